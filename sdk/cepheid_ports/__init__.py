@@ -1,0 +1,8 @@
+"""Ports to the outside world (threads, clock, randomness), owned tasks, and the root of all errors."""
+
+from cepheid_ports.errors import CepheidError
+from cepheid_ports.ports import Ports
+from cepheid_ports.tasks import TaskOwner
+from cepheid_ports.worker import OnDone, ThreadWorker, Worker
+
+__all__ = ["CepheidError", "OnDone", "Ports", "TaskOwner", "ThreadWorker", "Worker"]

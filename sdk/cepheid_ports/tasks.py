@@ -1,0 +1,50 @@
+"""Tasks with an owner: nothing runs that nobody awaits, cancels, or hears of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class TaskOwner:
+    """Work of one object that outlives the call which started it (inside one call use `asyncio.TaskGroup`).
+
+    A failure reaches `on_error`, since a log line alone leaves a zombie: an object that looks alive and does nothing.
+    """
+
+    def __init__(self, owner: str, on_error: Callable[[BaseException], None] | None = None) -> None:
+        self._owner = owner
+        self._on_error = on_error
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<TaskOwner {self._owner}: {len(self._tasks)} running>"
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}/{name}")
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("task.failed", extra={"task": task.get_name(), "error": repr(error)}, exc_info=error)
+        if self._on_error is not None:
+            self._on_error(error)
+
+    async def aclose(self) -> None:
+        """Cancels what still runs and waits until it has ended."""
+        assert asyncio.current_task() not in self._tasks, "a task cannot wait for its own end"
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,30 @@
+"""What tests of every package share: running a coroutine with a deadline, waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
+    """Runs `work` on a new loop; fails when it takes longer than `timeout_s` or leaves a task behind."""
+
+    async def guarded() -> T:
+        async with asyncio.timeout(timeout_s):
+            result = await work
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks left running: {left}"
+        return result
+
+    return asyncio.run(guarded())
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "the condition") -> None:
+    """Returns once `condition()` holds; fails with `what` when it does not within `timeout_s`."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"{what} did not hold within {timeout_s} s"
+        await asyncio.sleep(0.002)
