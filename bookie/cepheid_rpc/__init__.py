@@ -1,0 +1,61 @@
+"""Messages between ledger client and bookie: entries and their digests, requests, answers, statuses. Needs no transport."""
+
+from cepheid_rpc.bookie_connection import (
+    MASTER_KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    AddAnswer,
+    AddRequest,
+    AddSource,
+    AddStream,
+    BookieConnection,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    MissingEntries,
+    ReadAnswer,
+    ReadRequest,
+)
+from cepheid_rpc.entry_group import (
+    HEADER_BYTES,
+    NO_ENTRY_ID,
+    Buffer,
+    DigestMismatchError,
+    EntryGroup,
+    EntryHeader,
+    MalformedGroupError,
+    decode_group,
+    encode_group,
+    encode_group_to,
+    merge_groups,
+)
+from cepheid_rpc.errors import BookieUnavailableError
+from cepheid_rpc.status import Status
+
+__all__ = [
+    "HEADER_BYTES",
+    "MASTER_KEY_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "NO_ENTRY_ID",
+    "AddAnswer",
+    "AddRequest",
+    "AddSource",
+    "AddStream",
+    "BookieConnection",
+    "BookieUnavailableError",
+    "Buffer",
+    "DigestMismatchError",
+    "EntryGroup",
+    "EntryHeader",
+    "ExplicitLac",
+    "LacAnswer",
+    "LacRequest",
+    "MalformedGroupError",
+    "MissingEntries",
+    "ReadAnswer",
+    "ReadRequest",
+    "Status",
+    "decode_group",
+    "encode_group",
+    "encode_group_to",
+    "merge_groups",
+]

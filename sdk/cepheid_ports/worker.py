@@ -1,6 +1,6 @@
 """Threads behind a port: the only module that starts one.
 
-    loop ──submit(work, on_done)──► worker thread: work() ──► one loop callback per group of finished work ──► on_done(result, error)
+    loop ──submit(work, on_done)──► worker thread: work() ──► one loop callback per group ──► on_done(result, error)
 
 The simulator replaces `ThreadWorker` by one that runs `work` inside the loop at a chosen virtual time, so everything that
 blocks (disk, RocksDB) is reached through `Worker` and nothing else.
@@ -86,7 +86,7 @@ class ThreadWorker:
             work, on_done = item
             try:
                 result, error = work(), None
-            except BaseException as caught:  # noqa: BLE001 - reported to the owner, who decides
+            except BaseException as caught:  # reported to the owner, who decides
                 result, error = None, caught
             with self._lock:
                 self._finished.append((on_done, result, error))

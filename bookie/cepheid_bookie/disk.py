@@ -1,0 +1,183 @@
+"""The disk port: the only module of the storage node that opens files. The simulator brings a disk that forgets what was not synced.
+
+Every call blocks: call them in a `Worker`, or at start and stop only. Paths are relative to the disk's root.
+
+Rule 1: what must survive power loss was written, then `sync()`ed, and its directory entry `sync_dir()`ed after creation or rename.
+Rule 2: after a failed `sync` the kernel may have dropped the data and will report success next time: never retry and acknowledge.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cepheid_ports import CepheidError
+from cepheid_rpc import Buffer
+
+_MAX_BUFFERS = 1024  # IOV_MAX on Linux and macOS
+
+
+class DirectoryInUseError(CepheidError):
+    """Another process holds the data directory."""
+
+    hint = "stop the other process, or give this one a data directory of its own"
+
+
+class DiskFile(Protocol):
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """Writes all of `data`, or raises OSError having written an unknown part."""
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """As `pwrite`, of many buffers laid end to end."""
+
+    def pread(self, size_bytes: int, offset: int) -> bytes:
+        """Up to `size_bytes`; fewer only at the end of the file."""
+
+    def size(self) -> int: ...
+
+    def preallocate(self, size_bytes: int) -> None:
+        """Makes the file at least so large, reading as zeros, with its space reserved where the system can."""
+
+    def truncate(self, size_bytes: int) -> None: ...
+
+    def sync(self) -> None:
+        """Makes content and size durable (fdatasync)."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        """Opens for reading and writing. Raises FileNotFoundError unless `create`."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names."""
+
+    def mkdir(self, path: str) -> None:
+        """With parents; fine if it exists."""
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def free_bytes(self) -> int: ...
+
+    def lock(self) -> None:
+        """Takes the root for this process until it ends or `unlock`s. Raises DirectoryInUseError."""
+
+    def unlock(self) -> None: ...
+
+
+class RealFile:
+    def __init__(self, path: Path, *, create: bool) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o640)
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        for start in range(0, len(buffers), _MAX_BUFFERS):
+            part = buffers[start : start + _MAX_BUFFERS]
+            size = sum(map(len, part))
+            written = os.pwritev(self._fd, part, offset)
+            if written < size:  # a full disk or a signal: the slow path finds out which
+                self.pwrite(b"".join(part)[written:], offset + written)
+            offset += size
+
+    def pread(self, size_bytes: int, offset: int) -> bytes:
+        data = os.pread(self._fd, size_bytes, offset)
+        while len(data) < size_bytes and (more := os.pread(self._fd, size_bytes - len(data), offset + len(data))):
+            data += more
+        return data
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def preallocate(self, size_bytes: int) -> None:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._fd, 0, size_bytes)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
+                    raise
+        if self.size() < size_bytes:  # macOS: the size at least, so that a sync need not write it each time
+            os.ftruncate(self._fd, size_bytes)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._fd, size_bytes)
+
+    def sync(self) -> None:
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
+            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class RealDisk:
+    """The directory `root` of this machine's file system."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._lock_fd: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<RealDisk {self.root}>"
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        return RealFile(self.root / path, create=create)
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).exists()
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(self.root / path))
+
+    def mkdir(self, path: str) -> None:
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        (self.root / old).rename(self.root / new)
+
+    def unlink(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self) -> int:
+        status = os.statvfs(self.root)
+        return status.f_bavail * status.f_frsize
+
+    def lock(self) -> None:
+        fd = os.open(self.root / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise DirectoryInUseError(f"data directory {self.root} is in use by another process", path=str(self.root)) from None
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None

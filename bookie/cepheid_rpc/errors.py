@@ -1,0 +1,12 @@
+"""Errors of the way to a bookie."""
+
+from __future__ import annotations
+
+from cepheid_ports import CepheidError
+
+
+class BookieUnavailableError(CepheidError):
+    """No answer came: timeout, refused or broken connection. Says nothing of what the bookie did."""
+
+    retriable = True
+    hint = "check that the bookie runs and that its advertised address can be reached"
