@@ -1,0 +1,140 @@
+"""The key layout: which record lies where. Nobody else writes a key by hand.
+
+    /cluster                                   identity of this cluster
+    /clusters/C  /tenants/T  /namespaces/T/N   policies
+    /topics/T/N/D/bb/topic                     topic record        D domain, bb = two hex digits of a hash of the local name
+    /chains/T/N/D/bb/topic                     chain
+    /cursors/T/N/D/bb/topic/subscription       cursor
+    /ledgers/ids                               id counter
+    /ledgers/dddd/dddd/dddd                    ledger, id below 10^12, zero-padded in three parts
+    /ledgers/high/ddd/dddd/dddd/dddd/dddd      ledger, id from 10^12: all 19 digits that 63 bits can have
+    /bookies/cookies/ID  /bookies/available/ID  /bookies/readonly/ID
+    /brokers/ID  /bundles/T/N/range  /leader
+
+Rules:
+1. No parent gets more than 10,000 children of a kind that users can multiply (names of tenants, namespaces of one tenant,
+   topics of one bucket and subscriptions of one topic are bounded by policy, not by layout).
+2. A name is one segment: percent-encoded UTF-8 (so it may hold `/` or anything else), `.` and `..` included.
+3. Sorted keys list ledgers in numeric order.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+import crc32c
+
+from cepheid_metadata.errors import InvalidNameError
+from cepheid_metadata.names import TopicName
+
+CLUSTER_KEY = "/cluster"
+CLUSTERS_KEY = "/clusters"
+TENANTS_KEY = "/tenants"
+NAMESPACES_KEY = "/namespaces"
+TOPICS_KEY = "/topics"
+CHAINS_KEY = "/chains"
+CURSORS_KEY = "/cursors"
+LEDGERS_KEY = "/ledgers"
+LEDGER_IDS_KEY = "/ledgers/ids"
+HIGH_LEDGERS_KEY = "/ledgers/high"
+BOOKIE_COOKIES_KEY = "/bookies/cookies"
+AVAILABLE_BOOKIES_KEY = "/bookies/available"
+READONLY_BOOKIES_KEY = "/bookies/readonly"
+BROKERS_KEY = "/brokers"
+BUNDLES_KEY = "/bundles"
+LEADER_KEY = "/leader"
+
+MAX_LEDGER_ID = 2**63 - 1
+_FIRST_HIGH_LEDGER_ID = 10**12
+LEDGER_ID_PARTS = {LEDGERS_KEY: 3, HIGH_LEDGERS_KEY: 5}  # segments below each of the two trees of ledgers
+NOT_LEDGERS = (LEDGER_IDS_KEY, HIGH_LEDGERS_KEY)  # live beside the first parts of ledger ids
+
+
+def encode_name(name: str) -> str:
+    """`name` as one key segment."""
+    if not name:
+        raise InvalidNameError("a name is empty")
+    try:
+        encoded = quote(name, safe="")
+    except UnicodeEncodeError:
+        raise InvalidNameError(f"not encodable as UTF-8: {name!r}", name=name) from None
+    return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
+
+
+def decode_name(segment: str) -> str:
+    return unquote(segment, errors="strict")
+
+
+def cluster_key(cluster: str) -> str:
+    return f"{CLUSTERS_KEY}/{encode_name(cluster)}"
+
+
+def tenant_key(tenant: str) -> str:
+    return f"{TENANTS_KEY}/{encode_name(tenant)}"
+
+
+def namespaces_key(tenant: str) -> str:
+    """Parent of a tenant's namespaces."""
+    return f"{NAMESPACES_KEY}/{encode_name(tenant)}"
+
+
+def namespace_key(tenant: str, namespace: str) -> str:
+    return f"{NAMESPACES_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"
+
+
+def domain_key(root: str, tenant: str, namespace: str, domain: str) -> str:
+    """Parent of a namespace's buckets under `root` (TOPICS_KEY, CHAINS_KEY or CURSORS_KEY)."""
+    return f"{root}/{encode_name(tenant)}/{encode_name(namespace)}/{encode_name(domain)}"
+
+
+def topic_key(topic: TopicName) -> str:
+    return TOPICS_KEY + _topic_path(topic)
+
+
+def chain_key(topic: TopicName) -> str:
+    return CHAINS_KEY + _topic_path(topic)
+
+
+def cursors_key(topic: TopicName) -> str:
+    """Parent of a topic's cursors."""
+    return CURSORS_KEY + _topic_path(topic)
+
+
+def cursor_key(topic: TopicName, subscription: str) -> str:
+    return f"{CURSORS_KEY}{_topic_path(topic)}/{encode_name(subscription)}"
+
+
+def _topic_path(topic: TopicName) -> str:
+    local_name = encode_name(topic.local_name)
+    # Any stable hash does; changing it would hide every topic.
+    bucket = crc32c.crc32c(local_name.encode("ascii")) & 0xFF
+    return f"{domain_key('', topic.tenant, topic.namespace, topic.domain)}/{bucket:02x}/{local_name}"
+
+
+def ledger_key(ledger_id: int) -> str:
+    assert 0 <= ledger_id <= MAX_LEDGER_ID, f"not a ledger id: {ledger_id}"
+    if ledger_id < _FIRST_HIGH_LEDGER_ID:
+        digits = f"{ledger_id:012d}"
+        return f"{LEDGERS_KEY}/{digits[:4]}/{digits[4:8]}/{digits[8:]}"
+    digits = f"{ledger_id:019d}"
+    return f"{HIGH_LEDGERS_KEY}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
+
+
+def bookie_cookie_key(bookie_id: str) -> str:
+    return f"{BOOKIE_COOKIES_KEY}/{encode_name(bookie_id)}"
+
+
+def available_bookie_key(bookie_id: str) -> str:
+    return f"{AVAILABLE_BOOKIES_KEY}/{encode_name(bookie_id)}"
+
+
+def readonly_bookie_key(bookie_id: str) -> str:
+    return f"{READONLY_BOOKIES_KEY}/{encode_name(bookie_id)}"
+
+
+def broker_key(broker_id: str) -> str:
+    return f"{BROKERS_KEY}/{encode_name(broker_id)}"
+
+
+def bundle_key(tenant: str, namespace: str, bundle_range: str) -> str:
+    return f"{BUNDLES_KEY}/{encode_name(tenant)}/{encode_name(namespace)}/{encode_name(bundle_range)}"

@@ -1,0 +1,64 @@
+"""Ledger ids: 63 bits, never given out twice, taken from a counter record in blocks.
+
+    counter 1001 ──compare-and-set──► 2001      this process owns 1001..2000 and gives them out from memory
+
+A process that stops loses the rest of its block: ids are plenty, and reuse would join two ledgers on the bookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cepheid_metadata import keys
+from cepheid_metadata.errors import BadVersionError, KeyExistsError, LedgerIdsRolledBackError
+from cepheid_metadata.ledger_records import LedgerIdCounter
+from cepheid_metadata.listing import largest_ledger_id
+from cepheid_metadata.repositories import Records
+from cepheid_metadata.store import MetadataStore
+
+FIRST_LEDGER_ID = 1
+
+
+class LedgerIds:
+    def __init__(self, store: MetadataStore, block: int = 1_000) -> None:
+        self._store = store
+        self._counter: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
+        self._block = block
+        self._next = self._end = 0
+        self._refilling = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<LedgerIds {self._end - self._next} left, next {self._next}>"
+
+    async def take(self) -> int:
+        """An id that nobody ever had. Raises what the store raises; then nothing was taken."""
+        while self._next == self._end:
+            async with self._refilling:
+                if self._next == self._end:
+                    self._next, self._end = await self._take_block()
+        self._next += 1
+        return self._next - 1
+
+    async def check(self) -> None:
+        """Raises LedgerIdsRolledBackError when a ledger exists that the counter has not given out yet."""
+        largest = await largest_ledger_id(self._store)
+        found = await self._counter.get(None)
+        next_ledger_id = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
+        if largest is not None and largest >= next_ledger_id:
+            message = f"ledger {largest} exists, but the id counter stands at {next_ledger_id}"
+            raise LedgerIdsRolledBackError(message, ledger_id=largest, next_ledger_id=next_ledger_id)
+
+    async def _take_block(self) -> tuple[int, int]:
+        # An unknown outcome needs no care: at worst that block stays unused.
+        while True:
+            found = await self._counter.get(None)
+            first = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
+            counter = LedgerIdCounter(next_ledger_id=first + self._block)
+            try:
+                if found is None:
+                    await self._counter.create(None, counter)
+                else:
+                    await self._counter.replace(None, counter, found.version)
+            except (BadVersionError, KeyExistsError):
+                continue  # another process took that block
+            return first, first + self._block

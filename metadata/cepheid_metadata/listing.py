@@ -1,0 +1,99 @@
+"""Listings by walking the tree. An error is raised: a listing is complete or it is an exception, never short.
+
+A parent that is not there has no children. Keys that come or go during the walk may be in the result or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from cepheid_metadata import keys
+from cepheid_metadata.errors import CorruptRecordError, NoSuchKeyError
+from cepheid_metadata.names import TopicName
+from cepheid_metadata.store import MetadataStore
+
+
+async def list_names(store: MetadataStore, parent_key: str) -> list[str]:
+    """Decoded names below `parent_key`, sorted; empty when the parent is not there."""
+    return sorted(map(keys.decode_name, await _children(store, parent_key)))
+
+
+async def list_tenants(store: MetadataStore) -> list[str]:
+    return await list_names(store, keys.TENANTS_KEY)
+
+
+async def list_namespaces(store: MetadataStore, tenant: str) -> list[str]:
+    """Namespaces of the tenant, without the tenant's name."""
+    return await list_names(store, keys.namespaces_key(tenant))
+
+
+async def list_cursors(store: MetadataStore, topic: TopicName) -> list[str]:
+    """Names of the topic's durable subscriptions."""
+    return await list_names(store, keys.cursors_key(topic))
+
+
+async def list_topics(store: MetadataStore, tenant: str, namespace: str, domain: str) -> list[TopicName]:
+    """Topics that have a topic record, sorted."""
+    return await _list_buckets(store, keys.TOPICS_KEY, tenant, namespace, domain)
+
+
+async def list_chains(store: MetadataStore, tenant: str, namespace: str, domain: str) -> list[TopicName]:
+    """Topics that have a chain (partitions do, partitioned topics do not), sorted."""
+    return await _list_buckets(store, keys.CHAINS_KEY, tenant, namespace, domain)
+
+
+async def list_ledgers(store: MetadataStore) -> AsyncIterator[int]:
+    """Ids of all ledgers, ascending. Holds one listing per level (wrap in `contextlib.aclosing` to stop early)."""
+    for root in (keys.LEDGERS_KEY, keys.HIGH_LEDGERS_KEY):
+        parts = keys.LEDGER_ID_PARTS[root]
+        pending = [(root, "", 0)]  # (key, digits so far, parts so far); the next in order is the last
+        while pending:
+            key, digits, depth = pending.pop()
+            if depth == parts:
+                yield int(digits)
+                continue
+            names = await _digit_names(store, key)
+            pending.extend((f"{key}/{name}", digits + name, depth + 1) for name in reversed(names))
+
+
+async def largest_ledger_id(store: MetadataStore) -> int | None:
+    """The largest id that a ledger has, without walking all of them."""
+    for root in (keys.HIGH_LEDGERS_KEY, keys.LEDGERS_KEY):
+        parts = keys.LEDGER_ID_PARTS[root]
+        pending = [(root, "", 0)]
+        while pending:
+            key, digits, depth = pending.pop()
+            if depth == parts:
+                return int(digits)
+            names = await _digit_names(store, key)
+            pending.extend((f"{key}/{name}", digits + name, depth + 1) for name in names)
+    return None
+
+
+async def _digit_names(store: MetadataStore, key: str) -> list[str]:
+    names = [name for name in await _children(store, key) if f"{key}/{name}" not in keys.NOT_LEDGERS]
+    for name in names:
+        if not (name.isascii() and name.isdigit()):
+            raise CorruptRecordError(f"{key}/{name} is no part of a ledger id", key=f"{key}/{name}")
+    return names
+
+
+async def _list_buckets(store: MetadataStore, root_key: str, tenant: str, namespace: str, domain: str) -> list[TopicName]:
+    parent_key = keys.domain_key(root_key, tenant, namespace, domain)
+    buckets = await _children(store, parent_key)  # at most 256, asked together: stores answer groups
+    try:
+        async with asyncio.TaskGroup() as group:
+            listings = [group.create_task(list_names(store, f"{parent_key}/{bucket}")) for bucket in buckets]
+    except ExceptionGroup as errors:  # they all say the same: callers expect the store's own error
+        raise errors.exceptions[0] from None
+    return [
+        TopicName(domain, tenant, namespace, name) for name in sorted(name for listing in listings for name in listing.result())
+    ]
+
+
+async def _children(store: MetadataStore, key: str) -> list[str]:
+    try:
+        return await store.children(key)
+    except NoSuchKeyError:
+        return []

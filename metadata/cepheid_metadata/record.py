@@ -1,0 +1,72 @@
+"""What all records share: frozen, validated, versioned JSON.
+
+    value = {"format": 1, …fields}         bytes fields are base64
+
+Rules:
+1. Readers refuse a format newer than theirs, by name (NewerFormatError). New code reads old formats, and writes them until
+   an operator moves the cluster on.
+2. Within one format the fields are fixed: an unknown field is damage, not an extension. Adding one means a new format.
+3. Garbage raises CorruptRecordError that names the key; it never reads as "no record".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cepheid_metadata.errors import CorruptRecordError, NewerFormatError
+
+
+class RecordPart(BaseModel):
+    """A value inside a record."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields changed, validated as a whole (`model_copy` would not)."""
+        return type(self).model_validate({**dict(self), **changes})
+
+
+class Record(RecordPart):
+    """A whole value in the store."""
+
+    NAME: ClassVar[str]
+    FORMAT: ClassVar[int] = 1
+
+    format: int = 1
+
+    def encode(self) -> bytes:
+        # What model_dump_json calls, without its detour through str: cursor records are written by the thousand a second.
+        return self.__pydantic_serializer__.to_json(self)
+
+    @classmethod
+    def decode(cls, value: bytes, key: str) -> Self:
+        """Raises NewerFormatError, CorruptRecordError; both name `key`."""
+        try:
+            record = cls.model_validate_json(value)
+        except ValidationError as error:
+            cls._refuse_newer(_format_of(value), key)
+            problem = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, problem["loc"]))
+            message = f"{key} holds no {cls.NAME} record: {where} {problem['msg']} ({len(value)} bytes)"
+            raise CorruptRecordError(message, key=key, record=cls.NAME) from None
+        cls._refuse_newer(record.format, key)
+        return record
+
+    @classmethod
+    def _refuse_newer(cls, found: int, key: str) -> None:
+        if found > cls.FORMAT:
+            message = f"{key} holds a {cls.NAME} record of format {found}; this release knows formats up to {cls.FORMAT}"
+            raise NewerFormatError(message, key=key, record=cls.NAME, format=found, known_format=cls.FORMAT)
+
+
+def _format_of(value: bytes) -> int:
+    """The format a value claims, 0 when it claims none."""
+    try:
+        fields = json.loads(value)
+    except ValueError:
+        return 0
+    found = fields.get("format", 0) if isinstance(fields, dict) else 0
+    return found if isinstance(found, int) else 0

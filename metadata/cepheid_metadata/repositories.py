@@ -1,0 +1,130 @@
+"""Typed access to records: one repository per noun, thin over the store.
+
+found = await chains.get(topic)                               # None, or (record, version)
+version = await chains.replace(topic, record, found.version)   # BadVersionError: somebody else changed it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from cepheid_metadata import keys
+from cepheid_metadata.cluster_records import (
+    BookieCookie,
+    BookieRegistration,
+    BrokerRegistration,
+    ClusterIdentity,
+    ClusterRecord,
+    NamespaceRecord,
+    TenantRecord,
+)
+from cepheid_metadata.ledger_records import LedgerMetadata
+from cepheid_metadata.names import TopicName
+from cepheid_metadata.record import Record
+from cepheid_metadata.store import Create, Delete, MetadataStore, Put
+from cepheid_metadata.topic_records import Chain, CursorRecord, TopicRecord
+
+N = TypeVar("N")
+R = TypeVar("R", bound=Record)
+
+
+class Found(NamedTuple, Generic[R]):
+    record: R
+    version: int
+
+
+class Records(Generic[N, R]):
+    """Records of one type, each found by its noun `N` (a ledger id, a topic, a pair of names …)."""
+
+    def __init__(self, store: MetadataStore, key_of: Callable[[N], str], record_type: type[R]) -> None:
+        self._store = store
+        self._record_type = record_type
+        self.key_of = key_of
+
+    async def get(self, noun: N) -> Found[R] | None:
+        """None: there is none (certain). Raises NewerFormatError, CorruptRecordError."""
+        key = self.key_of(noun)
+        found = await self._store.get(key)
+        return None if found is None else Found(self._record_type.decode(found.value, key), found.version)
+
+    async def exists(self, noun: N) -> bool:
+        return await self._store.exists(self.key_of(noun))
+
+    async def create(self, noun: N, record: R, *, ephemeral: bool = False) -> int:
+        """The version, 0. Raises KeyExistsError."""
+        await self._store.create(self.key_of(noun), record.encode(), ephemeral=ephemeral)
+        return 0
+
+    async def replace(self, noun: N, record: R, expected_version: int) -> int:
+        """The new version. Raises BadVersionError, NoSuchKeyError."""
+        return await self._store.put(self.key_of(noun), record.encode(), expected_version)
+
+    async def delete(self, noun: N, expected_version: int | None) -> None:
+        """Raises BadVersionError, NoSuchKeyError."""
+        await self._store.delete(self.key_of(noun), expected_version)
+
+    def create_op(self, noun: N, record: R) -> Create:
+        """For `multi`; so are the other two."""
+        return Create(self.key_of(noun), record.encode())
+
+    def replace_op(self, noun: N, record: R, expected_version: int) -> Put:
+        return Put(self.key_of(noun), record.encode(), expected_version)
+
+    def delete_op(self, noun: N, expected_version: int | None = None) -> Delete:
+        return Delete(self.key_of(noun), expected_version)
+
+
+def ledger_records(store: MetadataStore) -> Records[int, LedgerMetadata]:
+    """By ledger id."""
+    return Records(store, keys.ledger_key, LedgerMetadata)
+
+
+def topic_records(store: MetadataStore) -> Records[TopicName, TopicRecord]:
+    return Records(store, keys.topic_key, TopicRecord)
+
+
+def chain_records(store: MetadataStore) -> Records[TopicName, Chain]:
+    return Records(store, keys.chain_key, Chain)
+
+
+def cursor_records(store: MetadataStore) -> Records[tuple[TopicName, str], CursorRecord]:
+    """By (topic, subscription)."""
+    return Records(store, lambda noun: keys.cursor_key(*noun), CursorRecord)
+
+
+def tenant_records(store: MetadataStore) -> Records[str, TenantRecord]:
+    return Records(store, keys.tenant_key, TenantRecord)
+
+
+def namespace_records(store: MetadataStore) -> Records[tuple[str, str], NamespaceRecord]:
+    """By (tenant, namespace)."""
+    return Records(store, lambda noun: keys.namespace_key(*noun), NamespaceRecord)
+
+
+def cluster_records(store: MetadataStore) -> Records[str, ClusterRecord]:
+    return Records(store, keys.cluster_key, ClusterRecord)
+
+
+def cluster_identity(store: MetadataStore) -> Records[None, ClusterIdentity]:
+    """There is one: its noun is None."""
+    return Records(store, lambda _: keys.CLUSTER_KEY, ClusterIdentity)
+
+
+def bookie_cookies(store: MetadataStore) -> Records[str, BookieCookie]:
+    return Records(store, keys.bookie_cookie_key, BookieCookie)
+
+
+def available_bookies(store: MetadataStore) -> Records[str, BookieRegistration]:
+    """Ephemeral."""
+    return Records(store, keys.available_bookie_key, BookieRegistration)
+
+
+def readonly_bookies(store: MetadataStore) -> Records[str, BookieRegistration]:
+    """Ephemeral."""
+    return Records(store, keys.readonly_bookie_key, BookieRegistration)
+
+
+def broker_records(store: MetadataStore) -> Records[str, BrokerRegistration]:
+    """Ephemeral."""
+    return Records(store, keys.broker_key, BrokerRegistration)

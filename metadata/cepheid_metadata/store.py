@@ -1,0 +1,149 @@
+"""The metadata store: a tree of small versioned values, shared by processes. Three stores serve this one interface.
+
+    create ──► version 0 ──put(expected 0)──► 1 ──put(expected 1)──► 2 …         a version names one state of one key
+                                        put(expected 0) ──► BadVersionError      compare-and-set, the only way to change
+
+Rules (what ZooKeeper does, so that every store can):
+1. Every write is atomic and, once answered, durable. `multi` applies all of its operations or none.
+2. `create` makes missing parents (empty value, persistent); they stay when their last child goes, and a `multi` that
+   fails may leave them behind.
+3. A key with children cannot be deleted; an ephemeral key has none, and vanishes with the session that made it.
+4. A sequential key gets ten digits appended, higher than any given out before under that parent; numbers may be skipped.
+5. A watch fires once: "something changed since you armed it". It carries no contents, merges changes and may be spurious:
+   arm it, then read, then wait.
+6. Reads see every write that was answered to this store before they were called. Another process's writes may
+   come later, unless `sync` was awaited first.
+7. Keep a parent below 10,000 children: a listing is one reply, and a reply has a size limit too.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cepheid_metadata.errors import InvalidKeyError, ValueTooLargeError
+from cepheid_metadata.watch import Watch
+
+# ZooKeeper refuses requests above 1,048,575 bytes (jute.maxbuffer); the rest is room for its headers and ACLs.
+MAX_REQUEST_BYTES = 1_000_000
+MAX_KEY_CHARS = 8_192
+_KEY = re.compile(r"(?:/[\x21-\x2e\x30-\x7e]+)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Its result is the key made (which differs from `key` when sequential)."""
+
+    key: str
+    value: bytes
+    ephemeral: bool = False
+    sequential: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Its result is the new version."""
+
+    key: str
+    value: bytes
+    expected_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """`expected_version` None deletes whatever is there. Its result is None."""
+
+    key: str
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Holds when the key has this version. Its result is None."""
+
+    key: str
+    expected_version: int
+
+
+Op = Create | Put | Delete | Check
+OpResult = str | int | None
+
+
+class SessionState(enum.Enum):
+    """SUSPENDED: unreachable, the session may still live. LOST: it ended, ephemeral keys are gone."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+class MetadataStore(Protocol):
+    """See the rules above. Everything may raise StoreUnavailableError, SessionLostError, StoreClosedError, InvalidKeyError."""
+
+    async def get(self, key: str) -> Versioned | None:
+        """None: the key is not there (certain)."""
+
+    async def exists(self, key: str) -> bool: ...
+
+    async def children(self, key: str) -> list[str]:
+        """Names (not keys) of the children, sorted. Raises NoSuchKeyError. `/` is always there."""
+
+    async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
+        """The key made. Raises KeyExistsError, EphemeralParentError, ValueTooLargeError."""
+
+    async def put(self, key: str, value: bytes, expected_version: int) -> int:
+        """The new version. Raises NoSuchKeyError, BadVersionError, ValueTooLargeError."""
+
+    async def delete(self, key: str, expected_version: int | None) -> None:
+        """None deletes any version. Raises NoSuchKeyError, BadVersionError, NotEmptyError."""
+
+    async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        """All or nothing, in order. Raises what the failing operation would raise, with its index in `op_index`."""
+
+    async def sync(self, key: str) -> None:
+        """Later reads see whatever anybody wrote at or below `key` before this call."""
+
+    async def watch(self, key: str) -> Watch:
+        """Armed when this returns: fires when the key is created, changed or deleted. The key need not be there."""
+
+    async def watch_children(self, key: str) -> Watch:
+        """Armed when this returns: fires when a child comes or goes, or the key itself does. It need not be there."""
+
+    @property
+    def session_state(self) -> SessionState: ...
+
+    def subscribe(self, on_session: Callable[[SessionState], None]) -> Callable[[], None]:
+        """Calls `on_session` in the loop at every change of state. The result ends the subscription."""
+
+    async def aclose(self) -> None:
+        """Ends the session. What is under way is finished or fails with StoreClosedError."""
+
+
+def check_key(key: str) -> None:
+    """Raises InvalidKeyError. Stricter than ZooKeeper: printable ASCII, since names are percent-encoded (keys.py)."""
+    dotted = "/." in key and not {".", ".."}.isdisjoint(key.split("/"))
+    if len(key) > MAX_KEY_CHARS or dotted or _KEY.fullmatch(key) is None:
+        raise InvalidKeyError(f"not a key: {key[:200]!r} ({len(key)} characters)", key=key[:200])
+
+
+def check_ops(ops: Sequence[Op]) -> None:
+    """Raises InvalidKeyError or ValueTooLargeError. The size limit holds for the request as a whole."""
+    size_bytes = 0
+    for op in ops:
+        check_key(op.key)
+        # ZooKeeper reads -1 as "any version": a blind write, which no caller of ours may make by accident.
+        assert isinstance(op, Create) or op.expected_version is None or op.expected_version >= 0, f"{op.key}: bad version"
+        size_bytes += len(op.key) + (len(op.value) if isinstance(op, Create | Put) else 0)
+    if size_bytes > MAX_REQUEST_BYTES:
+        where = ops[0].key if len(ops) == 1 else f"a multi of {len(ops)} operations, first {ops[0].key}"
+        message = f"{where}: {size_bytes} bytes in one request, the limit is {MAX_REQUEST_BYTES}"
+        raise ValueTooLargeError(message, key=ops[0].key, size_bytes=size_bytes)

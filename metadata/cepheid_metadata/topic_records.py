@@ -1,0 +1,79 @@
+"""Records of one topic: its existence, its chain of ledgers, its cursors."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from cepheid_metadata.names import Position
+from cepheid_metadata.record import Record, RecordPart
+
+
+class TopicRecord(Record):
+    """A topic that was created, by a client or an administrator."""
+
+    NAME: ClassVar[str] = "topic"
+
+    partitions: NonNegativeInt = Field(0, description="0: not partitioned.")
+    properties: dict[str, str] = Field(default_factory=dict)
+    created_at_ms: NonNegativeInt
+
+
+class ChainLedger(RecordPart):
+    """One ledger of a chain. `entries` None: still open, its end is not known; else the end for every reader."""
+
+    ledger_id: NonNegativeInt
+    entries: NonNegativeInt | None = None
+    size_bytes: NonNegativeInt = 0
+    closed_at_ms: NonNegativeInt = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.entries is None
+
+
+class Chain(Record):
+    """A topic's ledgers, oldest first: the list's order is the truth, not the ids'. Only the topic's owner writes it; a
+    BadVersionError tells the owner that it is none any more (never re-read and retry)."""
+
+    NAME: ClassVar[str] = "chain"
+
+    incarnation: str = Field(min_length=1, description="Random per creation: a topic made anew under an old name differs.")
+    epoch: NonNegativeInt = Field(0, description="Counts openings: cursors carry it, so that an old owner's saves are told apart.")
+    ledgers: tuple[ChainLedger, ...] = ()
+    deletions: tuple[NonNegativeInt, ...] = Field((), description="Ledgers that left the list and are still to be deleted.")
+    terminated_at: Position | None = Field(None, description="Last position of a terminated topic; entry -1 when empty.")
+    properties: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        ids = [ledger.ledger_id for ledger in self.ledgers]
+        if len({*ids, *self.deletions}) != len(ids) + len(self.deletions):
+            raise ValueError("a ledger is in the chain or its deletions twice")
+        # A successor is recorded only when its predecessor's end is known: no entry is seen twice or missed.
+        if any(ledger.is_open for ledger in self.ledgers[:-1]):
+            raise ValueError("a ledger before the last has no recorded end")
+        return self
+
+
+class CursorRecord(Record):
+    """A durable subscription. State above the mark-delete position is inline when small, else in a cursor ledger."""
+
+    NAME: ClassVar[str] = "cursor"
+
+    chain_incarnation: str
+    chain_epoch: NonNegativeInt = Field(0, description="Epoch of the opening that saved this.")
+    generation: NonNegativeInt = Field(0, description="Raised by a reset: only then the mark-delete position may go back.")
+    mark_delete: Position = Field(description="A hint when there is a cursor ledger, which is newer.")
+    state: bytes | None = Field(None, description="Acknowledged above the mark-delete position, in the cursor's own format.")
+    cursor_ledger_id: NonNegativeInt | None = None
+    properties: dict[str, int] = Field(default_factory=dict, description="Saved with each mark-delete.")
+    subscription_properties: dict[str, str] = Field(default_factory=dict)
+    created_at_ms: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.state is not None and self.cursor_ledger_id is not None:
+            raise ValueError("state is inline or in a cursor ledger, not both")
+        return self
