@@ -1,0 +1,434 @@
+"""A disk that forgets what was not synced. Implements `cepheid_bookie.disk.Disk` for the crash tests and the simulator.
+
+    pwrite ──► content (what the process and a restarted process read) ──sync──► durable (what survives power loss)
+    open(create), rename, unlink, mkdir ──► names ──sync_dir──► durable names
+
+    disk = SimDisk(random.Random(7)); disk.crash_at = 12          raises NodeCrashed instead of operation 12 (counted from 0)
+    disk = disk.power_loss()      or   disk.process_crash()       the disk as the next process finds it; the old one is dead
+
+What power loss does: each unsynced write survives wholly, not at all, or in a random subset of its 512-byte sectors; each
+change of a directory that was not synced happened or did not; a directory that vanishes takes its files along. Sectors that
+were lost in the grown part of a file read as zeros or as *stale bytes*: old contents of other files.
+What a crash of the process alone does: everything written is there (a write that was under way: any prefix of it).
+
+Faults on order: `full` (ENOSPC), `fail(operation, path)` (EIO once; a failed sync drops the data and later syncs succeed),
+`flip_bit`, and `on_operation`, a hook that sees every change before it happens and may raise.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cepheid_bookie.disk import DirectoryInUseError
+from cepheid_rpc import Buffer
+from tests.simulation.node import NodeCrashed
+
+SECTOR_BYTES = 512
+_ROOT = "."
+
+
+@dataclass(slots=True)
+class _Write:
+    """`data` at `offset`; with `data` None the file was cut or grown (with zeros) to `offset`."""
+
+    offset: int
+    data: bytes | None
+
+
+@dataclass(slots=True)
+class _Inode:
+    content: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    unsynced: list[_Write] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _NameChange:
+    """`path` now names `inode` (None: a directory when `is_dir`, else nothing); with `old`, which lost the name."""
+
+    path: str
+    inode: _Inode | None
+    old: str = ""
+    is_dir: bool = False
+
+
+@dataclass(slots=True)
+class _Names:
+    files: dict[str, _Inode] = field(default_factory=dict)
+    dirs: dict[str, None] = field(default_factory=lambda: {_ROOT: None})
+
+    def apply(self, change: _NameChange) -> None:
+        if change.is_dir:
+            self.dirs[change.path] = None
+        elif change.inode is None:
+            self.files.pop(change.path, None)
+        else:
+            if change.old:
+                self.files.pop(change.old, None)
+            self.files[change.path] = change.inode
+
+    def drop_orphans(self) -> None:
+        """What lies in a directory that is not there is not there."""
+        for path in sorted(self.dirs):
+            if path != _ROOT and _parent(path) not in self.dirs:
+                del self.dirs[path]
+        for path in list(self.files):
+            if _parent(path) not in self.dirs:
+                del self.files[path]
+
+
+class SimFile:
+    def __init__(self, disk: SimDisk, path: str, inode: _Inode) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<SimFile {self._path}, {len(self._inode.content)} B>"
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        self._write(bytes(data), offset, "pwrite")
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        self._write(b"".join(buffers), offset, "pwritev")
+
+    def pread(self, size_bytes: int, offset: int) -> bytes:
+        self._check_open()
+        self._disk._read(self._path)
+        return bytes(self._inode.content[offset : offset + size_bytes])
+
+    def size(self) -> int:
+        self._check_open()
+        self._disk._check_alive()
+        return len(self._inode.content)
+
+    def preallocate(self, size_bytes: int) -> None:
+        self._check_open()
+        self._disk._operation("preallocate", self._path)
+        if size_bytes > len(self._inode.content):
+            self._disk._check_space(size_bytes - len(self._inode.content))
+            self._resize(size_bytes)
+
+    def truncate(self, size_bytes: int) -> None:
+        self._check_open()
+        self._disk._operation("truncate", self._path)
+        self._resize(size_bytes)
+
+    def sync(self) -> None:
+        self._check_open()
+        inode = self._inode
+        try:
+            self._disk._operation("sync", self._path)
+        except OSError:
+            inode.unsynced.clear()  # the kernel dropped the pages and will report success next time
+            raise
+        for write in inode.unsynced:
+            _apply(inode.durable, write)
+        inode.unsynced.clear()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _write(self, data: bytes, offset: int, operation: str) -> None:
+        self._check_open()
+        disk = self._disk
+        disk._operation(operation, self._path, lambda: self._put(data[: disk.random.randrange(len(data) + 1)], offset))
+        grown = offset + len(data) - len(self._inode.content)
+        try:
+            disk._check_space(grown)
+        except OSError:
+            self._put(data[: disk.random.randrange(max(1, len(data) - grown + 1))], offset)  # the part that fitted
+            raise
+        self._put(data, offset)
+
+    def _put(self, data: bytes, offset: int) -> None:
+        if data:
+            write = _Write(offset, data)
+            _apply(self._inode.content, write)
+            self._inode.unsynced.append(write)
+
+    def _resize(self, size_bytes: int) -> None:
+        write = _Write(size_bytes, None)
+        _apply(self._inode.content, write)
+        self._inode.unsynced.append(write)
+
+    def _check_open(self) -> None:
+        assert not self._closed, f"{self._path} was closed"
+
+
+class SimDisk:
+    """One process's view of a disk; `power_loss` and `process_crash` end it and return the next process's."""
+
+    def __init__(self, rng: random.Random, *, capacity_bytes: int = 1 << 30) -> None:
+        self.random = rng
+        self.capacity_bytes = capacity_bytes
+        self.full = False
+        self.crash_at: int | None = None
+        self.on_operation: Callable[[str, str], None] | None = None
+        self.operations = 0
+        self.log: list[str] | None = None  # set to a list to see every change: "12 sync journal/00000001"
+        self.dead = False
+        self._locked = False
+        self._failures: list[tuple[str, str, int]] = []
+        self._names = _Names()
+        self._durable_names = _Names()
+        self._unsynced_names: list[_NameChange] = []
+
+    def __repr__(self) -> str:
+        unsynced = sum(len(inode.unsynced) for inode in self._names.files.values())
+        return (
+            f"<SimDisk: {len(self._names.files)} files, {unsynced} unsynced writes, "
+            f"{len(self._unsynced_names)} unsynced names{', dead' if self.dead else ''}>"
+        )
+
+    # -- Disk -----------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False) -> SimFile:
+        path = _normal(path)
+        self._check_alive()
+        inode = self._names.files.get(path)
+        if inode is None:
+            if not create or _parent(path) not in self._names.dirs:
+                raise FileNotFoundError(errno.ENOENT, "no such file in the simulated disk", path)
+            self._operation("create", path)
+            self._check_space(1)
+            inode = _Inode()
+            self._change_names(_NameChange(path, inode))
+        return SimFile(self, path, inode)
+
+    def exists(self, path: str) -> bool:
+        self._check_alive()
+        path = _normal(path)
+        return path in self._names.files or path in self._names.dirs
+
+    def listdir(self, path: str) -> list[str]:
+        self._check_alive()
+        path = _normal(path)
+        if path not in self._names.dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory in the simulated disk", path)
+        everything = [*self._names.files, *(name for name in self._names.dirs if name != _ROOT)]
+        return sorted(posixpath.basename(name) for name in everything if _parent(name) == path)
+
+    def mkdir(self, path: str) -> None:
+        path = _normal(path)
+        self._check_alive()
+        if path in self._names.dirs:
+            return
+        self.mkdir(_parent(path))
+        self._operation("mkdir", path)
+        self._change_names(_NameChange(path, None, is_dir=True))
+
+    def rename(self, old: str, new: str) -> None:
+        old, new = _normal(old), _normal(new)
+        inode = self._existing(old)
+        if _parent(new) not in self._names.dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory in the simulated disk", new)
+        self._operation("rename", new)
+        self._change_names(_NameChange(new, inode, old=old))
+
+    def unlink(self, path: str) -> None:
+        path = _normal(path)
+        self._existing(path)
+        self._operation("unlink", path)
+        self._change_names(_NameChange(path, None))
+
+    def sync_dir(self, path: str) -> None:
+        path = _normal(path)
+        self._check_alive()
+        if path not in self._names.dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory in the simulated disk", path)
+        self._operation("sync_dir", path)
+        kept: list[_NameChange] = []
+        for change in self._unsynced_names:
+            if _parent(change.path) == path:
+                self._durable_names.apply(change)
+            else:
+                kept.append(change)
+        self._unsynced_names = kept
+
+    def free_bytes(self) -> int:
+        self._check_alive()
+        return 0 if self.full else max(0, self.capacity_bytes - self.used_bytes())
+
+    def lock(self) -> None:
+        self._check_alive()
+        if self._locked:
+            raise DirectoryInUseError("the simulated disk is in use by another process")
+        self._locked = True
+
+    def unlock(self) -> None:
+        self._locked = False
+
+    # -- faults ---------------------------------------------------------------------------------------------------------
+
+    def fail(self, operation: str, path: str = "", error_number: int = errno.EIO) -> None:
+        """The next `operation` (pread, pwrite, pwritev, sync, …) on a path that starts with `path` fails once."""
+        self._failures.append((operation, path, error_number))
+
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
+        """Damages one synced byte, as a decaying medium does."""
+        inode = self._names.files[_normal(path)]
+        inode.content[offset] ^= 1 << bit
+        if offset < len(inode.durable):
+            inode.durable[offset] ^= 1 << bit
+
+    def process_crash(self) -> SimDisk:
+        """The process ended, the machine did not: all that was written is there."""
+        self.dead = True
+        return self._successor()
+
+    def power_loss(self) -> SimDisk:
+        """The machine ended: a random part of what was not synced is there."""
+        self.dead = True
+        stale = b"".join(bytes(inode.durable) for inode in self._names.files.values())
+        survivors = _Names(dict(self._durable_names.files), dict(self._durable_names.dirs))
+        for change in self._unsynced_names:
+            if self.random.random() < 0.5:
+                survivors.apply(change)
+        survivors.drop_orphans()
+        for inode in _distinct(survivors.files.values()):
+            _lose_unsynced(inode, stale, self.random)
+        self._names = survivors
+        self._durable_names = _Names(dict(survivors.files), dict(survivors.dirs))
+        self._unsynced_names = []
+        return self._successor()
+
+    def wiped(self) -> SimDisk:
+        """A blank disk in the place of this one."""
+        self.dead = True
+        return SimDisk(self.random, capacity_bytes=self.capacity_bytes)
+
+    # -- what the omniscient checker asks -------------------------------------------------------------------------------
+
+    def durable_files(self) -> dict[str, bytearray]:
+        """What is certain to survive power loss now: the worst case of what the disk may keep."""
+        return {path: inode.durable for path, inode in self._durable_names.files.items()}
+
+    def is_durable(self, data: bytes) -> bool:
+        """Whether some file holds `data` whole, come what may."""
+        return any(data in inode.durable for inode in self._durable_names.files.values())
+
+    def used_bytes(self) -> int:
+        return sum(len(inode.content) for inode in self._names.files.values())
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _successor(self) -> SimDisk:
+        disk = SimDisk(self.random, capacity_bytes=self.capacity_bytes)
+        disk.full, disk.log = self.full, self.log
+        disk._names, disk._durable_names = self._names, self._durable_names
+        disk._unsynced_names = self._unsynced_names
+        return disk
+
+    def _operation(self, operation: str, path: str, interrupted: Callable[[], None] | None = None) -> None:
+        """Counts a change about to happen. May raise NodeCrashed or OSError instead of it; `interrupted` does a part of it then."""
+        self._check_alive()
+        if self.log is not None:
+            self.log.append(f"{self.operations} {operation} {path}")
+        try:
+            if self.operations == self.crash_at:
+                raise NodeCrashed(f"at disk operation {self.operations}: {operation} {path}")
+            self.operations += 1
+            if self.on_operation is not None:
+                self.on_operation(operation, path)
+            self._fail_if_asked(operation, path)
+        except (NodeCrashed, OSError) as error:
+            self.dead = isinstance(error, NodeCrashed)
+            if interrupted is not None:
+                interrupted()
+            raise
+
+    def _read(self, path: str) -> None:
+        self._check_alive()
+        self._fail_if_asked("pread", path)
+
+    def _fail_if_asked(self, operation: str, path: str) -> None:
+        for failure in self._failures:
+            if failure[0] == operation and path.startswith(failure[1]):
+                self._failures.remove(failure)
+                raise OSError(failure[2], f"injected failure of {operation}", path)
+
+    def _check_space(self, grown_bytes: int) -> None:
+        if grown_bytes > 0 and (self.full or self.used_bytes() + grown_bytes > self.capacity_bytes):
+            raise OSError(errno.ENOSPC, "no space left on the simulated disk")
+
+    def _change_names(self, change: _NameChange) -> None:
+        self._names.apply(change)
+        self._unsynced_names.append(change)
+
+    def _existing(self, path: str) -> _Inode:
+        self._check_alive()
+        if path not in self._names.files:
+            raise FileNotFoundError(errno.ENOENT, "no such file in the simulated disk", path)
+        return self._names.files[path]
+
+    def _check_alive(self) -> None:
+        if self.dead:
+            raise NodeCrashed("this disk belongs to a process that ended")
+
+
+def _normal(path: str) -> str:
+    return posixpath.normpath(path)
+
+
+def _parent(path: str) -> str:
+    return posixpath.dirname(path) or _ROOT
+
+
+def _distinct(inodes: object) -> list[_Inode]:
+    return list({id(inode): inode for inode in inodes}.values())  # type: ignore[attr-defined]
+
+
+def _apply(content: bytearray, write: _Write) -> None:
+    if write.data is None:
+        del content[write.offset :]
+        content.extend(bytes(write.offset - len(content)))
+        return
+    if write.offset > len(content):
+        content.extend(bytes(write.offset - len(content)))
+    content[write.offset : write.offset + len(write.data)] = write.data
+
+
+def _lose_unsynced(inode: _Inode, stale: bytes, rng: random.Random) -> None:
+    """Decides for each unsynced write what of it reached the medium; what is decided is durable from now on."""
+    durable, synced_size = inode.durable, len(inode.durable)
+    written: list[tuple[int, int]] = []
+    for write in inode.unsynced:
+        fate = rng.choice(("whole", "nothing", "sectors"))
+        if fate == "nothing":
+            continue
+        if write.data is None:
+            _apply(durable, write)
+            synced_size = min(synced_size, len(durable))
+            continue
+        for start, end in _sectors(write.offset, len(write.data)):
+            if fate == "whole" or rng.random() < 0.5:
+                _apply(durable, _Write(start, write.data[start - write.offset : end - write.offset]))
+                written.append((start, end))
+    if len(durable) > synced_size and stale and rng.random() < 0.5:
+        _expose_stale(durable, synced_size, written, stale, rng)
+    inode.content = bytearray(durable)
+    inode.unsynced.clear()
+
+
+def _expose_stale(durable: bytearray, grown_from: int, written: list[tuple[int, int]], stale: bytes, rng: random.Random) -> None:
+    """The file grew but not all of its new sectors were written: some show what lay there before, in other files."""
+    for start, end in _sectors(grown_from, len(durable) - grown_from):
+        if any(start < written_end and written_start < end for written_start, written_end in written):
+            continue
+        if rng.random() < 0.5:
+            source = rng.randrange(len(stale))
+            piece = stale[source : source + end - start]
+            durable[start : start + len(piece)] = piece
+
+
+def _sectors(offset: int, size_bytes: int) -> list[tuple[int, int]]:
+    """The parts of [offset, offset + size_bytes) that lie in one sector each."""
+    end = offset + size_bytes
+    starts = [offset, *range((offset // SECTOR_BYTES + 1) * SECTOR_BYTES, end, SECTOR_BYTES)]
+    return list(zip(starts, [*starts[1:], end], strict=True))

@@ -1,0 +1,207 @@
+"""An asyncio event loop without threads, sockets or waiting: time jumps to the next timer when nothing is ready.
+
+Everything asyncio offers for one process works on it unchanged (tasks, futures, timeouts, task groups). Same work, same
+order, in every process: callbacks run first in, first out; tasks and futures hash by birth, so that the sets which asyncio
+keeps of them iterate alike; the garbage collector does not run inside a step's world (`run` switches it off).
+
+A step is one callback. Steps of a crashed node are dropped, those of a paused one are held (`node.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from tests.simulation.node import NODE, Node
+
+T = TypeVar("T")
+
+START_S = 1_000.0  # loop time at the start: not 0, so that a forgotten "0 means never" shows
+
+
+class SimulationError(AssertionError):
+    """The simulated code misbehaved in a way that no invariant names: an unhandled exception, a deadlock, an endless run."""
+
+
+class SimFuture(asyncio.Future[Any]):
+    """Hashes by birth instead of by address."""
+
+    __slots__ = ("_birth",)
+
+    def __init__(self, *, loop: VirtualLoop) -> None:
+        self._birth = loop.next_birth()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._birth
+
+
+class SimTask(asyncio.Task[Any]):
+    __slots__ = ("_birth",)
+
+    def __init__(self, work: Coroutine[Any, Any, Any], *, loop: VirtualLoop, name: str | None = None, **kwargs: Any) -> None:
+        self._birth = loop.next_birth()  # not asyncio's default name: that counts over all loops of the process
+        super().__init__(work, loop=loop, name=name or f"task-{self._birth}", **kwargs)
+
+    def __hash__(self) -> int:
+        return self._birth
+
+
+class SimTimer(asyncio.TimerHandle):
+    """Timers due at the same time run in the order of their making."""
+
+    __slots__ = ("_birth",)
+
+    def __init__(self, birth: int, *args: Any) -> None:
+        self._birth = birth
+        super().__init__(*args)
+
+    def __lt__(self, other: Any) -> bool:
+        return (self._when, self._birth) < (other._when, other._birth)  # type: ignore[attr-defined,no-any-return]
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    def __init__(self, *, max_steps: int = 5_000_000) -> None:
+        super().__init__()
+        self.steps = 0
+        self.max_steps = max_steps
+        self.errors: list[str] = []
+        self._now = START_S
+        self._births = 0
+        self._tasks: list[SimTask] = []
+        self._ended = False
+        self.set_task_factory(self._new_task)
+
+    def next_birth(self) -> int:
+        self._births += 1
+        return self._births
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` to its end, then forgets whatever else still runs. Raises SimulationError for unhandled exceptions."""
+        collecting = gc.isenabled()
+        gc.disable()  # a cycle collected inside a run would close coroutines at a moment that depends on what ran before
+        try:
+            result = self.run_until_complete(work)
+            self._raise_errors()
+            return result
+        finally:
+            self._bury()
+            self.close()
+            if collecting:
+                gc.enable()
+
+    # -- what asyncio asks of a loop ------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._now
+
+    def create_future(self) -> SimFuture:
+        return SimFuture(loop=self)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._ended:
+            return
+        task = context.get("task") or context.get("future")
+        error = context.get("exception")
+        self.errors.append(f"{context.get('message')}: {error!r} in {task!r}")
+
+    def _run_once(self) -> None:
+        self._raise_errors()
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        if not ready:
+            self._jump()
+        while scheduled and scheduled[0]._when <= self._now:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False
+            if not timer._cancelled:
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            node: Node | None = handle._context.get(NODE)
+            if node is not None and not (node.alive and not node.paused):
+                if node.alive:
+                    node.held.append(handle)
+                continue
+            self.steps += 1
+            handle._run()
+        if self.steps > self.max_steps:
+            raise SimulationError(f"no end after {self.steps} steps, at {self._now:.3f} s: an endless loop?")
+
+    def _raise_errors(self) -> None:
+        if self.errors:
+            raise SimulationError(f"at {self._now:.6f} s, step {self.steps}: " + "; ".join(self.errors))
+
+    def _jump(self) -> None:
+        scheduled = self._scheduled  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._cancelled:
+            heapq.heappop(scheduled)._scheduled = False
+        if not scheduled:
+            waiting = sorted(task.get_name() for task in self._tasks if not task.done())
+            raise SimulationError(
+                f"deadlock at {self._now:.3f} s: nothing is ready or due, {len(waiting)} tasks wait: {waiting[:20]}"
+            )
+        self._now = max(self._now, scheduled[0]._when)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass  # cancelled timers fall out when they come up
+
+    def _write_to_self(self) -> NoReturn:
+        raise SimulationError("a thread called into the simulated loop")
+
+    def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:
+        raise SimulationError(f"{func!r} wants a thread: blocking work goes through a Worker")
+
+    def _new_task(self, loop: Any, work: Coroutine[Any, Any, Any], **kwargs: Any) -> SimTask:
+        task = SimTask(work, loop=loop, **kwargs)
+        self._tasks.append(task)
+        if len(self._tasks) > 1_000:  # the dead are kept until the end: see `_bury`
+            self._tasks = [task for task in self._tasks if not task.done()]
+        return task
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = SimTimer(self.next_birth(), when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        self._asyncgens.discard(agen)  # type: ignore[attr-defined]
+        if not self._ended:
+            self.call_soon(self.create_task, agen.aclose())
+
+    # -- the end --------------------------------------------------------------------------------------------------------
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        if self._ended:
+            return asyncio.Handle(callback, args, self, context)
+        return super().call_soon(callback, *args, context=context)
+
+    def _bury(self) -> None:
+        """Closes what crashed nodes and unfinished work left behind, so that nothing of it runs or complains later."""
+        self._ended = True
+        for task in self._tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine = task.get_coro()
+                for _ in range(100):
+                    try:
+                        coroutine.close()  # type: ignore[union-attr]
+                        break
+                    except BaseException:  # a `finally` that awaits or fails: nobody is left to care
+                        continue
+            elif not task.cancelled():
+                task.exception()  # retrieved
+        self._tasks.clear()
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+
+
+def run_simulated(work: Coroutine[Any, Any, T], *, max_steps: int = 5_000_000) -> T:
+    """Runs `work` on a new virtual loop. Takes no wall time to wait."""
+    loop = VirtualLoop(max_steps=max_steps)
+    return loop.run(work)
