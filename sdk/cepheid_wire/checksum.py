@@ -1,0 +1,52 @@
+"""The tail of a SEND or MESSAGE frame, and the CRC32C in front of it.
+
+    offset 0    2   0x0e01          these two may be absent: then metadataSize comes first. A size never looks like 0x0e01,
+           2    4   CRC32C          it would be more than 200 MB
+           6    4   metadataSize = M    ┐
+           10   M   MessageMetadata     │ counted in the CRC
+           10+M     payload             ┘
+A tail is stored and delivered byte for byte as the producer sent it, so its checksum stays valid from end to end. Only one
+that came without is given one: Go's client takes a message without checksum for damaged (protocol.md §1.2).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import crc32c
+
+from cepheid_wire.errors import BadTailError, ChecksumMismatchError
+
+CHECKSUM_MARKER = 0x0E01
+CHECKSUM_BYTES = 6  # marker and CRC
+
+_crc32c = crc32c.crc32c
+_marker_and_crc = Struct(">HI")
+_marker_and_crc_at = _marker_and_crc.unpack_from
+
+
+def has_checksum(tail: bytes | memoryview) -> bool:
+    return len(tail) >= CHECKSUM_BYTES and tail[0] == 0x0E and tail[1] == 0x01
+
+
+def verify_tail(tail: bytes | memoryview) -> None:
+    """Raises ChecksumMismatchError when the tail has a checksum and it is wrong."""
+    if not has_checksum(tail):
+        return
+    _, expected = _marker_and_crc_at(tail)
+    computed = _crc32c(memoryview(tail)[CHECKSUM_BYTES:])
+    if computed != expected:
+        raise ChecksumMismatchError(
+            f"metadata and payload of {len(tail) - CHECKSUM_BYTES} bytes have crc32c {computed:#010x}, "
+            f"the frame says {expected:#010x}",
+            tail_bytes=len(tail),
+            crc=computed,
+            expected=expected,
+        )
+
+
+def add_checksum(tail: bytes | memoryview) -> bytes:
+    """The tail with its checksum in front. One that has a checksum already is the caller's to keep as it is."""
+    if has_checksum(tail):
+        raise BadTailError("the tail has a checksum already", tail_bytes=len(tail))
+    return b"".join((_marker_and_crc.pack(CHECKSUM_MARKER, _crc32c(tail)), tail))

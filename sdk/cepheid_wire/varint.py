@@ -1,0 +1,30 @@
+"""Base-128 varints for the hand-written encoders: tables make the common ones, up to three bytes, without a loop."""
+
+from __future__ import annotations
+
+_LAST = tuple(bytes((low,)) for low in range(128))
+_MORE = tuple(bytes((low | 128,)) for low in range(128))
+_MASK_64 = (1 << 64) - 1
+
+
+def varint(value: int) -> bytes:
+    """The varint of a 64-bit field. A negative number is written as its two's complement, as protobuf does for int32, int64
+    and (by agreement of the peers: -1 is "no id") uint64."""
+    if 0 <= value < 0x80:
+        return _LAST[value]
+    if 0 <= value < 0x4000:
+        return _MORE[value & 127] + _LAST[value >> 7]
+    if 0 <= value < 0x20_0000:
+        return _MORE[value & 127] + _MORE[value >> 7 & 127] + _LAST[value >> 14]
+    rest = value & _MASK_64
+    encoded = bytearray()
+    while rest >= 0x80:
+        encoded.append(rest & 127 | 128)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+def signed64(value: int) -> int:
+    """An id as we count: uint64 fields carry -1 as 2^64 - 1 (MessageIdData, request ids)."""
+    return value - (1 << 64) if value >> 63 else value
