@@ -35,6 +35,7 @@ _FIELDS = struct.Struct(">qqqq")
 _HEADER = struct.Struct(">qqqqI")
 _DIGEST = struct.Struct(">I")
 NO_ENTRY_ID = -1
+_MAX_ENTRY_ID = (1 << 63) - 1  # what a signed 8-byte field holds: ids of a peer beyond it could not be answered
 
 
 class DigestMismatchError(CepheidError):
@@ -210,7 +211,7 @@ def decode_group(view: memoryview, offset: int) -> tuple[EntryGroup, int]:
     except struct.error:
         raise MalformedGroupError(f"a group header is cut off at {len(view) - offset} bytes") from None
     data_start = offset + _GROUP_HEADER.size + 4 * count
-    if count == 0 or data_start + size > len(view) or first_entry_id < 0 or ledger_id < 0:
+    if count == 0 or data_start + size > len(view) or ledger_id < 0 or not 0 <= first_entry_id <= _MAX_ENTRY_ID - count:
         raise MalformedGroupError(f"group of {count} entries in {size} bytes does not fit in {len(view) - offset} bytes")
     ends = array("I")
     ends.frombytes(view[data_start - 4 * count : data_start])

@@ -1,0 +1,348 @@
+"""Bytes of the messages between ledger client and bookie: what travels inside one gRPC message, and nothing of gRPC.
+
+    AddMessage    │1│1│requests n│ n × ( flags │ master key │ group )│
+    AddAnswers    │1│2│answers n │ n × ( ledger │ first │ last │ status )│
+
+Every message starts with two bytes: format version (now 1) and kind. All integers are little-endian; -1 means "none" where
+a field is signed (`q`). The tables stand at the encoders. Groups are laid end to end as `encode_group_to` writes them.
+
+Rule 1: bytes of a peer raise MalformedGroupError or decode to a value that can be encoded again; nothing else is ever raised.
+Rule 2: a newer format is refused by name (NewerFormatError): a guess at its meaning could lose data.
+Rule 3: digests are not checked here: `EntryGroup.verify` does, once, at the edge.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any
+
+from cepheid_rpc.bookie_connection import (
+    MASTER_KEY_BYTES,
+    AddAnswer,
+    AddRequest,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    MissingEntries,
+    ReadAnswer,
+    ReadRequest,
+)
+from cepheid_rpc.entry_group import Buffer, EntryGroup, MalformedGroupError, decode_group, encode_group_to
+from cepheid_rpc.status import Status
+
+FORMAT_VERSION = 1
+
+
+class MessageKind(IntEnum):
+    """Second byte of every message: a message given to the wrong method is refused, not misread."""
+
+    ADD = 1
+    ADD_ANSWERS = 2
+    LAC_REQUEST = 3
+    LAC_ANSWER = 4
+    READ_REQUEST = 5
+    READ_ANSWER = 6
+    EXPLICIT_LAC = 7
+    STATUS = 8
+
+
+class NewerFormatError(MalformedGroupError):
+    """The peer writes a format that this process does not know."""
+
+    hint = "upgrade this process before its peers"
+
+
+_FLAG = 1  # bit 0 of a flags byte: `recovery` of an add, `fence` of a read, `has highest entry` of a LAC answer
+
+_COUNTED = struct.Struct("<BBI")
+_ADD_REQUEST = struct.Struct(f"<B{MASTER_KEY_BYTES}s")
+_ADD_ANSWER = struct.Struct("<qqqB")
+_LAC_REQUEST = struct.Struct("<BBqBB")
+_LAC_ANSWER = struct.Struct("<BBBBqq")
+_READ_REQUEST = struct.Struct("<BBqqqQBBH")
+_READ_ANSWER = struct.Struct("<BBIIq")
+_MISSING = struct.Struct("<qqB")
+_EXPLICIT_LAC = struct.Struct("<BBqqB")
+_STATUS = struct.Struct("<BBB")
+
+_STATUSES: dict[int, Status] = {int(status): status for status in Status}
+
+
+def encode_add_message(requests: Sequence[AddRequest]) -> bytes:
+    """Many groups, of many ledgers, in the order in which they are to be admitted.
+
+    offset  size  field
+    0       1     format version
+    1       1     kind = 1
+    2       4     requests n
+    6       …     n × flags (1; bit 0: recovery add), master key (16), group
+    """
+    parts: list[Buffer] = [_COUNTED.pack(FORMAT_VERSION, MessageKind.ADD, len(requests))]
+    pack = _ADD_REQUEST.pack
+    for request in requests:
+        assert len(request.master_key) == MASTER_KEY_BYTES, (
+            f"a master key has {MASTER_KEY_BYTES} bytes, not {len(request.master_key)}"
+        )
+        parts.append(pack(_FLAG if request.recovery else 0, request.master_key))
+        encode_group_to(parts, request.group)
+    return b"".join(parts)
+
+
+def decode_add_message(data: Buffer) -> list[AddRequest]:
+    """The requests of an add message; their groups are views of `data`."""
+    view = memoryview(data)
+    (count,) = _unpack_head(_COUNTED, view, MessageKind.ADD)
+    offset, requests = _COUNTED.size, []
+    for _ in range(count):
+        flags, master_key = _unpack(_ADD_REQUEST, view, offset)
+        group, offset = decode_group(view, offset + _ADD_REQUEST.size)
+        requests.append(AddRequest(group, master_key, recovery=bool(flags & _FLAG)))
+    _check_end(view, offset)
+    return requests
+
+
+def split_requests(requests: Sequence[AddRequest], max_bytes: int) -> Iterator[list[AddRequest]]:
+    """The same entries in the same order as lists of at most `max_bytes` each (soft by one entry), cutting groups where needed.
+
+    A group may be larger than a message may be: a transport must not break on it.
+    """
+    part: list[AddRequest] = []
+    room = max_bytes
+    for request in requests:
+        for group in _cut(request.group, max_bytes):
+            if part and group.size_bytes > room:
+                yield part
+                part, room = [], max_bytes
+            part.append(AddRequest(group, request.master_key, request.recovery))
+            room -= group.size_bytes
+    if part:
+        yield part
+
+
+def _cut(group: EntryGroup, max_bytes: int) -> Iterator[EntryGroup]:
+    if group.size_bytes <= max_bytes:
+        yield group
+        return
+    start, first = 0, group.first_entry_id
+    for index, end in enumerate(group.ends):
+        entry_id = group.first_entry_id + index
+        if end - start > max_bytes and entry_id > first:
+            yield group.slice(first, entry_id - 1)
+            start, first = group.ends[index - 1], entry_id
+    yield group.slice(first, group.last_entry_id)
+
+
+def encode_add_answers(answers: Iterable[AddAnswer]) -> bytes:
+    """Fates of ranges, in the order in which they became known.
+
+    offset  size  field
+    0       1     format version
+    1       1     kind = 2
+    2       4     answers n
+    6       25×n  ledger id (8), first entry id (8), last entry id (8), status (1)
+    """
+    pack = _ADD_ANSWER.pack
+    packed = [pack(answer.ledger_id, answer.first_entry_id, answer.last_entry_id, answer.status) for answer in answers]
+    return _COUNTED.pack(FORMAT_VERSION, MessageKind.ADD_ANSWERS, len(packed)) + b"".join(packed)
+
+
+def decode_add_answers(data: Buffer) -> list[AddAnswer]:
+    view = memoryview(data)
+    (count,) = _unpack_head(_COUNTED, view, MessageKind.ADD_ANSWERS)
+    _check_end(view, _COUNTED.size + count * _ADD_ANSWER.size)
+    answers = []
+    for ledger_id, first, last, status in _ADD_ANSWER.iter_unpack(view[_COUNTED.size :]):
+        _check_range(ledger_id, first, last)
+        answers.append(AddAnswer(ledger_id, first, last, _status(status)))
+    return answers
+
+
+def encode_lac_request(request: LacRequest) -> bytes:
+    """version (1), kind = 3 (1), ledger id (8), flags (1; bit 0: fence), key bytes k (1), master key (k)."""
+    head = _LAC_REQUEST.pack(
+        FORMAT_VERSION, MessageKind.LAC_REQUEST, request.ledger_id, _FLAG if request.fence else 0, len(request.master_key)
+    )
+    return head + request.master_key
+
+
+def decode_lac_request(data: Buffer) -> LacRequest:
+    view = memoryview(data)
+    ledger_id, flags, key_bytes = _unpack_head(_LAC_REQUEST, view, MessageKind.LAC_REQUEST)
+    _check_range(ledger_id, 0, 0)
+    _check_end(view, _LAC_REQUEST.size + key_bytes)
+    return LacRequest(ledger_id, bytes(view[_LAC_REQUEST.size :]), fence=bool(flags & _FLAG))
+
+
+def encode_lac_answer(answer: LacAnswer) -> bytes:
+    """version (1), kind = 4 (1), status (1), flags (1; bit 0: a group of one entry follows), LAC (8), explicit LAC (8), [group]."""
+    parts: list[Buffer] = [
+        _LAC_ANSWER.pack(
+            FORMAT_VERSION,
+            MessageKind.LAC_ANSWER,
+            answer.status,
+            _FLAG if answer.highest_entry is not None else 0,
+            answer.last_add_confirmed,
+            answer.explicit_lac,
+        )
+    ]
+    if answer.highest_entry is not None:
+        encode_group_to(parts, answer.highest_entry)
+    return b"".join(parts)
+
+
+def decode_lac_answer(data: Buffer) -> LacAnswer:
+    view = memoryview(data)
+    status, flags, lac, explicit_lac = _unpack_head(_LAC_ANSWER, view, MessageKind.LAC_ANSWER)
+    highest, offset = None, _LAC_ANSWER.size
+    if flags & _FLAG:
+        highest, offset = decode_group(view, offset)
+        if len(highest) != 1:
+            raise MalformedGroupError(f"the highest entry came as a group of {len(highest)} entries")
+    _check_end(view, offset)
+    if lac < -1 or explicit_lac < -1:
+        raise MalformedGroupError(f"LAC {lac}, explicit LAC {explicit_lac}: below -1, which means none")
+    return LacAnswer(_status(status), lac, explicit_lac, highest)
+
+
+def encode_read_request(request: ReadRequest) -> bytes:
+    """version (1), kind = 5 (1), ledger id (8), first (8), last (8), max bytes (8), flags (1; bit 0: fence),
+    key bytes k (1), ticket bytes t (2), master key (k), ticket (t)."""
+    head = _READ_REQUEST.pack(
+        FORMAT_VERSION,
+        MessageKind.READ_REQUEST,
+        request.ledger_id,
+        request.first_entry_id,
+        request.last_entry_id,
+        request.max_bytes,
+        _FLAG if request.fence else 0,
+        len(request.master_key),
+        len(request.ticket),
+    )
+    return head + request.master_key + request.ticket
+
+
+def decode_read_request(data: Buffer) -> ReadRequest:
+    view = memoryview(data)
+    ledger_id, first, last, max_bytes, flags, key_bytes, ticket_bytes = _unpack_head(_READ_REQUEST, view, MessageKind.READ_REQUEST)
+    _check_range(ledger_id, first, last)
+    key_end = _READ_REQUEST.size + key_bytes
+    _check_end(view, key_end + ticket_bytes)
+    return ReadRequest(
+        ledger_id,
+        first,
+        last,
+        max_bytes,
+        fence=bool(flags & _FLAG),
+        master_key=bytes(view[_READ_REQUEST.size : key_end]),
+        ticket=bytes(view[key_end:]),
+    )
+
+
+def encode_read_answer(answer: ReadAnswer) -> bytes:
+    """One chunk.
+
+    offset  size  field
+    0       1     format version
+    1       1     kind = 6
+    2       4     groups g
+    6       4     missing ranges m
+    10      8     next entry id
+    18      17×m  first entry id (8), last entry id (8), status (1)
+    …       …     g groups
+    """
+    parts: list[Buffer] = [
+        _READ_ANSWER.pack(FORMAT_VERSION, MessageKind.READ_ANSWER, len(answer.groups), len(answer.missing), answer.next_entry_id)
+    ]
+    parts += [_MISSING.pack(missing.first_entry_id, missing.last_entry_id, missing.status) for missing in answer.missing]
+    for group in answer.groups:
+        encode_group_to(parts, group)
+    return b"".join(parts)
+
+
+def decode_read_answer(data: Buffer) -> ReadAnswer:
+    """The chunk; its groups are views of `data`."""
+    view = memoryview(data)
+    group_count, missing_count, next_entry_id = _unpack_head(_READ_ANSWER, view, MessageKind.READ_ANSWER)
+    missing, offset = [], _READ_ANSWER.size
+    for _ in range(missing_count):
+        first, last, status = _unpack(_MISSING, view, offset)
+        _check_range(0, first, last)
+        missing.append(MissingEntries(first, last, _status(status)))
+        offset += _MISSING.size
+    groups = []
+    for _ in range(group_count):
+        group, offset = decode_group(view, offset)
+        groups.append(group)
+    _check_end(view, offset)
+    if next_entry_id < 0:
+        raise MalformedGroupError(f"a read answer goes on at entry {next_entry_id}")
+    return ReadAnswer(tuple(groups), tuple(missing), next_entry_id)
+
+
+def encode_explicit_lac(request: ExplicitLac) -> bytes:
+    """version (1), kind = 7 (1), ledger id (8), LAC (8), key bytes k (1), master key (k)."""
+    head = _EXPLICIT_LAC.pack(
+        FORMAT_VERSION, MessageKind.EXPLICIT_LAC, request.ledger_id, request.last_add_confirmed, len(request.master_key)
+    )
+    return head + request.master_key
+
+
+def decode_explicit_lac(data: Buffer) -> ExplicitLac:
+    view = memoryview(data)
+    ledger_id, lac, key_bytes = _unpack_head(_EXPLICIT_LAC, view, MessageKind.EXPLICIT_LAC)
+    if ledger_id < 0 or lac < -1:
+        raise MalformedGroupError(f"no LAC of a ledger: ledger {ledger_id}, LAC {lac}")
+    _check_end(view, _EXPLICIT_LAC.size + key_bytes)
+    return ExplicitLac(ledger_id, lac, bytes(view[_EXPLICIT_LAC.size :]))
+
+
+def encode_status(status: Status) -> bytes:
+    """version (1), kind = 8 (1), status (1)."""
+    return _STATUS.pack(FORMAT_VERSION, MessageKind.STATUS, status)
+
+
+def decode_status(data: Buffer) -> Status:
+    view = memoryview(data)
+    (status,) = _unpack_head(_STATUS, view, MessageKind.STATUS)
+    _check_end(view, _STATUS.size)
+    return _status(status)
+
+
+def _unpack_head(layout: struct.Struct, view: memoryview, kind: MessageKind) -> tuple[int, ...]:
+    """The fixed fields of a message after version and kind, which are checked first: a newer format may be laid out differently."""
+    if len(view) < 2:
+        raise MalformedGroupError(f"{len(view)} bytes are no message: expected {kind.name}")
+    version, actual_kind = view[0], view[1]
+    if version > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{kind.name} message has format {version}, this process knows formats up to {FORMAT_VERSION}", version=version
+        )
+    if version == 0 or actual_kind != kind:
+        raise MalformedGroupError(f"message of format {version} and kind {actual_kind}: expected {kind.name} ({int(kind)})")
+    fields: tuple[int, ...] = _unpack(layout, view, 0)
+    return fields[2:]
+
+
+def _unpack(layout: struct.Struct, view: memoryview, offset: int) -> tuple[Any, ...]:
+    if offset + layout.size > len(view):
+        raise MalformedGroupError(f"a message of {len(view)} bytes is cut off: {layout.size} bytes are due at {offset}")
+    return layout.unpack_from(view, offset)
+
+
+def _check_end(view: memoryview, end: int) -> None:
+    if end != len(view):
+        raise MalformedGroupError(f"a message of {len(view)} bytes should have {end}")
+
+
+def _check_range(ledger_id: int, first: int, last: int) -> None:
+    if ledger_id < 0 or not 0 <= first <= last:
+        raise MalformedGroupError(f"no range of entries: ledger {ledger_id}, entries {first}..{last}")
+
+
+def _status(number: int) -> Status:
+    status = _STATUSES.get(number)
+    if status is None:
+        raise MalformedGroupError(f"status {number} is none of {_STATUSES.keys()}")
+    return status

@@ -1,0 +1,58 @@
+"""What both ends of the gRPC transport must agree on: names, sizes, channel options. Does not import gRPC.
+
+    Add       stream of add messages ──► stream of add answers     one per ledger client, pulls its next message
+    ReadLac   LAC request ──► LAC answer
+    Read      read request ──► stream of read answers              one per read; flow control is that of HTTP/2
+    WriteLac  explicit LAC ──► status
+
+Messages are the bytes of `codec`; no serializer runs. A request that cannot be understood ends the call with INVALID_ARGUMENT and
+the reason; everything a bookie decides is a `Status` inside an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SERVICE = "cepheid.bookie.v1.Bookie"
+ADD, READ_LAC, READ, WRITE_LAC = "Add", "ReadLac", "Read", "WriteLac"
+
+MAX_GRPC_MESSAGE_BYTES = 16 << 20
+"""Hard bound of one message. The soft bound (MAX_MESSAGE_BYTES, 1 MiB) plus the largest entry (5 MiB) is far below it."""
+
+KEEPALIVE_TIME_MS = 10_000
+"""A peer that vanished without a word is noticed after about twice this long, also on an idle connection."""
+
+
+def method_path(method: str) -> str:
+    return f"/{SERVICE}/{method}"
+
+
+def channel_options() -> list[tuple[str, Any]]:
+    """Options of a client's channel (names: grpc_types.h)."""
+    return [
+        ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A bookie that restarts is back within a second or two; the default backoff grows to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # Channels of one process to one address would share a TCP connection, and reads of old data would delay adds.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def server_options() -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIME_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),  # else clients' keepalives count as abuse
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent share of another bookie's traffic
+    ]

@@ -1,0 +1,194 @@
+"""Messages between ledger client and bookie: round trips, hostile bytes, versions, cutting of large groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepheid_rpc import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    AddAnswer,
+    AddRequest,
+    Buffer,
+    EntryGroup,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    MalformedGroupError,
+    MissingEntries,
+    NewerFormatError,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+    decode_add_answers,
+    decode_add_message,
+    decode_explicit_lac,
+    decode_group,
+    decode_lac_answer,
+    decode_lac_request,
+    decode_read_answer,
+    decode_read_request,
+    decode_status,
+    encode_add_answers,
+    encode_add_message,
+    encode_explicit_lac,
+    encode_group,
+    encode_group_to,
+    encode_lac_answer,
+    encode_lac_request,
+    encode_read_answer,
+    encode_read_request,
+    encode_status,
+    split_requests,
+)
+
+KEY = b"k" * 16
+ids = st.integers(0, 2**62)
+keys = st.binary(min_size=16, max_size=16)
+statuses = st.sampled_from(Status)
+
+
+@st.composite
+def groups(draw: st.DrawFn, max_entries: int = 5) -> EntryGroup:
+    payloads = draw(st.lists(st.binary(max_size=40), min_size=1, max_size=max_entries))
+    first = draw(ids)
+    return encode_group(draw(ids), first, draw(st.integers(-1, first)), draw(st.integers(0, 2**40)), payloads)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[int, int]:
+    first = draw(ids)
+    return first, first + draw(st.integers(0, 2**20))
+
+
+add_requests = st.builds(AddRequest, groups(), keys, st.booleans())
+add_answers = st.builds(lambda ledger, run, status: AddAnswer(ledger, *run, status), ids, ranges(), statuses)
+missing = st.builds(lambda run, status: MissingEntries(*run, status), ranges(), statuses)
+
+Codec = tuple[Callable[[Any], bytes], Callable[[Buffer], Any], st.SearchStrategy[Any]]
+CODECS: dict[str, Codec] = {
+    "add": (encode_add_message, decode_add_message, st.lists(add_requests, max_size=4)),
+    "add_answers": (encode_add_answers, decode_add_answers, st.lists(add_answers, max_size=6)),
+    "lac_request": (encode_lac_request, decode_lac_request, st.builds(LacRequest, ids, keys, st.booleans())),
+    "lac_answer": (
+        encode_lac_answer,
+        decode_lac_answer,
+        st.builds(LacAnswer, statuses, st.integers(-1, 2**62), st.integers(-1, 2**62), st.none() | groups(max_entries=1)),
+    ),
+    "read_request": (
+        encode_read_request,
+        decode_read_request,
+        st.builds(
+            lambda ledger, run, size, fence, key, ticket: ReadRequest(ledger, *run, size, fence, key, ticket),
+            ids,
+            ranges(),
+            st.integers(0, 2**40),
+            st.booleans(),
+            st.just(b"") | keys,
+            st.binary(max_size=300),
+        ),
+    ),
+    "read_answer": (
+        encode_read_answer,
+        decode_read_answer,
+        st.builds(
+            ReadAnswer, st.lists(groups(), max_size=3).map(tuple), st.lists(missing, max_size=3).map(tuple), st.integers(0, 2**62)
+        ),
+    ),
+    "explicit_lac": (encode_explicit_lac, decode_explicit_lac, st.builds(ExplicitLac, ids, st.integers(-1, 2**62), keys)),
+    "status": (encode_status, decode_status, statuses),
+}
+every_codec = pytest.mark.parametrize("name", CODECS)
+
+
+@every_codec
+@given(data=st.data())
+def test_a_message_comes_back_as_it_was(name: str, data: st.DataObject) -> None:
+    encode, decode, values = CODECS[name]
+    value = data.draw(values)
+    assert decode(encode(value)) == value
+
+
+@every_codec
+@given(data=st.data())
+def test_hostile_bytes_are_refused_or_understood_but_never_crash(name: str, data: st.DataObject) -> None:
+    encode, decode, values = CODECS[name]
+    damaged = bytearray(encode(data.draw(values)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(2, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))]) + data.draw(st.just(b"") | st.binary(max_size=20))
+    try:
+        value = decode(cut)
+    except MalformedGroupError:
+        return
+    assert decode(encode(value)) == value  # rule 1: whatever was accepted can be sent on
+
+
+@every_codec
+@given(tail=st.binary(max_size=200))
+def test_random_bytes_behind_a_good_head_never_crash(name: str, tail: bytes) -> None:
+    encode, decode, _ = CODECS[name]
+    kind = list(CODECS).index(name) + 1
+    try:
+        value = decode(bytes([FORMAT_VERSION, kind]) + tail)
+    except MalformedGroupError:
+        return
+    assert decode(encode(value)) == value
+
+
+@every_codec
+def test_a_newer_format_is_refused_by_name(name: str) -> None:
+    decode = CODECS[name][1]
+    with pytest.raises(NewerFormatError, match=f"format {FORMAT_VERSION + 1}, this process knows formats up to {FORMAT_VERSION}"):
+        decode(bytes([FORMAT_VERSION + 1]) + b"\xff" * 30)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x00\x01" + bytes(20), encode_status(Status.OK)])
+def test_bytes_that_are_no_such_message_are_refused(data: bytes) -> None:
+    with pytest.raises(MalformedGroupError):
+        decode_add_message(data)
+
+
+def test_bytes_behind_the_end_of_a_message_are_refused() -> None:
+    with pytest.raises(MalformedGroupError, match="a message of 4 bytes should have 3"):
+        decode_status(encode_status(Status.OK) + b"\x00")
+
+
+def test_decoded_groups_are_views_of_the_message() -> None:
+    message = encode_add_message([AddRequest(encode_group(1, 0, -1, 0, [b"payload"]), KEY)])
+    (request,) = decode_add_message(message)
+    assert isinstance(request.group.data, memoryview)
+    assert request.group.data.obj is message
+
+
+def test_entry_ids_that_could_not_be_answered_are_refused() -> None:
+    parts: list[Buffer] = []
+    encode_group_to(parts, EntryGroup(1, 2**63 - 1, [HEADER_BYTES, 2 * HEADER_BYTES], bytes(2 * HEADER_BYTES)))
+    with pytest.raises(MalformedGroupError):
+        decode_group(memoryview(b"".join(parts)), 0)
+
+
+@given(
+    st.lists(st.tuples(groups(max_entries=8), st.booleans()), max_size=6),
+    st.integers(1, 400),
+)
+def test_splitting_keeps_every_entry_in_order_and_the_bound(choices: list[tuple[EntryGroup, bool]], max_bytes: int) -> None:
+    requests = [AddRequest(group, KEY, recovery) for group, recovery in choices]
+    parts = list(split_requests(requests, max_bytes))
+
+    def entries(of: list[AddRequest]) -> list[tuple[int, int, bool, bytes]]:
+        return [
+            (r.group.ledger_id, e, r.recovery, bytes(r.group.entry(e)))
+            for r in of
+            for e in range(r.group.first_entry_id, r.group.last_entry_id + 1)
+        ]
+
+    assert entries([request for part in parts for request in part]) == entries(requests)
+    for part in parts:
+        size_bytes = sum(request.group.size_bytes for request in part)
+        assert size_bytes <= max_bytes or sum(len(request.group) for request in part) == 1
