@@ -1,0 +1,46 @@
+# Everything a user or developer runs. The environment is made on first use and again when pyproject.toml changes.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DATA   ?= data
+SEEDS  ?= 200
+BENCH  ?= all
+
+.PHONY: help demo run test check bench simulate proto clean
+help:
+	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes)"
+	@echo "make run               a standalone server in the foreground on ./$(DATA)"
+	@echo "make test              the whole test suite"
+	@echo "make check             ruff, mypy --strict, import contract"
+	@echo "make bench BENCH=a,b   benchmarks (CHECK=1 compares with benchmarks/bars.toml)"
+	@echo "make simulate SEEDS=n  n seeds of the simulator"
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: install it (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/cepheid demo
+
+run: $(STAMP)
+	$(BIN)/cepheid standalone --data $(DATA)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(BENCH) $(if $(CHECK),--check)
+
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+clean:
+	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

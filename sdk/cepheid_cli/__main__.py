@@ -1,0 +1,3 @@
+from cepheid_cli import main
+
+main()

@@ -1,0 +1,108 @@
+"""The commands, their options and help; the work is in the modules they import."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cepheid_ports import CepheidError
+
+app = typer.Typer(
+    name="cepheid",
+    help="Durable pub/sub that speaks the Pulsar protocol.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ServiceUrl = Annotated[str, typer.Option("--url", help="Service URL of any broker.")]
+
+
+def run() -> None:
+    """The entry point: errors of ours become one line and exit code 1."""
+    try:
+        app()
+    except CepheidError as error:
+        print(f"cepheid: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("cepheid"):
+            raise
+        print(
+            f"cepheid: the module {error.name} is missing (pip install 'cepheid[server]', for the demo 'cepheid[server,demo]')",
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
+
+
+@app.command()
+def standalone(
+    data: Annotated[Path | None, typer.Option(help="Data directory; made when it does not exist. Default: data")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind. Default: 127.0.0.1")] = None,
+    advertised_host: Annotated[str | None, typer.Option(help="Address that clients are told. Default: the bound one")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the binary protocol. Default: 6650")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port of the admin API and metrics. Default: 8080")] = None,
+    bookies: Annotated[int | None, typer.Option(help="How many storage nodes, each with its directory. Default: 1")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_STANDALONE_NAME")] = None,
+) -> None:
+    """Run a whole cluster in this process: metadata, bookies, a broker, the admin API. Ctrl-C stops it."""
+    from cepheid_cli.standalone import run_standalone
+
+    flags = {
+        "data_dir": data,
+        "host": host,
+        "advertised_host": advertised_host,
+        "port": port,
+        "admin_port": admin_port,
+        "bookies": bookies,
+    }
+    run_standalone(flags, config)
+
+
+@app.command()
+def demo(
+    data: Annotated[Path, typer.Option(help="Directory of this demo's data; emptied at the start.")] = Path("demo-data"),
+    port: Annotated[int, typer.Option(help="Port of the binary protocol.")] = 6750,
+    admin_port: Annotated[int, typer.Option(help="Port of the admin API.")] = 8180,
+    events: Annotated[int | None, typer.Option(help="Only so many flights, for a quick look. Default: all 336,776")] = None,
+) -> None:
+    """Publish a year of flights through two crashes of the server, and check that nothing acknowledged was lost."""
+    from rich.console import Console
+
+    from cepheid_cli.demo.run import DemoOptions, run_demo
+
+    if not run_demo(DemoOptions(data, port, admin_port, events), Console()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def produce(
+    topic: Annotated[str, typer.Argument(help="Topic, short (orders) or full (persistent://public/default/orders).")],
+    messages: Annotated[list[str] | None, typer.Argument(help="Messages; none: one per line of standard input.")] = None,
+    key: Annotated[str, typer.Option(help="Key of every message.")] = "",
+    url: ServiceUrl = "pulsar://127.0.0.1:6650",
+) -> None:
+    """Publish messages and print their ids."""
+    from cepheid_cli.produce_consume import produce_messages
+
+    produce_messages(url, topic, messages, key)
+
+
+@app.command()
+def consume(
+    topic: Annotated[str, typer.Argument(help="Topic, short or full.")],
+    subscription: Annotated[
+        str, typer.Option("--subscription", "-s", help="Subscription; made when it does not exist.")
+    ] = "cepheid-cli",
+    count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many messages; 0: never.")] = 0,
+    shared: Annotated[bool, typer.Option(help="Share the subscription with other consumers.")] = False,
+    earliest: Annotated[bool, typer.Option(help="A new subscription starts at the oldest message, not behind the newest.")] = False,
+    url: ServiceUrl = "pulsar://127.0.0.1:6650",
+) -> None:
+    """Print messages as they come, and acknowledge them."""
+    from cepheid_cli.produce_consume import consume_messages
+
+    consume_messages(url, topic, subscription, count=count, shared=shared, earliest=earliest)

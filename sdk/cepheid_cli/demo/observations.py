@@ -1,0 +1,60 @@
+"""What the demo saw: sends, receipts, deliveries, acknowledgements, kills. Written by client threads, judged by `checks`."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+MessageKey: TypeAlias = tuple[int, int, int]
+"""Ledger id, entry id, batch index: one stored message. A client's resend of an event is another message with another key."""
+
+
+class PublishObservations:
+    """When each event was sent and when its receipt came (monotonic seconds; 0 = not yet)."""
+
+    def __init__(self, events: int) -> None:
+        self.sent_at_s = array("d", bytes(8 * events))
+        self.receipt_at_s = array("d", bytes(8 * events))
+        self.receipts = 0
+        self.errors: list[str] = []
+
+    def on_receipt(self, event_id: int) -> None:
+        self.receipt_at_s[event_id] = time.monotonic()
+        self.receipts += 1
+
+    def latencies_s(self) -> list[float]:
+        return [got - sent for sent, got in zip(self.sent_at_s, self.receipt_at_s, strict=True) if got > 0]
+
+
+@dataclass
+class DeliveryObservations:
+    """What one subscription delivered. `delivered` and `acknowledged_at_s` are per stored message."""
+
+    name: str
+    order: list[int] = field(default_factory=list)  # event ids as delivered
+    delivered: dict[MessageKey, int] = field(default_factory=dict)  # message -> how often it was delivered
+    acknowledged_at_s: dict[MessageKey, float] = field(default_factory=dict)
+    forgotten_acks: list[MessageKey] = field(default_factory=list)  # came again though acknowledged >= 2 s before a kill
+    distinct_events: set[int] = field(default_factory=set)
+    first_seen_at_s: dict[int, float] = field(default_factory=dict)  # event id -> first delivery
+
+    def on_delivery(self, key: MessageKey, event_id: int, killed_at_s: Iterable[float], grace_s: float = 2.0) -> None:
+        times = self.delivered.get(key, 0)
+        self.delivered[key] = times + 1
+        self.order.append(event_id)
+        if event_id not in self.distinct_events:
+            self.distinct_events.add(event_id)
+            self.first_seen_at_s[event_id] = time.monotonic()
+        acknowledged = self.acknowledged_at_s.get(key)
+        if times and acknowledged is not None and any(acknowledged + grace_s <= kill for kill in killed_at_s):
+            self.forgotten_acks.append(key)
+
+    def on_acknowledged(self, key: MessageKey) -> None:
+        self.acknowledged_at_s.setdefault(key, time.monotonic())
+
+    @property
+    def redelivered(self) -> int:
+        return sum(times - 1 for times in self.delivered.values())

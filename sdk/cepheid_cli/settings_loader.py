@@ -1,0 +1,76 @@
+"""Settings of a role: flags over environment over file over default; an unknown key is an error that names the nearest known one.
+
+pydantic-settings lets a misspelt environment variable pass in silence, so names are compared here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cepheid_ports import CepheidError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+M = TypeVar("M", bound="BaseModel")
+
+
+class SettingsError(CepheidError):
+    """A setting is unknown or out of its bounds."""
+
+
+def load_settings(
+    model: type[M],
+    *,
+    flags: Mapping[str, Any],
+    environment_prefix: str,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> M:
+    """An instance of `model` from `flags` (None = not given), `PREFIX_FIELD` variables, a TOML file and defaults.
+
+    Raises SettingsError naming the source and the field.
+    """
+    from pydantic import ValidationError
+
+    known = list(model.model_fields)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, entries in (
+        (f"file {file}", _from_file(file)),
+        ("the environment", _from_environment(environment_prefix, os.environ if environment is None else environment)),
+        ("the command line", {name: value for name, value in flags.items() if value is not None}),
+    ):
+        for name, value in entries.items():
+            if name not in known:
+                raise SettingsError(f"unknown setting {name!r} in {source}{_suggest(name, known)}")
+            values[name], sources[name] = value, source
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "?"
+        raise SettingsError(f"setting {name} = {values.get(name)!r} from {sources.get(name, 'defaults')}: {first['msg']}") from None
+
+
+def _from_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read settings file {file}: {error}") from None
+
+
+def _from_environment(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
+    return {name[len(prefix) :].lower(): value for name, value in environment.items() if name.startswith(prefix)}
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"

@@ -1,0 +1,91 @@
+"""The demo's judgement: each promise must be able to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from cepheid_cli.demo.checks import (
+    check_all_published,
+    check_order,
+    check_receipts,
+    check_subscription,
+    check_totals,
+    percentile,
+)
+from cepheid_cli.demo.flights import EXPECTED_FLIGHTS, FlightEvent, event_id_of, load_flights
+from cepheid_cli.demo.observations import DeliveryObservations, PublishObservations
+
+EVENTS = [FlightEvent(index, "AB"[index % 2], 0, b'{"event_id":%d,"x":1}' % index) for index in range(6)]
+
+
+def published(receipts: Sequence[int]) -> PublishObservations:
+    seen = PublishObservations(len(EVENTS))
+    for event_id in receipts:
+        seen.on_receipt(event_id)
+    return seen
+
+
+def test_a_receipt_without_its_event_in_the_topic_is_a_loss() -> None:
+    assert check_receipts(published(range(6)), [0, 1, 2, 3, 4, 5]).held
+    lost = check_receipts(published(range(6)), [0, 1, 2, 4, 5])
+    assert not lost.held
+    assert "first 3" in lost.detail
+
+
+def test_no_receipt_at_all_is_not_a_success() -> None:
+    assert not check_receipts(published([]), []).held
+    assert not check_all_published(EVENTS, published([0, 1, 2])).held
+
+
+@pytest.mark.parametrize(
+    ("stored", "held"),
+    [
+        ([0, 1, 2, 3], True),
+        ([0, 1, 2, 1, 2, 3], True),  # a resend repeats a suffix
+        ([0, 2, 1, 3], False),
+        ([], False),
+    ],
+)
+def test_order_is_judged_by_first_occurrences(stored: list[int], held: bool) -> None:
+    assert check_order(stored).held is held
+
+
+def test_totals_count_each_event_once() -> None:
+    assert check_totals(EVENTS, [0, 1, 1, 2, 3, 4, 5]).held
+    assert not check_totals(EVENTS, [0, 1, 2, 3, 4]).held
+
+
+def test_an_acknowledgement_forgotten_by_a_kill_is_found() -> None:
+    seen = DeliveryObservations("exclusive")
+    for event in EVENTS:
+        seen.on_delivery((1, event.event_id, -1), event.event_id, [])
+    seen.acknowledged_at_s[(1, 0, -1)] = 100.0
+    assert all(check.held for check in check_subscription(EVENTS, seen))
+    seen.on_delivery((1, 0, -1), 0, [101.0])  # within the two seconds: allowed
+    assert all(check.held for check in check_subscription(EVENTS, seen))
+    seen.on_delivery((1, 0, -1), 0, [103.0])
+    assert [check.held for check in check_subscription(EVENTS, seen)] == [True, False]
+    assert seen.redelivered == 2
+
+
+def test_a_missing_event_fails_the_subscription() -> None:
+    seen = DeliveryObservations("shared")
+    seen.on_delivery((1, 0, -1), 0, [])
+    seen.on_acknowledged((1, 0, -1))
+    assert [check.held for check in check_subscription(EVENTS, seen)] == [False, True]
+
+
+def test_percentiles() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile(list(map(float, range(100))), 0.99) == 99.0
+    assert percentile([], 0.5) == 0.0
+
+
+def test_the_input_is_the_year_of_flights() -> None:
+    events = load_flights()
+    assert len(events) == EXPECTED_FLIGHTS
+    assert [event_id_of(event.payload) for event in events[:3]] == [0, 1, 2]
+    assert len({event.carrier for event in events}) == 16
+    assert events[0].scheduled_departure_ms == 1357035300000  # 2013-01-01 05:15 in New York
