@@ -77,6 +77,12 @@ class StoreOpenError(MetadataError):
     """The store's directory cannot be opened."""
 
 
+class StoreDamagedError(MetadataError):
+    """The store's files contradict their checksums. Reading on would mean guessing."""
+
+    hint: ClassVar[str] = "stop, keep a copy of the directory, check the disk, and restore the directory from a backup"
+
+
 class StoreInUseError(StoreOpenError):
     """Another process has the store's directory open."""
 

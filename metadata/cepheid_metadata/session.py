@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -34,4 +35,8 @@ class SessionEvents:
         log.info("metadata.session", extra={"state": state.value, "before": self.state.value})
         self.state = state
         for on_session in list(self._subscribers.values()):
-            on_session(state)
+            try:
+                on_session(state)
+            except Exception as error:  # one subscriber's bug must not keep the others, or the store, from going on
+                report = {"message": f"{on_session!r} failed on {state}", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(report)

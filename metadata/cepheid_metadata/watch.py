@@ -81,6 +81,9 @@ class Watches:
                 for watch in self._armed.pop(key, ()):
                     watch.fire()
 
+    def fire_all(self) -> None:
+        self.fire(list(self._armed))
+
     def fail_all(self, error: Exception) -> None:
         armed, self._armed = self._armed, {}
         for watches in armed.values():
