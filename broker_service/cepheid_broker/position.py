@@ -1,22 +1,10 @@
-"""Where an entry is in a topic."""
+"""Positions that have a meaning of their own on the wire (Pulsar protocol, start of a subscription)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Position(NamedTuple):
-    """(ledger id, entry id). Entry id -1: just before the ledger's first entry.
-
-    Compared by ledger id, then entry id: clients do the same (protocol of Apache Pulsar), so a topic's ledgers must have rising ids.
-    """
-
-    ledger_id: int
-    entry_id: int
-
-    def __str__(self) -> str:
-        return f"{self.ledger_id}:{self.entry_id}"
-
+from cepheid_metadata import Position
 
 EARLIEST = Position(-1, -1)
 LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
+
+__all__ = ["EARLIEST", "LATEST", "Position"]

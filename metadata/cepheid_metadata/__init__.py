@@ -49,7 +49,7 @@ from cepheid_metadata.listing import (
     list_topics,
 )
 from cepheid_metadata.memory_store import MemoryStore, MemoryTree
-from cepheid_metadata.names import Position, TopicName
+from cepheid_metadata.names import Position
 from cepheid_metadata.record import Record, RecordPart
 from cepheid_metadata.repositories import (
     Found,
@@ -134,7 +134,6 @@ __all__ = [
     "StoreOpenError",
     "StoreUnavailableError",
     "TenantRecord",
-    "TopicName",
     "TopicRecord",
     "ValueTooLargeError",
     "Versioned",

@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 import crc32c
 
 from cepheid_metadata.errors import InvalidNameError
-from cepheid_metadata.names import TopicName
+from cepheid_wire import TopicName
 
 CLUSTER_KEY = "/cluster"
 CLUSTERS_KEY = "/clusters"
@@ -108,7 +108,7 @@ def _topic_path(topic: TopicName) -> str:
     local_name = encode_name(topic.local_name)
     # Any stable hash does; changing it would hide every topic.
     bucket = crc32c.crc32c(local_name.encode("ascii")) & 0xFF
-    return f"{domain_key('', topic.tenant, topic.namespace, topic.domain)}/{bucket:02x}/{local_name}"
+    return f"{domain_key('', topic.namespace.tenant, topic.namespace.local_name, topic.domain)}/{bucket:02x}/{local_name}"
 
 
 def ledger_key(ledger_id: int) -> str:

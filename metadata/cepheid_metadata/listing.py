@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 from cepheid_metadata import keys
 from cepheid_metadata.errors import CorruptRecordError, NoSuchKeyError
-from cepheid_metadata.names import TopicName
 from cepheid_metadata.store import MetadataStore
+from cepheid_wire import NamespaceName, TopicName
 
 
 async def list_names(store: MetadataStore, parent_key: str) -> list[str]:
@@ -87,9 +87,8 @@ async def _list_buckets(store: MetadataStore, root_key: str, tenant: str, namesp
             listings = [group.create_task(list_names(store, f"{parent_key}/{bucket}")) for bucket in buckets]
     except ExceptionGroup as errors:  # they all say the same: callers expect the store's own error
         raise errors.exceptions[0] from None
-    return [
-        TopicName(domain, tenant, namespace, name) for name in sorted(name for listing in listings for name in listing.result())
-    ]
+    owner = NamespaceName(tenant, namespace)
+    return [TopicName(domain, owner, name) for name in sorted(name for listing in listings for name in listing.result())]
 
 
 async def _children(store: MetadataStore, key: str) -> list[str]:

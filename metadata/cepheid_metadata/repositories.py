@@ -20,10 +20,10 @@ from cepheid_metadata.cluster_records import (
     TenantRecord,
 )
 from cepheid_metadata.ledger_records import LedgerMetadata
-from cepheid_metadata.names import TopicName
 from cepheid_metadata.record import Record
 from cepheid_metadata.store import Create, Delete, MetadataStore, Put
 from cepheid_metadata.topic_records import Chain, CursorRecord, TopicRecord
+from cepheid_wire import TopicName
 
 N = TypeVar("N")
 R = TypeVar("R", bound=Record)
