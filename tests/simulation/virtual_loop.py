@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from tests.simulation.node import NODE, Node
+from tests.simulation.node import NODE, Node, NodeCrashed
 
 T = TypeVar("T")
 
@@ -69,6 +69,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.max_steps = max_steps
         self.errors: list[str] = []
+        self.failure: BaseException | None = None  # set by whoever must not raise where he is: ends the run
         self._now = START_S
         self._births = 0
         self._tasks: list[SimTask] = []
@@ -85,6 +86,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         gc.disable()  # a cycle collected inside a run would close coroutines at a moment that depends on what ran before
         try:
             result = self.run_until_complete(work)
+            self._find_lost_errors()
             self._raise_errors()
             return result
         finally:
@@ -133,6 +135,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise SimulationError(f"no end after {self.steps} steps, at {self._now:.3f} s: an endless loop?")
 
     def _raise_errors(self) -> None:
+        if self.failure is not None:
+            raise self.failure
         if self.errors:
             raise SimulationError(f"at {self._now:.6f} s, step {self.steps}: " + "; ".join(self.errors))
 
@@ -180,6 +184,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._ended:
             return asyncio.Handle(callback, args, self, context)
         return super().call_soon(callback, *args, context=context)
+
+    def _find_lost_errors(self) -> None:
+        """A task that failed and was awaited by nobody: asyncio would log it some time after the run."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
+                error = task.exception()
+                if not isinstance(error, NodeCrashed):
+                    self.errors.append(f"nobody heard that task {task.get_name()} failed: {error!r}")
 
     def _bury(self) -> None:
         """Closes what crashed nodes and unfinished work left behind, so that nothing of it runs or complains later."""

@@ -1,0 +1,76 @@
+"""Which faults a run has, how often, and how many of each kind there were.
+
+`Faults` is what a run may suffer; `FaultPlan` draws from the seed, counts what it deals out, and deals out nothing any more
+once the world has been healed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Probabilities are per message, per disk operation, or per session request; 0 switches a fault off."""
+
+    # network, per message
+    delay_s: tuple[float, float] = (0.0002, 0.002)
+    late: float = 0.004  # so late that timeouts may strike first
+    late_s: tuple[float, float] = (0.05, 4.0)
+    loss: float = 0.002  # the message is lost, and the connection with it: found out after `silence_s`
+    silence_s: float = 3.0
+    reset: float = 0.002  # the connection breaks at once, before or after the server acted
+    duplicate: float = 0.01  # an add message is delivered a second time, late
+    corrupt: float = 0.001  # a bit of an add message flips on its way
+    # disk, per operation of a bookie
+    disk_delay_s: tuple[float, float] = (0.0, 0.002)
+    slow_sync: float = 0.003
+    slow_sync_s: tuple[float, float] = (0.5, 5.0)
+    sync_error: float = 0.0008
+    write_error: float = 0.0005
+    read_error: float = 0.002
+    crash_at_disk: float = 0.001
+    # metadata, per request
+    metadata_delay_s: tuple[float, float] = (0.0, 0.003)
+    lost_answer: float = 0.01  # the write happened, the caller hears "unknown"
+    refused: float = 0.01  # nothing happened, the caller hears "unreachable"
+
+    def without(self, *names: str) -> Faults:
+        return replace(self, **dict.fromkeys(names, 0.0))
+
+
+CALM = Faults().without(
+    "late", "loss", "reset", "duplicate", "corrupt", "slow_sync", "sync_error", "write_error", "read_error",
+    "crash_at_disk", "lost_answer", "refused",
+)  # fmt: skip
+
+
+class FaultPlan:
+    def __init__(self, seed: str, faults: Faults) -> None:
+        self.random = random.Random(seed)  # a str seeds by its bytes, not by its hash: the same in every process
+        self.faults = faults
+        self.counts: dict[str, int] = {}
+        self.active = True
+
+    def __repr__(self) -> str:
+        return f"<FaultPlan {'active' if self.active else 'healed'}: {self.counts}>"
+
+    def strikes(self, kind: str, probability: float) -> bool:
+        """Draws once; a hit is counted."""
+        if not self.active or not probability or self.random.random() >= probability:
+            return False
+        self.count(kind)
+        return True
+
+    def count(self, kind: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def between(self, bounds: tuple[float, float]) -> float:
+        return self.random.uniform(*bounds)
+
+    def heal(self) -> None:
+        self.active = False
