@@ -9,6 +9,7 @@ from cepheid_wire.commands import (
     MAX_MESSAGE_ID,
     PING_FRAME,
     PONG_FRAME,
+    encode_body,
     encode_command,
     parse_command,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "count_messages",
     "decode_batch",
     "encode_batch",
+    "encode_body",
     "encode_command",
     "encode_message_header",
     "encode_send_receipt",

@@ -35,8 +35,10 @@ def decode_batch(payload: bytes | memoryview, num_messages: int) -> Iterator[tup
             metadata = pb.SingleMessageMetadata.FromString(bytes(view[metadata_start:body_start]))
         except DecodeError as error:
             raise BadTailError(f"metadata of message {index}: {error}", payload_bytes=len(view)) from None
+        if not metadata.IsInitialized():
+            raise BadTailError(f"metadata of message {index} lacks a required field", payload_bytes=len(view))
         start = body_start + metadata.payload_size
-        if not metadata.IsInitialized() or metadata.payload_size < 0 or start > len(view):
+        if metadata.payload_size < 0 or start > len(view):
             raise BadTailError(
                 f"message {index} says it has {metadata.payload_size} bytes, {len(view) - body_start} are left",
                 payload_bytes=len(view),

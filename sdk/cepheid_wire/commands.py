@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.command_type import CommandType
 from cepheid_wire.errors import BadCommandError
+from cepheid_wire.varint import varint
 
 _sizes = Struct(">II").pack
 
@@ -53,12 +54,24 @@ def encode_command(command: pb.BaseCommand, tail: bytes | memoryview = b"") -> b
     return b"".join((_sizes(4 + len(encoded) + len(tail), len(encoded)), encoded, tail))
 
 
+def encode_body(body: Message) -> bytes:
+    """The frame of the command whose body this is: `encode_body(pb.CommandSuccess(request_id=2))`. Every body belongs to one
+    command only, so the type need not be said again; and nothing is copied into a BaseCommand."""
+    command_type = _TYPES_BY_BODY[body.DESCRIPTOR.name]
+    encoded = body.SerializeToString()
+    command = b"".join((b"\x08", varint(command_type), varint(command_type << 3 | 2), varint(len(encoded)), encoded))
+    return _sizes(4 + len(command), len(command)) + command
+
+
 def _name(command: pb.BaseCommand) -> str:
     return CommandType(command.type).name
 
 
 # Command number → name of its body in BaseCommand. The names do not agree (LOOKUP is in `lookupTopic`), the numbers do.
 BODY_FIELDS: dict[int, str] = {int(t): pb.BaseCommand.DESCRIPTOR.fields_by_number[int(t)].name for t in CommandType}
+_TYPES_BY_BODY: dict[str, int] = {
+    pb.BaseCommand.DESCRIPTOR.fields_by_name[field].message_type.name: number for number, field in BODY_FIELDS.items()
+}
 
 
 @cache

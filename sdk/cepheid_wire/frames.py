@@ -69,6 +69,7 @@ class FrameSplitter:
         Raises FrameTooLargeError or BadFrameError; the good frames in front are in its `frames_before`.
         """
         if self._error is not None:
+            self._error.frames_before = []  # they were handed out with the first raise
             raise self._error
         frames: list[Frame] = []
         self.received_bytes += len(chunk)

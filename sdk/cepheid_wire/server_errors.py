@@ -11,6 +11,10 @@ permanent → one that fails.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from cepheid_wire import pulsar_api_pb2 as pb
 
 
 class ServerError(IntEnum):
@@ -42,3 +46,8 @@ class ServerError(IntEnum):
     TRANSACTION_CONFLICT = 23  # retry
     TRANSACTION_NOT_FOUND = 24  # retry
     PRODUCER_FENCED = 25  # PRODUCER: fail, the producer is dead. Lookups: retry
+
+    @property
+    def as_protobuf(self) -> pb.ServerError:
+        """The same number, for a field of a protobuf command: to protobuf it is an int, to type checkers its own enum."""
+        return cast("pb.ServerError", self)

@@ -1,0 +1,6 @@
+"""Properties run without a deadline per example: machines that run the tests are shared, and a slow example is no failure."""
+
+from hypothesis import settings
+
+settings.register_profile("cepheid", deadline=None)
+settings.load_profile("cepheid")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepheid_wire import BadTailError, add_checksum, count_messages, encode_tail, parse_metadata, read_metadata, split_tail
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.wire.strategies import messages, shuffled
+
+OPTIONAL = {  # field of the view → field of the metadata
+    "num_messages_in_batch": "num_messages_in_batch",
+    "highest_sequence_id": "highest_sequence_id",
+    "ordering_key": "ordering_key",
+    "event_time_ms": "event_time",
+    "deliver_at_ms": "deliver_at_time",
+    "uuid": "uuid",
+    "chunk_id": "chunk_id",
+    "num_chunks_from_msg": "num_chunks_from_msg",
+    "marker_type": "marker_type",
+    "txnid_least_bits": "txnid_least_bits",
+    "txnid_most_bits": "txnid_most_bits",
+    "replicated_from": "replicated_from",
+}
+
+
+def tail_of(metadata: bytes, payload: bytes = b"", checksum: bool = True) -> bytes:
+    tail = len(metadata).to_bytes(4, "big") + metadata + payload
+    return add_checksum(tail) if checksum else tail
+
+
+def metadata_with(**fields: Any) -> pb.MessageMetadata:
+    return pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2, **fields)
+
+
+@given(st.data(), st.binary(max_size=30), st.booleans())
+def test_what_is_read_equals_the_whole_metadata(data: st.DataObject, payload: bytes, checksum: bool) -> None:
+    metadata = data.draw(messages(pb.MessageMetadata))
+    if metadata.num_messages_in_batch < 1:
+        metadata.num_messages_in_batch = 1 - metadata.num_messages_in_batch
+    written = data.draw(shuffled(metadata))
+    tail = memoryview(tail_of(written, payload, checksum))
+
+    view = read_metadata(tail)
+    assert view.producer_name == metadata.producer_name
+    assert (view.sequence_id, view.publish_time_ms) == (metadata.sequence_id, metadata.publish_time)
+    for ours, theirs in OPTIONAL.items():
+        assert getattr(view, ours) == (getattr(metadata, theirs) if metadata.HasField(theirs) else None)
+    assert view.partition_key == (metadata.partition_key.encode() if metadata.HasField("partition_key") else None)
+    assert view.partition_key_is_base64 == metadata.partition_key_b64_encoded
+    assert view.is_encrypted == bool(metadata.encryption_keys)
+    assert view.is_batch == metadata.HasField("num_messages_in_batch")
+    assert count_messages(tail) == view.num_messages == metadata.num_messages_in_batch
+    assert split_tail(tail) == (written, payload)
+
+
+@pytest.mark.parametrize(("count", "is_batch"), [(None, False), (1, True), (1000, True)])
+def test_a_batch_is_known_by_presence_of_its_count(count: int | None, is_batch: bool) -> None:
+    tail = encode_tail(metadata_with(num_messages_in_batch=count), b"x")
+    assert read_metadata(tail).is_batch is is_batch
+    assert count_messages(tail) == (count or 1)
+
+
+@pytest.mark.parametrize("count", [0, -1, -(2**31)])
+def test_a_batch_of_nothing_is_refused(count: int) -> None:
+    tail = encode_tail(metadata_with(num_messages_in_batch=count), b"x")
+    with pytest.raises(BadTailError, match=f"a batch of {count} messages"):
+        count_messages(tail)
+    with pytest.raises(BadTailError, match=f"a batch of {count} messages"):
+        read_metadata(tail)
+
+
+@pytest.mark.parametrize(
+    ("tail", "reason"),
+    [
+        (b"", "no room for metadata"),
+        (b"\x00\x00\x00", "no room for metadata"),
+        (b"\x0e\x01\x00\x00\x00\x00\x00\x00", "no room for metadata"),
+        (b"\x0e\x01\x00\x00\x00\x00", "metadata of 234946560 bytes cannot be in a tail of 6"),  # read as a size
+        (b"\x0e\x02\x00\x00\x00\x02\x08\x01\x0e\x01", "cannot be in a tail of 10"),  # broker entry metadata: not from clients
+        (tail_of(b"", b"")[:-1] + b"\x01", "metadata of 1 bytes cannot be in a tail of 10"),
+        (b"\xff\xff\xff\xff" + bytes(10), "metadata of 4294967295 bytes cannot be"),
+        (tail_of(b"\xff\xff"), "2 bytes are no message metadata"),
+        (tail_of(b""), "lacks producer_name, sequence_id, publish_time"),
+        (tail_of(b"\x10\x01\x18\x01"), "lacks producer_name"),
+        (tail_of(metadata_with().SerializeToString() + b"\x22\x03\x0a\x01k"), r"lacks properties\[0\].value"),
+    ],
+)
+def test_a_tail_that_a_consumer_could_not_read_is_refused(tail: bytes, reason: str) -> None:
+    for read in (count_messages, read_metadata, parse_metadata):
+        with pytest.raises(BadTailError, match=reason):
+            read(tail)
+
+
+def test_names_and_keys_that_are_not_utf8_are_read_all_the_same() -> None:
+    raw = b"\x0a\x02\xffp" + b"\x10\x01\x18\x02" + b"\x32\x02\xffk"
+    view = read_metadata(tail_of(raw))
+    assert view.producer_name == "\\xffp"
+    assert view.partition_key == b"\xffk"
+
+
+@given(st.binary(max_size=60))
+def test_random_bytes_are_a_tail_or_refused(noise: bytes) -> None:
+    for tail in (noise, b"\x0e\x01" + noise, tail_of(noise)):
+        try:
+            assert count_messages(tail) >= 1
+        except BadTailError:
+            pass

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepheid_wire import BadCommandError, Receipt, encode_command, encode_send_receipt, encode_send_receipts, parse_send
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.wire.strategies import messages, shuffled
+
+Type = pb.BaseCommand.Type
+ids = st.integers(0, 300) | st.integers(0, 2**64 - 1)
+positions = st.integers(-1, 300) | st.integers(-1, 2**63 - 1)
+receipts = st.builds(Receipt, ids, ids, positions, positions, st.none() | ids)
+
+
+@given(st.data())
+def test_parse_send_equals_protobuf(data: st.DataObject) -> None:
+    send = data.draw(messages(pb.CommandSend))
+    parsed = parse_send(data.draw(shuffled(pb.BaseCommand(type=Type.SEND, send=send))))
+
+    def optional(name: str) -> int | None:
+        return getattr(send, name) if send.HasField(name) else None
+
+    assert (parsed.producer_id, parsed.sequence_id) == (send.producer_id, send.sequence_id)
+    assert (parsed.is_chunk, parsed.is_marker) == (send.is_chunk, send.marker)
+    for name in ("num_messages", "highest_sequence_id", "txnid_least_bits", "txnid_most_bits"):
+        assert getattr(parsed, name) == optional(name)
+
+
+@pytest.mark.parametrize("command", ["", "ff", "0806", "08063200", "080632020801", "080632021001", "080632040800"])
+def test_a_broken_send_is_refused(command: str) -> None:
+    with pytest.raises(BadCommandError):
+        parse_send(bytes.fromhex(command))
+
+
+@given(st.binary(max_size=40))
+def test_random_bytes_are_a_send_or_refused(noise: bytes) -> None:
+    try:
+        parse_send(noise)
+    except BadCommandError:
+        pass
+
+
+def by_protobuf(receipt: Receipt) -> bytes:
+    message_id = pb.MessageIdData(ledgerId=receipt.ledger_id % 2**64, entryId=receipt.entry_id % 2**64)
+    body = pb.CommandSendReceipt(producer_id=receipt.producer_id, sequence_id=receipt.sequence_id, message_id=message_id)
+    if receipt.highest_sequence_id is not None:
+        body.highest_sequence_id = receipt.highest_sequence_id
+    return encode_command(pb.BaseCommand(type=Type.SEND_RECEIPT, send_receipt=body))
+
+
+@given(receipts)
+def test_a_receipt_is_what_protobuf_writes(receipt: Receipt) -> None:
+    assert encode_send_receipt(*receipt) == by_protobuf(receipt)
+
+
+@given(st.lists(receipts, max_size=8))
+def test_many_receipts_are_their_frames_in_order(group: list[Receipt]) -> None:
+    assert encode_send_receipts(group) == b"".join(by_protobuf(receipt) for receipt in group)
+
+
+def test_the_largest_receipt_fits_the_tables() -> None:
+    largest = Receipt(2**64 - 1, 2**64 - 1, -1, -1, 2**64 - 1)
+    assert encode_send_receipt(*largest) == by_protobuf(largest)
