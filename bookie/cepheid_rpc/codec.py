@@ -103,11 +103,15 @@ def decode_add_message(data: Buffer) -> list[AddRequest]:
     return requests
 
 
-def split_requests(requests: Sequence[AddRequest], max_bytes: int) -> Iterator[list[AddRequest]]:
+def split_requests(requests: Sequence[AddRequest], max_bytes: int) -> Iterator[Sequence[AddRequest]]:
     """The same entries in the same order as lists of at most `max_bytes` each (soft by one entry), cutting groups where needed.
 
     A group may be larger than a message may be: a transport must not break on it.
     """
+    if sum(request.group.size_bytes for request in requests) <= max_bytes:
+        if requests:
+            yield requests
+        return
     part: list[AddRequest] = []
     room = max_bytes
     for request in requests:
@@ -117,8 +121,7 @@ def split_requests(requests: Sequence[AddRequest], max_bytes: int) -> Iterator[l
                 part, room = [], max_bytes
             part.append(AddRequest(group, request.master_key, request.recovery))
             room -= group.size_bytes
-    if part:
-        yield part
+    yield part
 
 
 def _cut(group: EntryGroup, max_bytes: int) -> Iterator[EntryGroup]:

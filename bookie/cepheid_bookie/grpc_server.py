@@ -1,0 +1,274 @@
+"""A bookie's door to the network: gRPC streams on one side, the storage code on the other.
+
+    Add stream:  read message ──► verify digests ──► Bookie.add ──► journal ──► on_answers ──► one answer message per loop turn
+                     ▲                                                              │
+                     └──────── not read while too many bytes are unanswered ◄───────┘
+
+Rule 1: a damaged group never reaches the storage; it is answered BAD_DIGEST, which may overtake answers of earlier groups of its
+ledger (a refusal fails the bookie for that ledger in any case) but never follows those of later ones.
+Rule 2: what a client sends ahead is bounded per stream: the server stops reading, HTTP/2 stops the client's writes.
+Rule 3: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ClassVar, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+from pydantic import BaseModel, Field, PositiveInt
+
+from cepheid_ports import CepheidError
+from cepheid_rpc import (
+    ADD,
+    READ,
+    READ_LAC,
+    SERVICE,
+    WRITE_LAC,
+    AddAnswer,
+    AddRequest,
+    DigestMismatchError,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    MalformedGroupError,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+    decode_add_message,
+    decode_explicit_lac,
+    decode_lac_request,
+    decode_read_request,
+    encode_add_answers,
+    encode_lac_answer,
+    encode_read_answer,
+    encode_status,
+    server_options,
+)
+
+log = logging.getLogger(__name__)
+
+Context = Any  # grpc.aio.ServicerContext, whose stubs know neither read nor EOF
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+class PortInUseError(CepheidError):
+    """The bookie's port cannot be opened."""
+
+    hint: ClassVar[str] = "stop the process that holds the port, or give the bookie another one"
+
+
+class BookieServerSettings(BaseModel, frozen=True, extra="forbid"):
+    stream_in_flight_bytes: PositiveInt = Field(
+        default=32 << 20,
+        description="Unanswered add bytes per client stream at which the bookie stops reading it. Soft by one message.",
+    )
+    stop_grace_s: float = Field(default=5.0, gt=0, le=60, description="How long a stop waits for admitted adds and running reads.")
+
+
+class ServedBookie(Protocol):
+    """What the server needs of the storage code."""
+
+    def add(self, requests: Sequence[AddRequest], on_answers: Callable[[Sequence[AddAnswer]], None]) -> None: ...
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer: ...
+
+    def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]: ...
+
+    async def write_lac(self, request: ExplicitLac) -> Status: ...
+
+
+class BookieServer:
+    """Serves one bookie on one port, until `aclose`. Port 0 lets the system choose: see `port`."""
+
+    def __init__(self, bookie: ServedBookie, host: str, port: int, settings: BookieServerSettings | None = None) -> None:
+        self._bookie = bookie
+        self._host = host
+        self.port = port
+        self._settings = settings or BookieServerSettings()
+        self._server: grpc.aio.Server | None = None
+        self._add_streams: dict[_AddStream, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<BookieServer {self._host}:{self.port}, {len(self._add_streams)} add streams>"
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Add bytes received over the network and not yet answered."""
+        return sum(stream.in_flight_bytes for stream in self._add_streams)
+
+    async def start(self) -> None:
+        server = grpc.aio.server(options=server_options())
+        server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            self.port = server.add_insecure_port(f"{self._host}:{self.port}")
+        except RuntimeError as error:
+            raise PortInUseError(f"cannot listen on {self._host}:{self.port}: {error}", port=self.port) from error
+        await server.start()
+        self._server = server
+
+    async def aclose(self) -> None:
+        """Stops taking requests; what was admitted is answered first, within the grace of the settings."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        for stream in self._add_streams:
+            stream.stop_reading()
+        await server.stop(self._settings.stop_grace_s)
+
+    def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                ADD: grpc.stream_stream_rpc_method_handler(self._serve_add),
+                READ_LAC: grpc.unary_unary_rpc_method_handler(self._serve_read_lac),
+                READ: grpc.unary_stream_rpc_method_handler(self._serve_read),
+                WRITE_LAC: grpc.unary_unary_rpc_method_handler(self._serve_write_lac),
+            },
+        )
+
+    async def _serve_add(self, _messages: object, context: Context) -> None:
+        stream = _AddStream(self._bookie, context, self._settings.stream_in_flight_bytes)
+        self._add_streams[stream] = None
+        try:
+            await stream.serve()
+        finally:
+            del self._add_streams[stream]
+        if stream.refusal is not None:
+            await _refuse(context, ADD, stream.refusal)
+
+    async def _serve_read_lac(self, data: bytes, context: Context) -> bytes:
+        try:
+            request = decode_lac_request(data)
+        except MalformedGroupError as error:
+            await _refuse(context, READ_LAC, error)
+        return encode_lac_answer(await self._bookie.read_lac(request))
+
+    async def _serve_read(self, data: bytes, context: Context) -> None:
+        try:
+            request = decode_read_request(data)
+        except MalformedGroupError as error:
+            await _refuse(context, READ, error)
+        async for answer in self._bookie.read(request):
+            await context.write(encode_read_answer(answer))  # waits while the client does not read: at most one chunk lies here
+
+    async def _serve_write_lac(self, data: bytes, context: Context) -> bytes:
+        try:
+            request = decode_explicit_lac(data)
+        except MalformedGroupError as error:
+            await _refuse(context, WRITE_LAC, error)
+        return encode_status(await self._bookie.write_lac(request))
+
+
+async def _refuse(context: Context, method: str, error: MalformedGroupError) -> NoReturn:
+    """Ends a call whose bytes are not understood; the client learns why and takes the outcome as unknown."""
+    log.warning("bookie.request.refused", extra={"method": method, "peer": context.peer(), "error": str(error)})
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    raise AssertionError("abort raises")
+
+
+class _AddStream:
+    """One client's adds: what it may have unanswered, and its answers, collected during a loop turn and sent as one message."""
+
+    def __init__(self, bookie: ServedBookie, context: Context, limit_bytes: int) -> None:
+        self._bookie = bookie
+        self._context = context
+        self._limit_bytes = limit_bytes
+        self.in_flight_bytes = 0
+        self._answers: list[AddAnswer] = []
+        self._answers_due = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._reading_ended = False
+        self._reader: asyncio.Task[None] | None = None
+        self.refusal: MalformedGroupError | None = None
+
+    async def serve(self) -> None:
+        """Returns once reading ended (last word of the client, `stop_reading`, `refusal`) and what was admitted is answered."""
+        async with asyncio.TaskGroup() as tasks:
+            self._reader = tasks.create_task(self._read(), name="bookie-server/add-requests")
+            tasks.create_task(self._write(), name="bookie-server/add-answers")
+
+    def stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _read(self) -> None:
+        try:
+            while (data := await self._context.read()) is not _EOF:
+                self._admit(data)
+                await self._room.wait()
+        except MalformedGroupError as error:
+            self.refusal = error
+        finally:
+            self._reading_ended = True
+            self._answers_due.set()
+
+    def _admit(self, data: bytes) -> None:
+        message = _InFlightMessage(self, len(data))
+        good: list[AddRequest] = []
+        bad: list[AddAnswer] = []
+        for request in decode_add_message(data):
+            try:
+                request.group.verify()
+            except (DigestMismatchError, MalformedGroupError) as error:
+                group = request.group
+                log.warning("bookie.group.damaged", extra={"ledger_id": group.ledger_id, "error": str(error)})
+                bad.append(AddAnswer(group.ledger_id, group.first_entry_id, group.last_entry_id, Status.BAD_DIGEST))
+            else:
+                good.append(request)
+        message.unanswered_entries = sum(len(request.group) for request in good)
+        if bad:
+            self._on_answers(bad)
+        if good:
+            self._take(message.size_bytes)
+            self._bookie.add(good, message.on_answers)
+
+    def _take(self, size_bytes: int) -> None:
+        self.in_flight_bytes += size_bytes
+        if self.in_flight_bytes >= self._limit_bytes:
+            self._room.clear()
+
+    def give_back(self, size_bytes: int) -> None:
+        self.in_flight_bytes -= size_bytes
+        if self.in_flight_bytes < self._limit_bytes:
+            self._room.set()
+        if self.in_flight_bytes == 0:
+            self._answers_due.set()
+
+    def _on_answers(self, answers: Sequence[AddAnswer]) -> None:
+        self._answers += answers
+        self._answers_due.set()
+
+    async def _write(self) -> None:
+        """What became known while the previous message was on its way travels together."""
+        while True:
+            while self._answers:
+                answers, self._answers = self._answers, []
+                await self._context.write(encode_add_answers(answers))
+            if self._reading_ended and self.in_flight_bytes == 0:
+                return
+            self._answers_due.clear()
+            await self._answers_due.wait()
+
+
+class _InFlightMessage:
+    """The bytes of one add message, given back when the last of its entries is answered."""
+
+    __slots__ = ("_stream", "size_bytes", "unanswered_entries")
+
+    def __init__(self, stream: _AddStream, size_bytes: int) -> None:
+        self._stream = stream
+        self.size_bytes = size_bytes
+        self.unanswered_entries = 0
+
+    def on_answers(self, answers: Sequence[AddAnswer]) -> None:
+        for answer in answers:
+            self.unanswered_entries -= answer.last_entry_id - answer.first_entry_id + 1
+        assert self.unanswered_entries >= 0, f"the bookie answered {-self.unanswered_entries} entries too many"
+        self._stream._on_answers(answers)
+        if self.unanswered_entries == 0:
+            self._stream.give_back(self.size_bytes)

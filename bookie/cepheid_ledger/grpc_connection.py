@@ -1,0 +1,236 @@
+"""One bookie reached over gRPC.
+
+    AddSource ──next_message──► sender task ──write──► HTTP/2 ──► bookie
+        ▲                          ▲ wake()                          │
+        └──on_answers── reader task ◄──────── answers ◄──────────────┘
+
+Rule 1: the next add message is built only when the previous write returned, so what arrives meanwhile travels together.
+Rule 2: whatever goes wrong on the way is BookieUnavailableError: the outcome is unknown, never a negative.
+Rule 3: a stream breaks once. Adds without any answer for `add_timeout_s` break it too: a silent bookie is treated as failed.
+Adds and reads have a TCP connection each, so that a reader of old data does not delay a publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from pydantic import BaseModel, Field
+
+from cepheid_ports import TaskOwner
+from cepheid_rpc import (
+    ADD,
+    MAX_MESSAGE_BYTES,
+    READ,
+    READ_LAC,
+    WRITE_LAC,
+    AddAnswer,
+    AddRequest,
+    AddSource,
+    BookieUnavailableError,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    MalformedGroupError,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+    channel_options,
+    decode_add_answers,
+    decode_lac_answer,
+    decode_read_answer,
+    decode_status,
+    encode_add_message,
+    encode_explicit_lac,
+    encode_lac_request,
+    encode_read_request,
+    method_path,
+    split_requests,
+)
+
+
+class GrpcConnectionSettings(BaseModel, frozen=True, extra="forbid"):
+    request_timeout_s: float = Field(default=10.0, gt=0, le=300, description="LAC requests: how long the whole call may take.")
+    read_timeout_s: float = Field(default=10.0, gt=0, le=300, description="Reads: how long each chunk may take.")
+    add_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=300,
+        description="Adds: how long a bookie may answer nothing while adds wait, before it is treated as failed.",
+    )
+
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+def _channel(address: str) -> Any:  # the stubs demand serializers, which bytes do not need
+    return grpc.aio.insecure_channel(address, options=channel_options())
+
+
+class GrpcConnection:
+    """A BookieConnection. Connects when first used, and again by itself after a failure; each failed call says so."""
+
+    def __init__(self, bookie_id: str, address: str, settings: GrpcConnectionSettings | None = None) -> None:
+        self._bookie_id = bookie_id
+        self.address = address
+        self._settings = settings or GrpcConnectionSettings()
+        self._adds = _channel(address)
+        self._reads = _channel(address)
+        self._read_lac = self._adds.unary_unary(method_path(READ_LAC))
+        self._write_lac = self._adds.unary_unary(method_path(WRITE_LAC))
+        self._read = self._reads.unary_stream(method_path(READ))
+        self._add_streams: dict[GrpcAddStream, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<GrpcConnection to bookie {self._bookie_id} at {self.address}, {len(self._add_streams)} add streams>"
+
+    @property
+    def bookie_id(self) -> str:
+        return self._bookie_id
+
+    def open_add_stream(self, source: AddSource) -> GrpcAddStream:
+        stream = GrpcAddStream(self, self._adds.stream_stream(method_path(ADD))(), source, self._settings.add_timeout_s)
+        self._add_streams[stream] = None
+        return stream
+
+    def forget(self, stream: GrpcAddStream) -> None:
+        self._add_streams.pop(stream, None)
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer:
+        data = await self._call(self._read_lac(encode_lac_request(request), timeout=self._settings.request_timeout_s), READ_LAC)
+        try:
+            return decode_lac_answer(data)
+        except MalformedGroupError as error:
+            raise self.unavailable(READ_LAC, error) from error
+
+    async def write_lac(self, request: ExplicitLac) -> Status:
+        data = await self._call(self._write_lac(encode_explicit_lac(request), timeout=self._settings.request_timeout_s), WRITE_LAC)
+        try:
+            return decode_status(data)
+        except MalformedGroupError as error:
+            raise self.unavailable(WRITE_LAC, error) from error
+
+    async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
+        call = self._read(encode_read_request(request))
+        try:
+            while True:
+                async with asyncio.timeout(self._settings.read_timeout_s):
+                    data = await call.read()
+                if data is _EOF:
+                    return
+                yield decode_read_answer(data)
+        except (grpc.aio.AioRpcError, TimeoutError, MalformedGroupError) as error:
+            raise self.unavailable(READ, error) from error
+        finally:
+            call.cancel()  # nothing happens if it ended by itself; else the bookie stops reading for nobody
+
+    async def aclose(self) -> None:
+        for stream in list(self._add_streams):
+            await stream.aclose()
+        await self._adds.close()
+        await self._reads.close()
+
+    async def _call(self, call: Awaitable[bytes], method: str) -> bytes:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self.unavailable(method, error) from error
+
+    def unavailable(self, method: str, error: BaseException) -> BookieUnavailableError:
+        reason: Any = error
+        if isinstance(error, grpc.aio.AioRpcError):
+            reason = f"{error.code().name}: {error.details()}"
+        elif isinstance(error, TimeoutError):
+            reason = "no answer in time"
+        return BookieUnavailableError(
+            f"bookie {self._bookie_id} at {self.address}: {method} failed: {reason}", bookie=self._bookie_id, address=self.address
+        )
+
+
+class GrpcAddStream:
+    """Pulls add messages out of one AddSource, and feeds it the answers."""
+
+    def __init__(self, connection: GrpcConnection, call: Any, source: AddSource, timeout_s: float) -> None:
+        self._connection = connection
+        self._call = call
+        self._source = source
+        self._timeout_s = timeout_s
+        self._due = asyncio.Event()
+        self._ended = False
+        self._unanswered_entries = 0
+        self._last_progress = 0.0
+        self._tasks = TaskOwner(f"add-stream-{connection.bookie_id}", on_error=self._break)
+        self._tasks.start(self._send(), name="send")
+        self._tasks.start(self._receive(), name="receive")
+        self._loop = asyncio.get_running_loop()
+        self._watchdog = self._loop.call_later(timeout_s / 4, self._check_progress)
+
+    def __repr__(self) -> str:
+        return f"<GrpcAddStream to bookie {self._connection.bookie_id}, {self._unanswered_entries} entries unanswered>"
+
+    def wake(self) -> None:
+        self._due.set()
+
+    async def aclose(self) -> None:
+        """Ends the stream; the source hears nothing more of it."""
+        self._end()
+        await self._tasks.aclose()
+
+    async def _send(self) -> None:
+        try:
+            while not self._ended:
+                await self._due.wait()
+                self._due.clear()
+                while not self._ended and (requests := self._source.next_message(MAX_MESSAGE_BYTES)):
+                    self._count_sent(requests)
+                    for part in split_requests(requests, 2 * MAX_MESSAGE_BYTES):
+                        await self._call.write(encode_add_message(part))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            self._break(error)
+
+    async def _receive(self) -> None:
+        try:
+            while (data := await self._call.read()) is not _EOF:
+                answers = decode_add_answers(data)
+                self._count_answered(answers)
+                self._source.on_answers(answers)
+            self._break(await self._end_of_call())
+        except (grpc.aio.AioRpcError, MalformedGroupError) as error:
+            self._break(error)
+
+    async def _end_of_call(self) -> BaseException:
+        code = await self._call.code()
+        return ConnectionError(f"the bookie ended the stream with {code.name}: {await self._call.details() or 'no reason given'}")
+
+    def _count_sent(self, requests: Sequence[AddRequest]) -> None:
+        if self._unanswered_entries == 0:
+            self._last_progress = self._loop.time()
+        self._unanswered_entries += sum(len(request.group) for request in requests)
+
+    def _count_answered(self, answers: Sequence[AddAnswer]) -> None:
+        self._unanswered_entries -= sum(answer.last_entry_id - answer.first_entry_id + 1 for answer in answers)
+        self._last_progress = self._loop.time()
+        if self._unanswered_entries < 0:
+            raise MalformedGroupError(f"{-self._unanswered_entries} more entries were answered than sent")
+
+    def _check_progress(self) -> None:
+        """One timer a stream, whatever is in flight."""
+        if self._unanswered_entries and self._loop.time() - self._last_progress >= self._timeout_s:
+            self._break(TimeoutError(f"{self._unanswered_entries} entries unanswered for {self._timeout_s} s"))
+        else:
+            self._watchdog = self._loop.call_later(self._timeout_s / 4, self._check_progress)
+
+    def _break(self, error: BaseException) -> None:
+        if not self._ended:
+            self._end()
+            self._source.on_broken(self._connection.unavailable(ADD, error))
+
+    def _end(self) -> None:
+        self._ended = True
+        self._watchdog.cancel()
+        self._call.cancel()
+        self._due.set()
+        self._connection.forget(self)
