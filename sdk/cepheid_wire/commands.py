@@ -69,9 +69,7 @@ def _name(command: pb.BaseCommand) -> str:
 
 # Command number → name of its body in BaseCommand. The names do not agree (LOOKUP is in `lookupTopic`), the numbers do.
 BODY_FIELDS: dict[int, str] = {int(t): pb.BaseCommand.DESCRIPTOR.fields_by_number[int(t)].name for t in CommandType}
-_TYPES_BY_BODY: dict[str, int] = {
-    pb.BaseCommand.DESCRIPTOR.fields_by_name[field].message_type.name: number for number, field in BODY_FIELDS.items()
-}
+_TYPES_BY_BODY: dict[str, int] = {getattr(pb.BaseCommand(), field).DESCRIPTOR.name: t for t, field in BODY_FIELDS.items()}
 
 
 @cache

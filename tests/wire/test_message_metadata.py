@@ -39,7 +39,7 @@ def metadata_with(**fields: Any) -> pb.MessageMetadata:
 def test_what_is_read_equals_the_whole_metadata(data: st.DataObject, payload: bytes, checksum: bool) -> None:
     metadata = data.draw(messages(pb.MessageMetadata))
     if metadata.num_messages_in_batch < 1:
-        metadata.num_messages_in_batch = 1 - metadata.num_messages_in_batch
+        metadata.num_messages_in_batch = max(1, ~metadata.num_messages_in_batch)  # one that is allowed
     written = data.draw(shuffled(metadata))
     tail = memoryview(tail_of(written, payload, checksum))
 
