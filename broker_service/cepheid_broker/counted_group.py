@@ -1,0 +1,120 @@
+"""A group of entries as dispatch sees it: how many messages each entry holds, and which entries are chunks of a larger message."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cepheid_rpc import EntryGroup
+from cepheid_wire import BadTailError, parse_metadata
+
+log = logging.getLogger(__name__)
+
+Run = tuple[int, int]
+"""Entry ids `first..last`, inclusive, of one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of a message that its producer cut up; all pieces have the same uuid (protocol.md §10.5)."""
+
+    uuid: str
+    is_last: bool
+
+
+class CountedGroup:
+    """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them."""
+
+    __slots__ = ("chunks", "counts", "group", "size_bytes")
+
+    def __init__(self, group: EntryGroup, counts: Sequence[int] | None, chunks: dict[int, Chunk] | None = None) -> None:
+        self.group = group
+        self.counts = counts
+        self.chunks = chunks
+        self.size_bytes = group.size_bytes
+
+    def __repr__(self) -> str:
+        return f"<CountedGroup {self.group!r}, {self.messages_in(self.group.first_entry_id, self.group.last_entry_id)} messages>"
+
+    @property
+    def ledger_id(self) -> int:
+        return self.group.ledger_id
+
+    @property
+    def first(self) -> int:
+        return self.group.first_entry_id
+
+    @property
+    def last(self) -> int:
+        return self.group.last_entry_id
+
+    def messages_in(self, first: int, last: int) -> int:
+        if self.counts is None:
+            return last - first + 1
+        base = self.group.first_entry_id
+        return sum(self.counts[first - base : last - base + 1])
+
+    def counts_in(self, first: int, last: int) -> Sequence[int]:
+        if self.counts is None:
+            return (1,) * (last - first + 1)
+        base = self.group.first_entry_id
+        return self.counts[first - base : last - base + 1]
+
+    def take(self, runs: Sequence[Run], permits: int, max_entries: int) -> tuple[list[Run], int]:
+        """The front of `runs` that `permits` (> 0) pay for, and how many messages that is.
+
+        An entry is sent whole as soon as one permit is there, so the result may cost more than there is (protocol.md §13).
+        """
+        assert permits > 0
+        taken: list[Run] = []
+        messages = 0
+        for first, last in runs:
+            if messages >= permits or max_entries <= 0:
+                break
+            if last - first >= max_entries:
+                last = first + max_entries - 1
+            cost = self.messages_in(first, last)
+            if cost > permits - messages:
+                last, cost = self._cut(first, permits - messages)
+            taken.append((first, last))
+            messages += cost
+            max_entries -= last - first + 1
+        return taken, messages
+
+    def _cut(self, first: int, permits: int) -> tuple[int, int]:
+        """The last entry from `first` on that `permits` reach, and the cost up to it."""
+        if self.counts is None:
+            return first + permits - 1, permits
+        cost, base = 0, self.group.first_entry_id
+        for index in range(first - base, len(self.counts)):
+            cost += self.counts[index]
+            if cost >= permits:
+                return base + index, cost
+        raise AssertionError("called only when the run costs more than the permits")
+
+
+def count_group(group: EntryGroup) -> CountedGroup:
+    """Reads the metadata of every entry once.
+
+    An entry whose metadata cannot be read counts as one message: refused when published, it can only come from elsewhere.
+    """
+    counts: list[int] = []
+    chunks: dict[int, Chunk] | None = None
+    entry_id = group.first_entry_id
+    for payload in group.payloads():
+        try:
+            metadata = parse_metadata(payload)
+        except BadTailError as error:
+            log.warning(
+                "entry.unreadable", extra={"ledger_id": group.ledger_id, "entry_id": entry_id, "error": str(error)}
+            )
+            counts.append(1)
+        else:
+            counts.append(max(1, metadata.num_messages_in_batch))
+            if metadata.num_chunks_from_msg > 1:
+                chunks = {} if chunks is None else chunks
+                is_last = metadata.chunk_id >= metadata.num_chunks_from_msg - 1
+                chunks[entry_id] = Chunk(str(metadata.uuid), is_last)
+        entry_id += 1
+    return CountedGroup(group, None if sum(counts) == len(counts) else counts, chunks)

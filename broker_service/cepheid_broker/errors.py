@@ -1,0 +1,56 @@
+"""What the broker refuses, by type. `wire_errors.py` gives each its code on the wire."""
+
+from __future__ import annotations
+
+from cepheid_ports import CepheidError
+
+
+class BrokerError(CepheidError):
+    """A request that the broker refuses; the connection lives."""
+
+
+class ProtocolViolationError(CepheidError):
+    """The peer broke a rule of the protocol in a way that leaves nothing to answer: the connection closes."""
+
+    hint = "the client or a proxy in between misbehaves; its version is in the connection.opened log line"
+
+
+class TopicNotFoundError(BrokerError):
+    hint = "create the topic, or allow its creation on first use (auto_creation in the broker's settings or the namespace's policies)"
+
+
+class NamespaceNotFoundError(BrokerError):
+    hint = "create the namespace first: PUT /admin/v2/namespaces/TENANT/NAMESPACE"
+
+
+class ServiceNotReadyError(BrokerError):
+    """Loading, unloading, being reset: the same request succeeds soon."""
+
+    retriable = True
+    hint = "clients retry by themselves"
+
+
+class ProducerBusyError(BrokerError):
+    hint = "another producer has this name; leave the name out or choose another one"
+
+
+class ConsumerBusyError(BrokerError):
+    hint = "the subscription is in use; close the other consumer, use a Shared subscription or another subscription name"
+
+
+class SubscriptionNotFoundError(BrokerError):
+    hint = "create the subscription, or subscribe with a name that exists"
+
+
+class ConsumerNotFoundError(BrokerError):
+    hint = "the consumer was closed; subscribe again"
+
+
+class NotAllowedError(BrokerError):
+    """Not served, or against the rules; trying again does not help."""
+
+
+class TooManyError(BrokerError):
+    """A bound on producers, consumers or subscriptions is reached."""
+
+    hint = "close some, or raise the limit in the broker's settings"

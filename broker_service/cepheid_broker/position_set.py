@@ -1,0 +1,107 @@
+"""A set of positions, by ledger: what a subscription has to send again. Ordered, and small for dense runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pyroaring import BitMap
+
+from cepheid_broker.position import Position
+
+
+class PositionSet:
+    """Positions with entry ids from 0 to 2^32 - 1 (one ledger holds far fewer)."""
+
+    __slots__ = ("_ledgers",)
+
+    def __init__(self, positions: Iterable[tuple[int, int]] = ()) -> None:
+        self._ledgers: dict[int, BitMap] = {}
+        for ledger_id, entry_id in positions:
+            self.add(ledger_id, entry_id)
+
+    def __repr__(self) -> str:
+        return f"<PositionSet of {len(self)}>"
+
+    def __bool__(self) -> bool:
+        return bool(self._ledgers)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ledgers.values()))
+
+    def __iter__(self) -> Iterator[Position]:
+        for ledger_id in sorted(self._ledgers):
+            for entry_id in self._ledgers[ledger_id]:
+                yield Position(ledger_id, entry_id)
+
+    def __contains__(self, position: tuple[int, int]) -> bool:
+        ledger_id, entry_id = position
+        return ledger_id in self._ledgers and entry_id in self._ledgers[ledger_id]
+
+    def add(self, ledger_id: int, entry_id: int) -> None:
+        self._of(ledger_id).add(entry_id)
+
+    def add_all(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
+        entries = self._of(ledger_id)
+        entries.update(entry_ids)
+        if not entries:
+            del self._ledgers[ledger_id]
+
+    def discard(self, ledger_id: int, entry_id: int) -> None:
+        entries = self._ledgers.get(ledger_id)
+        if entries is not None:
+            entries.discard(entry_id)
+            if not entries:
+                del self._ledgers[ledger_id]
+
+    def discard_range(self, ledger_id: int, first: int, last: int) -> None:
+        entries = self._ledgers.get(ledger_id)
+        if entries is not None:
+            entries.remove_range(first, last + 1)
+            if not entries:
+                del self._ledgers[ledger_id]
+
+    def clear(self) -> None:
+        self._ledgers.clear()
+
+    def first(self) -> Position | None:
+        if not self._ledgers:
+            return None
+        ledger_id = min(self._ledgers)
+        return Position(ledger_id, self._ledgers[ledger_id].min())
+
+    def first_span(self, max_entries: int, max_gap: int) -> tuple[int, int, int] | None:
+        """(ledger, first, last) from the first position on, as long as neighbours are at most `max_gap` apart: one read that
+        fetches little that nobody wants."""
+        position = self.first()
+        if position is None:
+            return None
+        first = last = position.entry_id
+        entries = self._ledgers[position.ledger_id]
+        for entry_id in entries[1:max_entries]:
+            if entry_id - last > max_gap or entry_id - first >= max_entries:
+                break
+            last = entry_id
+        return position.ledger_id, first, last
+
+    def runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
+        """The members in `first..last` (inclusive) of a ledger, as runs."""
+        entries = self._ledgers.get(ledger_id)
+        if entries is None:
+            return []
+        runs: list[tuple[int, int]] = []
+        run_first = previous = -2
+        for entry_id in entries & BitMap(range(first, last + 1)):
+            if entry_id != previous + 1:
+                if previous >= 0:
+                    runs.append((run_first, previous))
+                run_first = entry_id
+            previous = entry_id
+        if previous >= 0:
+            runs.append((run_first, previous))
+        return runs
+
+    def _of(self, ledger_id: int) -> BitMap:
+        entries = self._ledgers.get(ledger_id)
+        if entries is None:
+            entries = self._ledgers[ledger_id] = BitMap()
+        return entries

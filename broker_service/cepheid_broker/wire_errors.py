@@ -1,0 +1,68 @@
+"""Which code each error has on the wire: the one table of this edge.
+
+Chosen by what official clients do with a code rather than by its name: what passes by itself becomes SERVICE_NOT_READY, which they
+retry; what does not becomes a code that fails at once (protocol of Apache Pulsar, `ServerError`; cepheid_wire.ServerError has the
+list). An invalid name is NOT_ALLOWED_ERROR, since C++ clients retry INVALID_TOPIC_NAME until their timeout and then say "Timeout".
+"""
+
+from __future__ import annotations
+
+import logging
+
+from cepheid_broker.errors import (
+    BrokerError,
+    ConsumerBusyError,
+    ConsumerNotFoundError,
+    NamespaceNotFoundError,
+    NotAllowedError,
+    ProducerBusyError,
+    ServiceNotReadyError,
+    SubscriptionNotFoundError,
+    TooManyError,
+    TopicNotFoundError,
+)
+from cepheid_metadata import MetadataError
+from cepheid_ports import CepheidError
+from cepheid_wire import ChecksumMismatchError, InvalidTopicNameError, ServerError
+
+log = logging.getLogger(__name__)
+
+SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
+    BrokerError: ServerError.UNKNOWN_ERROR,
+    TopicNotFoundError: ServerError.TOPIC_NOT_FOUND,
+    NamespaceNotFoundError: ServerError.TOPIC_NOT_FOUND,
+    ServiceNotReadyError: ServerError.SERVICE_NOT_READY,
+    ProducerBusyError: ServerError.PRODUCER_BUSY,
+    ConsumerBusyError: ServerError.CONSUMER_BUSY,
+    SubscriptionNotFoundError: ServerError.SUBSCRIPTION_NOT_FOUND,
+    ConsumerNotFoundError: ServerError.METADATA_ERROR,  # seek, unsubscribe and getLastMessageId (protocol.md §17, §18)
+    NotAllowedError: ServerError.NOT_ALLOWED_ERROR,
+    TooManyError: ServerError.CONSUMER_BUSY,
+    InvalidTopicNameError: ServerError.NOT_ALLOWED_ERROR,
+    ChecksumMismatchError: ServerError.CHECKSUM_ERROR,
+    MetadataError: ServerError.METADATA_ERROR,
+}
+
+
+def server_error_of(error: BaseException) -> ServerError:
+    """The code of an error. One that is not ours is a bug: UNKNOWN_ERROR, and the log has its traceback."""
+    if isinstance(error, TimeoutError):
+        return ServerError.SERVICE_NOT_READY
+    if isinstance(error, CepheidError):
+        for kind in type(error).__mro__:
+            if kind in SERVER_ERRORS:
+                code = SERVER_ERRORS[kind]
+                # Metadata and storage errors that pass by themselves are answered like a topic that is being loaded.
+                return ServerError.SERVICE_NOT_READY if error.retriable else code
+        return ServerError.SERVICE_NOT_READY if error.retriable else ServerError.PERSISTENCE_ERROR
+    log.error("request.failed", extra={"error": repr(error)}, exc_info=error)
+    return ServerError.UNKNOWN_ERROR
+
+
+def error_text(error: BaseException) -> str:
+    """What the client's user reads. Never the text of an unexpected exception: it says nothing to them."""
+    if isinstance(error, CepheidError):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "the request took too long; clients retry by themselves"
+    return f"internal error ({type(error).__name__}); the broker's log has the details"

@@ -1,0 +1,312 @@
+"""The Shared core: turns, priorities, redelivery, chunks, limits, and that it never stops without a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cepheid_broker.counted_group import Chunk
+from cepheid_broker.dispatch import Idle
+from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.position import Position
+from tests.broker.dispatch_world import World
+
+
+def world_with(entries: int, consumers: int = 0, *, permits: int = 100, max_unacked: int = 1000) -> World:
+    world = World(SharedDispatch, max_unacked=max_unacked)
+    for _ in range(entries):
+        world.append(1)
+    for key in range(1, consumers + 1):
+        world.core.on_consumer_joined(key)
+        world.core.on_permits(key, permits)
+    return world
+
+
+def shares(world: World) -> Counter[int]:
+    return Counter(consumer for consumer, _, _ in world.sent)
+
+
+def shared(world: World) -> SharedDispatch:
+    assert isinstance(world.core, SharedDispatch)
+    return world.core
+
+
+def test_consumers_take_turns() -> None:
+    world = world_with(60, consumers=3)
+    world.settle()
+    assert set(shares(world).values()) == {20}
+
+
+def test_a_lower_priority_number_is_served_first() -> None:
+    world = world_with(30)
+    for key, priority in ((1, 5), (2, 0)):
+        world.core.on_consumer_joined(key, priority=priority)
+        world.core.on_permits(key, 20)
+    world.settle()
+    assert shares(world) == {2: 20, 1: 10}
+
+
+def test_redelivery_raises_the_count_and_goes_first() -> None:
+    world = world_with(5, consumers=1)
+    world.settle()
+    world.sent.clear()
+    world.core.on_redeliver(1, [Position(3, 1), Position(3, 3)])
+    world.append(1)
+    world.settle()
+    assert [(p.entry_id, count) for _, p, count in world.sent] == [(1, 1), (3, 1), (5, 0)]
+    world.sent.clear()
+    world.core.on_redeliver(1, [Position(3, 1)])
+    world.settle()
+    assert [(p.entry_id, count) for _, p, count in world.sent] == [(1, 2)]
+
+
+def test_what_a_consumer_leaves_behind_goes_to_the_others_with_its_count_as_it_was() -> None:
+    world = world_with(8, consumers=2)
+    world.settle()
+    left = [p for consumer, p, _ in world.sent if consumer == 1]
+    world.sent.clear()
+    world.core.on_consumer_left(1)
+    world.settle()
+    assert [(consumer, p, count) for consumer, p, count in world.sent] == [(2, p, 0) for p in left]
+
+
+def test_redelivery_of_what_another_consumer_holds_is_ignored() -> None:
+    world = world_with(8, consumers=2)
+    world.settle()
+    of_first = [p for consumer, p, _ in world.sent if consumer == 1]
+    world.sent.clear()
+    world.core.on_redeliver(2, of_first)
+    world.settle()
+    assert world.sent == []
+
+
+def test_too_many_unacknowledged_messages_block_until_half_are_acknowledged() -> None:
+    world = world_with(30, consumers=1, permits=1000, max_unacked=10)
+    world.settle()
+    held = [p for _, p, _ in world.sent]
+    assert world.core.why_idle() is Idle.TOO_MANY_UNACKED
+    assert len(held) >= 10
+    sent_before = len(world.sent)
+    for index, position in enumerate(held):
+        world.acks.acknowledged.add(position)
+        world.core.on_acked(1, [position])
+        world.settle()
+        if len(held) - index - 1 > 5:
+            assert len(world.sent) == sent_before, "resumed above half"
+    assert len(world.sent) > sent_before
+
+
+def test_chunks_of_one_message_stay_with_one_consumer_while_others_go_on() -> None:
+    world = world_with(0, consumers=2, permits=1)
+    world.append(1, Chunk("p-0", is_last=False))
+    world.settle()
+    (owner, _, _) = world.sent[0]
+    other = 3 - owner
+    world.append(1, Chunk("p-0", is_last=False))
+    world.append(1)
+    world.append(1, Chunk("p-0", is_last=True))
+    world.settle()
+    assert [(c, p.entry_id) for c, p, _ in world.sent] == [(owner, 0), (other, 2)], "the plain entry passed the reserved chunk"
+    world.core.on_permits(other, 10)
+    world.settle()
+    assert world.core.why_idle() is Idle.CHUNKS_RESERVED
+    world.core.on_permits(owner, 10)
+    world.settle()
+    assert [(c, p.entry_id) for c, p, _ in world.sent][2:] == [(owner, 1), (owner, 3)]
+
+
+def test_chunks_of_a_consumer_that_left_all_go_to_the_same_other_one() -> None:
+    world = world_with(0, consumers=3, permits=100)
+    for index in range(4):
+        world.append(1, Chunk("p-0", is_last=index == 3))
+        if index < 2:
+            world.settle()
+    owner = world.sent[0][0]
+    world.core.on_consumer_left(owner)
+    world.sent.clear()
+    world.settle()
+    assert [p.entry_id for _, p, _ in world.sent] == [0, 1, 2, 3]
+    assert len({consumer for consumer, _, _ in world.sent}) == 1
+
+
+def test_a_chunk_does_not_overtake_an_earlier_one_that_is_read_back() -> None:
+    world = world_with(0, consumers=2, permits=100)
+    for index in range(2):
+        world.append(1, Chunk("p-0", is_last=False))
+    world.settle()
+    owner = world.sent[0][0]
+    world.reads_at_once = False
+    world.append(1, Chunk("p-0", is_last=True))
+    world.settle()
+    world.core.on_consumer_left(owner)  # its chunks must be read back, and the last one is read for the first time
+    world.settle()
+    world.sent.clear()
+    while world.reads:
+        world.finish_read(0)  # the forward read ends first
+        world.settle()
+    assert [p.entry_id for _, p, _ in world.sent] == [0, 1, 2]
+
+
+def test_entries_that_were_trimmed_do_not_hold_up_redelivery() -> None:
+    world = world_with(4, consumers=1)
+    world.settle()
+    world.topic.roll()
+    world.append(1)
+    world.settle()
+    world.core.on_redeliver(1, None)
+    world.sent.clear()
+    del world.topic.ledgers[3]
+    world.settle()
+    assert [p for _, p, _ in world.sent] == [Position(5, 0)]
+    assert world.core.why_idle() is Idle.AT_END
+
+
+class SharedHistories(RuleBasedStateMachine):
+    """Random histories. A model keeps who holds what; the core must never give an entry twice, and never keep one back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(SharedDispatch, max_unacked=30)
+        self.world.on_sent = self.on_sent  # type: ignore[method-assign]
+        self.world.reads_at_once = False
+        self.next_key = 0
+        self.permits: dict[int, int] = {}
+        self.writable: dict[int, bool] = {}
+        self.holder: dict[Position, int] = {}
+        self.chunk_holder: dict[str, int] = {}
+        self.uuid: tuple[int, int] | None = None
+
+    @property
+    def core(self) -> SharedDispatch:
+        return shared(self.world)
+
+    def on_sent(self, consumer: int, positions: list[Position]) -> None:
+        assert self.writable[consumer]
+        for position in positions:
+            messages, chunk = self.world.topic.ledgers[position.ledger_id][position.entry_id]
+            assert self.permits[consumer] > 0
+            assert position not in self.holder, f"{position} is outstanding twice"
+            assert position not in self.world.acks.acknowledged
+            self.permits[consumer] -= messages
+            self.holder[position] = consumer
+            if chunk is not None and len(self.chunk_positions(chunk.uuid)) > 1:
+                earlier = [
+                    p for p in self.chunk_positions(chunk.uuid) if p < position and p not in self.world.acks.acknowledged
+                ]
+                assert all(self.holder.get(p) == consumer for p in earlier), "chunks at two consumers, or out of order"
+
+    def chunk_positions(self, uuid: str) -> list[Position]:
+        entries = self.world.topic.ledgers
+        return [
+            p for p in self.world.topic.positions() if (c := entries[p.ledger_id][p.entry_id][1]) is not None and c.uuid == uuid
+        ]
+
+    @rule(messages=st.integers(1, 5), entries=st.integers(1, 9))
+    def append(self, messages: int, entries: int) -> None:
+        for _ in range(entries):
+            self.world.append(messages)
+
+    @rule(chunks=st.integers(1, 4))
+    def append_chunks(self, chunks: int) -> None:
+        for _ in range(chunks):
+            number, index = self.uuid or (0, 0)
+            self.world.append(1, Chunk(f"p-{number}", is_last=index == 2))
+            self.uuid = (number + 1, 0) if index == 2 else (number, index + 1)
+
+    @rule()
+    def roll(self) -> None:
+        self.world.topic.roll()
+
+    @precondition(lambda self: len(self.permits) < 4)
+    @rule(priority=st.integers(0, 1))
+    def join(self, priority: int) -> None:
+        self.next_key += 1
+        self.permits[self.next_key], self.writable[self.next_key] = 0, True
+        self.core.on_consumer_joined(self.next_key, priority=priority)
+
+    @precondition(lambda self: self.permits)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.permits)))
+        del self.permits[key], self.writable[key]
+        self.holder = {p: holder for p, holder in self.holder.items() if holder != key}
+        self.core.on_consumer_left(key)
+
+    @precondition(lambda self: self.permits)
+    @rule(data=st.data(), messages=st.integers(1, 15))
+    def flow(self, data: st.DataObject, messages: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.permits)))
+        self.permits[key] += messages
+        self.core.on_permits(key, messages)
+
+    @precondition(lambda self: self.permits)
+    @rule(data=st.data(), writable=st.booleans())
+    def socket(self, data: st.DataObject, writable: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.permits)))
+        self.writable[key] = writable
+        self.core.on_writable(key, writable)
+
+    @precondition(lambda self: self.holder)
+    @rule(data=st.data(), by_another=st.booleans())
+    def acknowledge(self, data: st.DataObject, by_another: bool) -> None:
+        positions = data.draw(st.lists(st.sampled_from(sorted(self.holder)), max_size=8, unique=True))
+        for position in positions:
+            self.world.acks.acknowledged.add(position)
+            key = self.holder.pop(position)
+            self.core.on_acked(min(self.permits) if by_another else key, [position])
+
+    @precondition(lambda self: self.holder)
+    @rule(data=st.data())
+    def negatively_acknowledge(self, data: st.DataObject) -> None:
+        position = data.draw(st.sampled_from(sorted(self.holder)))
+        key = self.holder[position]
+        chunk = self.world.topic.ledgers[position.ledger_id][position.entry_id][1]
+        positions = [position] if chunk is None else [p for p in self.chunk_positions(chunk.uuid) if self.holder.get(p) == key]
+        for p in positions:
+            del self.holder[p]
+        self.core.on_redeliver(key, positions)
+
+    @precondition(lambda self: self.permits)
+    @rule(data=st.data())
+    def redeliver_all(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.permits)))
+        self.holder = {p: holder for p, holder in self.holder.items() if holder != key}
+        self.core.on_redeliver(key, None)
+
+    @precondition(lambda self: self.world.reads)
+    @rule(fails=st.sampled_from([True, False, False, False]), as_asked=st.booleans(), entries=st.integers(1, 6), data=st.data())
+    def end_read(self, fails: bool, as_asked: bool, entries: int, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.world.reads) - 1))
+        if fails:
+            self.world.fail_read(index)
+        else:
+            self.world.finish_read(index, max_entries=entries, as_asked=as_asked)
+
+    @precondition(lambda self: self.world.failed)
+    @rule()
+    def retry(self) -> None:
+        self.world.failed.clear()
+        self.core.on_retry()
+
+    @invariant()
+    def sends_whatever_it_can(self) -> None:
+        self.world.settle()
+        for key in self.permits:
+            assert self.core.permits(key) == self.permits[key]
+        able = [
+            key for key, permits in self.permits.items() if permits > 0 and self.writable[key] and not self.core.is_blocked(key)
+        ]
+        idle = self.core.why_idle()
+        if not able or idle in (Idle.READING, Idle.READ_FAILED):
+            return
+        missed = [p for p in self.world.topic.positions() if p not in self.world.acks.acknowledged and p not in self.holder]
+        if idle is Idle.CHUNKS_RESERVED:
+            missed = [p for p in missed if self.world.topic.ledgers[p.ledger_id][p.entry_id][1] is None]
+        assert not missed, f"{missed} could be sent to {able}, idle because {idle}"
+
+
+SharedHistories.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+test_random_histories = SharedHistories.TestCase
