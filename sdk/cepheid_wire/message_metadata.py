@@ -3,8 +3,8 @@
     count_messages   hot path: once when an entry is published, and once whenever it is dispatched
     read_metadata    the fields that some features of a broker need
     parse_metadata   everything, for tools
-All three let protobuf's C parser read the metadata once (0.2 µs): a walk over the tags in Python that gives the same answer for
-every legal order of fields and every unknown field took three times as long.
+All let protobuf's C parser read the metadata (0.2 µs of the 1.0 that `count_messages` takes, checks included): a walk over the
+tags in Python that only looked for the count took 1.6 µs, since it may not stop before the end: fields may come in any order.
 """
 
 from __future__ import annotations

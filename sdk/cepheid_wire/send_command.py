@@ -1,7 +1,8 @@
 """SEND as it arrives and SEND_RECEIPT as it leaves: the two commands of every published entry.
 
-Parsing is protobuf's: the C parser and the attribute reads take 0.8 µs, and a parser in Python was slower. Receipts are written by
-hand and for a whole group, into one buffer: 0.6 µs each instead of 0.9, and one write.
+Parsing is protobuf's: reading all fields of a SEND takes 0.85 µs. A walk over the bytes in Python, without the handling of broken
+input, took 0.6 µs: not worth a second parser. Receipts are written by hand and for a whole group into one buffer: 0.5 µs each
+instead of 0.9, and one write.
 """
 
 from __future__ import annotations
