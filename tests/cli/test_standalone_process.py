@@ -1,0 +1,144 @@
+"""`cepheid standalone` as a user runs it: a process, its words, its signals, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cepheid_cli.wire_client import WireClient, probe_produce
+
+TOPIC = "persistent://public/default/t"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    def __init__(self, data: Path, *flags: str, port: int | None = None) -> None:
+        self.port, self.admin_port = port or free_port(), free_port()
+        command = [sys.executable, "-m", "cepheid_cli", "standalone", "--data", str(data), "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            [*command, "--admin-port", str(self.admin_port), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")},
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._pumps = [
+            threading.Thread(target=lambda stream, lines: lines.extend(stream), args=pair, daemon=True)
+            for pair in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        ]
+        for pump in self._pumps:
+            pump.start()
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not probe_produce("127.0.0.1", self.port, TOPIC, timeout_s=5):
+            assert self.process.poll() is None, f"the server ended: {self.text()}"
+            assert time.monotonic() < deadline, f"not ready within {timeout_s} s: {self.text()}"
+            time.sleep(0.01)
+
+    def text(self) -> str:
+        return "".join(self.out) + "".join(self.err)
+
+    def end(self, number: int = signal.SIGINT, timeout_s: float = 30.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(timeout_s)
+        for pump in self._pumps:
+            pump.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+        return code
+
+
+@contextmanager
+def running(data: Path, *flags: str) -> Iterator[Server]:
+    server = Server(data, *flags)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.end(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_to_connect_and_stops_cleanly(tmp_path: Path, number: int) -> None:
+    with running(tmp_path / "data") as server:
+        assert server.end(number) == 0, server.text()
+        text = "".join(server.out)
+        assert re.search(r"cepheid standalone, ready after \d+\.\d\d s", text)
+        assert f"pulsar://127.0.0.1:{server.port}" in text
+        assert f"http://127.0.0.1:{server.admin_port}" in text
+        assert str(tmp_path / "data") in text
+        assert text.rstrip().endswith("stopped")
+
+
+def test_what_was_acknowledged_is_there_after_sigkill(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--bookies", "3") as server:
+        with WireClient(f"pulsar://127.0.0.1:{server.port}", TOPIC) as client:
+            client.subscribe("s", shared=False, earliest=True)
+            client.close_consumer()
+        with WireClient(f"pulsar://127.0.0.1:{server.port}", TOPIC) as client:
+            client.open_producer()
+            stored = [(*client.send(number, b"m%d" % number), b"m%d" % number) for number in range(50)]
+        server.end(signal.SIGKILL)
+    with running(tmp_path / "data", "--bookies", "3") as server:
+        with WireClient(f"pulsar://127.0.0.1:{server.port}", TOPIC) as client:
+            client.subscribe("s", shared=False, earliest=True)
+            received = []
+            for message in client.receive():
+                if message.payload != b"probe":
+                    received.append((message.ledger_id, message.entry_id, message.payload))
+                if len(received) == len(stored):
+                    break
+        assert received == stored
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        server = Server(tmp_path / "data", port=port)
+        assert server.process.wait(30) == 1
+        assert server.end() == 1
+        (line,) = [line for line in server.err if line.startswith("cepheid: ")]
+        assert str(port) in line
+        assert "in use" in line
+        assert "--port" in line
+
+
+def test_a_data_directory_in_use_is_named(tmp_path: Path) -> None:
+    with running(tmp_path / "data"):
+        second = Server(tmp_path / "data")
+        assert second.process.wait(30) == 1
+        assert second.end() == 1
+        (line,) = [line for line in second.err if line.startswith("cepheid: ")]
+        assert str(tmp_path / "data") in line
+        assert "in use" in line
+
+
+def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", "--bookies", "0")
+    assert server.process.wait(30) == 1
+    assert server.end() == 1
+    assert "setting bookies = 0 from the command line" in "".join(server.err)
+    assert not (tmp_path / "data").exists()
