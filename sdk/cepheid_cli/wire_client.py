@@ -5,9 +5,7 @@ Applications use Apache Pulsar's official clients; this one lets `cepheid produc
 
 from __future__ import annotations
 
-import socket
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,16 +13,17 @@ from urllib.parse import urlsplit
 
 from cepheid_ports import CepheidError
 from cepheid_wire import (
+    PONG_FRAME,
     CommandType,
     Frame,
-    FrameSplitter,
-    add_checksum,
+    decode_batch,
     encode_command,
-    iter_messages,
+    encode_tail,
     parse_command,
-    pb,
+    parse_metadata,
+    split_tail,
 )
-from cepheid_wire.commands import PONG_FRAME
+from cepheid_wire import pulsar_api_pb2 as pb
 
 MAX_FRAME_BYTES = 5 * 1024 * 1024 + 10 * 1024
 _RECEIVE_BYTES = 1 << 18
@@ -94,12 +93,10 @@ class WireClient:
         )
         if key:
             metadata.partition_key = key
-        encoded = metadata.SerializeToString()
         command = pb.BaseCommand(type=pb.BaseCommand.SEND)
         command.send.producer_id = 0
         command.send.sequence_id = sequence_id
-        tail = add_checksum(memoryview(b"".join((len(encoded).to_bytes(4, "big"), encoded, payload))))
-        self._write(encode_command(command, tail))
+        self._write(encode_command(command, encode_tail(metadata, payload)))
         while True:
             answer = parse_command(self._next_frame().command)
             if answer.type == pb.BaseCommand.SEND_RECEIPT:
@@ -126,22 +123,12 @@ class WireClient:
             if command.type != pb.BaseCommand.MESSAGE:
                 self._refuse_errors(command)
                 continue
-            message_id = command.message.message_id
-            messages = list(iter_messages(frame.tail))
+            messages = _messages_of(command.message.message_id, frame.tail)
             self._taken += len(messages)
             if self._taken >= self._permits // 2:
                 self._flow(self._taken)
                 self._taken = 0
-            for number, message in enumerate(messages, start=1):
-                yield ReceivedMessage(
-                    message_id.ledgerId,
-                    message_id.entryId,
-                    message.batch_index,
-                    message.key,
-                    message.publish_time_ms,
-                    message.payload,
-                    number == len(messages),
-                )
+            yield from messages
 
     def close_consumer(self) -> None:
         """Leaves the subscription; when this returns, the server has taken every acknowledgement sent before."""
@@ -232,6 +219,20 @@ def probe_produce(host: str, port: int, topic: str, *, timeout_s: float) -> bool
             return True
     except CepheidError:
         return False
+
+
+def _messages_of(message_id: pb.MessageIdData, tail: memoryview) -> list[ReceivedMessage]:
+    """The messages of an entry. One that is compressed or encrypted comes whole, as its bytes are."""
+    metadata, payload = parse_metadata(tail), split_tail(tail)[1]
+    place, published = (message_id.ledgerId, message_id.entryId), metadata.publish_time
+    opaque = metadata.compression != pb.NONE or len(metadata.encryption_keys) > 0
+    if opaque or not metadata.HasField("num_messages_in_batch"):
+        return [ReceivedMessage(*place, -1, metadata.partition_key, published, bytes(payload), True)]
+    count = metadata.num_messages_in_batch
+    return [
+        ReceivedMessage(*place, index, single.partition_key, published, bytes(body), index == count - 1)
+        for index, (single, body) in enumerate(decode_batch(payload, count))
+    ]
 
 
 def _host_port(service_url: str) -> tuple[str, int]:
