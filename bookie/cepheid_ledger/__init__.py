@@ -1,0 +1,60 @@
+"""Ledgers: append, close, fence and recover, read; and the rule by which readers of a chain stop."""
+
+from cepheid_ledger.bookie_channel import ChannelStatistics
+from cepheid_ledger.chain_end import check_end, readable_end
+from cepheid_ledger.client import BookieConnections, LedgerClient
+from cepheid_ledger.errors import (
+    BookieProtocolError,
+    EntryBeyondEndError,
+    EntryUnavailableError,
+    InvalidQuorumsError,
+    LedgerClientClosedError,
+    LedgerClosedError,
+    LedgerError,
+    LedgerFencedError,
+    LedgerLostError,
+    LedgerWriteError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+    RecoveryFailedError,
+    UnauthorizedLedgerError,
+)
+from cepheid_ledger.ledger_reader import LedgerReader
+from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter, WriterPhase
+from cepheid_ledger.metadata_edits import assert_legal_change
+from cepheid_ledger.placement import Placement, RandomPlacement
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.unconfirmed import GroupDone
+
+__all__ = [
+    "BookieConnections",
+    "BookieProtocolError",
+    "ChannelStatistics",
+    "ClosedLedger",
+    "EntryBeyondEndError",
+    "EntryUnavailableError",
+    "GroupDone",
+    "InvalidQuorumsError",
+    "LedgerClient",
+    "LedgerClientClosedError",
+    "LedgerClosedError",
+    "LedgerError",
+    "LedgerFencedError",
+    "LedgerLostError",
+    "LedgerReader",
+    "LedgerSettings",
+    "LedgerWriteError",
+    "LedgerWriter",
+    "NoSuchEntryError",
+    "NoSuchLedgerError",
+    "NotEnoughBookiesError",
+    "Placement",
+    "RandomPlacement",
+    "RecoveryFailedError",
+    "UnauthorizedLedgerError",
+    "WriterPhase",
+    "assert_legal_change",
+    "check_end",
+    "readable_end",
+]

@@ -1,0 +1,147 @@
+"""Sends groups to an ensemble and answers them in order: the driver of `WriterState`, for a writer and for recovery alike.
+
+    push ──► WriterState ──SendAdd──► lanes ──► bookies
+               ▲    └─Confirm──► Unconfirmed ──► on_done of each group, in order
+               └── on_added / on_add_failed
+
+It is dull on purpose, and everything here is per group. What an ensemble change *means* (metadata, or only the memory of a
+recovery) its owner decides in `on_change`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from cepheid_ledger.bookie_channel import BookieChannel
+from cepheid_ledger.errors import LedgerError, LedgerFencedError, LedgerWriteError, UnauthorizedLedgerError
+from cepheid_ledger.lane import Lane
+from cepheid_ledger.unconfirmed import GroupDone, Unconfirmed
+from cepheid_ledger.writer_state import ChangeEnsemble, Confirm, Effect, FailLedger, SendAdd, WriterState
+from cepheid_rpc import AddRequest, EntryGroup, Status
+
+log = logging.getLogger(__name__)
+
+
+class AddPipeline:
+    """Implements `LaneListener`.
+
+    `on_change` must lead to `change_ensemble` or `refuse_change`, now or later. `on_failed` is called once, before the
+    groups that are left get the same error.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        state: WriterState,
+        channel_of: Callable[[str], BookieChannel],
+        master_key: bytes,
+        *,
+        recovery: bool,
+        on_change: Callable[[ChangeEnsemble], None],
+        on_failed: Callable[[LedgerError], None],
+    ) -> None:
+        self.state = state
+        self.unconfirmed = Unconfirmed()
+        self._ledger_id = ledger_id
+        self._master_key = master_key
+        self._recovery = recovery
+        self._channel_of = channel_of
+        self._on_change = on_change
+        self._on_failed = on_failed
+        self._reasons: dict[str, str] = {}  # of bookies that failed
+        self._lanes: dict[str, tuple[BookieChannel, Lane]] = {}
+        self._open_lanes(state.ensemble)
+
+    def __repr__(self) -> str:
+        return f"<AddPipeline of ledger {self._ledger_id}: {self.state!r}, {self.unconfirmed!r}>"
+
+    def push(self, group: EntryGroup, on_done: GroupDone) -> None:
+        """Sends a group whose first entry is the next of the ledger."""
+        bookies, first, last = self.state.append(len(group.ends))
+        assert first == group.first_entry_id
+        self.unconfirmed.push(last, group, on_done)
+        request = AddRequest(group, self._master_key, self._recovery)
+        lanes = self._lanes
+        for bookie in bookies:
+            channel, lane = lanes[bookie]
+            channel.send(lane, request)
+
+    def fail(self, error: LedgerError) -> None:
+        """Ends it: nothing is confirmed any more, what is left gets `error`."""
+        if not self.state.failed_for_good:
+            self.state.fail()
+            self._finish(error)
+
+    def change_ensemble(self, replaced: Mapping[str, str]) -> None:
+        """The change is in force."""
+        for old in replaced:
+            self._close_lane(old)
+        self._open_lanes(replaced.values())
+        self._perform(self.state.on_ensemble_changed(replaced))
+
+    def refuse_change(self) -> None:
+        """No other bookies are to be had."""
+        self._perform(self.state.on_change_impossible())
+
+    # What the lanes report
+
+    def on_added(self, bookie_id: str, last_entry_id: int) -> None:
+        confirm = self.state.on_added(bookie_id, last_entry_id)
+        if confirm is not None:
+            self.unconfirmed.complete_through(confirm.last)
+
+    def on_add_failed(self, bookie_id: str, reason: str) -> None:
+        self._reasons[bookie_id] = reason
+        fields = {"ledger_id": self._ledger_id, "bookie": bookie_id, "error": reason}
+        log.warning("ledger.bookie_failed", extra=fields)
+        self._perform(self.state.on_add_failed(bookie_id))
+
+    def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
+        name = f"ledger {self._ledger_id}"
+        facts = {"ledger_id": self._ledger_id, "bookie": bookie_id, "last_add_confirmed": self.state.last_add_confirmed}
+        if status is Status.FENCED:
+            self.fail(LedgerFencedError(f"{name} is fenced on bookie {bookie_id}", **facts))
+        else:
+            self.fail(UnauthorizedLedgerError(f"bookie {bookie_id} knows {name} under another key", **facts))
+
+    def can_do_without(self, bookie_id: str) -> bool:
+        return self.state.can_do_without(bookie_id)
+
+    # Effects
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendAdd(bookies, first, last):
+                    requests = [AddRequest(group, self._master_key, self._recovery) for group in self.unconfirmed.view(first, last)]
+                    for bookie in bookies:
+                        self._send(bookie, requests)
+                case Confirm(last):
+                    self.unconfirmed.complete_through(last)
+                case ChangeEnsemble():
+                    self._on_change(effect)
+                case FailLedger(dropped):
+                    why = ", ".join(f"{bookie}: {self._reasons.get(bookie, 'failed')}" for bookie in dropped)
+                    message = f"ledger {self._ledger_id} has too few bookies left that take entries ({why})"
+                    self._finish(LedgerWriteError(message, ledger_id=self._ledger_id, bookies=dropped))
+
+    def _send(self, bookie: str, requests: Sequence[AddRequest]) -> None:
+        channel, lane = self._lanes[bookie]
+        for request in requests:
+            channel.send(lane, request)
+
+    def _finish(self, error: LedgerError) -> None:
+        for bookie in list(self._lanes):
+            self._close_lane(bookie)
+        self._on_failed(error)
+        self.unconfirmed.fail(error)
+
+    def _open_lanes(self, bookies: Iterable[str]) -> None:
+        for bookie in bookies:
+            channel = self._channel_of(bookie)
+            self._lanes[bookie] = channel, channel.open_lane(self._ledger_id, self)
+
+    def _close_lane(self, bookie: str) -> None:
+        channel, lane = self._lanes.pop(bookie)
+        channel.close_lane(lane)

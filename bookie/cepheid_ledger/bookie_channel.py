@@ -1,0 +1,352 @@
+"""One bookie as all writers of this process see it: a queue of entries of many ledgers, and who hears of the answers.
+
+    LedgerWriter ──send──► Lane (one per writer) ─┐
+    LedgerWriter ──send──► Lane ──────────────────┼──next_message──► transport ──► bookie
+    Recovery     ──send──► Lane ──────────────────┘                     │
+         ▲                   └── sent, unanswered ◄──────on_answers─────┘
+         └──── on_added / on_add_failed / on_refused_for_good
+
+Rules:
+1. The transport pulls: what arrives while a message is under way travels together in the next.
+2. A lane's entries go and are answered in order, so "holds everything up to n" is one number. A peer that answers anything
+   else has its stream dropped.
+3. A bookie that is overloaded or full gets the refused entries *and all after them* again, until `refusal_retry_s` is over.
+4. One timer per channel finds lanes without progress. A stream on which nothing at all moves is dropped as a whole.
+5. A dropped stream makes the fate of what was unanswered unknown: these lanes have failed. What was not sent yet waits for
+   the next stream.
+6. What waits is bounded: lanes that can do without this bookie are given up when the window is full. The others are bounded
+   by what their callers may have unconfirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cepheid_ledger.errors import BookieProtocolError
+from cepheid_ledger.lane import Lane, LaneListener
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ports import TaskOwner
+from cepheid_rpc import AddAnswer, AddRequest, AddStream, BookieConnection, Status
+
+log = logging.getLogger(__name__)
+
+_FATAL = (Status.FENCED, Status.UNAUTHORIZED)
+_WORTH_REPEATING = (Status.OVERLOADED, Status.NO_SPACE)
+_TICKS_PER_TIMEOUT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """`waiting_bytes`: queued and unanswered."""
+
+    lanes: int
+    waiting_bytes: int
+    requests_sent: int
+    streams_opened: int
+    streams_broken: int
+    lanes_failed: int
+    refusals: int
+
+
+class _Stream:
+    """One stream's side of the channel: what it took and did not answer. Dead once dropped, whatever still arrives on it."""
+
+    __slots__ = ("channel", "sent", "transport")
+
+    def __init__(self, channel: BookieChannel) -> None:
+        self.channel: BookieChannel | None = channel
+        self.sent: dict[int, _Unanswered] = {}
+        self.transport: AddStream | None = None
+
+    def next_message(self, max_bytes: int) -> Sequence[AddRequest]:
+        return self.channel.next_message(self, max_bytes) if self.channel is not None else ()
+
+    def on_answers(self, answers: Sequence[AddAnswer]) -> None:
+        if self.channel is not None:
+            self.channel.on_answers(self, answers)
+
+    def on_broken(self, error: BaseException) -> None:
+        if self.channel is not None:
+            self.channel.drop_stream(error)
+
+
+class _Unanswered:
+    """What a stream took of one ledger, in order."""
+
+    __slots__ = ("items", "next_entry_id")
+
+    def __init__(self) -> None:
+        self.items: deque[tuple[int, Lane, AddRequest]] = deque()  # with the last entry id
+        self.next_entry_id = -1  # where the next answer starts when it is inside the first item, else -1
+
+
+class BookieChannel:
+    def __init__(self, connection: BookieConnection, settings: LedgerSettings) -> None:
+        self.connection = connection
+        self.bookie_id = connection.bookie_id
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._tasks = TaskOwner(f"channel {self.bookie_id}")
+        self._stream: _Stream | None = None
+        self._lanes: dict[Lane, None] = {}
+        self._ready: deque[Lane] = deque()  # lanes with a queue
+        self._waiting_bytes = 0
+        self._window_check_bytes = settings.channel_window_bytes
+        self._tick = self._answered_at_tick = 0
+        self._ticker: asyncio.TimerHandle | None = None
+        self._reopener: asyncio.TimerHandle | None = None
+        self._repeaters: dict[Lane, asyncio.TimerHandle] = {}
+        self._reopen_delay_s = settings.reconnect_delay_s
+        self._requests_sent = self._streams_opened = self._streams_broken = self._lanes_failed = self._refusals = 0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._stream is not None else "without stream"
+        return f"<BookieChannel {self.bookie_id} {state}: {len(self._lanes)} lanes, {self._waiting_bytes} B waiting>"
+
+    def statistics(self) -> ChannelStatistics:
+        return ChannelStatistics(
+            lanes=len(self._lanes),
+            waiting_bytes=self._waiting_bytes,
+            requests_sent=self._requests_sent,
+            streams_opened=self._streams_opened,
+            streams_broken=self._streams_broken,
+            lanes_failed=self._lanes_failed,
+            refusals=self._refusals,
+        )
+
+    def open_lane(self, ledger_id: int, listener: LaneListener) -> Lane:
+        assert not self._closed, f"{self!r} takes no writers"
+        lane = Lane(ledger_id, listener)
+        self._lanes[lane] = None
+        return lane
+
+    def send(self, lane: Lane, request: AddRequest) -> None:
+        """Queues one group. A closed lane drops it: its listener has heard why."""
+        if lane.closed:
+            return
+        self._waiting_bytes += len(request.group.data)
+        if lane.refused is None and not lane.queue:
+            if not lane.unanswered:
+                lane.seen = self._tick
+            self._ready.append(lane)
+        lane.queue.append(request)
+        if self._stream is not None:
+            self._stream.transport.wake()  # type: ignore[union-attr] # set with the stream
+        elif self._reopener is None:
+            self._open_stream()
+        if self._ticker is None:
+            self._start_ticker()
+        if self._waiting_bytes > self._window_check_bytes:
+            self._relieve_window()
+
+    def close_lane(self, lane: Lane) -> None:
+        """Drops what was not sent; answers to the rest are ignored."""
+        if lane.closed:
+            return
+        lane.closed = True
+        del self._lanes[lane]
+        self._waiting_bytes -= _size(lane.queue) + _size(lane.refused or ())
+        lane.queue.clear()  # `_ready` may still hold the lane: an empty one is skipped
+        lane.refused = None
+        if (timer := self._repeaters.pop(lane, None)) is not None:
+            timer.cancel()
+
+    async def aclose(self) -> None:
+        """Fails what is left. The connection belongs to whoever gave it."""
+        self._closed = True
+        for timer in (self._ticker, self._reopener):
+            if timer is not None:
+                timer.cancel()
+        self._ticker = self._reopener = None
+        self._fail(list(self._lanes), "the ledger client was closed")
+        stream = self._stream
+        if stream is not None:
+            self._detach(stream)
+            if stream.transport is not None:
+                await stream.transport.aclose()
+        await self._tasks.aclose()
+
+    # What the transport asks for
+
+    def next_message(self, stream: _Stream, max_bytes: int) -> Sequence[AddRequest]:
+        message: list[AddRequest] = []
+        ready = self._ready
+        while ready and max_bytes > 0:
+            lane = ready.popleft()
+            if lane.refused is not None or not lane.queue:
+                continue
+            taken = lane.take(max_bytes)
+            unanswered = stream.sent.get(lane.ledger_id)
+            if unanswered is None:
+                unanswered = stream.sent[lane.ledger_id] = _Unanswered()
+            for request in taken:
+                group = request.group
+                unanswered.items.append((group.first_entry_id + len(group.ends) - 1, lane, request))
+                max_bytes -= len(group.data)
+            lane.unanswered += len(taken)
+            message += taken
+            if lane.queue:
+                ready.append(lane)
+        self._requests_sent += len(message)
+        return message
+
+    def on_answers(self, stream: _Stream, answers: Sequence[AddAnswer]) -> None:
+        self._answered_at_tick = self._tick
+        for answer in answers:
+            if not self._take(stream, answer):
+                self.drop_stream(BookieProtocolError(f"bookie {self.bookie_id} answered {answer}, which it was not asked"))
+            if self._stream is not stream:
+                return
+
+    def drop_stream(self, error: BaseException) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        self._streams_broken += 1
+        log.warning("bookie.stream_broken", extra={"bookie": self.bookie_id, "error": repr(error)})
+        failed = self._detach(stream)
+        if stream.transport is not None:
+            self._tasks.start(stream.transport.aclose(), name="close-stream")
+        self._reopener = self._loop.call_later(self._reopen_delay_s, self._reopen)
+        self._reopen_delay_s = min(2 * self._reopen_delay_s, self._settings.reconnect_delay_max_s)
+        self._fail(failed, f"lost its connection: {error}")
+
+    def _open_stream(self) -> None:
+        self._streams_opened += 1
+        stream = self._stream = _Stream(self)
+        transport = self.connection.open_add_stream(stream)
+        if self._stream is stream:
+            stream.transport = transport
+            transport.wake()
+        else:  # it broke while it was opened
+            self._tasks.start(transport.aclose(), name="close-stream")
+
+    def _reopen(self) -> None:
+        self._reopener = None
+        if any(lane.queue for lane in self._ready):
+            self._open_stream()
+
+    def _detach(self, stream: _Stream) -> Iterable[Lane]:
+        """Cuts the stream off; returns the lanes that had something unanswered on it."""
+        stream.channel = self._stream = None
+        lanes: dict[Lane, None] = {}
+        for unanswered in stream.sent.values():
+            for _, lane, request in unanswered.items:
+                lanes[lane] = None
+                lane.unanswered -= 1
+                self._waiting_bytes -= len(request.group.data)
+        stream.sent.clear()
+        return lanes
+
+    # Answers
+
+    def _take(self, stream: _Stream, answer: AddAnswer) -> bool:
+        """False: this is no answer to what was sent next."""
+        unanswered = stream.sent.get(answer.ledger_id)
+        if unanswered is None:
+            return False
+        items, last, status = unanswered.items, answer.last_entry_id, answer.status
+        expected = items[0][2].group.first_entry_id if unanswered.next_entry_id < 0 else unanswered.next_entry_id
+        if answer.first_entry_id != expected or not expected <= last <= items[-1][0]:
+            return False
+        while True:
+            item_last, lane, request = items[0]
+            if status in _WORTH_REPEATING and lane.refused is None and not lane.closed:
+                self._refusals += 1
+                lane.start_refusal(self._loop.time(), self._settings.refusal_delay_s)
+            if last < item_last:  # a part of the request; it stays until the rest is answered
+                unanswered.next_entry_id = last + 1
+                self._report(lane, status, last)
+                return True
+            items.popleft()
+            unanswered.next_entry_id = -1
+            lane.unanswered -= 1
+            if lane.refused is not None:
+                lane.refused.append(request)
+            else:
+                self._waiting_bytes -= len(request.group.data)
+            done = item_last >= last
+            if done and not items:
+                del stream.sent[answer.ledger_id]
+            if done or items[0][1] is not lane:
+                self._report(lane, status, item_last)
+                if done or self._stream is not stream:
+                    return True
+
+    def _report(self, lane: Lane, status: Status, reached: int) -> None:
+        if lane.closed:
+            return
+        lane.seen = self._tick
+        if status is Status.OK and lane.refused is None:
+            lane.refused_since = None
+            if reached > lane.acked_through:  # else a part of something repeated
+                lane.acked_through = reached
+                lane.listener.on_added(self.bookie_id, reached)
+        elif status is Status.OK or status in _WORTH_REPEATING:
+            if lane.unanswered == 0:
+                self._repeat_later(lane)
+        elif status in _FATAL:
+            self.close_lane(lane)
+            lane.listener.on_refused_for_good(self.bookie_id, status)
+        else:
+            self._fail([lane], f"answered {status.name}")
+
+    def _repeat_later(self, lane: Lane) -> None:
+        assert lane.refused_since is not None
+        if self._loop.time() - lane.refused_since > self._settings.refusal_retry_s:
+            self._fail([lane], f"refused entries for {self._settings.refusal_retry_s:g} s")
+        elif lane not in self._repeaters:
+            self._repeaters[lane] = self._loop.call_later(lane.delay_s, self._repeat, lane)
+
+    def _repeat(self, lane: Lane) -> None:
+        del self._repeaters[lane]
+        lane.repeat()
+        lane.seen = self._tick
+        self._ready.append(lane)
+        if self._stream is not None:
+            self._stream.transport.wake()  # type: ignore[union-attr] # set with the stream
+        elif self._reopener is None:
+            self._open_stream()
+
+    # Failures and time
+
+    def _fail(self, lanes: Iterable[Lane], reason: str) -> None:
+        for lane in lanes:
+            if not lane.closed:
+                self.close_lane(lane)
+                self._lanes_failed += 1
+                lane.listener.on_add_failed(self.bookie_id, reason)
+
+    def _relieve_window(self) -> None:
+        limit = self._settings.channel_window_bytes
+        spare = [lane for lane in self._lanes if lane.waits and lane.listener.can_do_without(self.bookie_id)]
+        self._fail(spare, f"has more than {limit} bytes to answer")
+        # Looked at again a quarter higher: a full window of lanes that need this bookie must not cost a scan per append.
+        self._window_check_bytes = limit if self._waiting_bytes <= limit else self._waiting_bytes + limit // 4
+
+    def _start_ticker(self) -> None:
+        self._ticker = self._loop.call_later(self._settings.add_timeout_s / _TICKS_PER_TIMEOUT, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._ticker = None
+        self._tick += 1
+        if self._answered_at_tick >= self._tick - 1:
+            self._reopen_delay_s = self._settings.reconnect_delay_s
+        waiting = [lane for lane in self._lanes if lane.waits]
+        late = [lane for lane in waiting if self._tick - lane.seen > _TICKS_PER_TIMEOUT and lane not in self._repeaters]
+        if late:
+            reason = f"answered nothing for {self._settings.add_timeout_s:g} s"
+            if self._tick - self._answered_at_tick > _TICKS_PER_TIMEOUT:
+                self.drop_stream(TimeoutError(f"{self.bookie_id} {reason}"))
+            self._fail(late, reason)
+        if len(waiting) > len(late) and self._ticker is None and not self._closed:
+            self._start_ticker()
+
+
+def _size(requests: Iterable[AddRequest]) -> int:
+    return sum(len(request.group.data) for request in requests)

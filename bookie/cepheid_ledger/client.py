@@ -1,0 +1,189 @@
+"""Creates, recovers, reads and deletes ledgers. One per process; it owns a channel to each bookie.
+
+create ──► LedgerWriter ──close──► closed         recover ──► closed, whoever the writer was
+                                                  open_reader ──► LedgerReader, without recovery
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Protocol
+
+from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
+from cepheid_ledger.errors import InvalidQuorumsError, LedgerClientClosedError, NoSuchLedgerError
+from cepheid_ledger.ledger_reader import LedgerReader
+from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
+from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, read_ledger
+from cepheid_ledger.placement import Placement
+from cepheid_ledger.recovery import Recovery
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.single_flight import SingleFlight
+from cepheid_metadata import (
+    BadVersionError,
+    Found,
+    Fragment,
+    KeyExistsError,
+    LedgerIds,
+    LedgerMetadata,
+    LedgerState,
+    NoSuchKeyError,
+    StoreUnavailableError,
+)
+from cepheid_ports import Ports
+from cepheid_rpc import BookieConnection
+
+_PASSWORD_BYTES = 16
+_TOKEN_BITS = 63
+
+
+class BookieConnections(Protocol):
+    """Where connections come from; they belong to it."""
+
+    def get(self, bookie_id: str) -> BookieConnection: ...
+
+
+class LedgerClient:
+    def __init__(
+        self,
+        connections: BookieConnections,
+        ledger_records: LedgerRecords,
+        ledger_ids: LedgerIds,
+        placement: Placement,
+        settings: LedgerSettings,
+        ports: Ports,
+    ) -> None:
+        self._connections = connections
+        self._records = ledger_records
+        self._ids = ledger_ids
+        self._placement = placement
+        self._settings = settings
+        self._ports = ports
+        self._channels: dict[str, BookieChannel] = {}
+        self._recoveries: SingleFlight[int, ClosedLedger] = SingleFlight("recoveries", _closed_error)
+        # A reader of a ledger that is written here learns its LAC from the writer.
+        self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<LedgerClient: {list(self._channels.values())}, {self._recoveries!r}>"
+
+    def statistics(self) -> dict[str, ChannelStatistics]:
+        """By bookie id."""
+        return {bookie: channel.statistics() for bookie, channel in self._channels.items()}
+
+    async def create(
+        self,
+        *,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        custom: Mapping[str, str],
+        above: int = -1,
+    ) -> LedgerWriter:
+        """A new ledger with an id above `above`. Bookies learn of it with the first entry.
+
+        `custom` names the owner, so that a ledger whose creator died before linking it can be found.
+        Raises InvalidQuorumsError, NotEnoughBookiesError, and what the metadata store raises: then there may be an orphan.
+        """
+        self._check_open()
+        if not ensemble_size == write_quorum >= ack_quorum >= 1:
+            message = f"E {ensemble_size}, Qw {write_quorum}, Qa {ack_quorum} is not served"
+            raise InvalidQuorumsError(message, ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
+        fragments = (Fragment(first_entry_id=0, ensemble=self._placement.new_ensemble(ensemble_size)),)
+        random = self._ports.random
+        password = random.randbytes(_PASSWORD_BYTES)
+        while True:
+            ledger = LedgerMetadata(
+                ledger_id=await self._take_id(above),
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                state=LedgerState.OPEN,
+                fragments=fragments,
+                last_entry_id=None,
+                length_bytes=None,
+                password=password,
+                creation_token=random.getrandbits(_TOKEN_BITS),
+                created_at_ms=self._ports.wall_ms(),
+                custom=dict(custom),
+            )
+            if (found := await self._create_record(ledger)) is not None:
+                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, self._settings)
+                self._writers[ledger.ledger_id] = writer
+                return writer
+
+    async def recover(self, ledger_id: int) -> ClosedLedger:
+        """Fences the writer, decides where the ledger ends, closes it there; or tells the end that others decided.
+
+        Concurrent callers share one recovery. Raises NoSuchLedgerError, RecoveryFailedError, EntryUnavailableError,
+        TimeoutError, and what the metadata store raises: nothing is decided then, call again.
+        """
+        self._check_open()
+        return await self._recoveries.run(ledger_id, self._recover)
+
+    async def open_reader(self, ledger_id: int) -> LedgerReader:
+        """Reads without recovery: up to LAC while the ledger is open. Raises NoSuchLedgerError."""
+        self._check_open()
+        found = await read_ledger(self._records, ledger_id)
+        return LedgerReader(found.record, self._records, self._connections.get, self._writers.get(ledger_id), self._settings)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Recovers first when it is not closed, so that no writer can add to what is gone. Raises NoSuchLedgerError."""
+        self._check_open()
+        found = await read_ledger(self._records, ledger_id)
+        while True:
+            if not found.record.is_closed:
+                await self.recover(ledger_id)
+                found = await read_ledger(self._records, ledger_id)
+            try:
+                return await self._records.delete(ledger_id, found.version)
+            except BadVersionError:
+                found = await read_ledger(self._records, ledger_id)
+            except NoSuchKeyError:
+                raise NoSuchLedgerError(f"ledger {ledger_id} was deleted already", ledger_id=ledger_id) from None
+
+    async def aclose(self) -> None:
+        """Fails what is under way. Ledgers stay open in metadata: writers are closed by whoever has them."""
+        self._closed = True
+        await self._recoveries.aclose()
+        for writer in list(self._writers.values()):
+            await writer.aclose()
+        for channel in self._channels.values():
+            await channel.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed_error()
+
+    def _channel_of(self, bookie_id: str) -> BookieChannel:
+        channel = self._channels.get(bookie_id)
+        if channel is None:
+            channel = self._channels[bookie_id] = BookieChannel(self._connections.get(bookie_id), self._settings)
+        return channel
+
+    async def _take_id(self, above: int) -> int:
+        while (ledger_id := await self._ids.take()) <= above:  # another process took the later block
+            pass
+        return ledger_id
+
+    async def _create_record(self, ledger: LedgerMetadata) -> FoundLedger | None:
+        """None: the id is taken by somebody else."""
+        try:
+            return Found(ledger, await self._records.create(ledger.ledger_id, ledger))
+        except KeyExistsError:
+            pass
+        except StoreUnavailableError as error:
+            if not error.outcome_unknown:
+                raise
+        # Only the token tells whether the record is ours, made by an attempt whose answer was lost.
+        found = await self._records.get(ledger.ledger_id)
+        return found if found is not None and found.record.creation_token == ledger.creation_token else None
+
+    async def _recover(self, ledger_id: int) -> ClosedLedger:
+        recovery = Recovery(ledger_id, self._records, self._connections.get, self._channel_of, self._placement, self._settings)
+        return await recovery.run()
+
+
+def _closed_error() -> LedgerClientClosedError:
+    return LedgerClientClosedError("the ledger client is closed")

@@ -1,0 +1,92 @@
+"""What can go wrong with a ledger, by type. Callers decide by class, never by words.
+
+A failed append says nothing of the entry's fate: it may be on bookies, and recovery may keep it. Whoever failed an append
+learns its fate from `LedgerClient.recover` alone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from cepheid_ports import CepheidError
+
+
+class LedgerError(CepheidError):
+    """Root of this package's errors."""
+
+
+class InvalidQuorumsError(LedgerError):
+    """Ensemble size, write quorum and ack quorum do not fit together, or are not supported yet."""
+
+    hint: ClassVar[str] = "choose ensemble size = write quorum >= ack quorum >= 1; striping (E > Qw) is not served yet"
+
+
+class NotEnoughBookiesError(LedgerError):
+    """Fewer usable bookies than the ledger needs."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "start more bookies, or lower the ensemble size and quorums"
+
+
+class LedgerFencedError(LedgerError):
+    """Somebody recovers or has recovered the ledger: this writer is out, whatever it sent unconfirmed is undecided."""
+
+    hint: ClassVar[str] = "another process took the ledger over; recover it and continue with a new ledger"
+
+
+class LedgerClosedError(LedgerError):
+    """The ledger takes no more entries: this writer closed it, or somebody else did."""
+
+
+class LedgerWriteError(LedgerError):
+    """The ledger cannot be written any more: too few of its bookies take entries. Unconfirmed entries are undecided."""
+
+    hint: ClassVar[str] = "see the bookies named here; recover the ledger and continue with a new one"
+
+
+class UnauthorizedLedgerError(LedgerError):
+    """The bookies know the ledger under another master key."""
+
+    hint: ClassVar[str] = "the ledger's metadata was replaced, or another cluster uses the same bookies"
+
+
+class NoSuchLedgerError(LedgerError):
+    """The ledger has no metadata: it was deleted, or never created. Certain."""
+
+
+class LedgerLostError(LedgerError):
+    """Metadata and bookies contradict each other: entries that must exist are certainly nowhere."""
+
+    hint: ClassVar[str] = "data was lost or deleted by mistake; do not delete the metadata, look for the bookies' disks"
+
+
+class NoSuchEntryError(LedgerError):
+    """Every replica says with certainty that it never acknowledged this entry."""
+
+
+class EntryBeyondEndError(LedgerError):
+    """The entry lies above what is known to be confirmed, or above the end of a closed ledger."""
+
+
+class EntryUnavailableError(LedgerError):
+    """No replica gave a valid copy, and not all of them said no with certainty: the entry may well exist."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "check the bookies named here; reading succeeds once one of them answers with a valid copy"
+
+
+class RecoveryFailedError(LedgerError):
+    """Too few bookies answered to decide where the ledger ends. It stays in recovery; the next attempt continues."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "bring the bookies named here back; nothing was decided or lost"
+
+
+class BookieProtocolError(LedgerError):
+    """A bookie answered what it was not asked."""
+
+    hint: ClassVar[str] = "the bookie runs another version, or has a defect; its connection was dropped"
+
+
+class LedgerClientClosedError(LedgerError):
+    """The client was closed by its owner."""

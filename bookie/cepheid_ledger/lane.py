@@ -1,0 +1,92 @@
+"""One writer's entries on their way to one bookie.
+
+send ──►│ queue │──next_message──►│ unanswered │──OK──► listener.on_added
+           ▲                            │
+           └────── repeat, in order ────┴── refused, and everything sent after it
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cepheid_rpc import AddRequest, Status
+
+_LONGEST_DELAY = 25  # times the first
+
+
+class LaneListener(Protocol):
+    """A writer. Called in the loop; may close its lanes and send from inside these calls."""
+
+    def on_added(self, bookie_id: str, last_entry_id: int) -> None:
+        """The bookie holds everything sent up to this entry. Rises from call to call."""
+
+    def on_add_failed(self, bookie_id: str, reason: str) -> None:
+        """The lane is closed; the fate of what was not answered is unknown."""
+
+    def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
+        """FENCED or UNAUTHORIZED: this writer is out. The lane is closed."""
+
+    def can_do_without(self, bookie_id: str) -> bool:
+        """Giving this bookie up would cost copies, not progress."""
+
+
+class Lane:
+    """Made by `BookieChannel.open_lane`, and changed by the channel alone."""
+
+    __slots__ = (
+        "acked_through",
+        "closed",
+        "delay_s",
+        "ledger_id",
+        "listener",
+        "queue",
+        "refused",
+        "refused_since",
+        "seen",
+        "unanswered",
+    )
+
+    def __init__(self, ledger_id: int, listener: LaneListener) -> None:
+        self.ledger_id = ledger_id
+        self.listener = listener
+        self.closed = False
+        self.queue: list[AddRequest] = []
+        self.unanswered = 0  # requests that the transport took
+        self.refused: list[AddRequest] | None = None  # goes again once everything sent is answered; nothing is sent meanwhile
+        self.refused_since: float | None = None  # until the next OK
+        self.delay_s = 0.0
+        self.acked_through = -1  # what the listener heard
+        self.seen = 0  # the channel's tick at the last progress
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "refused" if self.refused is not None else "open"
+        return f"<Lane of ledger {self.ledger_id}, {state}: {len(self.queue)} queued, {self.unanswered} unanswered>"
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.queue or self.unanswered or self.refused)
+
+    def start_refusal(self, now: float, first_delay_s: float) -> None:
+        self.refused = []
+        if self.refused_since is None:
+            self.refused_since, self.delay_s = now, first_delay_s
+        else:
+            self.delay_s = min(2 * self.delay_s, _LONGEST_DELAY * first_delay_s)
+
+    def take(self, room_bytes: int) -> list[AddRequest]:
+        """What goes into the next message: all, or up to `room_bytes` (soft by one request)."""
+        queue = self.queue
+        for count, request in enumerate(queue, 1):
+            room_bytes -= len(request.group.data)
+            if room_bytes <= 0:
+                taken, self.queue = queue[:count], queue[count:]
+                return taken
+        self.queue = []
+        return queue
+
+    def repeat(self) -> None:
+        """Puts what was refused in front of the queue."""
+        assert self.refused is not None
+        assert not self.unanswered
+        self.queue[:0] = self.refused
+        self.refused = None

@@ -1,0 +1,196 @@
+"""The one writer of a ledger.
+
+    OPEN ──close──► CLOSING ──metadata says CLOSED──► CLOSED
+      └──fenced, refused, too few bookies──► FAILED        the ledger's end is recovery's to decide
+
+An append gives its group ids, freezes its bytes and returns; `on_done` is called once per group, in order, after LAC passed
+it. A failed append says nothing of the entries' fate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cepheid_ledger.add_pipeline import AddPipeline
+from cepheid_ledger.bookie_channel import BookieChannel
+from cepheid_ledger.errors import LedgerClosedError, LedgerError, LedgerFencedError
+from cepheid_ledger.master_key import master_key_of
+from cepheid_ledger.metadata_edits import closed
+from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, change_ledger
+from cepheid_ledger.placement import Placement
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.unconfirmed import GroupDone
+from cepheid_ledger.writer_state import ChangeEnsemble, WriterState
+from cepheid_metadata import LedgerMetadata
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_rpc import Buffer, encode_group
+
+log = logging.getLogger(__name__)
+
+
+class ClosedLedger(NamedTuple):
+    """The end of a ledger. `last_entry_id` is -1 when it is empty; `length` counts payload bytes."""
+
+    last_entry_id: int
+    length: int
+
+
+class WriterPhase(enum.Enum):
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class LedgerWriter:
+    """Made by `LedgerClient.create`."""
+
+    def __init__(
+        self,
+        found: FoundLedger,
+        records: LedgerRecords,
+        channel_of: Callable[[str], BookieChannel],
+        placement: Placement,
+        settings: LedgerSettings,
+    ) -> None:
+        ledger = found.record
+        self.ledger_id = ledger.ledger_id
+        self.phase = WriterPhase.OPEN
+        self.failure: LedgerError | None = None
+        self._length_pushed = 0
+        self._end: ClosedLedger | None = None  # set when closing begins
+        self._closing: asyncio.Task[ClosedLedger | CepheidError | TimeoutError] | None = None
+        self._found = found
+        self._records = records
+        self._placement = placement
+        self._settings = settings
+        self._pipeline = AddPipeline(
+            self.ledger_id,
+            WriterState(ledger.last_fragment.ensemble, ledger.ack_quorum),
+            channel_of,
+            master_key_of(ledger),
+            recovery=False,
+            on_change=self._on_change,
+            on_failed=self._on_failed,
+        )
+        self._state = self._pipeline.state
+        self._tasks = TaskOwner(f"ledger {self.ledger_id}")
+
+    def __repr__(self) -> str:
+        return f"<LedgerWriter {self.ledger_id} {self.phase.value}: {self._pipeline!r}>"
+
+    @property
+    def last_add_confirmed(self) -> int:
+        return self._state.last_add_confirmed
+
+    @property
+    def last_add_pushed(self) -> int:
+        return self._state.last_add_pushed
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of everything pushed."""
+        return self._length_pushed
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Of groups that were appended and not answered. The caller bounds it."""
+        return self._pipeline.unconfirmed.size_bytes
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self._found.record
+
+    @property
+    def under_replicated(self) -> tuple[str, ...]:
+        """Bookies of the ensemble that lack entries: roll over once there are enough bookies again."""
+        return self._state.dropped
+
+    def append(self, payloads: Sequence[Buffer], on_done: GroupDone) -> None:
+        """Sends the payloads as the next entries, as one group. Never raises for an operating error: `on_done` gets it."""
+        if self.phase is not WriterPhase.OPEN:
+            # Later in this turn, so that groups which are being failed right now hear of it before this one.
+            error = self.failure or LedgerClosedError(f"ledger {self.ledger_id} is {self.phase.value}", ledger_id=self.ledger_id)
+            asyncio.get_running_loop().call_soon(on_done, error)
+            return
+        state = self._state
+        group = encode_group(self.ledger_id, state.last_add_pushed + 1, state.last_add_confirmed, self._length_pushed, payloads)
+        self._length_pushed += sum(map(len, payloads))
+        self._pipeline.push(group, on_done)
+
+    async def close(self) -> ClosedLedger:
+        """Ends the ledger at LAC. What is unconfirmed fails; wait for it first. Concurrent calls share one outcome.
+
+        Raises LedgerFencedError when somebody else recovers or ended it, what failed the writer before, or the metadata
+        store's error: then the ledger is not known to be closed, and another call tries again.
+        """
+        if self._closing is None:
+            self._begin_close()
+            self._closing = self._tasks.start(self._close(), name="close")
+        outcome = await asyncio.shield(self._closing)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def aclose(self) -> None:
+        """Gives the writer up without ending the ledger; recovery will. What is unconfirmed fails."""
+        self._pipeline.fail(LedgerClosedError(f"the writer of ledger {self.ledger_id} was given up", ledger_id=self.ledger_id))
+        await self._tasks.aclose()
+
+    def _begin_close(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._end is None:
+            self.phase = WriterPhase.CLOSING
+            self._end = ClosedLedger(self.last_add_confirmed, self._confirmed_length())
+            error = LedgerClosedError(f"ledger {self.ledger_id} was closed at {self._end.last_entry_id}", ledger_id=self.ledger_id)
+            self._pipeline.fail(error)
+
+    def _confirmed_length(self) -> int:
+        """Of entries up to LAC, which may be inside the first unconfirmed group."""
+        first = self._pipeline.unconfirmed.first
+        if first is None:
+            return self._length_pushed
+        header = first.header(first.first_entry_id)
+        length_before = header.length - len(first.payload(first.first_entry_id))
+        last = self.last_add_confirmed
+        return first.header(last).length if last >= first.first_entry_id else length_before
+
+    async def _close(self) -> ClosedLedger | CepheidError | TimeoutError:
+        """Returns errors instead of raising them: they belong to whoever awaits `close`."""
+        assert self._end is not None
+        try:
+            self._found = await change_ledger(self._records, self._found, self._plan_close, self._settings)
+        except LedgerError as error:
+            self.phase, self.failure = WriterPhase.FAILED, error
+            return error
+        except (CepheidError, TimeoutError) as error:
+            self._closing = None
+            return error
+        self.phase = WriterPhase.CLOSED
+        return self._end
+
+    def _plan_close(self, ledger: LedgerMetadata) -> LedgerMetadata | None:
+        assert self._end is not None
+        last, length = self._end
+        if ledger.is_closed and (ledger.last_entry_id, ledger.length_bytes) == (last, length):
+            return None  # our own close, whose answer was lost
+        if ledger.state != "OPEN":  # only recovery closes a ledger in recovery
+            message = f"ledger {self.ledger_id} is {ledger.state} by somebody else (last entry {ledger.last_entry_id}, ours {last})"
+            raise LedgerFencedError(message, ledger_id=self.ledger_id, last_add_confirmed=last)
+        return closed(ledger, last, length)
+
+    def _on_change(self, change: ChangeEnsemble) -> None:
+        for bookie in change.failed:
+            self._placement.quarantine(bookie)
+        self._pipeline.refuse_change()
+
+    def _on_failed(self, error: LedgerError) -> None:
+        if self.phase is WriterPhase.OPEN:
+            self.phase, self.failure = WriterPhase.FAILED, error
+            fields = {"ledger_id": self.ledger_id, "lac": self.last_add_confirmed, "error": str(error)}
+            log.warning("ledger.writer_failed", extra=fields)

@@ -1,0 +1,13 @@
+"""The key that keeps a stray client from writing to somebody else's ledger. It is no security."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from cepheid_metadata import LedgerMetadata
+from cepheid_rpc import MASTER_KEY_BYTES
+
+
+def master_key_of(ledger: LedgerMetadata) -> bytes:
+    """Derived from the password in the metadata, so that bookies never see the password itself."""
+    return sha256(b"cepheid master key\0" + ledger.password).digest()[:MASTER_KEY_BYTES]

@@ -1,0 +1,60 @@
+"""Every change that the ledger client makes to a ledger's metadata, as pure functions from record to record.
+
+    OPEN ──► IN_RECOVERY ──► CLOSED        and OPEN ──► CLOSED by the writer alone; nothing leaves CLOSED
+
+Invariant L1 is asserted here for each edit: sizes and id never change, fragments only grow at the end, an end is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
+
+_LEGAL = {
+    LedgerState.OPEN: (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED),
+    LedgerState.IN_RECOVERY: (LedgerState.IN_RECOVERY, LedgerState.CLOSED),
+    LedgerState.CLOSED: (LedgerState.CLOSED,),
+}
+
+
+def in_recovery(ledger: LedgerMetadata) -> LedgerMetadata:
+    """What a recoverer writes first: from now on no writer can change the ensemble or close."""
+    assert ledger.state is LedgerState.OPEN, f"ledger {ledger.ledger_id} is {ledger.state}"
+    return _checked(ledger, ledger.replace(state=LedgerState.IN_RECOVERY))
+
+
+def closed(ledger: LedgerMetadata, last_entry_id: int, length_bytes: int, new_fragments: Sequence[Fragment] = ()) -> LedgerMetadata:
+    """The end. `new_fragments` are those that a recovery kept in memory; a key equal to the last one replaces it."""
+    assert not ledger.is_closed, f"ledger {ledger.ledger_id} is closed already"
+    fragments = list(ledger.fragments)
+    for fragment in new_fragments:
+        if fragment.first_entry_id == fragments[-1].first_entry_id:
+            fragments.pop()
+        fragments.append(fragment)
+    after = ledger.replace(
+        state=LedgerState.CLOSED, last_entry_id=last_entry_id, length_bytes=length_bytes, fragments=tuple(fragments)
+    )
+    return _checked(ledger, after)
+
+
+def _checked(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMetadata:
+    assert_legal_change(before, after)
+    return after
+
+
+def assert_legal_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
+    """Invariant L1 between two committed versions of a record. (A validated record already has increasing fragments.)"""
+    name = f"ledger {before.ledger_id}"
+    assert after.state in _LEGAL[before.state], f"{name}: {before.state} must not become {after.state}"
+    assert (before.ledger_id, before.ensemble_size, before.write_quorum, before.ack_quorum) == (
+        after.ledger_id,
+        after.ensemble_size,
+        after.write_quorum,
+        after.ack_quorum,
+    ), f"{name}: id and sizes are for life"
+    kept = [fragment.first_entry_id for fragment in after.fragments[: len(before.fragments)]]
+    assert kept == [fragment.first_entry_id for fragment in before.fragments], f"{name}: a fragment vanished or moved"
+    if before.is_closed:
+        ends = (before.last_entry_id, before.length_bytes), (after.last_entry_id, after.length_bytes)
+        assert ends[0] == ends[1], f"{name}: its end {ends[0]} became {ends[1]}"

@@ -1,0 +1,67 @@
+"""Changing a ledger's metadata by compare-and-set until it is decided.
+
+    known ──plan──► put ──► done
+      ▲               ├── bad version ──► re-read ─┐
+      └───────────────┴── outcome unknown ─────────┘      a plan that finds its own change in place returns None
+
+Rule: a plan decides anew on every value it is shown ("does this still need my change?"), so that repeating is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeAlias
+
+from cepheid_ledger.errors import NoSuchLedgerError
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_metadata import (
+    BadVersionError,
+    Found,
+    LedgerMetadata,
+    NoSuchKeyError,
+    Records,
+    StoreUnavailableError,
+)
+
+LedgerRecords: TypeAlias = Records[int, LedgerMetadata]
+FoundLedger: TypeAlias = Found[LedgerMetadata]
+Plan: TypeAlias = Callable[[LedgerMetadata], LedgerMetadata | None]
+
+
+async def read_ledger(records: LedgerRecords, ledger_id: int) -> FoundLedger:
+    """Raises NoSuchLedgerError."""
+    found = await records.get(ledger_id)
+    if found is None:
+        raise NoSuchLedgerError(f"ledger {ledger_id} has no metadata", ledger_id=ledger_id)
+    return found
+
+
+async def change_ledger(records: LedgerRecords, known: FoundLedger, plan: Plan, settings: LedgerSettings) -> FoundLedger:
+    """The record that is in place in the end. Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError."""
+    async with asyncio.timeout(settings.metadata_timeout_s):
+        while True:
+            changed = plan(known.record)
+            if changed is None:
+                return known
+            ledger_id = changed.ledger_id
+            try:
+                return Found(changed, await records.replace(ledger_id, changed, known.version))
+            except BadVersionError:
+                known = await read_ledger(records, ledger_id)
+            except NoSuchKeyError:
+                raise NoSuchLedgerError(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
+            except StoreUnavailableError as error:
+                if not error.outcome_unknown:
+                    raise
+                known = await _reread(records, ledger_id, settings)
+
+
+async def _reread(records: LedgerRecords, ledger_id: int, settings: LedgerSettings) -> FoundLedger:
+    """Insists, within the caller's time: a change of unknown outcome must not be left behind unread."""
+    while True:
+        await asyncio.sleep(settings.metadata_retry_s)
+        try:
+            return await read_ledger(records, ledger_id)
+        except StoreUnavailableError:
+            continue

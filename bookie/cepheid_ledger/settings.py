@@ -1,0 +1,54 @@
+"""Settings of the ledger client, documented at the field."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+
+MIB = 1 << 20
+
+
+class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
+    """One per process: brokers, recovery workers and readers use the same."""
+
+    add_timeout_s: PositiveFloat = Field(
+        5.0,
+        description="A bookie that has entries of a ledger to answer and answers none of them for this long has failed "
+        "for that ledger. Raise it for disks that stall longer.",
+    )
+    refusal_retry_s: PositiveFloat = Field(
+        10.0,
+        description="How long entries are re-sent to a bookie that is overloaded or out of space before it counts as failed.",
+    )
+    refusal_delay_s: PositiveFloat = Field(
+        0.02, description="First pause before re-sending refused entries; doubles at each refusal, up to 25 times this."
+    )
+    channel_window_bytes: PositiveInt = Field(
+        256 * MIB,
+        description="Bytes that may wait for one bookie. When it is full, ledgers that can do without this bookie go on "
+        "without it; the others are bounded by what publishers may have unanswered.",
+    )
+    reconnect_delay_s: PositiveFloat = Field(
+        0.1, description="First pause before a broken stream to a bookie is opened again; doubles up to `reconnect_delay_max_s`."
+    )
+    reconnect_delay_max_s: PositiveFloat = Field(5.0, description="Longest pause between attempts to open a stream again.")
+    read_timeout_s: PositiveFloat = Field(
+        5.0, description="How long one bookie may take to answer a read; after that the next replica is asked."
+    )
+    speculative_read_s: PositiveFloat = Field(
+        1.0, description="A replica that has not answered for this long gets company: the next one is asked in addition."
+    )
+    recovery_timeout_s: PositiveFloat = Field(
+        5.0, description="How long recovery waits for a bookie before its answer counts as unknown."
+    )
+    recovery_batch_entries: PositiveInt = Field(
+        10_000, description="Entries that recovery asks for at once; a batch is bounded by 1 MB as well."
+    )
+    quarantine_s: float = Field(
+        10.0, ge=0, description="A bookie that failed is not chosen for new ledgers for this long, unless there are too few others."
+    )
+    metadata_timeout_s: PositiveFloat = Field(
+        10.0, description="How long a change of ledger metadata may take, conflicts and re-reads included."
+    )
+    metadata_retry_s: PositiveFloat = Field(
+        0.05, description="Pause before a metadata change of unknown outcome is looked at again."
+    )
