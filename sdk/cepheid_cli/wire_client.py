@@ -5,7 +5,9 @@ Applications use Apache Pulsar's official clients; this one lets `cepheid produc
 
 from __future__ import annotations
 
+import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +18,7 @@ from cepheid_wire import (
     PONG_FRAME,
     CommandType,
     Frame,
+    FrameSplitter,
     decode_batch,
     encode_command,
     encode_tail,
