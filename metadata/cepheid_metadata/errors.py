@@ -108,6 +108,4 @@ class LedgerIdsRolledBackError(MetadataError):
 
 
 class InvalidNameError(MetadataError):
-    """A name that cannot name anything: empty, malformed, or not encodable."""
-
-    hint: ClassVar[str] = "a topic is domain://tenant/namespace/name, every part non-empty"
+    """A name that cannot be part of a key: empty, or not encodable as UTF-8."""

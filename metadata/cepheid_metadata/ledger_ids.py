@@ -3,6 +3,8 @@
     counter 1001 ──compare-and-set──► 2001      this process owns 1001..2000 and gives them out from memory
 
 A process that stops loses the rest of its block: ids are plenty, and reuse would join two ledgers on the bookies.
+Blocks of two processes are used at the same time, so ids rise within a process only; whoever needs them to rise along a
+chain that changes hands (positions compare by ledger id) asks for one `above` the last.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ class LedgerIds:
     def __repr__(self) -> str:
         return f"<LedgerIds {self._end - self._next} left, next {self._next}>"
 
-    async def take(self) -> int:
-        """An id that nobody ever had. Raises what the store raises; then nothing was taken."""
+    async def take(self, *, above: int = -1) -> int:
+        """An id that nobody ever had, larger than `above`. Raises what the store raises (then nothing was taken), and
+        LedgerIdsRolledBackError when `above` itself was never given out."""
+        self._next = min(max(self._next, above + 1), self._end)
         while self._next == self._end:
             async with self._refilling:
                 if self._next == self._end:
-                    self._next, self._end = await self._take_block()
+                    self._next, self._end = await self._take_block(above)
+            self._next = min(max(self._next, above + 1), self._end)
         self._next += 1
         return self._next - 1
 
@@ -45,14 +50,15 @@ class LedgerIds:
         found = await self._counter.get(None)
         next_ledger_id = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
         if largest is not None and largest >= next_ledger_id:
-            message = f"ledger {largest} exists, but the id counter stands at {next_ledger_id}"
-            raise LedgerIdsRolledBackError(message, ledger_id=largest, next_ledger_id=next_ledger_id)
+            raise _rolled_back(largest, next_ledger_id)
 
-    async def _take_block(self) -> tuple[int, int]:
+    async def _take_block(self, above: int) -> tuple[int, int]:
         # An unknown outcome needs no care: at worst that block stays unused.
         while True:
             found = await self._counter.get(None)
             first = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
+            if above >= first:
+                raise _rolled_back(above, first)
             counter = LedgerIdCounter(next_ledger_id=first + self._block)
             try:
                 if found is None:
@@ -62,3 +68,8 @@ class LedgerIds:
             except (BadVersionError, KeyExistsError):
                 continue  # another process took that block
             return first, first + self._block
+
+
+def _rolled_back(ledger_id: int, next_ledger_id: int) -> LedgerIdsRolledBackError:
+    message = f"ledger {ledger_id} exists, but the id counter stands at {next_ledger_id}"
+    return LedgerIdsRolledBackError(message, ledger_id=ledger_id, next_ledger_id=next_ledger_id)

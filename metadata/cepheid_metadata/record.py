@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from cepheid_metadata.errors import CorruptRecordError, NewerFormatError
 
@@ -35,7 +35,7 @@ class Record(RecordPart):
     NAME: ClassVar[str]
     FORMAT: ClassVar[int] = 1
 
-    format: int = 1
+    format: PositiveInt = 1
 
     def encode(self) -> bytes:
         # What model_dump_json calls, without its detour through str: cursor records are written by the thousand a second.

@@ -1,0 +1,101 @@
+"""Ledger ids: never twice, whatever happens to processes and answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_metadata import (
+    LedgerIdCounter,
+    LedgerIds,
+    LedgerIdsRolledBackError,
+    MemoryStore,
+    MemoryTree,
+    StoreUnavailableError,
+    keys,
+)
+from tests.support import run_async
+
+
+def test_ids_are_unique_among_processes_and_restarts() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        stores = [MemoryStore(tree) for _ in range(3)]
+        taken: list[int] = []
+        for _ in range(4):  # each round is a restart of all three
+            processes = [LedgerIds(store, block=7) for store in stores]
+            taken += await asyncio.gather(*(ids.take() for _ in range(10) for ids in processes))
+        assert len(set(taken)) == len(taken) == 120
+        assert min(taken) == 1
+
+    run_async(main())
+
+
+def test_one_process_takes_a_block_once_for_many_callers() -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        ids = LedgerIds(store, block=100)
+        assert sorted(await asyncio.gather(*(ids.take() for _ in range(250)))) == list(range(1, 251))
+        found = await store.get(keys.LEDGER_IDS_KEY)
+        assert found is not None
+        assert LedgerIdCounter.decode(found.value, keys.LEDGER_IDS_KEY).next_ledger_id == 301
+
+    run_async(main())
+
+
+class LosesAnswers(MemoryStore):
+    """Every other write of the counter happens, but its answer is lost."""
+
+    writes = 0
+
+    async def put(self, key: str, value: bytes, expected_version: int) -> int:
+        version = await super().put(key, value, expected_version)
+        self.writes += 1
+        if self.writes % 2:
+            raise StoreUnavailableError("the answer was lost", outcome_unknown=True)
+        return version
+
+
+def test_a_lost_answer_costs_a_block_and_nothing_else() -> None:
+    async def main() -> None:
+        ids = LedgerIds(LosesAnswers(MemoryTree()), block=2)
+        taken, refused = [], 0
+        for _ in range(20):
+            try:
+                taken.append(await ids.take())
+            except StoreUnavailableError:
+                refused += 1
+        assert len(set(taken)) == len(taken)
+        assert refused > 3
+
+    run_async(main())
+
+
+def test_ids_rise_along_a_chain_that_changes_hands() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        one, other = LedgerIds(MemoryStore(tree), block=10), LedgerIds(MemoryStore(tree), block=10)
+        assert await one.take() == 1
+        assert await other.take() == 11
+        assert await one.take(above=11) == 21
+        assert await one.take(above=25) == 26
+        assert await one.take(above=3) == 27
+        with pytest.raises(LedgerIdsRolledBackError, match="ledger 500 exists, but the id counter stands at 31"):
+            await one.take(above=500)
+
+    run_async(main())
+
+
+def test_a_counter_below_an_existing_ledger_is_found() -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        ids = LedgerIds(store, block=10)
+        await ids.check()
+        await store.create(keys.ledger_key(await ids.take()), b"")
+        await ids.check()
+        await store.create(keys.ledger_key(11), b"")
+        with pytest.raises(LedgerIdsRolledBackError, match="ledger 11 exists, but the id counter stands at 11"):
+            await ids.check()
+
+    run_async(main())

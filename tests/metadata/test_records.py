@@ -1,0 +1,256 @@
+"""Records: what is encoded comes back, what cannot be a record is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cepheid_metadata import (
+    AutoTopicCreation,
+    BadVersionError,
+    BookieCookie,
+    BookieRegistration,
+    BrokerRegistration,
+    Chain,
+    ChainLedger,
+    ClusterIdentity,
+    ClusterRecord,
+    CorruptRecordError,
+    CursorRecord,
+    Fragment,
+    KeyExistsError,
+    LedgerIdCounter,
+    LedgerMetadata,
+    LedgerState,
+    MemoryStore,
+    MemoryTree,
+    NamespaceRecord,
+    NewerFormatError,
+    PersistencePolicy,
+    Position,
+    Record,
+    RetentionPolicy,
+    TenantRecord,
+    TopicRecord,
+    broker_records,
+    chain_records,
+    cluster_identity,
+    cursor_records,
+    keys,
+    ledger_records,
+)
+from cepheid_wire import TopicName
+from tests.support import run_async
+
+LEDGER = LedgerMetadata(
+    ledger_id=17,
+    ensemble_size=3,
+    write_quorum=3,
+    ack_quorum=2,
+    state=LedgerState.OPEN,
+    fragments=(Fragment(first_entry_id=0, ensemble=("a", "b", "c")), Fragment(first_entry_id=10, ensemble=("a", "d", "c"))),
+    password=b"\x00\xff",
+    creation_token=2**63 - 1,
+    created_at_ms=1_700_000_000_000,
+    custom={"topic": "persistent://t/n/ö"},
+)
+CHAIN = Chain(
+    incarnation="c0ffee",
+    epoch=3,
+    ledgers=(ChainLedger(ledger_id=5, entries=3, size_bytes=40, closed_at_ms=9), ChainLedger(ledger_id=8)),
+    deletions=(2, 3),
+    properties={"k": "v"},
+)
+CURSOR = CursorRecord(
+    chain_incarnation="c0ffee",
+    chain_epoch=3,
+    mark_delete=Position(5, -1),
+    state=bytes(range(256)),
+    properties={"seq": -1},
+    created_at_ms=1,
+)
+RECORDS: list[Record] = [
+    LEDGER,
+    LEDGER.replace(state=LedgerState.CLOSED, last_entry_id=9, length_bytes=1_000),
+    LedgerIdCounter(next_ledger_id=1_001),
+    CHAIN,
+    CHAIN.replace(terminated_at=Position(8, -1)),
+    CURSOR,
+    CURSOR.replace(state=None, cursor_ledger_id=12),
+    TopicRecord(partitions=4, created_at_ms=1),
+    TenantRecord(admin_roles=("r",), allowed_clusters=("standalone",)),
+    NamespaceRecord(
+        retention=RetentionPolicy(time_limit_min=-1, size_limit_mb=0),
+        persistence=PersistencePolicy(ensemble_size=3, write_quorum=3, ack_quorum=2),
+        auto_topic_creation=AutoTopicCreation(allowed=True, topic_type="partitioned", partitions=3),
+    ),
+    ClusterRecord(service_url="http://localhost:8080"),
+    ClusterIdentity(cluster_id="id", name="standalone", created_at_ms=1),
+    BookieCookie(layout_version=1, bookie_id="b", incarnation="i", cluster_id="c", directories={"journal": ("/j",)}),
+    BookieRegistration(bookie_id="b", incarnation="i", addresses={"grpc": "localhost:3181"}),
+    BrokerRegistration(broker_id="b", addresses={"pulsar": "localhost:6650"}, started_at_ms=1),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.NAME)
+def test_a_record_comes_back(record: Record) -> None:
+    value = record.encode()
+    assert type(record).decode(value, "/k") == record
+    assert json.loads(value)["format"] == 1
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.NAME)
+def test_a_newer_format_is_refused_by_name(record: Record) -> None:
+    same_fields = {**json.loads(record.encode()), "format": 2}
+    for fields in (same_fields, {"format": 2, "shape": "unheard of"}):
+        with pytest.raises(
+            NewerFormatError, match=f"/k holds a {record.NAME} record of format 2; this release knows formats up to 1"
+        ):
+            type(record).decode(json.dumps(fields).encode(), "/k")
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"format": 1, "unknown": 1}', b'{"format": "x"}', b"1" * 5_000]
+)
+@pytest.mark.parametrize("record_type", [LedgerMetadata, Chain, CursorRecord, TopicRecord])
+def test_garbage_is_refused_with_its_key(value: bytes, record_type: type[Record]) -> None:
+    with pytest.raises(CorruptRecordError, match=f"/the/key holds no {record_type.NAME} record") as caught:
+        record_type.decode(value, "/the/key")
+    assert caught.value.facts["key"] == "/the/key"
+
+
+@given(st.data())
+def test_a_cut_or_changed_record_is_never_an_unexpected_exception(data: st.DataObject) -> None:
+    value = bytearray(data.draw(st.sampled_from(RECORDS)).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+    del value[data.draw(st.integers(0, len(value))) :]
+    for record_type in {type(record): None for record in RECORDS}:
+        try:
+            record_type.decode(bytes(value), "/k")
+        except (CorruptRecordError, NewerFormatError):
+            pass
+
+
+BOOKIES = st.lists(st.text(min_size=1, max_size=8), min_size=3, max_size=3, unique=True)
+
+
+@given(
+    st.lists(BOOKIES, min_size=1, max_size=5), st.lists(st.integers(1, 10**6), max_size=4, unique=True), st.binary(), st.booleans()
+)
+def test_ledger_metadata_comes_back(ensembles: list[list[str]], firsts: list[int], password: bytes, closed: bool) -> None:
+    starts = [0, *sorted(firsts)][: len(ensembles)]
+    fragments = tuple(
+        Fragment(first_entry_id=first, ensemble=tuple(ensemble)) for first, ensemble in zip(starts, ensembles, strict=False)
+    )
+    record = LEDGER.replace(fragments=fragments, password=password)
+    if closed:
+        record = record.replace(state=LedgerState.CLOSED, last_entry_id=starts[-1] - 1, length_bytes=0)
+    assert LedgerMetadata.decode(record.encode(), "/k") == record
+    for first, after in zip(starts, [*starts[1:], starts[-1] + 100], strict=True):
+        assert record.fragment_of(first).first_entry_id == first
+        assert record.fragment_of(after - 1).first_entry_id == first
+    assert record.last_fragment.first_entry_id == starts[-1]
+
+
+POSITIONS = st.builds(Position, st.integers(0, 2**63 - 1), st.integers(-1, 2**62))
+STRINGS = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
+
+
+@given(
+    POSITIONS,
+    st.none() | st.binary(max_size=500),
+    st.dictionaries(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), max_size=3),
+    STRINGS,
+)
+def test_a_cursor_comes_back(mark_delete: Position, state: bytes | None, numbers: dict[str, int], strings: dict[str, str]) -> None:
+    record = CURSOR.replace(mark_delete=mark_delete, state=state, properties=numbers, subscription_properties=strings)
+    found = CursorRecord.decode(record.encode(), "/k")
+    assert found == record
+    assert isinstance(found.mark_delete, Position)
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "problem"),
+    [
+        (LEDGER, {"ack_quorum": 4}, "E >= Qw >= Qa"),
+        (LEDGER, {"ack_quorum": 0}, "E >= Qw >= Qa"),
+        (LEDGER, {"ensemble_size": 2, "write_quorum": 2}, "2 distinct bookies"),
+        (LEDGER, {"fragments": ()}, "does not start at entry 0"),
+        (LEDGER, {"fragments": LEDGER.fragments[1:]}, "does not start at entry 0"),
+        (LEDGER, {"fragments": (*LEDGER.fragments, LEDGER.fragments[1])}, "strictly increasing"),
+        (LEDGER, {"fragments": (Fragment(first_entry_id=0, ensemble=("a", "b", "a")),)}, "3 distinct bookies"),
+        (LEDGER, {"last_entry_id": 3}, "state OPEN has no last entry"),
+        (LEDGER, {"state": LedgerState.IN_RECOVERY, "length_bytes": 3}, "state IN_RECOVERY has no last entry"),
+        (LEDGER, {"state": LedgerState.CLOSED}, "needs its last entry id and length"),
+        (LEDGER, {"state": LedgerState.CLOSED, "last_entry_id": 8, "length_bytes": 1}, "starts after the last entry, 8"),
+        (CHAIN, {"ledgers": (ChainLedger(ledger_id=5), ChainLedger(ledger_id=8))}, "before the last has no recorded end"),
+        (CHAIN, {"ledgers": (CHAIN.ledgers[0], CHAIN.ledgers[0])}, "twice"),
+        (CHAIN, {"deletions": (5,)}, "twice"),
+        (CHAIN, {"deletions": (2, 2)}, "twice"),
+        (CURSOR, {"cursor_ledger_id": 3}, "not both"),
+    ],
+)
+def test_impossible_records_cannot_be_made_or_read(record: Record, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        record.replace(**changes)
+    fields = record.model_copy(update=changes).encode()
+    with pytest.raises(CorruptRecordError, match=problem):
+        type(record).decode(fields, "/k")
+
+
+def test_records_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        CHAIN.epoch = 4  # type: ignore[misc]
+
+
+def test_repositories_read_and_change_records_by_version() -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        topic = TopicName.parse("persistent://t/n/x")
+        chains, cursors, ledgers = chain_records(store), cursor_records(store), ledger_records(store)
+        assert await chains.get(topic) is None
+        assert await chains.create(topic, CHAIN) == 0
+        with pytest.raises(KeyExistsError):
+            await chains.create(topic, CHAIN)
+        changed = CHAIN.replace(epoch=4)
+        assert await chains.replace(topic, changed, 0) == 1
+        with pytest.raises(BadVersionError):
+            await chains.replace(topic, CHAIN, 0)
+        assert await chains.get(topic) == (changed, 1)
+        await cursors.create((topic, "s"), CURSOR)
+        await store.multi(
+            [
+                chains.replace_op(topic, CHAIN, 1),
+                cursors.delete_op((topic, "s"), 0),
+                ledgers.create_op(17, LEDGER),
+            ]
+        )
+        assert await chains.get(topic) == (CHAIN, 2)
+        assert not await cursors.exists((topic, "s"))
+        assert await ledgers.get(17) == (LEDGER, 0)
+        await ledgers.delete(17, 0)
+        assert await ledgers.get(17) is None
+        await store.create(keys.CLUSTER_KEY, b"garbage")
+        with pytest.raises(CorruptRecordError, match="/cluster holds no cluster identity record"):
+            await cluster_identity(store).get(None)
+
+    run_async(main())
+
+
+def test_ephemeral_records_go_with_their_session() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, observer = MemoryStore(tree), MemoryStore(tree)
+        registration = BrokerRegistration(broker_id="b", addresses={}, started_at_ms=1)
+        await broker_records(store).create("b", registration, ephemeral=True)
+        assert await broker_records(observer).get("b") == (registration, 0)
+        await store.aclose()
+        assert await observer.children("/brokers") == []
+
+    run_async(main())
