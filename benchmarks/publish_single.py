@@ -1,0 +1,53 @@
+"""How many entries a second can one producer publish without batching? 1 KB each, pipelined, durable before each receipt."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import load
+from benchmarks.raw_client import open_connection, open_publisher
+from benchmarks.report import print_line
+from benchmarks.server import Server, add_arguments
+
+TOPIC = "persistent://public/default/bench-publish-single"
+
+
+async def publish(server: Server, arguments: argparse.Namespace) -> load.Measured:
+    connection = await open_connection(server.url, TOPIC)
+    publisher = await open_publisher(connection, TOPIC, bytes(arguments.entry_bytes))
+    load.keep_window(connection, publisher, arguments.window)
+    measured = await load.measure(
+        server, lambda: connection.receipts, warmup_s=1.0, seconds=arguments.seconds, failed=connection.failed
+    )
+    connection.close()
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--entry-bytes", type=int, default=1000)
+    parser.add_argument("--window", type=int, default=1000, help="entries on their way (1000: what official clients allow)")
+    arguments = parser.parse_args()
+    with Server(arguments) as server:
+        measured = load.run(publish(server, arguments))
+        print_line(
+            "publish_single",
+            figures={
+                "entries_per_s": round(measured.rate_per_s),
+                "mb_per_s": round(measured.rate_per_s * arguments.entry_bytes / 1e6, 1),
+                **measured.cores(),
+            },
+            load={
+                "entry_bytes": arguments.entry_bytes,
+                "window_entries": arguments.window,
+                "producers": 1,
+                "seconds": arguments.seconds,
+            },
+            settings=server.settings,
+        )
+
+
+if __name__ == "__main__":
+    main()
