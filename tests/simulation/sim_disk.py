@@ -21,7 +21,7 @@ import errno
 import posixpath
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cepheid_bookie.disk import DirectoryInUseError
 from cepheid_rpc import Buffer
@@ -297,6 +297,22 @@ class SimDisk:
         self._durable_names = _Names(dict(survivors.files), dict(survivors.dirs))
         self._unsynced_names = []
         return self._successor()
+
+    def copy_after_power_loss(self, rng: random.Random) -> SimDisk:
+        """What the next process would find if power were lost now; this disk goes on."""
+        copy = SimDisk(rng, capacity_bytes=self.capacity_bytes)
+        inodes = {
+            id(inode): _Inode(bytearray(inode.content), bytearray(inode.durable), list(inode.unsynced))
+            for inode in [*self._names.files.values(), *self._durable_names.files.values()]
+        }
+        for mine, its in ((self._names, copy._names), (self._durable_names, copy._durable_names)):
+            its.dirs = dict(mine.dirs)
+            its.files = {path: inodes[id(inode)] for path, inode in mine.files.items()}
+        copy._unsynced_names = [
+            replace(change, inode=None if change.inode is None else inodes.get(id(change.inode), _Inode()))
+            for change in self._unsynced_names
+        ]
+        return copy.power_loss()
 
     def wiped(self) -> SimDisk:
         """A blank disk in the place of this one."""

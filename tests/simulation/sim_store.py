@@ -3,7 +3,7 @@
     request ──delay, FIFO──► MemoryStore (one session of the shared MemoryTree) ──delay──► answer
                   └ refused: StoreUnavailableError                 └ lost: StoreUnavailableError(outcome_unknown=True)
 
-`SimTree` shows every committed write to whoever keeps the history, with the node that made it.
+`SimTree` shows every committed write to whoever keeps the history, with the process that made it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from cepheid_metadata import (
     Watch,
 )
 from tests.simulation.faults import FaultPlan
-from tests.simulation.node import current_node
 
 T = TypeVar("T")
 _SPACING_S = 1e-9
@@ -33,21 +32,23 @@ class SimTree(MemoryTree):
     def __init__(self) -> None:
         super().__init__()
         self.on_commit: Callable[[Sequence[Op], str], None] | None = None
+        self.writer = "world"  # the process whose request is being served
 
     def apply(self, ops: Sequence[Op], session_id: int) -> list[OpResult]:
         results = super().apply(ops, session_id)
         if self.on_commit is not None:
-            node = current_node()
-            self.on_commit(ops, node.name if node is not None else "world")
+            self.on_commit(ops, self.writer)
         return results
 
 
 class SimStore:
     """One session of one process. Implements `MetadataStore`."""
 
-    def __init__(self, tree: SimTree, plan: FaultPlan) -> None:
+    def __init__(self, tree: SimTree, plan: FaultPlan, process: str) -> None:
         self.memory = MemoryStore(tree)
+        self._tree = tree
         self._plan = plan
+        self._process = process
         self._last_arrival_s = 0.0
 
     async def get(self, key: str) -> Versioned | None:
@@ -90,6 +91,11 @@ class SimStore:
     async def aclose(self) -> None:
         await self.memory.aclose()
 
+    def abandon(self) -> None:
+        """The process is gone; the store notices at once (a session that lingers is a fault of its own)."""
+        if self.memory.session_state is not SessionState.LOST:
+            self.memory.expire_session()
+
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults
         loop = asyncio.get_running_loop()
@@ -98,7 +104,11 @@ class SimStore:
         await _sleep_until(self._last_arrival_s)
         if plan.strikes("metadata refused", faults.refused):
             raise StoreUnavailableError("the metadata store cannot be reached")
-        result = await act()
+        self._tree.writer = self._process
+        try:
+            result = await act()  # the memory store never waits: nobody else writes meanwhile
+        finally:
+            self._tree.writer = "world"
         await asyncio.sleep(plan.between(faults.metadata_delay_s))
         if write and plan.strikes("metadata answer lost", faults.lost_answer):
             raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)

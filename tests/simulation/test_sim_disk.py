@@ -249,3 +249,17 @@ def test_the_same_seed_loses_the_same() -> None:
 
     assert run(5) == run(5)
     assert run(5) != run(6)
+
+
+def test_a_copy_after_power_loss_leaves_the_disk_alone() -> None:
+    contents = set()
+    for seed in range(30):
+        disk = new_disk()
+        file_with(disk, "a", b"old")
+        disk.open("a").pwrite(b"new", 0)
+        disk.open("b", create=True)
+        copy = disk.copy_after_power_loss(random.Random(seed))
+        contents.add((content(copy, "a"), copy.exists("b")))
+        copy.open("a").pwrite(b"xxx", 0)
+        assert (content(disk, "a"), disk.exists("b")) == (b"new", True)
+    assert contents == {(a, b) for a in (b"old", b"new") for b in (True, False)}

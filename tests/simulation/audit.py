@@ -1,0 +1,60 @@
+"""After the last fault: everything comes to rest within bounds (V1-V3, V9), and what is stored is what was promised (L5-L8, S2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.checks_storage import check_promises, promises_of
+from tests.simulation.cluster import SimBroker
+from tests.simulation.workload_ledgers import EXPECTED
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_REST_S = 60.0
+"""Longer than every timeout and backoff of the settings in `cluster.py` together."""
+
+
+async def audit(world: World) -> None:
+    history = world.history
+    for broker in world.brokers.values():
+        pending = world.ledger_workload.pending.get(broker.process)
+        if pending is not None:
+            await _wait(world, "V9", lambda pending=pending: pending.count < 8, f"appends of {broker.process} are never answered")
+    for broker in world.brokers.values():
+        broker.crash()
+    auditor = SimBroker("auditor", world.tree, world.network, world.plan, history, list(world.bookies))
+    auditor.start()
+    done = world.spawn(auditor.node, _read_everything(world, auditor), "audit")
+    await _wait(world, "V1", done.done, "some ledger cannot be recovered and read")
+    for bookie in world.bookies.values():
+        assert bookie.bookie is not None
+        await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
+
+
+async def _read_everything(world: World, auditor: SimBroker) -> None:
+    history = world.history
+    for ledger_id in list(history.ledgers):
+        while True:
+            try:
+                end = await auditor.ledgers.recover(ledger_id)
+                reader = await auditor.ledgers.open_reader(ledger_id)
+                read = 0
+                while read <= end.last_entry_id:
+                    groups = await reader.read(read, end.last_entry_id, max_bytes=1 << 20)
+                    read = groups[-1].last_entry_id + 1
+                break
+            except EXPECTED as error:
+                history.note(f"audit of ledger {ledger_id}: {error!r}")
+                await asyncio.sleep(0.5)
+
+
+async def _wait(world: World, rule: str, condition: Callable[[], bool], what: str) -> None:
+    deadline = world.loop.time() + _REST_S
+    while not condition():
+        if world.loop.time() > deadline:
+            world.history.violated(rule, f"{what}, {_REST_S:g} s after the last fault")
+        await asyncio.sleep(0.1)
+    world.history.check(rule, True, what)

@@ -1,0 +1,317 @@
+"""Checks of one ledger's life (L1, L3-L12): at each commit of its record, each answer to its writer, each end that is reported.
+
+`LedgerClientProbe` stands between a broker's code and its real `LedgerClient`; `ConnectionsProbe` between that client and the
+network, where it sees what a recoverer truly learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError
+from cepheid_metadata import LedgerMetadata, LedgerState
+from cepheid_rpc import (
+    AddSource,
+    BookieConnection,
+    Buffer,
+    EntryGroup,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+)
+from tests.simulation.history import History
+
+_LEGAL = {
+    LedgerState.OPEN: (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED),
+    LedgerState.IN_RECOVERY: (LedgerState.IN_RECOVERY, LedgerState.CLOSED),
+    LedgerState.CLOSED: (LedgerState.CLOSED,),
+}
+_FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY)
+
+
+class LedgerClientProbe:
+    """What a managed ledger uses of a `LedgerClient`, observed. `process` names the client's process and incarnation."""
+
+    def __init__(self, client: LedgerClient, history: History, process: str) -> None:
+        self._client = client
+        self._history = history
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def create(self, **options: Any) -> WriterProbe:
+        writer = await self._client.create(**options)
+        history = self._history
+        history.check("L14", writer.ledger_id not in history.sent, f"ledger id {writer.ledger_id} was given out twice")
+        history.sent[writer.ledger_id] = []
+        history.writers[writer.ledger_id] = writer
+        return WriterProbe(writer, history)
+
+    async def recover(self, ledger_id: int) -> ClosedLedger:
+        end = await self._client.recover(ledger_id)
+        self._history.note(f"{self._process} recovered ledger {ledger_id} to {end.last_entry_id}")
+        check_end(self._history, ledger_id, end, "a recoverer")
+        return end
+
+    async def open_reader(self, ledger_id: int) -> ReaderProbe:
+        return ReaderProbe(await self._client.open_reader(ledger_id), ledger_id, self._history)
+
+    async def delete(self, ledger_id: int) -> None:
+        await self._client.delete(ledger_id)
+
+
+class WriterProbe:
+    def __init__(self, writer: Any, history: History) -> None:
+        self._writer = writer
+        self._history = history
+        self.ledger_id: int = writer.ledger_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def append(self, payloads: Sequence[Buffer], on_done: Callable[[EntryGroup | LedgerError], None]) -> None:
+        copies = [bytes(payload) for payload in payloads]
+        before = self._writer.last_add_pushed
+
+        def observed(outcome: EntryGroup | LedgerError) -> None:
+            if isinstance(outcome, EntryGroup):
+                self._on_told_ok(outcome)
+            on_done(outcome)
+
+        self._history.sent[self.ledger_id] += copies  # before the append: it may reach a bookie within the call
+        self._writer.append(payloads, observed)
+        pushed = self._writer.last_add_pushed - before
+        if pushed != len(copies):
+            del self._history.sent[self.ledger_id][-len(copies) :]
+            self._history.check("L4", pushed == 0, f"append of {len(copies)} entries pushed {pushed}")
+
+    async def close(self) -> ClosedLedger:
+        end: ClosedLedger = await self._writer.close()
+        check_end(self._history, self.ledger_id, end, "its writer")
+        lac = self._writer.last_add_confirmed
+        self._history.check("L8", end.last_entry_id == lac, f"the writer of {self.ledger_id} closed at {end}, its LAC is {lac}")
+        return end
+
+    def _on_told_ok(self, group: EntryGroup) -> None:
+        history, ledger_id = self._history, self.ledger_id
+        acked = history.acked.get(ledger_id, 0)
+        name = f"{ledger_id}:{group.first_entry_id}..{group.last_entry_id}"
+        history.check("L4", group.first_entry_id == acked, lambda: f"told OK for {name} when {acked} entries were")
+        history.check("L4", group.last_entry_id <= history.true_lac(ledger_id), lambda: f"told OK for {name} above LAC")
+        history.acked[ledger_id] = group.last_entry_id + 1
+        record = history.ledgers.get(ledger_id)
+        if record is None:
+            history.violated("L13", f"told OK for {name} of a deleted ledger")
+            return
+        for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
+            holders = history.holders(record, entry_id)
+            history.check(
+                "L3",
+                len(holders) >= record.ack_quorum,
+                lambda e=entry_id, h=holders: f"told OK for {ledger_id}:{e}, which only {h} hold; {history.story(ledger_id)}",
+            )
+        if record.last_entry_id is not None:
+            history.check(
+                "L5", group.last_entry_id <= record.last_entry_id, lambda: f"told OK for {name}; {history.story(ledger_id)}"
+            )
+
+
+class ReaderProbe:
+    def __init__(self, reader: Any, ledger_id: int, history: History) -> None:
+        self._reader = reader
+        self._ledger_id = ledger_id
+        self._history = history
+        self._lac = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
+        groups: list[EntryGroup] = await self._reader.read(first, last, max_bytes=max_bytes)
+        expected = first
+        for group in groups:
+            self._check_group(group, expected)
+            expected = group.last_entry_id + 1
+        return groups
+
+    async def read_lac(self) -> int:
+        lac: int = await self._reader.read_lac()
+        history, end = self._history, self._history.readable_end(self._ledger_id)
+        history.check("L9", lac <= end, lambda: f"a reader of {self._ledger_id} is told LAC {lac}, the end is {end}")
+        history.check("L9", lac >= self._lac, lambda: f"a reader's LAC of {self._ledger_id} fell from {self._lac} to {lac}")
+        self._lac = lac
+        return lac
+
+    def _check_group(self, group: EntryGroup, expected: int) -> None:
+        history, ledger_id = self._history, self._ledger_id
+        end = history.readable_end(ledger_id)
+        history.check("L9", group.first_entry_id == expected, lambda: f"reading {ledger_id} from {expected} gave {group!r}")
+        history.check("L9", group.last_entry_id <= end, lambda: f"a reader got {group!r}; {history.story(ledger_id)}")
+        sent = history.sent[ledger_id][group.first_entry_id : group.last_entry_id + 1]
+        history.check("L7", [bytes(payload) for payload in group.payloads()] == sent, lambda: f"{group!r} is not what was sent")
+
+
+class ConnectionsProbe:
+    """The registry of one process; remembers what its recoveries were told."""
+
+    def __init__(self, connections: Any, history: History, process: str) -> None:
+        self._connections = connections
+        self._history = history
+        self._process = process
+
+    def get(self, bookie_id: str) -> BookieConnection:
+        return ConnectionProbe(self._connections.get(bookie_id), self._history, self._process)
+
+
+class ConnectionProbe:
+    def __init__(self, connection: BookieConnection, history: History, process: str) -> None:
+        self._connection = connection
+        self._history = history
+        self._process = process
+
+    @property
+    def bookie_id(self) -> str:
+        return self._connection.bookie_id
+
+    def open_add_stream(self, source: AddSource) -> Any:
+        return self._connection.open_add_stream(source)
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer:
+        answer = await self._connection.read_lac(request)
+        if request.fence and answer.status in _FENCED_ANSWERS:
+            self._history.recoverer(self._process, request.ledger_id).fenced[self.bookie_id] = None
+        return answer
+
+    async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
+        if request.fence:
+            self._check_covered(request.ledger_id)
+        async for chunk in self._connection.read(request):
+            if request.fence:
+                negatives = self._history.recoverer(self._process, request.ledger_id).negatives.setdefault(self.bookie_id, [])
+                negatives += [(m.first_entry_id, m.last_entry_id) for m in chunk.missing if m.status.certain_no]
+            yield chunk
+
+    async def write_lac(self, request: ExplicitLac) -> Status:
+        return await self._connection.write_lac(request)
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+    def _check_covered(self, ledger_id: int) -> None:
+        history = self._history
+        record = history.ledgers.get(ledger_id)
+        if record is None:
+            return
+        fenced = history.recoverer(self._process, ledger_id).fenced
+        ensemble, quorum = record.last_fragment.ensemble, record.write_quorum
+        needed = quorum - record.ack_quorum + 1
+        if record.is_closed:
+            return  # somebody else finished; what this one still does has no effect
+        for start in range(len(ensemble)):
+            window = [ensemble[(start + offset) % len(ensemble)] for offset in range(quorum)]
+            answered = [bookie for bookie in window if bookie in fenced]
+            history.check(
+                "L11",
+                len(answered) >= needed,
+                lambda window=window, answered=answered: (
+                    f"{self._process} reads {ledger_id} to recover it, of {window} only {answered} are fenced"
+                ),
+            )
+
+
+def check_end(history: History, ledger_id: int, end: ClosedLedger, who: str) -> None:
+    """Somebody says: this is the end."""
+    reported = (end.last_entry_id, end.length)
+    known = history.ends.setdefault(ledger_id, reported)
+    history.check("L8", known == reported, lambda: f"{who} reports the end {reported} of ledger {ledger_id}, others {known}")
+    record = history.ledgers.get(ledger_id) or history.deleted[ledger_id]
+    committed = (record.last_entry_id, record.length_bytes)
+    history.check(
+        "L8", committed == reported, lambda: f"{who} reports the end {reported}, metadata {committed} of ledger {ledger_id}"
+    )
+
+
+class LedgerRecordChecks:
+    """Looks at each commit of a ledger's record."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def on_created(self, record: LedgerMetadata, process: str) -> None:
+        history = self._history
+        ledger_id = record.ledger_id
+        history.check("L14", ledger_id not in history.creators, f"ledger {ledger_id} was created twice")
+        history.check("L1", record.state is LedgerState.OPEN, f"ledger {ledger_id} begins as {record.state}")
+        history.creators[ledger_id] = process
+        history.ledgers[ledger_id] = record
+
+    def on_changed(self, record: LedgerMetadata, process: str) -> None:
+        history = self._history
+        before = history.ledgers[record.ledger_id]
+        history.ledgers[record.ledger_id] = record
+        self._check_automaton(before, record)
+        if record.is_closed and not before.is_closed:
+            self._check_end(before, record, process)
+
+    def on_deleted(self, ledger_id: int) -> None:
+        record = self._history.ledgers.pop(ledger_id)
+        self._history.deleted[ledger_id] = record
+        self._history.check("L13", record.is_closed, f"ledger {ledger_id} was deleted while {record.state}: its writer may go on")
+
+    def _check_automaton(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        name = f"ledger {after.ledger_id}"
+        check = self._history.check
+        check("L1", after.state in _LEGAL[before.state], f"{name}: {before.state} became {after.state}")
+        sizes = [(record.ledger_id, record.ensemble_size, record.write_quorum, record.ack_quorum) for record in (before, after)]
+        check("L1", sizes[0] == sizes[1], f"{name}: {sizes[0]} became {sizes[1]}")
+        if before.is_closed:
+            ends = [(record.last_entry_id, record.length_bytes) for record in (before, after)]
+            check("L1", ends[0] == ends[1], f"{name}: its end {ends[0]} became {ends[1]}")
+        keys = [fragment.first_entry_id for fragment in before.fragments]
+        kept = [fragment.first_entry_id for fragment in after.fragments[: len(keys)]]
+        check("L1", kept == keys, f"{name}: fragments at {keys} became {kept}")
+
+    def _check_end(self, before: LedgerMetadata, record: LedgerMetadata, process: str) -> None:
+        history, ledger_id, last = self._history, record.ledger_id, record.last_entry_id
+        assert last is not None
+        story = history.story
+        acked, sent = history.acked.get(ledger_id, 0), history.sent.get(ledger_id)
+        history.note(lambda: f"{process} closed {story(ledger_id)}")
+        history.check("L5", last >= acked - 1, lambda: f"acknowledged entries lie above the end; {story(ledger_id)}")
+        if sent is not None:
+            history.check("L5", last < len(sent), lambda: f"it ends above what was sent; {story(ledger_id)}")
+            length = sum(map(len, sent[: last + 1]))
+            history.check(
+                "L12",
+                record.length_bytes == length,
+                f"ledger {ledger_id} has {length} bytes, its record says {record.length_bytes}",
+            )
+        recovered = before.state is LedgerState.IN_RECOVERY
+        rule = "L10" if recovered else "L6"
+        for entry_id in range(last + 1):
+            holders = history.holders(record, entry_id)
+            enough = len(holders) >= record.ack_quorum
+            history.check(
+                rule, enough, lambda e=entry_id, h=holders: f"closed with {ledger_id}:{e} on {h} alone; {story(ledger_id)}"
+            )
+        if recovered:
+            self._check_negatives(before, last + 1, process)
+
+    def _check_negatives(self, before: LedgerMetadata, absent: int, process: str) -> None:
+        history, ledger_id = self._history, before.ledger_id
+        negatives = history.recoverer(process, ledger_id).negatives
+        denied_by = [
+            bookie
+            for bookie in before.last_fragment.ensemble
+            if any(first <= absent <= last for first, last in negatives.get(bookie, ()))
+        ]
+        history.check(
+            "L10",
+            len(denied_by) >= before.write_quorum - before.ack_quorum + 1,
+            lambda: f"{process} calls {ledger_id}:{absent} absent, only {denied_by} denied it; {history.story(ledger_id)}",
+        )

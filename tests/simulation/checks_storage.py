@@ -1,0 +1,230 @@
+"""Checks of the storage node's promises: S1-S5 and S8 while it answers; S2, S3, S6 and S8 by replaying copies of its disk.
+
+`BookieProbe` stands between the network and a real `Bookie`: it sees every request arrive and every answer leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from cepheid_ledger.master_key import master_key_of
+from cepheid_rpc import (
+    AddAnswer,
+    AddRequest,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+    encode_group,
+)
+from tests.simulation.history import BookieFacts, History
+from tests.simulation.sim_disk import SimDisk
+from tests.simulation.sim_network import ServedBookie
+
+_NO_ENTRY = 1 << 40  # an entry id that no writer reaches
+_FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY)
+
+
+class BookieProbe:
+    """Implements `ServedBookie` over one incarnation of a bookie."""
+
+    def __init__(
+        self, bookie_id: str, bookie: ServedBookie, disk: SimDisk, history: History, on_fence: Callable[[], None] | None = None
+    ) -> None:
+        self._id = bookie_id
+        self._bookie = bookie
+        self._disk = disk
+        self._history = history
+        self._facts: BookieFacts = history.bookie(bookie_id)
+        self._on_fence = on_fence
+
+    def add(self, requests: Sequence[AddRequest], on_answers: Callable[[Sequence[AddAnswer]], None]) -> None:
+        self._facts.admissions += 1
+        admission = self._facts.admissions
+        for request in requests:
+            self._check_first_bytes(request)
+
+        def observed(answers: Sequence[AddAnswer]) -> None:
+            for answer in answers:
+                if answer.status is Status.OK:
+                    self._on_ok(answer, requests, admission)
+            on_answers(answers)
+
+        self._bookie.add(requests, observed)
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer:
+        held = max(self._facts.ok.get(request.ledger_id, ()), default=-1)
+        answer = await self._bookie.read_lac(request)
+        history, ledger_id = self._history, request.ledger_id
+        if answer.status.certain_no:
+            record = history.ledgers.get(ledger_id)
+            named = record is not None and any(self._id in fragment.ensemble for fragment in record.fragments)
+            history.check("S5", held < 0 or not named, lambda: f"{self._id} denies having anything; {history.story(ledger_id)}")
+        if answer.status is Status.OK:
+            highest = answer.highest_entry.first_entry_id if answer.highest_entry is not None else -1
+            history.check("S2", highest >= held, lambda: f"{self._id} holds nothing above {highest}; {history.story(ledger_id)}")
+            history.check(
+                "L9",
+                answer.last_add_confirmed <= history.readable_end(ledger_id),
+                lambda: f"{self._id} tells LAC {answer.last_add_confirmed}; {history.story(ledger_id)}",
+            )
+        if request.fence and answer.status in _FENCED_ANSWERS:
+            self._on_fenced(ledger_id)
+        return answer
+
+    async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
+        arrived_after = self._facts.admissions
+        promised = [
+            entry_id
+            for entry_id in self._facts.ok.get(request.ledger_id, ())
+            if request.first_entry_id <= entry_id <= request.last_entry_id
+        ]
+        async for chunk in self._bookie.read(request):
+            for group in chunk.groups:
+                self._check_sent(group.ledger_id, group.first_entry_id, list(group.payloads()))
+            for missing in chunk.missing:
+                if missing.status.certain_no:
+                    self._check_absent(request, missing.first_entry_id, missing.last_entry_id, promised, arrived_after)
+            if request.fence and all(missing.status in _FENCED_ANSWERS for missing in chunk.missing):
+                self._on_fenced(request.ledger_id)
+            yield chunk
+
+    async def write_lac(self, request: ExplicitLac) -> Status:
+        return await self._bookie.write_lac(request)
+
+    # -- the checks -----------------------------------------------------------------------------------------------------
+
+    def _on_ok(self, answer: AddAnswer, requests: Sequence[AddRequest], admission: int) -> None:
+        history, facts, ledger_id = self._history, self._facts, answer.ledger_id
+        ok = facts.ok.setdefault(ledger_id, {})
+        for entry_id in range(answer.first_entry_id, answer.last_entry_id + 1):
+            request = _request_of(requests, ledger_id, entry_id)
+            name = f"{ledger_id}:{entry_id}"
+            if request is None:
+                history.violated("S1", f"{self._id} answered OK for {name}, which was not in that message")
+                continue
+            entry = bytes(request.group.entry(entry_id))
+            history.check("S1", self._disk.is_durable(entry), f"{self._id} answered OK for {name}, which power loss can take")
+            if not request.recovery:
+                fenced = ledger_id in facts.fenced
+                history.check("S3", not fenced, lambda name=name: f"{self._id} answered OK for {name} after its fence was answered")
+            absent_after = facts.absent.get((ledger_id, entry_id), 0)
+            history.check(
+                "S4",
+                absent_after < admission,
+                lambda name=name: f"{self._id} admitted {name}, denied it to a fencing read, and then answered OK",
+            )
+            facts.ok_admission.setdefault((ledger_id, entry_id), admission)
+            known = ok.setdefault(entry_id, entry)
+            history.check("L7", known == entry, lambda name=name: f"{self._id} holds two different entries {name}")
+
+    def _on_fenced(self, ledger_id: int) -> None:
+        if ledger_id not in self._facts.fenced:
+            self._facts.fenced[ledger_id] = self._history.now_s
+            self._history.note(f"{self._id} fenced ledger {ledger_id}")
+            if self._on_fence is not None:
+                self._on_fence()
+
+    def _check_absent(self, request: ReadRequest, first: int, last: int, promised: list[int], arrived_after: int) -> None:
+        history, ledger_id = self._history, request.ledger_id
+        denied = [entry_id for entry_id in promised if first <= entry_id <= last and history.names(ledger_id, entry_id, self._id)]
+        history.check(
+            "S5", not denied, lambda: f"{self._id} denies entries {denied} it answered OK for; {history.story(ledger_id)}"
+        )
+        if request.fence:
+            for entry_id in range(first, min(last, first + 1_000) + 1):
+                admitted = self._facts.ok_admission.get((ledger_id, entry_id), arrived_after + 1)
+                history.check(
+                    "S4",
+                    admitted > arrived_after,
+                    lambda e=entry_id: f"{self._id} denies {ledger_id}:{e}, admitted before the fencing read, and answered OK",
+                )
+                self._facts.absent[(ledger_id, entry_id)] = max(arrived_after, self._facts.absent.get((ledger_id, entry_id), 0))
+
+    def _check_sent(self, ledger_id: int, first_entry_id: int, payloads: list[memoryview]) -> None:
+        history = self._history
+        sent = history.sent.get(ledger_id)
+        if sent is None:
+            return  # a ledger that no probe watches
+        for entry_id, payload in enumerate(payloads, first_entry_id):
+            same = entry_id < len(sent) and sent[entry_id] == payload
+            history.check("S8", same, lambda entry_id=entry_id: f"{self._id} returns {ledger_id}:{entry_id}, which nobody sent so")
+
+    def _check_first_bytes(self, request: AddRequest) -> None:
+        """L4: an entry's own LAC is below it, and no higher than the writer's when it was sent."""
+        group, history = request.group, self._history
+        true_lac = history.true_lac(group.ledger_id)
+        if group.ledger_id not in history.sent or _damaged(request):
+            return
+        for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
+            lac = group.header(entry_id).last_add_confirmed
+            name = f"{group.ledger_id}:{entry_id}"
+            history.check("L4", lac < entry_id and lac <= true_lac, f"entry {name} carries LAC {lac}, its writer's is {true_lac}")
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """What a bookie has promised by now; a copy, since it goes on promising."""
+
+    ok: dict[int, dict[int, bytes]]
+    fenced: tuple[int, ...]
+
+
+def promises_of(facts: BookieFacts) -> Promises:
+    return Promises({ledger_id: dict(entries) for ledger_id, entries in facts.ok.items()}, tuple(facts.fenced))
+
+
+async def check_promises(who: str, bookie_id: str, bookie: ServedBookie, history: History, promises: Promises) -> None:
+    """After a replay (S2, S3, S8): every entry once answered OK is there with its bytes, every fence stands."""
+    for ledger_id, entries in promises.ok.items():
+        record = history.ledgers.get(ledger_id)
+        if record is not None:
+            named = {e: data for e, data in entries.items() if bookie_id in record.fragment_of(e).ensemble}
+            await _check_entries(who, bookie, history, ledger_id, named)
+    for ledger_id in promises.fenced:
+        await _check_fence(who, bookie, history, ledger_id)
+
+
+async def _check_entries(who: str, bookie: ServedBookie, history: History, ledger_id: int, expected: dict[int, bytes]) -> None:
+    if not expected:
+        return
+    async for chunk in bookie.read(ReadRequest(ledger_id, min(expected), max(expected))):
+        for group in chunk.groups:
+            for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
+                data = expected.get(entry_id)
+                same = data is None or data == group.entry(entry_id)
+                history.check("S8", same, lambda e=entry_id: f"{who} has other bytes for {ledger_id}:{e} than were answered OK")
+        for missing in chunk.missing:
+            lost = [entry_id for entry_id in expected if missing.first_entry_id <= entry_id <= missing.last_entry_id]
+            kept = not (missing.status.certain_no and lost)
+            history.check("S2", kept, lambda lost=lost: f"{who} lost entries {lost}; {history.story(ledger_id)}")
+
+
+async def _check_fence(who: str, bookie: ServedBookie, history: History, ledger_id: int) -> None:
+    record = history.ledgers.get(ledger_id) or history.deleted.get(ledger_id)
+    assert record is not None
+    answered: asyncio.Future[Sequence[AddAnswer]] = asyncio.get_running_loop().create_future()
+    group = encode_group(ledger_id, _NO_ENTRY, -1, 0, [b"must be refused"])
+    bookie.add([AddRequest(group, master_key_of(record))], lambda answers: answered.done() or answered.set_result(answers))
+    (answer,) = await answered
+    history.check("S3", answer.status is not Status.OK, lambda: f"{who} forgot its fence; {history.story(ledger_id)}")
+
+
+def _damaged(request: AddRequest) -> bool:
+    try:
+        request.group.verify()
+    except Exception:
+        return True
+    return False
+
+
+def _request_of(requests: Sequence[AddRequest], ledger_id: int, entry_id: int) -> AddRequest | None:
+    for request in requests:
+        group = request.group
+        if group.ledger_id == ledger_id and group.first_entry_id <= entry_id <= group.last_entry_id:
+            return request
+    return None

@@ -1,0 +1,219 @@
+"""The machines of a world: bookies on simulated disks, and broker processes with real ledger clients and managed ledgers.
+
+    SimBookie    down ──start──► starting (real Bookie.open: replay) ──promises kept? (S2)──► serving ──crash──► down
+    SimBroker    process after process: a crash ends one, `start` begins the next, with a new metadata session
+
+A crash is decided by the plan: at any disk operation, or from outside at any step. It is the process alone or the machine
+(power loss); after it only the disk is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Sequence
+
+from cepheid_bookie import Bookie, BookieSettings
+from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_metadata import LedgerIds, ledger_records
+from cepheid_ports import Ports
+from tests.simulation.checks_ledger import ConnectionsProbe, LedgerClientProbe
+from tests.simulation.checks_storage import BookieProbe, check_promises, promises_of
+from tests.simulation.faults import FaultPlan
+from tests.simulation.history import History
+from tests.simulation.node import Node, NodeCrashed
+from tests.simulation.sim_disk import SimDisk
+from tests.simulation.sim_network import Network
+from tests.simulation.sim_store import SimStore, SimTree
+from tests.simulation.sim_worker import SimWorker
+
+KIB = 1 << 10
+
+LEDGER_SETTINGS = LedgerSettings(
+    add_timeout_s=2.0,
+    refusal_retry_s=3.0,
+    read_timeout_s=2.0,
+    speculative_read_s=0.3,
+    recovery_timeout_s=2.0,
+    recovery_batch_entries=20,
+    quarantine_s=2.0,
+    metadata_timeout_s=5.0,
+    reconnect_delay_max_s=1.0,
+)
+_WALL_START_MS = 1_700_000_000_000
+
+
+def bookie_settings(bookie_id: str) -> BookieSettings:
+    """Small, so that a few hundred entries roll segments and logs, fill the cache and take checkpoints."""
+    return BookieSettings(
+        bookie_id=bookie_id,
+        journal_segment_bytes=64 * KIB,
+        write_cache_bytes=16 * KIB,
+        block_bytes=4 * KIB,
+        log_bytes=64 * KIB,
+        checkpoint_interval_s=0.7,
+        min_free_journal_bytes=0,
+        min_free_data_bytes=0,
+        retry_s=0.2,
+    )
+
+
+def sim_ports(loop: asyncio.AbstractEventLoop, rng: random.Random, work_delay_s: Callable[[], float]) -> Ports:
+    return Ports(
+        wall_ms=lambda: _WALL_START_MS + int(loop.time() * 1000),
+        random=rng,
+        new_worker=lambda name, threads: SimWorker(name, threads, work_delay_s),
+    )
+
+
+class SimBookie:
+    def __init__(
+        self,
+        bookie_id: str,
+        network: Network,
+        plan: FaultPlan,
+        history: History,
+        *,
+        on_down: Callable[[SimBookie], None] = lambda _: None,
+        on_fence: Callable[[SimBookie], None] = lambda _: None,
+    ) -> None:
+        self.id = bookie_id
+        self.disk = SimDisk(plan.random)
+        self.index = MemoryBlockIndex()
+        self.node = Node(bookie_id, 0)
+        self.node.alive = False
+        self.bookie: Bookie | None = None
+        self.power_lost = False
+        self._network = network
+        self._plan = plan
+        self._history = history
+        self._on_down = on_down
+        self._on_fence = on_fence
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<SimBookie {self.id} {'serving' if self.serving else 'starting' if self.node.alive else 'down'}>"
+
+    @property
+    def serving(self) -> bool:
+        return self.id in self._network.hosts
+
+    def start(self) -> asyncio.Task[None]:
+        """Begins a new process on the disk as it is. The task ends when it serves, or has crashed on the way."""
+        assert not self.node.alive, f"{self!r} is running"
+        self.node = Node(self.id, self.node.incarnation + 1)
+        self.node.on_crash.append(self._after_crash)
+        self.disk.on_operation = self._on_disk_operation
+        self.index.before_sync = lambda: self._on_disk_operation("sync", "index")
+        return self.node.start(self._open(self.node), name="open")
+
+    async def _open(self, node: Node) -> None:
+        ports = sim_ports(self._loop, self._plan.random, self._work_delay_s)
+        try:
+            bookie = await Bookie.open(bookie_settings(self.id), self.disk, self.index, ports)
+            probe = BookieProbe(self.id, bookie, self.disk, self._history, lambda: self._on_fence(self))
+            promises = promises_of(self._history.bookie(self.id))
+            await check_promises(self.id, self.id, bookie, self._history, promises)
+        except (NodeCrashed, OSError) as error:  # an injected failure at start ends the process: an operator starts it again
+            self._history.note(f"{self.id} ended while it started: {error!r}")
+            node.crash()
+            return
+        self.bookie = bookie
+        self._history.note(f"{self.id}#{node.incarnation} serves")
+        self._network.serve(self.id, node, probe)
+
+    async def replay_copy(self, seed: str) -> None:
+        """Power loss without the loss: opens a bookie on a copy of what is durable now, and asks it for all that was promised."""
+        disk = self.disk.copy_after_power_loss(random.Random(seed))
+        index = _synced_copy(self.index)
+        promises = promises_of(self._history.bookie(self.id))
+        ports = sim_ports(self._loop, random.Random(f"{seed}/ports"), lambda: 0.0)
+        bookie = await Bookie.open(bookie_settings(self.id), disk, index, ports)
+        await check_promises(f"a copy of {self.id}'s disk at {self._history.now_s:.6f} s", self.id, bookie, self._history, promises)
+        await bookie.aclose()
+
+    def crash(self, *, power: bool) -> None:
+        """From outside, between two steps of the process."""
+        self.power_lost = power
+        self.node.crash()
+
+    def _after_crash(self) -> None:
+        power, self.power_lost = self.power_lost, False
+        self._history.note(f"{self.id}#{self.node.incarnation} {'lost power' if power else 'crashed'}")
+        self._network.stop_serving(self.id, noticed=not power)
+        self.disk = self.disk.power_loss() if power else self.disk.process_crash()
+        self.index.crash()
+        self.bookie = None
+        self._on_down(self)
+
+    def _on_disk_operation(self, operation: str, path: str) -> None:
+        plan, faults = self._plan, self._plan.faults
+        if plan.strikes("crash at a disk operation", faults.crash_at_disk):
+            self.power_lost = plan.random.random() < 0.6
+            raise NodeCrashed(f"{operation} {path}")
+        if operation == "sync" and plan.strikes("failed sync", faults.sync_error):
+            raise OSError(errno.EIO, "injected failure of sync", path)
+        if operation in ("pwrite", "pwritev") and plan.strikes("failed write", faults.write_error):
+            raise OSError(errno.EIO, "injected failure of write", path)
+
+    def _work_delay_s(self) -> float:
+        plan, faults = self._plan, self._plan.faults
+        if plan.strikes("slow disk", faults.slow_sync):
+            return plan.between(faults.slow_sync_s)
+        return plan.between(faults.disk_delay_s)
+
+
+class SimBroker:
+    """A broker's process as far as storage is concerned; what it does with its client is the workload's business."""
+
+    def __init__(
+        self, name: str, tree: SimTree, network: Network, plan: FaultPlan, history: History, bookies: Sequence[str]
+    ) -> None:
+        self.name = name
+        self._tree = tree
+        self._network = network
+        self._plan = plan
+        self._history = history
+        self._bookies = tuple(bookies)
+        self._loop = asyncio.get_running_loop()
+        self.node = Node(name, 0)
+        self.node.alive = False
+
+    def __repr__(self) -> str:
+        return f"<SimBroker {self.process} {'up' if self.node.alive else 'down'}>"
+
+    @property
+    def process(self) -> str:
+        return f"{self.name}#{self.node.incarnation}"
+
+    def start(self) -> None:
+        assert not self.node.alive, f"{self!r} is running"
+        self.node = Node(self.name, self.node.incarnation + 1)
+        self.node.context.run(self._build)
+        self._history.note(f"{self.process} started")
+
+    def _build(self) -> None:
+        """In the process's own context: whatever it schedules belongs to it."""
+        plan, history, process = self._plan, self._history, self.process
+        self.ports = sim_ports(self._loop, plan.random, lambda: plan.between(plan.faults.disk_delay_s))
+        self.store = SimStore(self._tree, plan, process)
+        connections = ConnectionsProbe(self._network.connections(self.node), history, process)
+        placement = RandomPlacement(lambda: self._bookies, plan.random, LEDGER_SETTINGS.quarantine_s)
+        self.client = LedgerClient(
+            connections, ledger_records(self.store), LedgerIds(self.store, block=10), placement, LEDGER_SETTINGS, self.ports
+        )
+        self.ledgers = LedgerClientProbe(self.client, history, process)
+
+    def crash(self) -> None:
+        self._history.note(f"{self.process} crashed")
+        self.node.crash()
+        self.store.abandon()
+
+
+def _synced_copy(index: MemoryBlockIndex) -> MemoryBlockIndex:
+    copy = MemoryBlockIndex()
+    copy._synced = index._synced.copy()
+    copy.crash()
+    return copy

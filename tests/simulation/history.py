@@ -1,0 +1,160 @@
+"""What really happened, seen from everywhere at once; the checks compare the code's answers with it.
+
+Facts are recorded at the moment they become true (a bookie answers, a writer is told, a record is committed), never asked of
+the code under test afterwards. `violated` ends the run, wherever in the code under test it is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cepheid_metadata import Chain, CursorRecord, LedgerMetadata, Position
+from tests.simulation.virtual_loop import START_S, VirtualLoop
+
+
+class InvariantViolation(AssertionError):
+    """`rule` is the number in docs/invariants.md."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule = rule
+
+
+class HasLac(Protocol):
+    @property
+    def last_add_confirmed(self) -> int: ...
+
+
+@dataclass(slots=True)
+class BookieFacts:
+    """What one bookie promised, over all its incarnations."""
+
+    ok: dict[int, dict[int, bytes]] = field(default_factory=dict)  # ledger → entry → bytes, once answered OK
+    fenced: dict[int, float] = field(default_factory=dict)  # ledger → when the fence was answered
+    ok_admission: dict[tuple[int, int], int] = field(default_factory=dict)  # (ledger, entry) → the admission first answered OK
+    absent: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (ledger, entry) → the last admission before a fencing read's no
+    admissions: int = 0
+
+
+@dataclass(slots=True)
+class RecovererFacts:
+    """What one process learned while it recovered one ledger."""
+
+    fenced: dict[str, None] = field(default_factory=dict)  # bookies whose answer to a fencing LAC read arrived
+    negatives: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # bookie → ranges it certainly does not have
+
+
+@dataclass(slots=True)
+class Append:
+    """One append call of a topic's workload and its fate."""
+
+    payloads: list[bytes]
+    position: Position | None = None
+    failed: bool = False
+
+
+class History:
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self.trace: list[str] | None = None
+        self.checked: dict[str, int] = {}
+        self.operations: dict[str, int] = {}
+        # Ledgers
+        self.sent: dict[int, list[bytes]] = {}  # payloads in the order of their entry ids
+        self.acked: dict[int, int] = {}  # how many entries the writer was told OK
+        self.writers: dict[int, HasLac] = {}
+        self.ledgers: dict[int, LedgerMetadata] = {}  # the committed record
+        self.creators: dict[int, str] = {}
+        self.deleted: dict[int, LedgerMetadata] = {}
+        self.ends: dict[int, tuple[int, int]] = {}  # (last, length) that somebody reported as the end
+        self.bookies: dict[str, BookieFacts] = {}
+        self.recoverers: dict[tuple[str, int], RecovererFacts] = {}
+        # Topics
+        self.chains: dict[str, Chain] = {}  # by key of the record
+        self.appends: dict[str, list[Append]] = {}  # by topic, in the order of the answers
+        self.cursor_records: dict[str, CursorRecord] = {}
+
+    def __repr__(self) -> str:
+        return f"<History {sum(self.operations.values())} operations, {sum(self.checked.values())} checks>"
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self._loop.time() - START_S
+
+    def bookie(self, bookie_id: str) -> BookieFacts:
+        return self.bookies.setdefault(bookie_id, BookieFacts())
+
+    def recoverer(self, process: str, ledger_id: int) -> RecovererFacts:
+        return self.recoverers.setdefault((process, ledger_id), RecovererFacts())
+
+    def did(self, operation: str) -> None:
+        self.operations[operation] = self.operations.get(operation, 0) + 1
+
+    def note(self, text: str | Callable[[], str]) -> None:
+        """A line of the trace; pass a function where the text costs something."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now_s:12.6f} {text if isinstance(text, str) else text()}")
+
+    def check(self, rule: str, holds: bool, message: str | Callable[[], str]) -> None:
+        """Counts one check of `rule`."""
+        self.checked[rule] = self.checked.get(rule, 0) + 1
+        if not holds:
+            self.violated(rule, message if isinstance(message, str) else message())
+
+    def violated(self, rule: str, message: str) -> None:
+        """Ends the run at its next step: the code under test may catch whatever is raised here."""
+        self.note(f"VIOLATION {rule}: {message}")
+        if self._loop.failure is None:
+            self._loop.failure = InvariantViolation(rule, f"{message} (at {self.now_s:.6f} s)")
+
+    # -- what follows from the facts ------------------------------------------------------------------------------------
+
+    def true_lac(self, ledger_id: int) -> int:
+        """The writer's own LAC. A crashed writer's object stays as it was."""
+        writer = self.writers.get(ledger_id)
+        return writer.last_add_confirmed if writer is not None else -1
+
+    def readable_end(self, ledger_id: int) -> int:
+        """The last entry that any reader may know of."""
+        record = self.ledgers.get(ledger_id) or self.deleted.get(ledger_id)
+        if record is not None and record.last_entry_id is not None:
+            return record.last_entry_id
+        return self.true_lac(ledger_id)
+
+    def names(self, ledger_id: int, entry_id: int, bookie_id: str) -> bool:
+        """Whether metadata says that this bookie has the entry."""
+        record = self.ledgers.get(ledger_id)
+        return record is not None and bookie_id in record.fragment_of(entry_id).ensemble
+
+    def holders(self, record: LedgerMetadata, entry_id: int) -> list[str]:
+        """The bookies of the entry's write set that answered OK for it (durable then, by S1; and since, by S2)."""
+        ensemble = record.fragment_of(entry_id).ensemble
+        return [bookie for bookie in ensemble if entry_id in self.bookie(bookie).ok.get(record.ledger_id, ())]
+
+    def story(self, ledger_id: int) -> str:
+        """For failure messages: all that is known of one ledger."""
+        record = self.ledgers.get(ledger_id) or self.deleted.get(ledger_id)
+        parts: list[Any] = [f"ledger {ledger_id}: sent {len(self.sent.get(ledger_id, ()))}, told OK {self.acked.get(ledger_id, 0)}"]
+        if record is not None:
+            fragments = " ".join(f"{fragment.first_entry_id}:[{' '.join(fragment.ensemble)}]" for fragment in record.fragments)
+            parts.append(f"{record.state} last {record.last_entry_id} {fragments}{'' if ledger_id in self.ledgers else ' DELETED'}")
+        for bookie_id, facts in self.bookies.items():
+            if ledger_id in facts.ok or ledger_id in facts.fenced:
+                held = sorted(facts.ok.get(ledger_id, ()))
+                parts.append(f"{bookie_id} {'fenced ' if ledger_id in facts.fenced else ''}{_runs(held)}")
+        return "; ".join(parts)
+
+
+def _runs(entry_ids: list[int]) -> str:
+    runs: list[list[int]] = []
+    for entry_id in entry_ids:
+        if runs and entry_id == runs[-1][1] + 1:
+            runs[-1][1] = entry_id
+        else:
+            runs.append([entry_id, entry_id])
+    return ",".join(f"{first}..{last}" for first, last in runs) or "nothing"

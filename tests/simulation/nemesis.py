@@ -1,0 +1,112 @@
+"""What breaks on purpose, beside what messages and disk operations suffer by chance: machines, processes, wires, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.cluster import SimBookie, SimBroker
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_RATE = 0.12
+"""Of a fault at each visit of the world's own loop."""
+
+
+class Nemesis:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.plan.random
+        self._acts: tuple[Callable[[], None], ...] = (
+            self._lose_power,
+            self._crash_bookie,
+            self._crash_broker,
+            self._cut_wire,
+            self._fill_disk,
+            self._pause_broker,
+            self._lose_power_everywhere,
+        )
+
+    def act(self) -> None:
+        if self._random.random() < _RATE:
+            self._random.choice(self._acts)()
+
+    async def heal(self) -> None:
+        """Ends every fault that lasts, and waits until every machine is up."""
+        world = self._world
+        world.network.heal()
+        for bookie in world.bookies.values():
+            bookie.disk.full = False
+        for broker in world.brokers.values():
+            if broker.node.paused:
+                broker.node.resume()
+            if not broker.node.alive:
+                world.begin(broker)
+        while not all(bookie.serving for bookie in world.bookies.values()):
+            for bookie in world.bookies.values():
+                if not bookie.node.alive:
+                    await bookie.start()
+            await asyncio.sleep(0.05)
+
+    def _some_bookie(self) -> SimBookie | None:
+        serving = [bookie for bookie in self._world.bookies.values() if bookie.serving]
+        return self._random.choice(serving) if serving else None
+
+    def _some_broker(self) -> SimBroker | None:
+        up = [broker for broker in self._world.brokers.values() if broker.node.alive and not broker.node.paused]
+        return self._random.choice(up) if up else None
+
+    def _lose_power(self) -> None:
+        if (bookie := self._some_bookie()) is not None:
+            self._world.plan.count("power loss")
+            bookie.crash(power=True)
+
+    def _lose_power_everywhere(self) -> None:
+        if self._random.random() < 0.3:
+            self._world.plan.count("power loss everywhere")
+            for bookie in self._world.bookies.values():
+                if bookie.node.alive:
+                    bookie.crash(power=True)
+
+    def _crash_bookie(self) -> None:
+        if (bookie := self._some_bookie()) is not None:
+            self._world.plan.count("bookie crash")
+            bookie.crash(power=False)
+
+    def _crash_broker(self) -> None:
+        if (broker := self._some_broker()) is not None:
+            self._world.plan.count("broker crash")
+            broker.crash()
+            self._world.later(self._random.choice((0.1, 0.5, 2.0)), lambda: broker.node.alive or self._world.begin(broker))
+
+    def _cut_wire(self) -> None:
+        broker, bookie = self._some_broker(), self._some_bookie()
+        if broker is None or bookie is None:
+            return
+        network = self._world.network
+        ways = self._random.choice(
+            (((broker.name, bookie.id),), ((bookie.id, broker.name),), ((broker.name, bookie.id), (bookie.id, broker.name)))
+        )
+        self._world.plan.count("partition, one way" if len(ways) == 1 else "partition")
+        for way in ways:
+            network.block(*way)
+        self._world.later(self._random.choice((0.2, 1.0, 6.0)), lambda: [network.unblock(*way) for way in ways])
+
+    def _fill_disk(self) -> None:
+        if (bookie := self._some_bookie()) is not None:
+            self._world.plan.count("disk full")
+            bookie.disk.full = True
+
+            def free() -> None:
+                bookie.disk.full = False
+
+            self._world.later(self._random.choice((0.3, 1.5, 6.0)), free)
+
+    def _pause_broker(self) -> None:
+        if (broker := self._some_broker()) is not None:
+            self._world.plan.count("broker paused")
+            node = broker.node
+            node.pause()
+            self._world.later(self._random.choice((0.1, 1.0, 7.0)), lambda: node.paused and node.resume())
