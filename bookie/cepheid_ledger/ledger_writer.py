@@ -59,7 +59,7 @@ class LedgerWriter:
     ) -> None:
         ledger = found.record
         self.ledger_id = ledger.ledger_id
-        self.phase = WriterPhase.OPEN
+        self.state = WriterPhase.OPEN
         self.failure: LedgerError | None = None
         self._length_pushed = 0
         self._end: ClosedLedger | None = None  # set when closing begins
@@ -77,19 +77,19 @@ class LedgerWriter:
             on_change=self._on_change,
             on_failed=self._on_failed,
         )
-        self._state = self._pipeline.state
+        self._core = self._pipeline.state
         self._tasks = TaskOwner(f"ledger {self.ledger_id}")
 
     def __repr__(self) -> str:
-        return f"<LedgerWriter {self.ledger_id} {self.phase.value}: {self._pipeline!r}>"
+        return f"<LedgerWriter {self.ledger_id} {self.state.value}: {self._pipeline!r}>"
 
     @property
     def last_add_confirmed(self) -> int:
-        return self._state.last_add_confirmed
+        return self._core.last_add_confirmed
 
     @property
     def last_add_pushed(self) -> int:
-        return self._state.last_add_pushed
+        return self._core.last_add_pushed
 
     @property
     def length(self) -> int:
@@ -108,16 +108,16 @@ class LedgerWriter:
     @property
     def under_replicated(self) -> tuple[str, ...]:
         """Bookies of the ensemble that lack entries: roll over once there are enough bookies again."""
-        return self._state.dropped
+        return self._core.dropped
 
     def append(self, payloads: Sequence[Buffer], on_done: GroupDone) -> None:
         """Sends the payloads as the next entries, as one group. Never raises for an operating error: `on_done` gets it."""
-        if self.phase is not WriterPhase.OPEN:
+        if self.state is not WriterPhase.OPEN:
             # Later in this turn, so that groups which are being failed right now hear of it before this one.
-            error = self.failure or LedgerClosedError(f"ledger {self.ledger_id} is {self.phase.value}", ledger_id=self.ledger_id)
+            error = self.failure or LedgerClosedError(f"ledger {self.ledger_id} is {self.state.value}", ledger_id=self.ledger_id)
             asyncio.get_running_loop().call_soon(on_done, error)
             return
-        state = self._state
+        state = self._core
         group = encode_group(self.ledger_id, state.last_add_pushed + 1, state.last_add_confirmed, self._length_pushed, payloads)
         self._length_pushed += sum(map(len, payloads))
         self._pipeline.push(group, on_done)
@@ -138,14 +138,17 @@ class LedgerWriter:
 
     async def aclose(self) -> None:
         """Gives the writer up without ending the ledger; recovery will. What is unconfirmed fails."""
-        self._pipeline.fail(LedgerClosedError(f"the writer of ledger {self.ledger_id} was given up", ledger_id=self.ledger_id))
+        if self.state is WriterPhase.OPEN:
+            self.state = WriterPhase.FAILED
+            self.failure = LedgerClosedError(f"the writer of ledger {self.ledger_id} was given up", ledger_id=self.ledger_id)
+            self._pipeline.fail(self.failure)
         await self._tasks.aclose()
 
     def _begin_close(self) -> None:
         if self.failure is not None:
             raise self.failure
         if self._end is None:
-            self.phase = WriterPhase.CLOSING
+            self.state = WriterPhase.CLOSING
             self._end = ClosedLedger(self.last_add_confirmed, self._confirmed_length())
             error = LedgerClosedError(f"ledger {self.ledger_id} was closed at {self._end.last_entry_id}", ledger_id=self.ledger_id)
             self._pipeline.fail(error)
@@ -166,12 +169,12 @@ class LedgerWriter:
         try:
             self._found = await change_ledger(self._records, self._found, self._plan_close, self._settings)
         except LedgerError as error:
-            self.phase, self.failure = WriterPhase.FAILED, error
+            self.state, self.failure = WriterPhase.FAILED, error
             return error
         except (CepheidError, TimeoutError) as error:
             self._closing = None
             return error
-        self.phase = WriterPhase.CLOSED
+        self.state = WriterPhase.CLOSED
         return self._end
 
     def _plan_close(self, ledger: LedgerMetadata) -> LedgerMetadata | None:
@@ -190,7 +193,7 @@ class LedgerWriter:
         self._pipeline.refuse_change()
 
     def _on_failed(self, error: LedgerError) -> None:
-        if self.phase is WriterPhase.OPEN:
-            self.phase, self.failure = WriterPhase.FAILED, error
+        if self.state is WriterPhase.OPEN:
+            self.state, self.failure = WriterPhase.FAILED, error
             fields = {"ledger_id": self.ledger_id, "lac": self.last_add_confirmed, "error": str(error)}
             log.warning("ledger.writer_failed", extra=fields)
