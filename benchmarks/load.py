@@ -49,14 +49,14 @@ async def measure(
     server: Server, count: Callable[[], int], *, warmup_s: float, seconds: float, failed: asyncio.Future[Any]
 ) -> Measured:
     """Watches `count` while a load runs. Raises what `failed` raises: a load that was refused has no figure."""
-    await _unless_failed(failed, warmup_s)
+    await run_unless_failed(failed, warmup_s)
     entries, started, server_cpu, own_cpu = count(), time.perf_counter(), server.cpu_s(), time.process_time()
-    await _unless_failed(failed, seconds)
+    await run_unless_failed(failed, seconds)
     elapsed = time.perf_counter() - started
     return Measured(count() - entries, elapsed, (server.cpu_s() - server_cpu) / elapsed, (time.process_time() - own_cpu) / elapsed)
 
 
-async def _unless_failed(failed: asyncio.Future[Any], seconds: float) -> None:
+async def run_unless_failed(failed: asyncio.Future[Any], seconds: float) -> None:
     try:
         await asyncio.wait_for(asyncio.shield(failed), seconds)
     except TimeoutError:
@@ -166,7 +166,7 @@ async def run_paced(sender: PacedSender, arrivals: Arrivals, failed: asyncio.Fut
     sender.start()
     deadline = time.perf_counter() + limit_s
     while arrivals.count < sender.entries:
-        await _unless_failed(failed, 0.05)
+        await run_unless_failed(failed, 0.05)
         if sender.error is not None:
             raise sender.error
         if time.perf_counter() > deadline:
