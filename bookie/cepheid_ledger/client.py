@@ -18,7 +18,6 @@ from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, read_ledger
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.settings import LedgerSettings
-from cepheid_ledger.single_flight import SingleFlight
 from cepheid_metadata import (
     BadVersionError,
     Found,
@@ -30,7 +29,7 @@ from cepheid_metadata import (
     NoSuchKeyError,
     StoreUnavailableError,
 )
-from cepheid_ports import Ports
+from cepheid_ports import Ports, SingleFlight
 from cepheid_rpc import BookieConnection
 
 _PASSWORD_BYTES = 16

@@ -2,7 +2,8 @@
 
 from cepheid_ports.errors import CepheidError
 from cepheid_ports.ports import Ports
+from cepheid_ports.single_flight import SingleFlight
 from cepheid_ports.tasks import TaskOwner
 from cepheid_ports.worker import OnDone, ThreadWorker, Worker
 
-__all__ = ["CepheidError", "OnDone", "Ports", "TaskOwner", "ThreadWorker", "Worker"]
+__all__ = ["CepheidError", "OnDone", "Ports", "SingleFlight", "TaskOwner", "ThreadWorker", "Worker"]
