@@ -153,15 +153,19 @@ class RocksTree:
         db = self._open_db()
         writes = rocks.WriteBatch(raw_mode=True)
         for key, node in batch.changed.items():
+            before = batch.stored[key]
             if node is not None:
                 header = _HEADER.pack(node.version, node.owner, node.children, node.next_sequence)
                 writes.put(_node_key(key), header + node.value)
-                if node.owner != NOBODY:
-                    writes.put(b"e" + key.encode("ascii"), b"")
-            elif (before := self.load(key)) is not None:  # else it came and went within the batch
+            elif before is not None:  # else it came and went within the batch
                 writes.delete(_node_key(key))
-                if before.owner != NOBODY:
-                    writes.delete(b"e" + key.encode("ascii"))
+            # Also when one batch deletes an ephemeral node and makes a persistent one in its place.
+            was_ephemeral = before is not None and before.owner != NOBODY
+            is_ephemeral = node is not None and node.owner != NOBODY
+            if is_ephemeral and not was_ephemeral:
+                writes.put(_ephemeral_key(key), b"")
+            elif was_ephemeral and not is_ephemeral:
+                writes.delete(_ephemeral_key(key))
         writes.put(_COMMIT_KEY, str(self._commits + 1).encode("ascii"))
         db.write(writes, self._synced)
         self._commits += 1
@@ -203,10 +207,14 @@ class RocksTree:
         return int(self._open_db().get(key) or b"0")
 
     def _delete_ephemeral_nodes(self) -> None:
-        left = [Delete(found[1:].decode("ascii")) for found in self._scan(b"e")]
+        left = [found[1:].decode("ascii") for found in self._scan(b"e")]
+        for key in left:
+            node = self.load(key)
+            assert node is not None, f"{key} is in the index of ephemeral nodes, but does not exist"
+            assert node.owner != NOBODY, f"{key} is in the index of ephemeral nodes, but is persistent"
         if left:
             batch = TreeBatch(self.load)
-            batch.apply(left, _SESSION)
+            batch.apply([Delete(key) for key in left], _SESSION)
             self._write(batch)
 
     def _scan(self, prefix: bytes) -> list[bytes]:
@@ -253,6 +261,10 @@ def _open_error(error: Exception, directory: Path) -> Exception:
 def _node_key(key: str) -> bytes:
     depth = 0 if key == ROOT else key.count("/")
     return b"n" + depth.to_bytes(2, "big") + key.encode("ascii")
+
+
+def _ephemeral_key(key: str) -> bytes:
+    return b"e" + key.encode("ascii")
 
 
 def _children_prefix(key: str) -> bytes:

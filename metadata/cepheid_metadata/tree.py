@@ -42,13 +42,15 @@ def parent_of(key: str) -> str:
 
 
 class TreeBatch:
-    """Decides operations in order. `changed` maps keys to their new node, or to None when they are gone."""
+    """Decides operations in order. `changed` maps keys to their new node, or to None when they are gone; `stored` has the nodes
+    that were looked up, those of all changed keys among them, as they are before the batch."""
 
     def __init__(self, load: LoadNode) -> None:
         self._load = load
         self._staged: dict[str, Node | None] = {}
         self._fired: dict[str, None] = {}
         self._fired_children: dict[str, None] = {}
+        self.stored: dict[str, Node | None] = {}
         self.changed: dict[str, Node | None] = {}
         self.watch_keys: dict[str, None] = {}
         self.watch_children_keys: dict[str, None] = {}
@@ -143,4 +145,8 @@ class TreeBatch:
     def _find(self, key: str) -> Node | None:
         if key in self._staged:
             return self._staged[key]
-        return self.changed[key] if key in self.changed else self._load(key)
+        if key in self.changed:
+            return self.changed[key]
+        if key not in self.stored:
+            self.stored[key] = self._load(key)
+        return self.stored[key]

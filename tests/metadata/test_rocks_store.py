@@ -11,6 +11,8 @@ import pytest
 import rocksdict
 
 from cepheid_metadata import (
+    Create,
+    Delete,
     KeyExistsError,
     NewerFormatError,
     StoreClosedError,
@@ -80,6 +82,25 @@ def test_requests_of_one_group_are_decided_in_order(tmp_path: Path) -> None:
         assert store.statistics()["write_groups"] == 1
         assert await store.get("/a") == Versioned(b"anew", 0)
         assert await store.children("/") == ["a"]
+        await store.aclose()
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_persistent_key_in_the_place_of_an_ephemeral_one_stays(tmp_path: Path, at_once: bool) -> None:
+    async def main() -> None:
+        store = await open_store(tmp_path)
+        for old, new in ((True, False), (False, True)):
+            key = f"/was-ephemeral-{old}"
+            await store.create(key, b"old", ephemeral=old)
+            ops = [Delete(key, 0), Create(key, b"new", ephemeral=new)]
+            for group in [ops] if at_once else [[op] for op in ops]:
+                await store.multi(group)
+        await store.aclose()
+        store = await open_store(tmp_path)
+        assert await store.get("/was-ephemeral-True") == Versioned(b"new", 0)
+        assert not await store.exists("/was-ephemeral-False")
         await store.aclose()
 
     run_async(main())
