@@ -1,0 +1,22 @@
+"""The storage node: journal, write cache, entry log, block index; served in-process or over a network."""
+
+from cepheid_bookie.block_index import BlockIndex, BlockRef
+from cepheid_bookie.bookie import Bookie, BookieState
+from cepheid_bookie.cookie import Cookie, CookieRecords
+from cepheid_bookie.disk import Disk, DiskFile, RealDisk
+from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.statistics import BookieStatistics
+
+__all__ = [
+    "BlockIndex",
+    "BlockRef",
+    "Bookie",
+    "BookieSettings",
+    "BookieState",
+    "BookieStatistics",
+    "Cookie",
+    "CookieRecords",
+    "Disk",
+    "DiskFile",
+    "RealDisk",
+]

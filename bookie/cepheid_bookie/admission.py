@@ -1,0 +1,221 @@
+"""Admits adds: the heart of the bookie. One synchronous step per group, in this order:
+
+    room? ─no─► waits, first come first served, up to a bound, then OVERLOADED
+      │
+    key ─► fence ─► space ─► write cache ─► journal queue ──batch synced──► answer
+
+Rule 1: check and act are one turn of the loop: a fence is seen by every add that is admitted after it.
+Rule 2: into the cache *before* the journal is written. A fencing read must see what was admitted, or it would deny an entry that is
+acknowledged a moment later; and the log mark must never pass what only the journal holds.
+Rule 3: refusals go through the journal's queue as markers: the answers of a ledger keep the order of its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
+from cepheid_bookie.checkpoint import Checkpointer
+from cepheid_bookie.disk_space import DiskSpace
+from cepheid_bookie.journal import Journal
+from cepheid_bookie.journal_format import encode_entries_to
+from cepheid_bookie.ledger_table import LedgerState, LedgerTable
+from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.write_cache import WriteCache, cached_size
+from cepheid_rpc import MASTER_KEY_BYTES, AddRequest, Buffer, Status
+
+MAX_ENTRY_ID = (1 << 62) - 1
+
+
+@dataclass(slots=True)
+class AddCounters:
+    groups: int = 0
+    entries: int = 0
+    bytes: int = 0
+    refused: int = 0
+    fenced: int = 0
+    overloaded: int = 0
+    no_space: int = 0
+
+
+class Admission:
+    """Owns the adds that wait for room, and the order of the steps."""
+
+    def __init__(
+        self,
+        ledgers: LedgerTable,
+        cache: WriteCache,
+        journal: Journal,
+        checkpointer: Checkpointer,
+        space: DiskSpace,
+        settings: BookieSettings,
+        on_room: Callable[[], None],
+    ) -> None:
+        self._ledgers = ledgers
+        self._cache = cache
+        self._journal = journal
+        self._checkpointer = checkpointer
+        self._space = space
+        self._settings = settings
+        self._on_room = on_room
+        self._waiting: deque[tuple[AddRequest, OnAnswers]] = deque()
+        self._awaiting_load: dict[int, list[tuple[AddRequest, OnAnswers]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.waiting_bytes = 0
+        self.counters = AddCounters()
+
+    def __repr__(self) -> str:
+        return f"<Admission: {len(self._waiting)} waiting for room, {len(self._awaiting_load)} ledgers loading>"
+
+    @property
+    def is_full(self) -> bool:
+        """Adds wait: whoever can hold back should."""
+        return bool(self._waiting)
+
+    def add(self, requests: Sequence[AddRequest], on_answers: OnAnswers) -> None:
+        for request in requests:
+            refused_anyway = self._space.full and not request.recovery
+            if self._waiting or not (refused_anyway or self._has_room()):
+                self._wait(request, on_answers)
+            else:
+                self._admit(request, on_answers)
+        self._checkpointer.touch()
+        self._space.touch()
+
+    def pump(self) -> None:
+        """Room may have come: admits what waits, in order."""
+        if not self._waiting:
+            return
+        while self._waiting and self._has_room():
+            request, on_answers = self._waiting.popleft()
+            self.waiting_bytes -= cached_size(request.group)
+            self._admit(request, on_answers)
+        if not self._waiting:
+            self._cancel_timer()
+            self._on_room()
+
+    def refuse_waiting(self, status: Status) -> None:
+        """Nothing that waits will be admitted."""
+        self._cancel_timer()
+        waiting, self._waiting = self._waiting, deque()
+        for held in self._awaiting_load.values():
+            waiting.extend(held)
+        self._awaiting_load.clear()
+        self.waiting_bytes = 0
+        for request, on_answers in waiting:
+            self._refuse(request, on_answers, status)
+        self._on_room()
+
+    def _has_room(self) -> bool:
+        return (not self._cache.half_full or self._checkpointer.make_room()) and (
+            self._journal.queued_bytes < self._settings.journal_queue_bytes
+        )
+
+    def _admit(self, request: AddRequest, on_answers: OnAnswers) -> None:
+        group = request.group
+        ledger_id, first, count = group.ledger_id, group.first_entry_id, len(group.ends)
+        state = self._ledgers.get(ledger_id)
+        if state is None:
+            if self._ledgers.is_known(ledger_id):
+                self._wait_for_load(request, on_answers)
+                return
+            if len(request.master_key) != MASTER_KEY_BYTES:
+                self._refuse(request, on_answers, Status.BAD_REQUEST)
+                return
+            if self._space.full and not request.recovery:
+                self._refuse(request, on_answers, Status.NO_SPACE)
+                return
+            state = self._ledgers.create(ledger_id, request.master_key)
+        refusal = self._refusal(state, request, first + count)
+        if refusal is not None:
+            self._refuse(request, on_answers, refusal)
+            return
+        last = first + count - 1
+        self._cache.add(group)
+        if last > state.last_entry_id:
+            state.last_entry_id = last
+        parts: list[Buffer] = []
+        size = encode_entries_to(parts, state.master_key, group)
+        self._journal.append(parts, size, AddCompletion(on_answers, ledger_id, first, last, Status.OK))
+        counters = self.counters
+        counters.groups += 1
+        counters.entries += count
+        counters.bytes += len(group.data)
+
+    def _refusal(self, state: LedgerState, request: AddRequest, end: int) -> Status | None:
+        if state.master_key != request.master_key:
+            return Status.UNAUTHORIZED
+        if state.fenced and (state.deleted or not request.recovery):
+            return Status.FENCED
+        if end > MAX_ENTRY_ID:
+            return Status.BAD_REQUEST
+        if self._space.full and not request.recovery:
+            return Status.NO_SPACE
+        return None
+
+    def _refuse(self, request: AddRequest, on_answers: OnAnswers, status: Status) -> None:
+        counters = self.counters
+        counters.refused += 1
+        counters.fenced += status is Status.FENCED
+        counters.overloaded += status is Status.OVERLOADED
+        counters.no_space += status is Status.NO_SPACE
+        group = request.group
+        self._journal.append_marker(AddCompletion(on_answers, group.ledger_id, group.first_entry_id, group.last_entry_id, status))
+
+    def _wait(self, request: AddRequest, on_answers: OnAnswers) -> None:
+        if not self._may_wait(request, on_answers):
+            return
+        self._waiting.append((request, on_answers))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._settings.waiting_s, self._on_waited)
+
+    def _may_wait(self, request: AddRequest, on_answers: OnAnswers) -> bool:
+        if self.waiting_bytes >= self._settings.waiting_bytes:
+            # An earlier request of the same ledger may wait, and must be answered first: all that waits is refused together.
+            self.refuse_waiting(Status.OVERLOADED)
+            self._refuse(request, on_answers, Status.OVERLOADED)
+            return False
+        self.waiting_bytes += cached_size(request.group)
+        return True
+
+    def _on_waited(self) -> None:
+        self._timer = None
+        self.refuse_waiting(Status.OVERLOADED)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait_for_load(self, request: AddRequest, on_answers: OnAnswers) -> None:
+        if not self._may_wait(request, on_answers):
+            return
+        ledger_id = request.group.ledger_id
+        held = self._awaiting_load.get(ledger_id)
+        if held is not None:
+            held.append((request, on_answers))
+            return
+        self._awaiting_load[ledger_id] = [(request, on_answers)]
+        self._ledgers.load(ledger_id).add_done_callback(lambda loaded: self._on_loaded(ledger_id, loaded))
+
+    def _on_loaded(self, ledger_id: int, loaded: asyncio.Future[LedgerState]) -> None:
+        for request, on_answers in self._awaiting_load.pop(ledger_id, ()):
+            self.waiting_bytes -= cached_size(request.group)
+            if loaded.exception() is not None:
+                self._refuse(request, on_answers, Status.IO_ERROR)
+            else:
+                self._admit(request, on_answers)
+
+
+def refuse_all(requests: Sequence[AddRequest], on_answers: OnAnswers, status: Status) -> None:
+    """Answers a whole message at once, for a bookie that does not take part any more."""
+    deliver(
+        [
+            AddCompletion(on_answers, request.group.ledger_id, request.group.first_entry_id, request.group.last_entry_id, status)
+            for request in requests
+        ],
+        status,
+    )

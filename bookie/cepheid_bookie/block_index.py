@@ -1,0 +1,86 @@
+"""Where blocks lie: one key per block, the ledgers' records beside them. An interface, for RocksDB and for the simulator's memory.
+
+    block    (ledger id, first entry id, log id, offset) → (length, last entry id)
+    record   ledger id → LedgerRecord
+    summary  ledger id → (largest last entry id, longest block in entries), kept by the index itself
+
+Blocks of one ledger may overlap (entries sent again, recovery) and leave gaps. A block holds every id of its range, so a block whose
+range contains an id has the entry.
+
+Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
+Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).
+Rule 3: `write` and `delete_ledgers` are one batch each, and synced when they return.
+
+Every call blocks and may come from any thread; `write` and `delete_ledgers` from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from cepheid_bookie.ledger_record import LedgerRecord
+
+
+class BlockRef(NamedTuple):
+    """A block of an entry log: entries `first_entry_id..last_entry_id`, all of them."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    log_id: int
+    offset: int
+    length: int  # bytes in the log, header included
+
+
+class BlockIndex(Protocol):
+    def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
+        """Adds blocks and replaces ledger records, in one synced batch."""
+
+    def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
+        """Removes the ledgers' blocks and summaries, and their records or puts the given ones (tombstones), in one synced batch."""
+
+    def find(self, ledger_id: int, first_entry_id: int, last_entry_id: int, max_blocks: int) -> list[BlockRef]:
+        """Blocks that together hold every indexed entry of the range, in order, from its beginning; at most `max_blocks`.
+
+        Ids of the range below the end of the last block returned, or of the whole range if fewer than `max_blocks` came,
+        that are in none of them are certainly not in the index.
+        """
+
+    def last_entry_id(self, ledger_id: int) -> int:
+        """The largest id in any block of the ledger; -1 if there is none."""
+
+    def record(self, ledger_id: int) -> LedgerRecord | None: ...
+
+    def records(self) -> Iterator[tuple[int, LedgerRecord]]:
+        """Every ledger record, by id."""
+
+    def blocks(self) -> Iterator[BlockRef]:
+        """Every block."""
+
+    def stamp(self) -> bytes | None:
+        """What `put_stamp` put: the bookie this index belongs to."""
+
+    def put_stamp(self, stamp: bytes) -> None:
+        """Synced when it returns."""
+
+    def close(self) -> None: ...
+
+
+class Summary(NamedTuple):
+    """What bounds a search in one ledger."""
+
+    last_entry_id: int = -1
+    longest: int = 0  # entries of the longest block
+
+    def including(self, block: BlockRef) -> Summary:
+        return Summary(
+            max(self.last_entry_id, block.last_entry_id), max(self.longest, block.last_entry_id - block.first_entry_id + 1)
+        )
+
+
+def group_by_ledger(blocks: Iterable[BlockRef]) -> dict[int, list[BlockRef]]:
+    ledgers: dict[int, list[BlockRef]] = {}
+    for block in blocks:
+        ledgers.setdefault(block.ledger_id, []).append(block)
+    return ledgers

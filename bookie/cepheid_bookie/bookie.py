@@ -1,0 +1,435 @@
+"""One storage node: what it promises to ledger clients, whoever carries the bytes.
+
+    add ───► Admission ──► WriteCache + Journal ──synced──► answers        read ──► EntryReader ──► cache, else blocks
+    fence ─► LedgerState + Journal ──synced──► answer                      Checkpointer: cache ──► entry log ──► index ──► mark
+
+Rules (README.md has them all):
+1. OK means durable here, and readable until metadata no longer knows the ledger.
+2. A fence is durable before anything is answered, negative answers and unknown ledgers included; it is never undone.
+3. Yes, a certain no, and unknown are three answers.
+4. After an error that may have lost data nothing is answered OK any more: the state is FAILED, the process restarts and replays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
+from cepheid_bookie.admission import Admission, refuse_all
+from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.checkpoint import Checkpointer, FlushStore
+from cepheid_bookie.cookie import Cookie, CookieRecords
+from cepheid_bookie.disk import Disk
+from cepheid_bookie.disk_space import DiskSpace
+from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter
+from cepheid_bookie.entry_reader import EntryReader
+from cepheid_bookie.journal import Journal
+from cepheid_bookie.journal_format import NONCE_BYTES
+from cepheid_bookie.journal_mark import MarkFile
+from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
+from cepheid_bookie.ledger_access import LedgerAccess
+from cepheid_bookie.ledger_deletion import LedgerDeletion
+from cepheid_bookie.ledger_table import LedgerTable
+from cepheid_bookie.local_connection import LocalConnection
+from cepheid_bookie.opening import Directories, check_identity, replay
+from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.statistics import BookieStatistics
+from cepheid_bookie.write_cache import WriteCache
+from cepheid_ports import Ports, Worker
+from cepheid_rpc import (
+    AddRequest,
+    BookieConnection,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    MissingEntries,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+)
+
+log = logging.getLogger(__name__)
+
+
+class BookieState(enum.Enum):
+    SERVING = "serving"
+    CLOSING = "closing"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """Threads by what may keep them busy: syncs of the journal, flushes, reads."""
+
+    journal: Worker
+    flush: Worker
+    read: Worker
+
+    @classmethod
+    def start(cls, settings: BookieSettings, ports: Ports) -> _Workers:
+        name = settings.bookie_id
+        return cls(
+            ports.new_worker(f"{name}-journal", 1),
+            ports.new_worker(f"{name}-flush", 1),
+            ports.new_worker(f"{name}-read", settings.reader_threads),
+        )
+
+    async def aclose(self) -> None:
+        for worker in (self.journal, self.flush, self.read):
+            await worker.aclose()
+
+
+class Bookie:
+    """Made by `open`. Everything is called in the loop; `add` is synchronous."""
+
+    @classmethod
+    async def open(
+        cls,
+        settings: BookieSettings,
+        disk: Disk,
+        index: BlockIndex,
+        ports: Ports,
+        *,
+        journal_disk: Disk | None = None,
+        cookies: CookieRecords | None = None,
+    ) -> Bookie:
+        """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
+
+        The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
+        FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
+        """
+        directories = Directories(disk, journal_disk or disk, index)
+        try:
+            directories.lock()
+        except BaseException:
+            index.close()
+            raise
+        workers = _Workers.start(settings, ports)
+        try:
+            await workers.flush.run(directories.prepare)
+            cookie = await check_identity(directories, settings, cookies, ports, workers.flush)
+            mark = MarkFile(disk)
+            cache = WriteCache(settings.write_cache_bytes)
+            ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
+            logs = await workers.flush.run(
+                lambda: EntryLogWriter(disk, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes)
+            )
+            report = await workers.flush.run(lambda: replay(directories, mark, logs, cache, ledgers))
+        except BaseException:
+            await workers.aclose()
+            index.close()
+            directories.unlock()
+            raise
+        facts = {"bookie": settings.bookie_id, "ledgers": len(ledgers.ids()), "replayed_records": report.records}
+        log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
+        return cls(settings, directories, ports, workers, cookie, mark, cache, ledgers, logs)
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        directories: Directories,
+        ports: Ports,
+        workers: _Workers,
+        cookie: Cookie,
+        mark: MarkFile,
+        cache: WriteCache,
+        ledgers: LedgerTable,
+        logs: EntryLogWriter,
+    ) -> None:
+        self.settings = settings
+        self.cookie = cookie
+        self.state = BookieState.SERVING
+        self.failure: BaseException | None = None
+        self.on_failed: Callable[[BaseException], None] | None = None
+        self.on_writable: Callable[[bool], None] | None = None
+        self._directories = directories
+        self._ports = ports
+        self._workers = workers
+        self._cache = cache
+        self._ledgers = ledgers
+        self._logs = logs
+        self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
+        self._reader = EntryReader(cache, directories.index, self._log_reader, workers.read, reading_bytes=settings.reading_bytes)
+        self._open_reads = 0
+        self._connections: dict[LocalConnection, None] = {}
+        start = mark.current
+        writer = JournalWriter(directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=self._new_nonce)
+        self._journal = Journal(writer, workers.journal, start, self._on_batch, batch_bytes=settings.journal_batch_bytes)
+        self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space)
+        self._checkpointer = Checkpointer(
+            FlushStore(logs, directories.index, mark, directories.journal),
+            workers.flush,
+            self._journal,
+            cache,
+            ledgers,
+            settings,
+            mark=start,
+            on_room=self._on_room,
+            on_full=self._space.on_flush_full,
+            on_failed=self._fail,
+        )
+        self._admission = Admission(
+            ledgers, cache, self._journal, self._checkpointer, self._space, settings, self._wake_connections
+        )
+        self._access = LedgerAccess(ledgers, self._journal, self._checkpointer, lambda: self.state is BookieState.SERVING)
+        self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
+        self._space.look_now()
+
+    def __repr__(self) -> str:
+        return f"<Bookie {self.settings.bookie_id}: {self.state.value}, {self._journal!r}, {self._cache!r}>"
+
+    # adds
+
+    def add(self, requests: Sequence[AddRequest], on_answers: OnAnswers) -> None:
+        """Admits groups (verified by whoever took them from a network) in one step; answers after the journal's sync, never within this call.
+
+        One call of `on_answers` per journal batch; what adjoins is joined. For one ledger answers come in the order of requests.
+        """
+        if self.state is BookieState.SERVING:
+            self._admission.add(requests, on_answers)
+        else:
+            asyncio.get_running_loop().call_soon(refuse_all, requests, on_answers, Status.STOPPED)
+
+    @property
+    def is_full(self) -> bool:
+        """Adds wait for room; a transport that can hold back should."""
+        return self._admission.is_full
+
+    @property
+    def writable(self) -> bool:
+        """Takes regular adds, as far as disk space goes."""
+        return self.state is BookieState.SERVING and not self._space.full
+
+    def _on_batch(self, completions: Sequence[Any], error: BaseException | None) -> None:
+        """A journal batch is done: the only place where an add is answered OK."""
+        if error is None:
+            outcome = Status.OK if self.failure is None else Status.IO_ERROR
+        elif isinstance(error, JournalSpaceError):
+            outcome = Status.NO_SPACE
+            self._space.on_journal_full()
+        else:
+            outcome = Status.IO_ERROR
+            self._fail(error)
+        adds: list[AddCompletion] = []
+        for completion in completions:
+            if type(completion) is AddCompletion:
+                adds.append(completion)
+            else:
+                completion(outcome)
+        deliver(adds, outcome)
+        self._admission.pump()
+
+    # fences, LACs, reads
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer:
+        """What this bookie knows of the ledger's LAC; with `fence`, after the ledger is durably fenced here."""
+        status, state = await self._access.contact(request.ledger_id, request.master_key, fence=request.fence)
+        if state is None:
+            return LacAnswer(status)
+        entry_id = state.last_entry_id
+        if entry_id < 0:
+            status = Status.OK if state.explicit_lac >= 0 else Status.NO_ENTRY
+            return LacAnswer(status, state.explicit_lac, state.explicit_lac)
+        answer = await self._reader.read_one(request.ledger_id, entry_id)
+        if self.state is not BookieState.SERVING:
+            return LacAnswer(Status.STOPPED)
+        if not answer.groups:
+            status = answer.missing[0].status
+            return LacAnswer(Status.UNKNOWN if status.certain_no else status)  # we hold the entry: no certain no is possible
+        highest = answer.groups[0].slice(entry_id, entry_id)
+        lac = max(state.explicit_lac, highest.header(entry_id).last_add_confirmed)
+        return LacAnswer(Status.OK, lac, state.explicit_lac, highest)
+
+    async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
+        """Chunks of about 1 MB; see `BookieConnection.read`."""
+        refusal = await self._refuse_read(request)
+        if refusal is not None:
+            yield refuse_range(request, refusal)
+            return
+        self._reader.counters.requests += 1
+        self._open_reads += 1
+        try:
+            chunks = self._reader.read(
+                request.ledger_id, request.first_entry_id, request.last_entry_id, request.max_bytes, urgent=request.fence
+            )
+            async for chunk in chunks:
+                if self.state is not BookieState.SERVING:
+                    yield refuse_range(request, Status.STOPPED)
+                    return
+                yield chunk
+        finally:
+            self._open_reads -= 1
+
+    async def write_lac(self, request: ExplicitLac) -> Status:
+        """Durable when it returns OK. A LAC below what is known changes nothing."""
+        status, state = await self._access.contact(request.ledger_id, request.master_key, create=True)
+        return status if state is None else await self._access.raise_lac(state, request.last_add_confirmed)
+
+    async def _refuse_read(self, request: ReadRequest) -> Status | None:
+        if self.state is not BookieState.SERVING:
+            return Status.STOPPED
+        if not 0 <= request.first_entry_id <= request.last_entry_id:
+            return Status.BAD_REQUEST
+        if request.fence:
+            status, state = await self._access.contact(request.ledger_id, request.master_key, fence=True)
+            return status if state is None else None
+        if not self._ledgers.is_known(request.ledger_id) or self._ledgers.is_deleted(request.ledger_id):
+            return Status.NO_LEDGER
+        if self._open_reads >= self.settings.open_reads:
+            self._reader.counters.refused += 1
+            return Status.OVERLOADED
+        return None
+
+    # connections
+
+    def connection(self) -> BookieConnection:
+        """In-process: the same semantics as over a network, without one."""
+        connection = LocalConnection(self, on_closed=lambda closed: self._connections.pop(closed, None))
+        self._connections[connection] = None
+        return connection
+
+    def _wake_connections(self) -> None:
+        for connection in self._connections:
+            connection.wake()
+
+    def _on_room(self) -> None:
+        self._admission.pump()
+
+    def _on_space(self, full: bool) -> None:
+        if full:
+            self._admission.refuse_waiting(Status.NO_SPACE)
+        if self.on_writable is not None:
+            self.on_writable(not full)
+
+    # deletion
+
+    def ledgers(self) -> list[int]:
+        """Ids of the ledgers held here, ascending."""
+        return self._ledgers.ids()
+
+    async def delete_ledgers(self, ledger_ids: Iterable[int]) -> None:
+        """Drops ledgers that metadata no longer has; their writers stay refused for `tombstone_s`."""
+        await self._deletion.delete(ledger_ids, self._ports.wall_ms())
+
+    async def reclaim(self) -> list[int]:
+        """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
+        await self._deletion.forget_tombstones(self._ports.wall_ms() - int(self.settings.tombstone_s * 1000))
+        return await self._deletion.delete_dead_logs()
+
+    # end
+
+    async def checkpoint(self) -> None:
+        """Returns when everything admitted so far is in entry log and index, and the mark says so; raises if the bookie fails."""
+        while self.failure is None and not (self._journal.idle and self._checkpointer.clean):
+            await self._synced()
+            await self._checkpointer.run()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _synced(self) -> None:
+        """Returns when every record queued so far is synced, or the journal has failed."""
+        barrier: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_synced(_: Status) -> None:
+            if not barrier.done():
+                barrier.set_result(None)
+
+        self._journal.append_marker(on_synced)
+        await barrier
+
+    async def aclose(self) -> None:
+        """Refuses new work, answers what was admitted, checkpoints, closes. A kill instead is equal to a crash, and safe."""
+        if self.state is BookieState.CLOSED:
+            return
+        if self.state is BookieState.SERVING:
+            self.state = BookieState.CLOSING
+            self._admission.refuse_waiting(Status.STOPPED)
+            try:
+                await self.checkpoint()
+            except Exception as error:
+                log.warning("bookie.closed_without_checkpoint", extra={"bookie": self.settings.bookie_id, "error": repr(error)})
+        self._reader.stop()
+        self._space.stop()
+        self._checkpointer.stop()
+        await self._workers.aclose()
+        for connection in list(self._connections):
+            connection.on_bookie_stopped("is stopped")
+        self._journal.close()
+        self._logs.close()
+        self._log_reader.close()
+        self._directories.index.close()
+        self._directories.unlock()
+        self.state = BookieState.CLOSED
+
+    def _fail(self, error: BaseException) -> None:
+        """Data may be lost: nothing is answered OK from here on. A restart replays what is really on the disk."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.state = BookieState.FAILED
+        hint = "check the disk; restart the bookie, it replays its journal"
+        log.error("bookie.failed", extra={"bookie": self.settings.bookie_id, "error": repr(error), "hint": hint})
+        self._space.stop()
+        self._checkpointer.stop()
+        self._journal.fail(error)
+        self._reader.stop()
+        self._admission.refuse_waiting(Status.STOPPED)
+        for connection in list(self._connections):
+            connection.on_bookie_stopped(f"failed: {error}")
+        if self.on_failed is not None:
+            self.on_failed(error)
+
+    def _new_nonce(self) -> bytes:
+        return self._ports.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
+
+    def statistics(self) -> BookieStatistics:
+        adds, journal, reads = self._admission.counters, self._journal, self._reader.counters
+        return BookieStatistics(
+            state=self.state.value,
+            writable=self.writable,
+            groups_added=adds.groups,
+            entries_added=adds.entries,
+            bytes_added=adds.bytes,
+            adds_refused=adds.refused,
+            adds_fenced=adds.fenced,
+            adds_overloaded=adds.overloaded,
+            adds_no_space=adds.no_space,
+            waiting_bytes=self._admission.waiting_bytes,
+            journal_batches=journal.written_batches,
+            journal_records=journal.written_records,
+            journal_bytes=journal.written_bytes,
+            journal_refused_batches=journal.refused_batches,
+            journal_queued_bytes=journal.queued_bytes,
+            journal_sync_seconds=journal.sync_seconds,
+            journal_durable_sequence=journal.durable.sequence,
+            cache_bytes=self._cache.used_bytes,
+            flushes=self._checkpointer.flushes,
+            failed_flushes=self._checkpointer.failed_flushes,
+            flushed_bytes=self._checkpointer.flushed_bytes,
+            mark_sequence=self._checkpointer.mark.sequence,
+            read_requests=reads.requests,
+            read_cache_chunks=reads.cache_chunks,
+            read_disk_chunks=reads.disk_chunks,
+            read_disk_blocks=reads.disk_blocks,
+            read_disk_bytes=reads.disk_bytes,
+            read_unreadable_blocks=reads.unreadable_blocks,
+            reads_refused=reads.refused,
+            open_reads=self._open_reads,
+            ledgers=len(self._ledgers.ids()),
+            ledgers_loaded=self._ledgers.loaded_count,
+            fences=self._access.fences,
+            free_journal_bytes=self._space.free_journal_bytes,
+            free_data_bytes=self._space.free_data_bytes,
+        )
+
+
+def refuse_range(request: ReadRequest, status: Status) -> ReadAnswer:
+    """A request-wide refusal: one chunk whose `missing` covers the whole range."""
+    first, last = request.first_entry_id, max(request.first_entry_id, request.last_entry_id)
+    return ReadAnswer((), (MissingEntries(first, last, status),), last + 1)

@@ -1,0 +1,145 @@
+"""Who these directories belong to. A bookie that lost a disk must not start as if it were whole: it would deny what it acknowledged.
+
+    VERSION file in journal and data directory, stamp in the index      cookie in metadata
+    all stamped alike                                                   the same              → start
+    all unstamped and empty (or a stamping cut short)                   none                  → new bookie: stamp
+    anything unstamped, changed, or of another incarnation              present               → refuse: its data is gone
+    stamped, with data                                                  none                  → refuse: another cluster, or removed by hand
+
+Stamping goes directories first, metadata last: what a crash leaves is provably new and empty, and starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from cepheid_bookie.disk import Disk
+from cepheid_bookie.errors import CookieError, FormatVersionError
+
+FORMAT_VERSION = 1
+_FILE = "VERSION"
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """`incarnation` is random, drawn when the directories were stamped: an empty disk under a known bookie id is another one."""
+
+    bookie_id: str
+    cluster_id: str
+    incarnation: str
+    format_version: int = FORMAT_VERSION
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True) + "\n"
+
+
+class CookieRecords(Protocol):
+    """Metadata's side. Raises when it cannot tell; None means: certainly no such record."""
+
+    async def load(self, bookie_id: str) -> Cookie | None: ...
+
+    async def create(self, cookie: Cookie) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a start finds in one place."""
+
+    cookie: Cookie | None
+    has_data: bool
+
+
+def decode_cookie(text: str, where: str) -> Cookie:
+    try:
+        fields = json.loads(text)
+        version = fields["format_version"]
+    except (ValueError, KeyError, TypeError):
+        raise _refuse(f"the cookie in {where} cannot be read: {text[:80]!r}", "restore the file from a copy") from None
+    if version != FORMAT_VERSION:
+        raise FormatVersionError(f"{where} has storage format {version}, this version reads {FORMAT_VERSION}", version=version)
+    return Cookie(**fields)
+
+
+def load_cookie(disk: Disk, where: str) -> Cookie | None:
+    if not disk.exists(_FILE):
+        return None
+    file = disk.open(_FILE)
+    try:
+        return decode_cookie(file.pread(4096, 0).decode("utf-8", "replace"), where)
+    finally:
+        file.close()
+
+
+def save_cookie(disk: Disk, cookie: Cookie) -> None:
+    file = disk.open(_FILE + ".new", create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(cookie.encode().encode(), 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(_FILE + ".new", _FILE)
+    disk.sync_dir("")
+
+
+def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *, asked: bool) -> tuple[Cookie, bool]:
+    """The cookie to start with, and whether it has to be stamped. Raises CookieError with the exact reason.
+
+    `mine` carries the configured ids and a fresh incarnation. `asked` is False when there is no metadata to compare with.
+    """
+    for where, found in places.items():
+        if found.cookie is not None:
+            _check_owner(mine, found.cookie, where)
+    stamped = {where: found.cookie for where, found in places.items() if found.cookie is not None}
+    bare = [where for where in places if where not in stamped]
+    if len({cookie.incarnation for cookie in stamped.values()}) > 1:
+        listing = ", ".join(f"{where}: {cookie.incarnation}" for where, cookie in stamped.items())
+        raise _refuse(f"the directories are of different incarnations ({listing})", "put back the directories that belong together")
+    known = next(iter(stamped.values()), None)
+    if recorded is not None:
+        _check_owner(mine, recorded, "metadata")
+        if bare:
+            raise _refuse(
+                f"metadata knows bookie {mine.bookie_id} (incarnation {recorded.incarnation}), but {', '.join(bare)} is not stamped: "
+                "its data is gone",
+                "bring back the directory, or start this machine under a new bookie id and let the ledgers be repaired",
+            )
+        assert known is not None
+        if known.incarnation != recorded.incarnation:
+            raise _refuse(
+                f"metadata knows incarnation {recorded.incarnation} of bookie {mine.bookie_id}, the directories are {known.incarnation}",
+                "bring back the right directories, or start this machine under a new bookie id",
+            )
+        return known, False
+    with_data = [where for where, found in places.items() if found.has_data]
+    if known is not None and not bare and not (asked and with_data):
+        return known, asked
+    if with_data:
+        reason = (
+            f"metadata has no cookie of bookie {mine.bookie_id}, but there is data in {', '.join(with_data)}"
+            if asked
+            else f"{', '.join(bare)} of bookie {mine.bookie_id} is not stamped, but there is data in {', '.join(with_data)}"
+        )
+        raise _refuse(
+            reason, "check that this is the right cluster and that no directory was lost; never delete a cookie to make it start"
+        )
+    return (known or mine), True
+
+
+def _check_owner(mine: Cookie, found: Cookie, where: str) -> None:
+    if found.bookie_id != mine.bookie_id:
+        raise _refuse(
+            f"{where} belongs to bookie {found.bookie_id}, not to {mine.bookie_id}", "start it under its own id, or elsewhere"
+        )
+    if found.cluster_id != mine.cluster_id:
+        raise _refuse(
+            f"{where} belongs to cluster {found.cluster_id!r}, this is cluster {mine.cluster_id!r}",
+            "check the metadata address and the data directory",
+        )
+
+
+def _refuse(reason: str, what_to_do: str) -> CookieError:
+    return CookieError(f"{reason}; {what_to_do}")

@@ -1,0 +1,249 @@
+"""Entry logs: append-only files of blocks, many ledgers together. A flush appends, ledger by ledger, and syncs.
+
+    entrylog/0000002a.log = header (4096) │ flush: block │ block │ …  zeros to 4096 │ flush: block │ …
+
+Header, 24 bytes: magic "CPHDELOG" (8), format version (4), CRC32C of the last 8 (4), log id (8); little-endian.
+
+Rule 1: a block may be indexed only after `append` returned: its bytes, and the file's name, are synced then.
+Rule 2: every flush begins at a multiple of 4096: no synced sector is ever written again.
+Rule 3: after a failed flush, and after a start, a new file is begun: nobody needs to know what the old tail holds.
+Rule 4: log ids go up from the largest on disk, never from a counter.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from crc32c import crc32c
+
+from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.disk import Disk, DiskFile
+from cepheid_bookie.entry_block import HEADER_BYTES, block_bytes_at, decode_block, encode_block_to, plan_blocks
+from cepheid_bookie.errors import BlockCorruptError, FormatVersionError
+from cepheid_bookie.write_cache import CachedLedger
+from cepheid_rpc import Buffer, EntryGroup
+
+_ALIGNMENT = 4096
+_MAGIC = b"CPHDELOG"
+_HEADER = struct.Struct("<8sIIQ")
+_VERSION = 1
+_WRITE_BYTES = 4 << 20  # gathered per pwritev
+
+
+def log_path(log_id: int) -> str:
+    return f"entrylog/{log_id:08x}.log"
+
+
+def list_logs(disk: Disk) -> list[int]:
+    return sorted(int(name[:-4], 16) for name in disk.listdir("entrylog") if name.endswith(".log"))
+
+
+def _encode_header(log_id: int) -> bytes:
+    body = log_id.to_bytes(8, "little")
+    return _HEADER.pack(_MAGIC, _VERSION, crc32c(body), log_id).ljust(_ALIGNMENT, b"\0")
+
+
+class EntryLogWriter:
+    """Blocking; used by the flush thread only."""
+
+    def __init__(self, disk: Disk, *, block_bytes: int, log_bytes: int) -> None:
+        self._disk = disk
+        self._block_bytes = block_bytes
+        self._log_bytes = log_bytes
+        self._next_id = max(list_logs(disk), default=0) + 1
+        self._file: DiskFile | None = None
+        self._log_id = 0
+        self._offset = 0
+        self.written_bytes = 0
+
+    @property
+    def current_log_id(self) -> int:
+        """The log being written, or 0."""
+        return self._log_id if self._file is not None else 0
+
+    def append(self, ledgers: Iterable[tuple[int, CachedLedger]]) -> list[BlockRef]:
+        """Writes the ledgers' groups as blocks and syncs them. After an OSError nothing of this call is to be indexed."""
+        start, first_new = self._offset, self._next_id
+        try:
+            return self._append(ledgers)
+        except OSError:
+            self._abandon(start, first_new)
+            raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, ledgers: Iterable[tuple[int, CachedLedger]]) -> list[BlockRef]:
+        blocks: list[BlockRef] = []
+        parts: list[Buffer] = []
+        gathered = 0
+        self._offset = -(-self._offset // _ALIGNMENT) * _ALIGNMENT
+        for ledger_id, ledger in ledgers:
+            for group in plan_blocks(ledger.groups, self._block_bytes):
+                if self._file is None or self._offset + gathered >= self._log_bytes:
+                    self._write(parts, gathered)
+                    parts, gathered = [], 0
+                    self._roll()
+                length = encode_block_to(parts, group)
+                offset = self._offset + gathered
+                blocks.append(BlockRef(ledger_id, group.first_entry_id, group.last_entry_id, self._log_id, offset, length))
+                gathered += length
+                if gathered >= _WRITE_BYTES:
+                    self._write(parts, gathered)
+                    parts, gathered = [], 0
+        self._write(parts, gathered)
+        if blocks:
+            assert self._file is not None
+            self._file.sync()
+        return blocks
+
+    def _write(self, parts: list[Buffer], size_bytes: int) -> None:
+        if parts:
+            assert self._file is not None
+            self._file.pwritev(parts, self._offset)
+            self._offset += size_bytes
+            self.written_bytes += size_bytes
+
+    def _roll(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+            self.close()
+        self._log_id, self._next_id = self._next_id, self._next_id + 1
+        self._file = self._disk.open(log_path(self._log_id), create=True)
+        self._file.pwrite(_encode_header(self._log_id), 0)
+        self._disk.sync_dir("entrylog")
+        self._offset = _ALIGNMENT
+
+    def _abandon(self, start: int, first_new: int) -> None:
+        """Gives back the space of a failed flush, as far as the disk lets us, and leaves the log: nothing refers to what it wrote."""
+        if self._file is not None and self._log_id < first_new:
+            with suppress(OSError):
+                self._file.truncate(start)
+        self.close()
+        for log_id in range(first_new, self._next_id):
+            with suppress(OSError):
+                self._disk.unlink(log_path(log_id))
+        self._offset = 0
+
+
+class EntryLogReader:
+    """Reads whole blocks; called by reader threads. Keeps up to `open_logs` files open, closes none that is in use."""
+
+    def __init__(self, disk: Disk, *, open_logs: int) -> None:
+        self._disk = disk
+        self._open_logs = open_logs
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, _OpenLog] = OrderedDict()
+
+    def read_block(self, block: BlockRef) -> EntryGroup:
+        """Raises BlockCorruptError, or OSError."""
+        log = self._take(block.log_id)
+        try:
+            data = log.file.pread(block.length, block.offset)
+        finally:
+            self._give_back(log)
+        try:
+            group = decode_block(data)
+        except BlockCorruptError as error:
+            raise BlockCorruptError(
+                f"{log_path(block.log_id)} at offset {block.offset}: {error.args[0]}",
+                file=log_path(block.log_id),
+                offset=block.offset,
+            ) from None
+        if (group.ledger_id, group.first_entry_id, group.last_entry_id) != block[:3]:
+            raise BlockCorruptError(
+                f"{log_path(block.log_id)} at offset {block.offset} holds {group!r}, the index says "
+                f"{block.ledger_id}:{block.first_entry_id}..{block.last_entry_id}",
+                file=log_path(block.log_id),
+                offset=block.offset,
+            )
+        return group
+
+    def forget(self, log_id: int) -> None:
+        """The log is about to be deleted."""
+        with self._lock:
+            log = self._files.pop(log_id, None)
+            if log is not None:
+                log.drop_when_unused()
+
+    def close(self) -> None:
+        with self._lock:
+            for log in self._files.values():
+                log.drop_when_unused()
+            self._files.clear()
+
+    def _take(self, log_id: int) -> _OpenLog:
+        with self._lock:
+            log = self._files.get(log_id)
+            if log is None:
+                log = self._files[log_id] = _OpenLog(self._disk.open(log_path(log_id)))
+                if len(self._files) > self._open_logs:
+                    self._files.popitem(last=False)[1].drop_when_unused()
+            else:
+                self._files.move_to_end(log_id)
+            log.users += 1
+            return log
+
+    def _give_back(self, log: _OpenLog) -> None:
+        with self._lock:
+            log.users -= 1
+            if log.dropped:
+                log.drop_when_unused()
+
+
+class _OpenLog:
+    __slots__ = ("dropped", "file", "users")
+
+    def __init__(self, file: DiskFile) -> None:
+        self.file = file
+        self.users = 0
+        self.dropped = False
+
+    def drop_when_unused(self) -> None:
+        self.dropped = True
+        if self.users == 0:
+            self.file.close()
+
+
+def scan_log(disk: Disk, log_id: int) -> Iterator[BlockRef | BlockCorruptError]:
+    """Every block of a log, from its bytes alone; damage is reported in its place and the scan goes on at the next flush.
+
+    The tail of a log that a crash cut may hold blocks that were never indexed: their entries were in the journal then.
+    Raises FormatVersionError for a log of another version.
+    """
+    file = disk.open(log_path(log_id))
+    try:
+        size = file.size()
+        _check_header(file, log_id)
+        offset = _ALIGNMENT
+        while offset < size:
+            length = block_bytes_at(file.pread(HEADER_BYTES, offset))
+            try:
+                if length is None:
+                    if any(file.pread(min(8, _ALIGNMENT - offset % _ALIGNMENT), offset)):
+                        yield BlockCorruptError(f"{log_path(log_id)} at offset {offset}: no block begins here", offset=offset)
+                else:
+                    group = decode_block(file.pread(length, offset))
+                    yield BlockRef(group.ledger_id, group.first_entry_id, group.last_entry_id, log_id, offset, length)
+                    offset += length
+                    continue
+            except BlockCorruptError as error:
+                yield error
+            offset = (offset // _ALIGNMENT + 1) * _ALIGNMENT
+    finally:
+        file.close()
+
+
+def _check_header(file: DiskFile, log_id: int) -> None:
+    data = file.pread(_HEADER.size, 0)
+    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+        return  # a crash cut it: its blocks, if any, still speak for themselves
+    version = _HEADER.unpack(data)[1]
+    if version != _VERSION:
+        raise FormatVersionError(f"{log_path(log_id)} has format {version}, this bookie reads {_VERSION}", version=version)

@@ -1,0 +1,217 @@
+"""Answers reads: the write cache first, blocks from disk for the rest, a chunk at a time.
+
+    chunk at `position`:   cached?  ──► groups from memory, as they lie
+                           else     ──► worker: index ──► pread whole blocks ──► check ──► groups; what no block has is missing
+
+Rule 1: the cache is looked at first, in one turn, then the index: a half leaves the cache only after the index has it, so an entry
+that exists is seen in one of the two.
+Rule 2: three answers: here, certainly never acknowledged, unknown. A block that cannot be read or is damaged makes its entries unknown.
+Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from cepheid_bookie.block_index import BlockIndex, BlockRef
+from cepheid_bookie.entry_log import EntryLogReader
+from cepheid_bookie.errors import BlockCorruptError
+from cepheid_bookie.write_cache import WriteCache
+from cepheid_ports import Worker
+from cepheid_rpc import MAX_MESSAGE_BYTES, EntryGroup, MissingEntries, ReadAnswer, Status
+
+log = logging.getLogger(__name__)
+
+_MAX_BLOCKS = 256  # of one chunk: bounds a look into the index when blocks are small
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    """`disk_chunks` stays 0 while consumers tail: their entries come from the broker's cache."""
+
+    requests: int = 0
+    cache_chunks: int = 0
+    disk_chunks: int = 0
+    disk_blocks: int = 0
+    disk_bytes: int = 0
+    entries_missing: int = 0  # ranges answered "certainly not here"
+    unreadable_blocks: int = 0
+    refused: int = 0
+
+
+class ReadingBudget:
+    """Bytes being read from disk, first come, first served. A larger wish than the limit gets the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<ReadingBudget {self.used_bytes} of {self.limit_bytes} B, {len(self._waiting)} waiting>"
+
+    async def take(self, size_bytes: int) -> int:
+        size_bytes = min(size_bytes, self.limit_bytes)
+        if not self._waiting and self.used_bytes + size_bytes <= self.limit_bytes:
+            self.used_bytes += size_bytes
+            return size_bytes
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (size_bytes, turn)
+        self._waiting.append(waiter)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size_bytes)  # granted in the very turn in which the wait was cancelled
+            else:
+                self._waiting.remove(waiter)
+                self._grant()
+            raise
+        return size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting and self.used_bytes + self._waiting[0][0] <= self.limit_bytes:
+            size_bytes, turn = self._waiting.popleft()
+            if not turn.done():
+                self.used_bytes += size_bytes
+                turn.set_result(None)
+
+
+class EntryReader:
+    """One per bookie. `worker` has the reader threads."""
+
+    def __init__(self, cache: WriteCache, index: BlockIndex, logs: EntryLogReader, worker: Worker, *, reading_bytes: int) -> None:
+        self._cache = cache
+        self._index = index
+        self._logs = logs
+        self._worker = worker
+        self._budget = ReadingBudget(reading_bytes)
+        self._stopped = False
+        self.counters = ReadCounters()
+
+    def stop(self) -> None:
+        """From now on whatever would need the disk is answered STOPPED."""
+        self._stopped = True
+
+    async def read(self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool) -> AsyncIterator[ReadAnswer]:
+        """Chunks from `first` on, until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue."""
+        position, left = first, max(max_bytes, 1)
+        while position <= last and left > 0:
+            answer = self._from_cache(ledger_id, position, last, min(left, MAX_MESSAGE_BYTES))
+            if answer is None:
+                gap_end = self._cache.first_from(ledger_id, position)
+                gap_last = last if gap_end is None else min(last, gap_end - 1)
+                answer = await self._from_disk(ledger_id, position, gap_last, min(left, MAX_MESSAGE_BYTES), urgent=urgent)
+            left -= sum(len(group.data) for group in answer.groups)
+            position = answer.next_entry_id
+            yield answer
+
+    async def read_one(self, ledger_id: int, entry_id: int) -> ReadAnswer:
+        answer = self._from_cache(ledger_id, entry_id, entry_id, 1)
+        return answer if answer is not None else await self._from_disk(ledger_id, entry_id, entry_id, 1, urgent=True)
+
+    def _from_cache(self, ledger_id: int, position: int, last: int, max_bytes: int) -> ReadAnswer | None:
+        """What the cache has from exactly `position` on, without a gap; None if it does not have `position`."""
+        groups: list[EntryGroup] = []
+        left = max_bytes
+        while position <= last and left > 0 and (group := self._cache.find(ledger_id, position)) is not None:
+            part = cut_group(group, position, last, left)
+            groups.append(part)
+            left -= len(part.data)
+            position = part.last_entry_id + 1
+        if not groups:
+            return None
+        self.counters.cache_chunks += 1
+        return ReadAnswer(tuple(groups), (), position)
+
+    async def _from_disk(self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool) -> ReadAnswer:
+        if urgent:
+            return await self._read_blocks(ledger_id, first, last, max_bytes)
+        taken = await self._budget.take(MAX_MESSAGE_BYTES)
+        try:
+            return await self._read_blocks(ledger_id, first, last, max_bytes)
+        finally:
+            self._budget.give_back(taken)
+
+    async def _read_blocks(self, ledger_id: int, first: int, last: int, max_bytes: int) -> ReadAnswer:
+        if self._stopped:
+            return ReadAnswer((), (MissingEntries(first, last, Status.STOPPED),), last + 1)
+        try:
+            chunk = await self._worker.run(lambda: _read_chunk(self._index, self._logs, ledger_id, first, last, max_bytes))
+        except Exception as error:  # the index raises what its database raises; whatever it is, the entries are unknown
+            log.error("read.failed", extra={"ledger_id": ledger_id, "entry_id": first, "error": repr(error)})
+            return ReadAnswer((), (MissingEntries(first, last, Status.IO_ERROR),), last + 1)
+        counters = self.counters
+        counters.disk_chunks += chunk.blocks > 0
+        counters.disk_blocks += chunk.blocks
+        counters.disk_bytes += chunk.read_bytes
+        counters.unreadable_blocks += chunk.unreadable
+        counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
+        return chunk.answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    answer: ReadAnswer
+    blocks: int
+    read_bytes: int
+    unreadable: int
+
+
+def _read_chunk(index: BlockIndex, logs: EntryLogReader, ledger_id: int, first: int, last: int, max_bytes: int) -> _Chunk:
+    """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked."""
+    blocks = index.find(ledger_id, first, last, _MAX_BLOCKS)
+    groups: list[EntryGroup] = []
+    missing: list[MissingEntries] = []
+    position, left, read_bytes, unreadable = first, max_bytes, 0, 0
+    for count, block in enumerate(blocks):
+        if left <= 0:
+            return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), count, read_bytes, unreadable)
+        if block.first_entry_id > position:
+            missing.append(MissingEntries(position, block.first_entry_id - 1, Status.NO_ENTRY))
+            position = block.first_entry_id
+        status, group = _read_block(logs, block)
+        if group is None:
+            unreadable += 1
+            until = min(last, block.last_entry_id)
+            missing.append(MissingEntries(position, until, status))
+            position = until + 1
+        else:
+            part = cut_group(group, position, last, left)
+            groups.append(part)
+            left -= len(part.data)
+            read_bytes += block.length
+            position = part.last_entry_id + 1
+            if position <= min(last, block.last_entry_id):  # cut for size: what follows in the block is neither here nor missing
+                break
+    else:
+        if len(blocks) < _MAX_BLOCKS and position <= last:
+            missing.append(MissingEntries(position, last, Status.NO_ENTRY))
+            position = last + 1
+    return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), len(blocks), read_bytes, unreadable)
+
+
+def _read_block(logs: EntryLogReader, block: BlockRef) -> tuple[Status, EntryGroup | None]:
+    try:
+        return Status.OK, logs.read_block(block)
+    except BlockCorruptError:
+        return Status.BAD_DIGEST, None
+    except OSError:
+        return Status.IO_ERROR, None
+
+
+def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> EntryGroup:
+    """The entries from `first` on (which is in the group), not past `last`, about `max_bytes` of them: soft by one entry."""
+    start_index = first - group.first_entry_id
+    start = group.ends[start_index - 1] if start_index else 0
+    reached = bisect_left(group.ends, start + max_bytes, start_index)
+    return group.slice(first, min(last, group.first_entry_id + reached, group.last_entry_id))

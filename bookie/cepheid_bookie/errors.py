@@ -1,0 +1,46 @@
+"""Operating errors of the storage node. Each says which file or ledger, which numbers, and what to do."""
+
+from __future__ import annotations
+
+from cepheid_ports import CepheidError
+
+
+class BookieError(CepheidError):
+    """Root of what a bookie raises."""
+
+
+class FormatVersionError(BookieError):
+    """A file was written by a newer version."""
+
+    hint = "start the version that wrote it, or a newer one; a downgrade needs the data written back first"
+
+
+class JournalCorruptError(BookieError):
+    """Damage inside what the journal had synced: entries, fences or keys that were acknowledged may be lost."""
+
+    hint = (
+        "do not skip it: restore the file from a copy, or declare this bookie damaged (stop it, empty its directories, "
+        "start it under a new bookie id) so that its ledgers are repaired from their other replicas"
+    )
+
+
+class JournalMissingError(BookieError):
+    """A journal segment that the log mark still needs is not there."""
+
+    hint = "put the journal directory back as it was, or declare this bookie damaged and start it under a new bookie id"
+
+
+class MarkCorruptError(BookieError):
+    """No readable log mark, although one was written."""
+
+    hint = "restore the `mark` files from a copy, or declare this bookie damaged and start it under a new bookie id"
+
+
+class BlockCorruptError(BookieError):
+    """A block of an entry log is not what was written: its entries are unknown here, not absent."""
+
+    hint = "the entries have to be read from another replica; check the disk"
+
+
+class CookieError(BookieError):
+    """The directories do not belong to this bookie as metadata knows it."""

@@ -1,0 +1,134 @@
+"""Group commit, the loop's half: what waits for the journal travels in one batch, one batch at a time.
+
+    append ─┐
+    append ─┼─► open batch ──(none in flight)──► worker: write + sync ──► on_batch(completions, outcome): one call answers all
+    marker ─┘        ▲ meanwhile the next one fills
+
+Rule 1: completions come back in the order of `append`, markers included, so what is answered through a marker is in order too.
+Rule 2: `durable` moves only in the loop, when a batch was synced: a checkpoint takes it and swaps the cache in the same turn.
+Rule 3: after an error other than a full disk nothing is written and nothing reported as durable any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError, JournalWriter
+from cepheid_ports import Worker
+from cepheid_rpc import Buffer
+
+OnBatch = Callable[[Sequence[Any], "BaseException | None"], None]
+
+
+class _Batch:
+    __slots__ = ("completions", "parts", "records", "size_bytes")
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+        self.completions: list[Any] = []
+        self.size_bytes = 0
+        self.records = 0
+
+
+class Journal:
+    """`on_batch(completions, error)`: error None means durable, JournalSpaceError that nothing was kept, else the journal has failed."""
+
+    def __init__(
+        self, writer: JournalWriter, worker: Worker, start: JournalPosition, on_batch: OnBatch, *, batch_bytes: int
+    ) -> None:
+        self._writer = writer
+        self._worker = worker
+        self._on_batch = on_batch
+        self._batch_bytes = batch_bytes
+        self._open = _Batch()
+        self._closed_batches: deque[_Batch] = deque()
+        self._in_flight: _Batch | None = None
+        self._flush_due = False
+        self._failed: BaseException | None = None
+        self.durable = start
+        self.queued_bytes = 0
+        self.written_bytes = 0
+        self.written_batches = 0
+        self.written_records = 0
+        self.refused_batches = 0
+        self.sync_seconds = 0.0  # submission to report, so with the worker's queue and the loop's delay
+
+    def __repr__(self) -> str:
+        return f"<Journal at {self.durable}, {self.queued_bytes} B waiting{', failed' if self._failed else ''}>"
+
+    @property
+    def idle(self) -> bool:
+        return self._in_flight is None and not self._closed_batches and not self._open.completions and not self._open.records
+
+    def append(self, parts: list[Buffer], size_bytes: int, completion: Any) -> None:
+        """Queues one record. `completion` comes back through `on_batch`, once the record's batch is durable or failed."""
+        batch = self._open
+        batch.parts += parts
+        batch.size_bytes += size_bytes
+        batch.records += 1
+        batch.completions.append(completion)
+        self.queued_bytes += size_bytes
+        if batch.size_bytes >= self._batch_bytes:
+            self._closed_batches.append(batch)
+            self._open = _Batch()
+        if not self._flush_due and self._in_flight is None:
+            self._flush_soon()
+
+    def append_marker(self, completion: Any) -> None:
+        """Queues a completion without a record: it comes back when everything before it was synced."""
+        self._open.completions.append(completion)
+        if not self._flush_due and self._in_flight is None:
+            self._flush_soon()
+
+    def fail(self, error: BaseException) -> None:
+        """Something else failed: writes nothing more. The batch in flight still comes back."""
+        if self._failed is None:
+            self._failed = error
+
+    def close(self) -> None:
+        """Only when idle or failed, and after the worker has ended."""
+        self._writer.close()
+
+    def _flush_soon(self) -> None:
+        self._flush_due = True
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._closed_batches:
+            batch = self._closed_batches.popleft()
+        else:
+            batch, self._open = self._open, _Batch()
+        self._in_flight = batch
+        started = asyncio.get_running_loop().time()
+        if self._failed is not None or not batch.records:
+            self._finish(batch, self._failed)
+            return
+
+        def work() -> JournalPosition:
+            return self._writer.write_batch(batch.parts, batch.size_bytes, batch.records)
+
+        def on_done(position: JournalPosition | None, error: BaseException | None) -> None:
+            self.sync_seconds += asyncio.get_running_loop().time() - started
+            if position is not None:
+                self.durable = position
+                self.written_bytes += batch.size_bytes
+                self.written_records += batch.records
+                self.written_batches += 1
+            elif isinstance(error, JournalSpaceError):
+                self.refused_batches += 1
+            else:
+                self._failed = error
+            self._finish(batch, error)
+
+        self._worker.submit(work, on_done)
+
+    def _finish(self, batch: _Batch, error: BaseException | None) -> None:
+        self._in_flight = None
+        self.queued_bytes -= batch.size_bytes
+        if self._closed_batches or self._open.completions:
+            self._flush_soon()  # before the report: what the report queues finds the flush already due
+        self._on_batch(batch.completions, error)

@@ -1,0 +1,181 @@
+"""Bytes of the journal. Little-endian; every batch starts at a multiple of 4096, so that no synced sector is ever written again.
+
+    segment file  = segment header │ batch │ batch │ …                  │ zeros (preallocated)
+    batch         = batch header │ record │ record │ … │ zeros up to the next multiple of 4096
+
+Segment header, 48 bytes at offset 0 (the first batch is at 4096):
+    0   8  magic "CPHDJRNL"
+    8   4  format version (1)
+    12  4  CRC32C of bytes 16..47
+    16  8  segment id
+    24  8  sequence of the first batch: the segment before ends exactly below it
+    32  16 nonce (random): a batch header of another file, or bytes that a client sent, cannot pass for one of this segment
+
+Batch header, 48 bytes:
+    0   4  magic "CPB1"
+    4   4  CRC32C of bytes 8..47
+    8   8  segment id
+    16  8  sequence (1, 2, 3, … through all segments, without gaps)
+    24  4  bytes of all records
+    28  4  number of records
+    32  16 nonce of the segment
+
+Record:
+    0   4  CRC32C of everything behind it
+    4   4  bytes behind this head of 12
+    8   1  type; 9  3 zeros
+    12     type 1, entries: master key (16), then the group as `cepheid_rpc.encode_group_to` lays it out
+           type 2, ledger: ledger id (8), ledger record (`ledger_record.py`): a fence, an explicit LAC, a master key
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from cepheid_bookie.errors import FormatVersionError
+from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record
+from cepheid_rpc import MASTER_KEY_BYTES, Buffer, EntryGroup, decode_group, encode_group_to
+
+ALIGNMENT = 4096
+FORMAT_VERSION = 1
+NONCE_BYTES = 16
+
+_SEGMENT_MAGIC = b"CPHDJRNL"
+_SEGMENT = struct.Struct("<8sIIQQ16s")
+_BATCH_MAGIC = b"CPB1"
+_BATCH = struct.Struct("<4sIQQII16s")
+BATCH_HEADER_BYTES = _BATCH.size
+_HEAD = struct.Struct("<IIBxxx")
+_TAIL = struct.Struct("<IBxxx")  # the head without its CRC: what the CRC starts with
+HEAD_BYTES = _HEAD.size
+_LEDGER_ID = struct.Struct("<q")
+
+ENTRIES = 1
+LEDGER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    segment_id: int
+    first_sequence: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    sequence: int
+    size_bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesRecord:
+    master_key: bytes
+    group: EntryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStateRecord:
+    ledger_id: int
+    record: LedgerRecord
+
+
+JournalRecord = EntriesRecord | LedgerStateRecord
+
+
+def segment_path(segment_id: int) -> str:
+    return f"journal/{segment_id:016x}.journal"
+
+
+def parse_segment_name(name: str) -> int | None:
+    stem, dot, suffix = name.partition(".")
+    return int(stem, 16) if dot and suffix == "journal" and len(stem) == 16 else None
+
+
+def align(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    body = struct.pack("<QQ16s", header.segment_id, header.first_sequence, header.nonce)
+    return _SEGMENT_MAGIC + struct.pack("<II", FORMAT_VERSION, crc32c(body)) + body
+
+
+def decode_segment_header(data: bytes) -> SegmentHeader | None:
+    """None when the bytes are no intact header. Raises FormatVersionError for an intact one of another version."""
+    if len(data) < _SEGMENT.size:
+        return None
+    magic, version, crc, segment_id, first_sequence, nonce = _SEGMENT.unpack_from(data)
+    if magic != _SEGMENT_MAGIC or crc32c(memoryview(data)[16 : _SEGMENT.size]) != crc:
+        return None
+    if version != FORMAT_VERSION:
+        raise FormatVersionError(
+            f"journal segment {segment_id:016x} has format {version}, this bookie reads {FORMAT_VERSION}", version=version
+        )
+    return SegmentHeader(segment_id, first_sequence, nonce)
+
+
+def encode_batch_header(segment_id: int, nonce: bytes, header: BatchHeader) -> bytes:
+    body = struct.pack("<QQII16s", segment_id, header.sequence, header.size_bytes, header.records, nonce)
+    return _BATCH_MAGIC + struct.pack("<I", crc32c(body)) + body
+
+
+def decode_batch_header(data: bytes, segment: SegmentHeader) -> BatchHeader | None:
+    """None unless the bytes begin with an intact batch header of this very segment."""
+    if len(data) < BATCH_HEADER_BYTES or data[:4] != _BATCH_MAGIC:
+        return None
+    _, crc, segment_id, sequence, size_bytes, records, nonce = _BATCH.unpack_from(data)
+    if crc32c(memoryview(data)[8:BATCH_HEADER_BYTES]) != crc or segment_id != segment.segment_id or nonce != segment.nonce:
+        return None
+    return BatchHeader(sequence, size_bytes, records)
+
+
+def encode_entries_to(parts: list[Buffer], master_key: bytes, group: EntryGroup) -> int:
+    """Appends the record of a group to `parts`; returns how many bytes that is. The hot path: once per group, no copy of data."""
+    body: list[Buffer] = []
+    size = MASTER_KEY_BYTES + encode_group_to(body, group)
+    tail = _TAIL.pack(size, ENTRIES) + master_key
+    crc = crc32c(tail)
+    for part in body:
+        crc = crc32c(part, crc)
+    parts.append(crc.to_bytes(4, "little") + tail)
+    parts += body
+    return HEAD_BYTES + size
+
+
+def encode_ledger_to(parts: list[Buffer], ledger_id: int, record: LedgerRecord) -> int:
+    body = _LEDGER_ID.pack(ledger_id) + encode_record(record)
+    tail = _TAIL.pack(len(body), LEDGER) + body
+    parts.append(crc32c(tail).to_bytes(4, "little") + tail)
+    return HEAD_BYTES + len(body)
+
+
+def decode_records(body: memoryview, count: int) -> list[JournalRecord] | None:
+    """The records of a batch (over the same memory), or None when one is damaged or they do not fill the batch exactly.
+
+    Raises FormatVersionError for an intact record of a type this version does not know: skipping it would forget it.
+    """
+    records: list[JournalRecord] = []
+    offset = 0
+    for _ in range(count):
+        if offset + HEAD_BYTES > len(body):
+            return None
+        crc, size, kind = _HEAD.unpack_from(body, offset)
+        end = offset + HEAD_BYTES + size
+        if end > len(body) or crc32c(body[offset + 4 : end]) != crc:
+            return None
+        records.append(_decode_record(kind, body[offset + HEAD_BYTES : end]))
+        offset = end
+    return records if offset == len(body) else None
+
+
+def _decode_record(kind: int, body: memoryview) -> JournalRecord:
+    if kind == ENTRIES:
+        group, _ = decode_group(body, MASTER_KEY_BYTES)
+        return EntriesRecord(bytes(body[:MASTER_KEY_BYTES]), group)
+    if kind == LEDGER:
+        return LedgerStateRecord(_LEDGER_ID.unpack_from(body)[0], decode_record(body[_LEDGER_ID.size :]))
+    raise FormatVersionError(f"the journal has a record of type {kind}, which this bookie does not know", type=kind)

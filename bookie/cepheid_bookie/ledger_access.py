@@ -1,0 +1,91 @@
+"""First contact, master key, fence, explicit LAC: everything about a ledger that is not an entry.
+
+Rule 1: a fence is durable before anything is answered: negative answers and ledgers never heard of included.
+Rule 2: between a check and the act that relies on it there is no await: an add in another turn sees the fence or was admitted before.
+Rule 3: whoever comes first gives the ledger its master key; any other key is refused from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from cepheid_bookie.checkpoint import Checkpointer
+from cepheid_bookie.journal import Journal
+from cepheid_bookie.journal_format import encode_ledger_to
+from cepheid_bookie.ledger_table import LedgerState, LedgerTable
+from cepheid_rpc import MASTER_KEY_BYTES, Buffer, Status
+
+log = logging.getLogger(__name__)
+
+
+class LedgerAccess:
+    """`is_serving` is asked again after every wait."""
+
+    def __init__(self, ledgers: LedgerTable, journal: Journal, checkpointer: Checkpointer, is_serving: Callable[[], bool]) -> None:
+        self._ledgers = ledgers
+        self._journal = journal
+        self._checkpointer = checkpointer
+        self._is_serving = is_serving
+        self.fences = 0
+
+    async def contact(
+        self, ledger_id: int, master_key: bytes, *, fence: bool = False, create: bool = False
+    ) -> tuple[Status, LedgerState | None]:
+        """The ledger's state after key check and, if asked, durable fence; or None and why not."""
+        while (state := self._ledgers.get(ledger_id)) is None:
+            if not self._is_serving():
+                return Status.STOPPED, None
+            if not 0 <= ledger_id < 1 << 63 or len(master_key) != MASTER_KEY_BYTES:
+                return Status.BAD_REQUEST, None
+            if self._ledgers.is_known(ledger_id):
+                try:
+                    await self._ledgers.load(ledger_id)
+                except Exception as error:  # whatever the database raises: the ledger is unknown, not absent
+                    log.error("ledger.load_failed", extra={"ledger_id": ledger_id, "error": repr(error)})
+                    return Status.IO_ERROR, None
+            elif fence or create:
+                self._ledgers.create(ledger_id, master_key)
+            else:
+                return Status.NO_LEDGER, None
+        if not self._is_serving():
+            return Status.STOPPED, None
+        if state.master_key != master_key:
+            return Status.UNAUTHORIZED, None
+        if fence and (status := await self._fence(state)) is not Status.OK:
+            return status, None
+        return (Status.NO_LEDGER, None) if state.deleted else (Status.OK, state)
+
+    async def raise_lac(self, state: LedgerState, last_add_confirmed: int) -> Status:
+        """The explicit LAC, durable; one below what is known changes nothing."""
+        if last_add_confirmed <= state.explicit_lac:
+            return Status.OK
+        state.explicit_lac = last_add_confirmed
+        return await self._save(state)
+
+    async def _fence(self, state: LedgerState) -> Status:
+        """From this step on no regular add is admitted. OK once the fence is durable."""
+        if not state.fenced:
+            state.fenced = True
+            self.fences += 1
+            log.info("ledger.fenced", extra={"ledger_id": state.ledger_id, "entry_id": state.last_entry_id})
+        return Status.OK if state.fence_durable else await self._save(state)
+
+    async def _save(self, state: LedgerState) -> Status:
+        """Journals the ledger's record and waits for the sync; the index follows at the next checkpoint."""
+        self._ledgers.mark_dirty(state)
+        self._checkpointer.touch()
+        synced: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        fenced = state.fenced
+
+        def on_synced(outcome: Status) -> None:
+            if outcome is Status.OK and fenced:
+                state.fence_durable = True
+            if not synced.done():  # whoever asked may have gone; the fence stays
+                synced.set_result(outcome)
+
+        parts: list[Buffer] = []
+        size = encode_ledger_to(parts, state.ledger_id, state.record())
+        self._journal.append(parts, size, on_synced)
+        return await synced

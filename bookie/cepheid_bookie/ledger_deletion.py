@@ -1,0 +1,91 @@
+"""Removes what metadata no longer knows: a ledger's blocks, later its tombstone, and entry logs that nothing refers to.
+
+    living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
+    log with blocks in the index ──the last of its ledgers deleted──► log without ──delete_dead_logs──► gone
+
+Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: a flush that was running has ended, none indexes them again.
+Rule 2: a log is deleted only when the index, read to its end, has no block in it, and it is not the one being written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.disk import Disk
+from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter, list_logs, log_path
+from cepheid_bookie.ledger_record import LedgerRecord
+from cepheid_bookie.ledger_table import LedgerState, LedgerTable
+from cepheid_bookie.write_cache import WriteCache
+from cepheid_ports import Worker
+
+log = logging.getLogger(__name__)
+
+
+class LedgerDeletion:
+    """`flush_worker` is the thread that flushes: it runs one thing at a time."""
+
+    def __init__(
+        self,
+        ledgers: LedgerTable,
+        cache: WriteCache,
+        index: BlockIndex,
+        disk: Disk,
+        logs: EntryLogWriter,
+        log_reader: EntryLogReader,
+        flush_worker: Worker,
+    ) -> None:
+        self._ledgers = ledgers
+        self._cache = cache
+        self._index = index
+        self._disk = disk
+        self._logs = logs
+        self._log_reader = log_reader
+        self._flush_worker = flush_worker
+        self.deleted_ledgers = 0
+        self.deleted_logs = 0
+
+    async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> None:
+        states: list[LedgerState] = []
+        for ledger_id in ledger_ids:
+            while (state := self._ledgers.get(ledger_id)) is None:
+                await self._ledgers.load(ledger_id)
+            self._ledgers.delete(state, now_ms)
+            self._cache.drop(ledger_id)
+            states.append(state)
+        tombstones: dict[int, LedgerRecord | None] = {state.ledger_id: state.record() for state in states}
+        await self._flush_worker.run(lambda: self._index.delete_ledgers(tombstones))
+        for state in states:
+            state.fence_durable = True
+        self.deleted_ledgers += len(states)
+        log.info("ledgers.deleted", extra={"count": len(states)})
+
+    async def forget_tombstones(self, before_ms: int) -> int:
+        """Tombstones made before that time; a writer that slept since then is not alive any more."""
+
+        def work() -> list[int]:
+            old = [ledger_id for ledger_id, record in self._index.records() if record.deleted and record.deleted_at_ms < before_ms]
+            self._index.delete_ledgers(dict.fromkeys(old))
+            return old
+
+        old = await self._flush_worker.run(work)
+        for ledger_id in old:
+            self._ledgers.forget(ledger_id)
+        return len(old)
+
+    async def delete_dead_logs(self) -> list[int]:
+        def work() -> list[int]:
+            living = {block.log_id for block in self._index.blocks()}
+            living.add(self._logs.current_log_id)
+            dead = [log_id for log_id in list_logs(self._disk) if log_id not in living]
+            for log_id in dead:
+                self._log_reader.forget(log_id)
+                self._disk.unlink(log_path(log_id))
+            return dead
+
+        dead = await self._flush_worker.run(work)
+        self.deleted_logs += len(dead)
+        if dead:
+            log.info("entry_logs.deleted", extra={"count": len(dead), "logs": [f"{log_id:08x}" for log_id in dead]})
+        return dead

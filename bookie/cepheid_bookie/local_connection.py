@@ -1,0 +1,109 @@
+"""A bookie in this process, as a ledger client sees it.
+
+wake ──► (next turn) ──► next_message ──► Bookie.add ──► on_answers
+                ▲ holds back while the bookie is full, and goes on when it has room
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cepheid_rpc import (
+    MAX_MESSAGE_BYTES,
+    AddAnswer,
+    AddSource,
+    AddStream,
+    BookieUnavailableError,
+    ExplicitLac,
+    LacAnswer,
+    LacRequest,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from cepheid_bookie.bookie import Bookie
+
+
+class LocalAddStream:
+    """Pulls from its source once a turn; what the source gets meanwhile travels together."""
+
+    def __init__(self, bookie: Bookie, source: AddSource, on_closed: Callable[[LocalAddStream], None]) -> None:
+        self._bookie = bookie
+        self._source = source
+        self._on_closed = on_closed
+        self._pull_due = False
+        self._open = True
+
+    def wake(self) -> None:
+        if not self._pull_due and self._open:
+            self._pull_due = True
+            asyncio.get_running_loop().call_soon(self._pull)
+
+    async def aclose(self) -> None:
+        """Answers that come later are dropped: the fate of their entries is unknown to the source."""
+        self._open = False
+        self._on_closed(self)
+
+    def on_broken(self, reason: str) -> None:
+        if self._open:
+            self._open = False
+            self._on_closed(self)
+            self._source.on_broken(BookieUnavailableError(f"bookie {self._bookie.settings.bookie_id} {reason}"))
+
+    def _pull(self) -> None:
+        self._pull_due = False
+        if not self._open or self._bookie.is_full:  # the bookie wakes its connections when it has room
+            return
+        requests = self._source.next_message(MAX_MESSAGE_BYTES)
+        if requests:
+            self._bookie.add(requests, self._on_answers)
+            self.wake()  # what waits beyond this message goes in the next turn, after others had theirs
+
+    def _on_answers(self, answers: Sequence[AddAnswer]) -> None:
+        if self._open:
+            self._source.on_answers(answers)
+
+
+class LocalConnection:
+    """Made by `Bookie.connection`."""
+
+    def __init__(self, bookie: Bookie, on_closed: Callable[[LocalConnection], object]) -> None:
+        self._bookie = bookie
+        self._on_closed = on_closed
+        self._streams: dict[LocalAddStream, None] = {}
+
+    @property
+    def bookie_id(self) -> str:
+        return self._bookie.settings.bookie_id
+
+    def open_add_stream(self, source: AddSource) -> AddStream:
+        stream = LocalAddStream(self._bookie, source, on_closed=lambda closed: self._streams.pop(closed, None))
+        self._streams[stream] = None
+        return stream
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer:
+        return await self._bookie.read_lac(request)
+
+    def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
+        return self._bookie.read(request)
+
+    async def write_lac(self, request: ExplicitLac) -> Status:
+        return await self._bookie.write_lac(request)
+
+    async def aclose(self) -> None:
+        for stream in list(self._streams):
+            await stream.aclose()
+        self._on_closed(self)
+
+    def wake(self) -> None:
+        """The bookie has room again."""
+        for stream in self._streams:
+            stream.wake()
+
+    def on_bookie_stopped(self, reason: str) -> None:
+        for stream in list(self._streams):
+            stream.on_broken(reason)

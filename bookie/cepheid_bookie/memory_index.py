@@ -1,0 +1,127 @@
+"""The block index in memory, with a sync that can be lost: for the simulator and tests."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary
+from cepheid_bookie.ledger_record import LedgerRecord
+
+_Order = tuple[int, int, int]
+
+
+def _order(block: BlockRef) -> _Order:
+    return block.first_entry_id, block.log_id, block.offset
+
+
+class _Content:
+    def __init__(self) -> None:
+        self.blocks: dict[int, list[BlockRef]] = {}
+        self.summaries: dict[int, Summary] = {}
+        self.records: dict[int, LedgerRecord] = {}
+        self.stamp: bytes | None = None
+
+    def copy(self) -> _Content:
+        copy = _Content()
+        copy.blocks = {ledger_id: list(blocks) for ledger_id, blocks in self.blocks.items()}
+        copy.stamp = self.stamp
+        copy.summaries, copy.records = dict(self.summaries), dict(self.records)
+        return copy
+
+
+class MemoryBlockIndex(BlockIndex):
+    """`write` is visible, then synced: between the two `before_sync` is called, and what it raises leaves the write unsynced.
+
+    `crash()` goes back to what was synced last, as a power loss does to a database with a log of its own.
+    """
+
+    def __init__(self, before_sync: Callable[[], None] = lambda: None) -> None:
+        self.before_sync = before_sync
+        self._lock = threading.Lock()  # readers are other threads
+        self._now = _Content()
+        self._synced = _Content()
+        self.closed = False
+
+    def crash(self) -> None:
+        with self._lock:
+            self._now = self._synced.copy()
+            self.closed = False
+
+    def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
+        with self._lock:
+            self._apply(self._now, blocks, records)
+        self.before_sync()
+        with self._lock:
+            self._apply(self._synced, blocks, records)
+
+    def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
+        with self._lock:
+            self._delete(self._now, ledgers)
+        self.before_sync()
+        with self._lock:
+            self._delete(self._synced, ledgers)
+
+    def find(self, ledger_id: int, first_entry_id: int, last_entry_id: int, max_blocks: int) -> list[BlockRef]:
+        with self._lock:
+            blocks, summary = self._now.blocks.get(ledger_id, []), self._now.summaries.get(ledger_id, Summary())
+            found: list[BlockRef] = []
+            entry_id = first_entry_id
+            while entry_id <= min(last_entry_id, summary.last_entry_id) and len(found) < max_blocks:
+                index = bisect_right(blocks, entry_id, key=lambda block: block.first_entry_id) - 1
+                after = index + 1
+                while index >= 0 and blocks[index].last_entry_id < entry_id:
+                    index = index - 1 if blocks[index].first_entry_id + summary.longest > entry_id else -1
+                if index >= 0:
+                    found.append(blocks[index])
+                    entry_id = blocks[index].last_entry_id + 1
+                else:
+                    entry_id = blocks[after].first_entry_id
+            return found
+
+    def last_entry_id(self, ledger_id: int) -> int:
+        with self._lock:
+            return self._now.summaries.get(ledger_id, Summary()).last_entry_id
+
+    def record(self, ledger_id: int) -> LedgerRecord | None:
+        with self._lock:
+            return self._now.records.get(ledger_id)
+
+    def records(self) -> Iterator[tuple[int, LedgerRecord]]:
+        with self._lock:
+            return iter(sorted(self._now.records.items()))
+
+    def blocks(self) -> Iterator[BlockRef]:
+        with self._lock:
+            return iter([block for _, blocks in sorted(self._now.blocks.items()) for block in blocks])
+
+    def stamp(self) -> bytes | None:
+        return self._now.stamp
+
+    def put_stamp(self, stamp: bytes) -> None:
+        self._now.stamp = stamp
+        self.before_sync()
+        self._synced.stamp = stamp
+
+    def close(self) -> None:
+        self.closed = True
+
+    @staticmethod
+    def _apply(content: _Content, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
+        for block in blocks:
+            known = content.blocks.setdefault(block.ledger_id, [])
+            if block not in known[max(0, bisect_right(known, _order(block), key=_order) - 1) :]:
+                insort(known, block, key=_order)
+            content.summaries[block.ledger_id] = content.summaries.get(block.ledger_id, Summary()).including(block)
+        content.records.update(records)
+
+    @staticmethod
+    def _delete(content: _Content, ledgers: Mapping[int, LedgerRecord | None]) -> None:
+        for ledger_id, tombstone in ledgers.items():
+            content.blocks.pop(ledger_id, None)
+            content.summaries.pop(ledger_id, None)
+            if tombstone is None:
+                content.records.pop(ledger_id, None)
+            else:
+                content.records[ledger_id] = tombstone

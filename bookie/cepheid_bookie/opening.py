@@ -1,0 +1,137 @@
+"""From directories to a bookie that may serve: locks, identity, replay, checkpoint. What fails here exits with its reason; nothing was promised.
+
+    lock ► cookies ► mark, logs, index ► replay into the cache ► flush everything ► mark = end of journal ► (caller) serve
+
+Rule 1: the mark passes the replayed journal before a new segment is begun, so a torn tail never gets a successor that would make it
+look like damage.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.checkpoint import FlushStore
+from cepheid_bookie.cookie import Cookie, CookieRecords, Found, decide, load_cookie, save_cookie
+from cepheid_bookie.disk import Disk
+from cepheid_bookie.entry_log import EntryLogWriter, list_logs
+from cepheid_bookie.journal_format import EntriesRecord, parse_segment_name
+from cepheid_bookie.journal_mark import MarkFile
+from cepheid_bookie.journal_replay import JournalReplay, ReplayReport
+from cepheid_bookie.ledger_table import LedgerTable
+from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.write_cache import WriteCache
+from cepheid_ports import Ports, Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """What a bookie's data lies in. Both disks may be one."""
+
+    data: Disk
+    journal: Disk
+    index: BlockIndex
+
+    @property
+    def disks(self) -> list[Disk]:
+        return [self.data] if self.data is self.journal else [self.data, self.journal]
+
+    def lock(self) -> None:
+        """Raises DirectoryInUseError, holding nothing."""
+        for place, disk in enumerate(self.disks):
+            try:
+                disk.lock()
+            except BaseException:
+                for locked in self.disks[:place]:
+                    locked.unlock()
+                raise
+
+    def unlock(self) -> None:
+        for disk in self.disks:
+            disk.unlock()
+
+    def prepare(self) -> None:
+        """The folders, durable. Blocking."""
+        self.data.mkdir("entrylog")
+        self.data.sync_dir("")
+        self.journal.mkdir("journal")
+        self.journal.sync_dir("")
+
+
+async def check_identity(
+    directories: Directories, settings: BookieSettings, records: CookieRecords | None, ports: Ports, worker: Worker
+) -> Cookie:
+    """Refuses to start on directories that are not this bookie's, or not whole. Stamps new ones."""
+    mine = Cookie(settings.bookie_id, settings.cluster_id, f"{ports.random.getrandbits(128):032x}")
+    places = await worker.run(lambda: _find_cookies(directories, mine))
+    recorded = await records.load(settings.bookie_id) if records is not None else None
+    cookie, stamp = decide(mine, places, recorded, asked=records is not None)
+    if stamp:
+        await worker.run(lambda: _stamp(directories, cookie))
+        if records is not None:
+            await records.create(cookie)
+        log.info("bookie.stamped", extra={"bookie": cookie.bookie_id, "incarnation": cookie.incarnation})
+    return cookie
+
+
+def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
+    data, journal, index = directories.data, directories.journal, directories.index
+    in_data = load_cookie(data, "the data directory")
+    in_journal = load_cookie(journal, "the journal directory")
+    stamp = index.stamp()
+    in_index = None if stamp is None else Cookie(mine.bookie_id, mine.cluster_id, stamp.decode("utf-8", "replace"))
+    has_segments = any(parse_segment_name(name) is not None for name in journal.listdir("journal"))
+    has_logs = bool(list_logs(data)) or data.exists("mark.0") or data.exists("mark.1")
+    return {
+        "the data directory": Found(in_data, has_logs),
+        "the journal directory": Found(in_journal, has_segments),
+        "the block index": Found(in_index, next(index.records(), None) is not None),
+    }
+
+
+def _stamp(directories: Directories, cookie: Cookie) -> None:
+    for disk in directories.disks:
+        save_cookie(disk, cookie)
+    directories.index.put_stamp(cookie.incarnation.encode())
+
+
+def replay(
+    directories: Directories,
+    mark: MarkFile,
+    logs: EntryLogWriter,
+    cache: WriteCache,
+    ledgers: LedgerTable,
+) -> ReplayReport:
+    """Blocking. Afterwards everything the journal held is in entry log and index, and the mark says so."""
+    mark.load()
+    ledgers.scan_index()
+    store = FlushStore(logs, directories.index, mark, directories.journal)
+    journal = JournalReplay(directories.journal, mark.current)
+    for record in journal.records():
+        if isinstance(record, EntriesRecord):
+            state = ledgers.get_or_load_now(record.group.ledger_id, record.master_key)
+            if state.deleted:
+                continue
+            cache.add(record.group)
+            state.last_entry_id = max(state.last_entry_id, record.group.last_entry_id)
+            if cache.half_full:  # the mark stays: only the end of the journal moves it
+                store.flush(cache.swap(), ledgers.take_dirty())
+                cache.release()
+                ledgers.on_flushed()
+        else:
+            state = ledgers.get_or_load_now(record.ledger_id, record.record.master_key)
+            merged = state.record().merge(record.record)
+            if merged != state.record():
+                state.fenced, state.explicit_lac = merged.fenced, merged.explicit_lac
+                ledgers.mark_dirty(state)
+            state.fence_durable = state.fenced
+    if cache.active.ledgers or ledgers.has_dirty:
+        store.flush(cache.swap(), ledgers.take_dirty())
+        cache.release()
+        ledgers.on_flushed()
+    if journal.report.end != mark.current:
+        store.save_mark(journal.report.end)
+    return journal.report

@@ -1,0 +1,177 @@
+"""The block index in RocksDB, raw mode. Small: about 8 MB of memory, since it has one key per block of a megabyte, not per entry.
+
+key                                                              value (big-endian)
+'B' ledger id (8) first entry id (8) log id (8) offset (8)       length (4), last entry id (8)
+'L' ledger id (8)                                                ledger record
+'S' ledger id (8)                                                largest last entry id (8), longest block in entries (8)
+'I'                                                              stamp: incarnation of the bookie
+'V'                                                              format version (4)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+
+from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
+from cepheid_bookie.errors import FormatVersionError
+from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record
+
+_BLOCK_KEY = struct.Struct(">cQQQQ")
+_BLOCK_VALUE = struct.Struct(">IQ")
+_LEDGER_KEY = struct.Struct(">cQ")
+_SUMMARY = struct.Struct(">qQ")
+_MAX = (1 << 64) - 1
+_STAMP_KEY = b"I"
+_VERSION_KEY = b"V"
+_VERSION = 1
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(2 << 20)
+    options.set_max_write_buffer_number(2)
+    options.set_max_total_wal_size(8 << 20)
+    options.set_keep_log_file_num(2)
+    options.set_max_open_files(64)
+    options.set_max_background_jobs(2)
+    options.set_compression_type(DBCompressionType.none())
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(4 << 20))
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+class RocksBlockIndex(BlockIndex):
+    """The database in the directory `path`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._db = Rdict(str(path), options=_options())
+        self._synced = WriteOptions()
+        self._synced.sync = True
+        version = self._db.get(_VERSION_KEY)
+        if version is None:
+            self._db.put(_VERSION_KEY, struct.pack(">I", _VERSION), write_opt=self._synced)
+        elif struct.unpack(">I", version)[0] != _VERSION:
+            self._db.close()
+            raise FormatVersionError(
+                f"the block index {path} has format {struct.unpack('>I', version)[0]}, this bookie reads {_VERSION}", path=str(path)
+            )
+
+    def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for ledger_id, ledger_blocks in group_by_ledger(blocks).items():
+            summary = self._summary(ledger_id)
+            for block in ledger_blocks:
+                batch.put(
+                    _BLOCK_KEY.pack(b"B", ledger_id, block.first_entry_id, block.log_id, block.offset),
+                    _BLOCK_VALUE.pack(block.length, block.last_entry_id),
+                )
+                summary = summary.including(block)
+            batch.put(_LEDGER_KEY.pack(b"S", ledger_id), _SUMMARY.pack(*summary))
+        for ledger_id, record in records.items():
+            batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(record))
+        self._db.write(batch, write_opt=self._synced)
+
+    def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for ledger_id, tombstone in ledgers.items():
+            batch.delete_range(_BLOCK_KEY.pack(b"B", ledger_id, 0, 0, 0), _BLOCK_KEY.pack(b"B", ledger_id + 1, 0, 0, 0))
+            batch.delete(_LEDGER_KEY.pack(b"S", ledger_id))
+            if tombstone is None:
+                batch.delete(_LEDGER_KEY.pack(b"L", ledger_id))
+            else:
+                batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(tombstone))
+        self._db.write(batch, write_opt=self._synced)
+
+    def find(self, ledger_id: int, first_entry_id: int, last_entry_id: int, max_blocks: int) -> list[BlockRef]:
+        summary = self._summary(ledger_id)
+        last_entry_id = min(last_entry_id, summary.last_entry_id)
+        found: list[BlockRef] = []
+        entry_id = first_entry_id
+        cursor = self._db.iter() if entry_id <= last_entry_id else None
+        while cursor is not None and entry_id <= last_entry_id and len(found) < max_blocks:
+            if found:  # mostly the next block begins where this one ended
+                cursor.next()
+                block = _block_at(cursor, ledger_id)
+                if block is not None and block.first_entry_id == entry_id:
+                    found.append(block)
+                    entry_id = block.last_entry_id + 1
+                    continue
+            block = self._containing(cursor, ledger_id, entry_id, summary.longest)
+            if block is None:
+                cursor.seek(_BLOCK_KEY.pack(b"B", ledger_id, entry_id + 1, 0, 0))
+                block = _block_at(cursor, ledger_id)
+                if block is None or block.first_entry_id > last_entry_id:
+                    break
+            found.append(block)
+            entry_id = block.last_entry_id + 1
+        return found
+
+    def last_entry_id(self, ledger_id: int) -> int:
+        return self._summary(ledger_id).last_entry_id
+
+    def record(self, ledger_id: int) -> LedgerRecord | None:
+        value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
+        return None if value is None else decode_record(value)
+
+    def records(self) -> Iterator[tuple[int, LedgerRecord]]:
+        cursor = self._db.iter()
+        cursor.seek(b"L")
+        while cursor.valid() and (key := cursor.key())[:1] == b"L":
+            yield _LEDGER_KEY.unpack(key)[1], decode_record(cursor.value())
+            cursor.next()
+
+    def blocks(self) -> Iterator[BlockRef]:
+        cursor = self._db.iter()
+        cursor.seek(b"B")
+        while (block := _block_at(cursor, None)) is not None:
+            yield block
+            cursor.next()
+
+    def stamp(self) -> bytes | None:
+        stamp: bytes | None = self._db.get(_STAMP_KEY)
+        return stamp
+
+    def put_stamp(self, stamp: bytes) -> None:
+        self._db.put(_STAMP_KEY, stamp, write_opt=self._synced)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _summary(self, ledger_id: int) -> Summary:
+        value = self._db.get(_LEDGER_KEY.pack(b"S", ledger_id))
+        return Summary() if value is None else Summary(*_SUMMARY.unpack(value))
+
+    @staticmethod
+    def _containing(cursor: Any, ledger_id: int, entry_id: int, longest: int) -> BlockRef | None:
+        """Floor search: from the last block that begins at or below `entry_id` back to the last that could reach it."""
+        cursor.seek_for_prev(_BLOCK_KEY.pack(b"B", ledger_id, entry_id, _MAX, _MAX))
+        while (block := _block_at(cursor, ledger_id)) is not None and block.first_entry_id + longest > entry_id:
+            if block.last_entry_id >= entry_id:
+                return block
+            cursor.prev()
+        return None
+
+
+def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:
+    """The block under the cursor, if it is one of this ledger (of any, if None)."""
+    if not cursor.valid():
+        return None
+    key = cursor.key()
+    if key[:1] != b"B":
+        return None
+    _, found_id, first_entry_id, log_id, offset = _BLOCK_KEY.unpack(key)
+    if ledger_id is not None and found_id != ledger_id:
+        return None
+    length, last_entry_id = _BLOCK_VALUE.unpack(cursor.value())
+    return BlockRef(found_id, first_entry_id, last_entry_id, log_id, offset, length)
