@@ -14,7 +14,8 @@ import errno
 import random
 from collections.abc import Callable, Sequence
 
-from cepheid_bookie import Bookie, BookieSettings
+from cepheid_bookie.bookie import Bookie
+from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_metadata import LedgerIds, ledger_records
@@ -57,6 +58,8 @@ def bookie_settings(bookie_id: str) -> BookieSettings:
         min_free_journal_bytes=0,
         min_free_data_bytes=0,
         retry_s=0.2,
+        loaded_ledgers=4,
+        disk_check_interval_s=0.2,
     )
 
 
@@ -121,6 +124,7 @@ class SimBookie:
             node.crash()
             return
         self.bookie = bookie
+        bookie.on_failed = self._on_failed
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, probe)
 
@@ -138,6 +142,12 @@ class SimBookie:
         """From outside, between two steps of the process."""
         self.power_lost = power
         self.node.crash()
+
+    def _on_failed(self, error: BaseException) -> None:
+        """The bookie gave up: its process ends, and is started again, a moment later."""
+        self._history.note(f"{self.id} failed: {error!r}")
+        node = self.node
+        self._loop.call_later(0.01, node.crash)
 
     def _after_crash(self) -> None:
         power, self.power_lost = self.power_lost, False

@@ -59,9 +59,7 @@ class Node:
 
     def resume(self) -> None:
         self.paused = False
-        loop = asyncio.get_running_loop()
-        for handle in self.held:
-            loop.call_soon(handle._run, context=self.context)  # type: ignore[attr-defined]
+        asyncio.get_running_loop()._ready.extend(self.held)  # type: ignore[attr-defined]
         self.held.clear()
 
 

@@ -28,10 +28,12 @@ from cepheid_rpc import (
     AddRequest,
     AddSource,
     BookieUnavailableError,
+    DigestMismatchError,
     EntryGroup,
     ExplicitLac,
     LacAnswer,
     LacRequest,
+    MalformedGroupError,
     ReadAnswer,
     ReadRequest,
     Status,
@@ -60,13 +62,27 @@ class Host:
         self.node = node
         self.bookie = bookie
 
+    def add(self, requests: Sequence[AddRequest], on_answers: Callable[[Sequence[AddAnswer]], None]) -> None:
+        """As the gRPC server does: what was damaged on its way is refused at the door."""
+        good: list[AddRequest] = []
+        for request in requests:
+            group = request.group
+            try:
+                group.verify()
+            except (DigestMismatchError, MalformedGroupError):
+                on_answers([AddAnswer(group.ledger_id, group.first_entry_id, group.last_entry_id, Status.BAD_DIGEST)])
+            else:
+                good.append(request)
+        if good:
+            self.bookie.add(good, on_answers)
+
 
 class Network:
     def __init__(self, plan: FaultPlan) -> None:
         self.plan = plan
         self.hosts: dict[str, Host] = {}
-        self._blocked: dict[tuple[str, str], None] = {}
-        self._held: list[tuple[tuple[str, str], Callable[[], None]]] = []
+        self._blocked: dict[tuple[str, str, str], None] = {}
+        self._held: list[tuple[tuple[str, str, str], Callable[[], None]]] = []
         self._streams: list[SimAddStream] = []
         self._calls: list[_Call] = []
 
@@ -85,24 +101,29 @@ class Network:
             if host is not None and wire.host is host:
                 wire.break_off(f"{bookie_id} ended", 0.0 if noticed else self.plan.faults.silence_s)
 
-    def block(self, sender: str, receiver: str) -> None:
-        self._blocked[(sender, receiver)] = None
+    def block(self, sender: str, receiver: str, kind: str = "") -> None:
+        """Holds back messages from now on: all, or those of one kind (add, lac, fence, read, recovery read, … answer)."""
+        self._blocked[(sender, receiver, kind)] = None
 
-    def unblock(self, sender: str, receiver: str) -> None:
-        self._blocked.pop((sender, receiver), None)
+    def unblock(self, sender: str, receiver: str, kind: str = "") -> None:
+        self._blocked.pop((sender, receiver, kind), None)
         held, self._held = self._held, []
-        for pair, deliver in held:
-            if pair in self._blocked:
-                self._held.append((pair, deliver))
+        for message, deliver in held:
+            if self.is_blocked(*message):
+                self._held.append((message, deliver))
             else:
                 deliver()
 
-    def blocked(self) -> list[tuple[str, str]]:
-        return list(self._blocked)
+    def is_blocked(self, sender: str, receiver: str, kind: str) -> bool:
+        return (sender, receiver, kind) in self._blocked or (sender, receiver, "") in self._blocked
+
+    def held(self, kind: str) -> int:
+        """How many messages of a kind wait for an end of a partition."""
+        return sum(message[2] == kind for message, _ in self._held)
 
     def heal(self) -> None:
-        for pair in self.blocked():
-            self.unblock(*pair)
+        for message in list(self._blocked):
+            self.unblock(*message)
 
     # -- for connections ------------------------------------------------------------------------------------------------
 
@@ -112,10 +133,10 @@ class Network:
             return self.plan.between(faults.late_s)
         return self.plan.between(faults.delay_s)
 
-    def pass_wire(self, sender: str, receiver: str, deliver: Callable[[], None]) -> bool:
+    def pass_wire(self, sender: str, receiver: str, kind: str, deliver: Callable[[], None]) -> bool:
         """Delivers, or holds back what runs into a partition; tells which."""
-        if (sender, receiver) in self._blocked:
-            self._held.append(((sender, receiver), deliver))
+        if self._blocked and self.is_blocked(sender, receiver, kind):
+            self._held.append(((sender, receiver, kind), deliver))
             return False
         deliver()
         return True
@@ -150,10 +171,11 @@ class SimConnections:
 class _Wire:
     """What add streams and calls share: two ends, one incarnation of the server, messages in order, an end."""
 
-    def __init__(self, network: Network, node: Node, bookie_id: str) -> None:
+    def __init__(self, network: Network, node: Node, bookie_id: str, kind: str) -> None:
         self.network = network
         self.node = node
         self.bookie_id = bookie_id
+        self.kind = kind
         self.host: Host | None = network.hosts.get(bookie_id)
         self.broken = False
         self._breaking = False
@@ -183,7 +205,7 @@ class _Wire:
             if not self._breaking and host.node.alive:
                 host.node.call_soon(act, host)
 
-        if not self.network.pass_wire(self.node.name, self.bookie_id, deliver):
+        if not self.network.pass_wire(self.node.name, self.bookie_id, self.kind, deliver):
             self._break_if_silent()
 
     def to_client(self, act: Callable[[], None]) -> None:
@@ -206,7 +228,7 @@ class _Wire:
             if not self._breaking:
                 self.node.call_soon(act)
 
-        if not self.network.pass_wire(self.bookie_id, self.node.name, deliver):
+        if not self.network.pass_wire(self.bookie_id, self.node.name, f"{self.kind} answer", deliver):
             self._break_if_silent()
 
     def _break_if_silent(self) -> None:
@@ -214,10 +236,8 @@ class _Wire:
         silence_s = self.network.plan.faults.silence_s
 
         def check() -> None:
-            if (self.node.name, self.bookie_id) in self.network.blocked() or (
-                self.bookie_id,
-                self.node.name,
-            ) in self.network.blocked():
+            network, client, bookie = self.network, self.node.name, self.bookie_id
+            if network.is_blocked(client, bookie, self.kind) or network.is_blocked(bookie, client, f"{self.kind} answer"):
                 self.break_off("silence", 0.0)
 
         self.node.call_later(silence_s, check)
@@ -244,7 +264,7 @@ class _Wire:
 
 class SimAddStream(_Wire):
     def __init__(self, network: Network, node: Node, bookie_id: str, source: AddSource) -> None:
-        super().__init__(network, node, bookie_id)
+        super().__init__(network, node, bookie_id, "add")
         self._source = source
         self._pull_due = False
         network.add_stream(self)
@@ -276,13 +296,13 @@ class SimAddStream(_Wire):
         plan = self.network.plan
         if plan.strikes("bit flipped on the wire", plan.faults.corrupt):
             requests = _with_flipped_bit(requests, plan)
-        self.to_bookie(lambda host: host.bookie.add(requests, self._answer))
+        self.to_bookie(lambda host: host.add(requests, self._answer))
         if self.host is not None and plan.strikes("add message duplicated", plan.faults.duplicate):
             self._send_again(requests, self.host)
 
     def _send_again(self, requests: tuple[AddRequest, ...], host: Host) -> None:
         def arrive() -> None:
-            host.bookie.add(requests, lambda answers: None)
+            host.add(requests, lambda answers: None)
 
         delay_s = self.network.plan.between(self.network.plan.faults.late_s)
         asyncio.get_running_loop().call_later(delay_s, arrive, context=host.node.context)
@@ -294,8 +314,8 @@ class SimAddStream(_Wire):
 class _Call(_Wire):
     """One request and its answers (one, or several for a read)."""
 
-    def __init__(self, network: Network, node: Node, bookie_id: str) -> None:
-        super().__init__(network, node, bookie_id)
+    def __init__(self, network: Network, node: Node, bookie_id: str, kind: str) -> None:
+        super().__init__(network, node, bookie_id, kind)
         self._task: asyncio.Task[Any] | None = None
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         network.add_call(self)
@@ -355,13 +375,14 @@ class SimConnection:
         return SimAddStream(self._network, self._node, self._bookie_id, source)
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
-        return await self._ask(lambda host: host.bookie.read_lac(request))
+        return await self._ask("fence" if request.fence else "lac", lambda host: host.bookie.read_lac(request))
 
     async def write_lac(self, request: ExplicitLac) -> Status:
-        return await self._ask(lambda host: host.bookie.write_lac(request))
+        return await self._ask("explicit lac", lambda host: host.bookie.write_lac(request))
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
-        call = _Call(self._network, self._node, self._bookie_id)
+        kind = "recovery read" if request.fence else "read"
+        call = _Call(self._network, self._node, self._bookie_id, kind)
 
         async def serve(host: Host) -> None:
             async for chunk in host.bookie.read(request):
@@ -378,8 +399,8 @@ class SimConnection:
     async def aclose(self) -> None:
         pass
 
-    async def _ask(self, ask: Callable[[Host], Coroutine[Any, Any, Any]]) -> Any:
-        call = _Call(self._network, self._node, self._bookie_id)
+    async def _ask(self, kind: str, ask: Callable[[Host], Coroutine[Any, Any, Any]]) -> Any:
+        call = _Call(self._network, self._node, self._bookie_id, kind)
 
         async def serve(host: Host) -> None:
             call.answer(await ask(host))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import heapq
+import warnings
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
@@ -196,6 +197,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _bury(self) -> None:
         """Closes what crashed nodes and unfinished work left behind, so that nothing of it runs or complains later."""
         self._ended = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a task that never began: its coroutine was never awaited
+            self._close_tasks()
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+
+    def _close_tasks(self) -> None:
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -209,8 +217,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             elif not task.cancelled():
                 task.exception()  # retrieved
         self._tasks.clear()
-        self._ready.clear()  # type: ignore[attr-defined]
-        self._scheduled.clear()  # type: ignore[attr-defined]
 
 
 def run_simulated(work: Coroutine[Any, Any, T], *, max_steps: int = 5_000_000) -> T:

@@ -1,0 +1,92 @@
+"""The set on which scripts and random worlds play: machines, wires, metadata, and the eyes on them, all on one virtual loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from tests.simulation.checks_ledger import LedgerRecordChecks
+from tests.simulation.cluster import SimBookie, SimBroker
+from tests.simulation.commits import CommitChecks
+from tests.simulation.faults import CALM, FaultPlan, Faults
+from tests.simulation.history import History
+from tests.simulation.log_watch import LogWatch
+from tests.simulation.node import Node, NodeCrashed
+from tests.simulation.sim_network import Network
+from tests.simulation.sim_store import SimTree
+from tests.simulation.virtual_loop import SimulationError, VirtualLoop
+
+T = TypeVar("T")
+
+
+class Stage:
+    """`play` runs a coroutine on it, once. Bookies and brokers are made by `build` and not started."""
+
+    def __init__(self, seed: str, faults: Faults = CALM, *, trace: bool = False) -> None:
+        self.random = random.Random(f"{seed}/stage")  # a str seeds by its bytes, the same in every process
+        self.plan = FaultPlan(f"{seed}/faults", faults)
+        self.loop = VirtualLoop()
+        self.history = History(self.loop)
+        if trace:
+            self.history.trace = []
+        self.tree = SimTree()
+        self.tree.on_commit = CommitChecks(self.history, LedgerRecordChecks(self.history)).on_commit
+        self.network = Network(self.plan)
+        self.bookies: dict[str, SimBookie] = {}
+        self.brokers: dict[str, SimBroker] = {}
+        self._context = contextvars.copy_context()
+
+    def play(self, script: Coroutine[Any, Any, T]) -> T:
+        """Raises InvariantViolation or SimulationError."""
+        with LogWatch(self.history, self.loop):
+            return self.loop.run(script)
+
+    def build(self, bookies: int, brokers: Sequence[str] = ("east", "west")) -> None:
+        names = [f"b{number}" for number in range(1, bookies + 1)]
+        self.bookies = {
+            name: SimBookie(name, self.network, self.plan, self.history, on_down=self.on_bookie_down, on_fence=self.on_fence)
+            for name in names
+        }
+        self.brokers = {name: SimBroker(name, self.tree, self.network, self.plan, self.history, names) for name in brokers}
+
+    def on_bookie_down(self, bookie: SimBookie) -> None:
+        """A bookie's process or machine ended. Scripts start it again when they want to."""
+
+    def on_fence(self, bookie: SimBookie) -> None:
+        """A bookie is about to answer its first fence of some ledger."""
+
+    def spawn(self, node: Node, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Work of a process. A crash inside ends the process; anything else unexpected ends the run."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except NodeCrashed:
+                node.crash()
+            except Exception as error:
+                self._fail(f"{name} of {node.name}", error)
+
+        return node.start(guarded(), name=name)
+
+    def start_outside(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Work of no process."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._fail(name, error)
+
+        return self.loop.create_task(guarded(), name=name, context=self._context)
+
+    def later(self, delay_s: float, act: Callable[[], object]) -> None:
+        """Does something outside of all processes, whoever asks for it."""
+        self.loop.call_later(delay_s, act, context=self._context)
+
+    def _fail(self, who: str, error: Exception) -> None:
+        if self.loop.failure is None:
+            self.loop.failure = SimulationError(f"{who} failed: {error!r}")
+            self.loop.failure.__cause__ = error
