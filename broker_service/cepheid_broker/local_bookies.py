@@ -1,0 +1,149 @@
+"""The storage nodes of a standalone process: N bookies, each with its directory, reached in-process and served over gRPC.
+
+    data/bookie-1/{journal,logs,index}    data/bookie-2/…         cookies and registrations in metadata
+
+Rule 1: a bookie is registered after it serves in-process; its network address joins the registration when that port is open.
+Rule 2: when one fails for good the process ends: restarting replays what is really on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cepheid_bookie import Bookie, BookieSettings, Cookie, RealDisk
+from cepheid_metadata import (
+    BookieCookie,
+    BookieRegistration,
+    MetadataStore,
+    Records,
+    available_bookies,
+    bookie_cookies,
+)
+from cepheid_ports import Ports
+from cepheid_rpc import BookieConnection
+
+if TYPE_CHECKING:
+    from cepheid_bookie.grpc_server import BookieServer
+
+log = logging.getLogger(__name__)
+
+
+class MetadataCookies:
+    """Bookies' cookies as records of the metadata store."""
+
+    def __init__(self, records: Records[str, BookieCookie]) -> None:
+        self._records = records
+
+    async def load(self, bookie_id: str) -> Cookie | None:
+        found = await self._records.get(bookie_id)
+        if found is None:
+            return None
+        record = found.record
+        return Cookie(record.bookie_id, record.cluster_id, record.incarnation, record.layout_version)
+
+    async def create(self, cookie: Cookie) -> None:
+        record = BookieCookie(
+            layout_version=cookie.format_version,
+            bookie_id=cookie.bookie_id,
+            incarnation=cookie.incarnation,
+            cluster_id=cookie.cluster_id,
+            directories={},
+        )
+        await self._records.create(cookie.bookie_id, record)
+
+
+class LocalBookies:
+    """Made by `open`; closes what it opened. Implements `BookieConnections` of the ledger client."""
+
+    def __init__(self, store: MetadataStore, bookies: Sequence[Bookie]) -> None:
+        self._registrations = available_bookies(store)
+        self._bookies = {bookie.settings.bookie_id: bookie for bookie in bookies}
+        self._connections: dict[str, BookieConnection] = {name: bookie.connection() for name, bookie in self._bookies.items()}
+        self._servers: list[BookieServer] = []
+
+    @classmethod
+    async def open(
+        cls,
+        data_dir: Path,
+        count: int,
+        cluster_id: str,
+        store: MetadataStore,
+        ports: Ports,
+        on_failed: Callable[[BaseException], None],
+    ) -> LocalBookies:
+        """Opens bookies 1..`count` below `data_dir` and registers them. Closes those that opened when one does not."""
+        cookies = MetadataCookies(bookie_cookies(store))
+        opened = await asyncio.gather(
+            *(_open_bookie(data_dir, number, cluster_id, cookies, ports) for number in range(1, count + 1)),
+            return_exceptions=True,
+        )
+        bookies = [bookie for bookie in opened if isinstance(bookie, Bookie)]
+        failures = [failure for failure in opened if isinstance(failure, BaseException)]
+        if failures:
+            await asyncio.gather(*(bookie.aclose() for bookie in bookies))
+            raise failures[0]
+        for bookie in bookies:
+            bookie.on_failed = on_failed
+        local = cls(store, bookies)
+        for bookie in bookies:
+            await local._registrations.create(bookie.settings.bookie_id, local._registration(bookie, {}), ephemeral=True)
+        return local
+
+    def __repr__(self) -> str:
+        return f"<LocalBookies {list(self._bookies.values())}>"
+
+    def get(self, bookie_id: str) -> BookieConnection:
+        """The in-process connection. An id that metadata names and nobody here has is a wrong data directory."""
+        connection = self._connections.get(bookie_id)
+        if connection is None:
+            from cepheid_rpc import BookieUnavailableError
+
+            raise BookieUnavailableError(f"bookie {bookie_id} is not one of {', '.join(self._connections)}", bookie=bookie_id)
+        return connection
+
+    def writable(self) -> list[str]:
+        """Ids of the bookies that take new ledgers."""
+        return [name for name, bookie in self._bookies.items() if bookie.writable]
+
+    def bookies(self) -> list[Bookie]:
+        return list(self._bookies.values())
+
+    async def serve(self, host: str, first_port: int) -> None:
+        """Opens a gRPC port for each bookie, `first_port` and the ones behind it (0: any), and registers the addresses."""
+        from cepheid_bookie.grpc_server import BookieServer
+
+        for place, (name, bookie) in enumerate(self._bookies.items()):
+            server = BookieServer(bookie, host, first_port + place if first_port else 0)
+            await server.start()
+            self._servers.append(server)
+            found = await self._registrations.get(name)
+            assert found is not None, f"{name} is registered since it opened"
+            addresses = {"grpc": f"{host}:{server.port}"}
+            await self._registrations.replace(name, self._registration(bookie, addresses), found.version)
+
+    async def aclose(self) -> None:
+        """Stops serving, then syncs and closes every bookie; the first failure is raised after all were tried."""
+        outcomes: list[Any] = []
+        for group in (self._servers, self._connections.values(), self._bookies.values()):
+            outcomes += await asyncio.gather(*(part.aclose() for part in group), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    @staticmethod
+    def _registration(bookie: Bookie, addresses: dict[str, str]) -> BookieRegistration:
+        return BookieRegistration(bookie_id=bookie.settings.bookie_id, incarnation=bookie.cookie.incarnation, addresses=addresses)
+
+
+async def _open_bookie(data_dir: Path, number: int, cluster_id: str, cookies: MetadataCookies, ports: Ports) -> Bookie:
+    from cepheid_bookie.rocks_index import RocksBlockIndex
+
+    directory = data_dir / f"bookie-{number}"
+    disk = RealDisk(directory)
+    index = RocksBlockIndex(directory / "index")
+    settings = BookieSettings(bookie_id=f"bookie-{number}", cluster_id=cluster_id)
+    return await Bookie.open(settings, disk, index, ports, cookies=cookies)
