@@ -28,9 +28,20 @@ FAST = LedgerSettings(
 )
 
 
+class ChosenPlacement(RandomPlacement):
+    """Takes `next_ensemble` once, if a test has set it."""
+
+    next_ensemble: tuple[str, ...] | None = None
+
+    def new_ensemble(self, size: int) -> tuple[str, ...]:
+        chosen, self.next_ensemble = self.next_ensemble, None
+        return chosen or super().new_ensemble(size)
+
+
 @dataclass
 class LedgerWorld:
     cluster: MemoryCluster
+    placement: ChosenPlacement
     tree: MemoryTree
     store: Any
     records: Records[int, LedgerMetadata]
@@ -39,6 +50,11 @@ class LedgerWorld:
     async def create(self, size: int = 3, ack_quorum: int = 2) -> LedgerWriter:
         return await self.client.create(ensemble_size=size, write_quorum=size, ack_quorum=ack_quorum, custom={"topic": "t"})
 
+    async def create_on(self, ensemble: str, ack_quorum: int = 2) -> LedgerWriter:
+        """With these bookies, one letter each, in this order."""
+        self.placement.next_ensemble = tuple(ensemble)
+        return await self.create(len(ensemble), ack_quorum)
+
     async def record(self, ledger_id: int) -> LedgerMetadata:
         found = await self.records.get(ledger_id)
         assert found is not None
@@ -46,12 +62,12 @@ class LedgerWorld:
 
     def another_client(self, settings: LedgerSettings = FAST, seed: int = 7) -> LedgerClient:
         """Another process over the same bookies and metadata."""
-        return new_client(self.cluster, MemoryStore(self.tree), settings, seed)
+        placement = RandomPlacement(self.cluster.available, random.Random(seed))
+        return new_client(self.cluster, MemoryStore(self.tree), placement, settings)
 
 
-def new_client(cluster: Any, store: Any, settings: LedgerSettings = FAST, seed: int = 1) -> LedgerClient:
-    rng = random.Random(seed)
-    placement = RandomPlacement(cluster.available, rng)
+def new_client(cluster: Any, store: Any, placement: RandomPlacement, settings: LedgerSettings) -> LedgerClient:
+    rng = random.Random(1)
     return LedgerClient(cluster, ledger_records(store), LedgerIds(store), placement, settings, Ports(random=rng))
 
 
@@ -60,9 +76,10 @@ async def ledger_world(*bookies: str, settings: LedgerSettings = FAST, store_of:
     cluster = MemoryCluster(*(bookies or ("a", "b", "c")))
     tree = MemoryTree()
     store = store_of(tree)
-    client = new_client(cluster, store, settings)
+    placement = ChosenPlacement(cluster.available, random.Random(1))
+    client = new_client(cluster, store, placement, settings)
     try:
-        yield LedgerWorld(cluster, tree, store, ledger_records(store), client)
+        yield LedgerWorld(cluster, placement, tree, store, ledger_records(store), client)
     finally:
         await client.aclose()
 

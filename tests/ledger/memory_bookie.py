@@ -29,7 +29,8 @@ from cepheid_rpc import (
 
 class MemoryBookie:
     """Switches: `hang` (nothing is answered, adds are kept back), `down` (connections fail), `refuse` (adds get this status),
-    `drop_adds` (adds are stored but never answered), `delay_s` (of every answer)."""
+    `drop_adds` (adds are stored but never answered), `delay_s` (of every answer), `read_delay_s` (of range reads),
+    `lac_down` (LAC requests fail), `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -41,7 +42,9 @@ class MemoryBookie:
         self.down = False
         self.refuse: Status | None = None
         self.drop_adds = False
-        self.delay_s = 0.0
+        self.delay_s = self.read_delay_s = 0.0
+        self.lac_down = False
+        self.lie_about_lac: int | None = None
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
         self.lac_requests: list[LacRequest] = []
@@ -100,7 +103,8 @@ class MemoryBookie:
         held = self.entries.setdefault(group.ledger_id, {})
         for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
             entry = group.slice(entry_id, entry_id)
-            assert entry_id not in held or held[entry_id] == entry, f"{self.bookie_id}: other bytes for entry {entry_id}"
+            before = held.get(entry_id, entry)
+            assert before == entry or not is_valid(before), f"{self.bookie_id}: other bytes for entry {entry_id}"
             held[entry_id] = entry
 
     async def answer_time(self) -> None:
@@ -124,6 +128,10 @@ class MemoryBookie:
         if not entries:
             return LacAnswer(Status.NO_LEDGER if not request.fence else Status.NO_ENTRY, explicit, explicit)
         highest = entries[max(entries)]
+        if self.lie_about_lac is not None:
+            data = bytearray(highest.data)
+            data[16:24] = self.lie_about_lac.to_bytes(8, "big")
+            highest = EntryGroup(request.ledger_id, highest.first_entry_id, list(highest.ends), bytes(data))
         piggybacked = highest.header(highest.first_entry_id).last_add_confirmed
         return LacAnswer(Status.OK, max(explicit, piggybacked), explicit, highest)
 
@@ -220,10 +228,13 @@ class MemoryConnection:
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         await self._bookie.answer_time()
+        if self._bookie.lac_down:
+            raise BookieUnavailableError(f"{self.bookie_id} does not hear LAC requests")
         return self._bookie.lac(request)
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
         await self._bookie.answer_time()
+        await asyncio.sleep(self._bookie.read_delay_s)
         yield self._bookie.chunk(request)
 
     async def write_lac(self, request: ExplicitLac) -> Status:
@@ -249,6 +260,14 @@ class MemoryCluster:
 
     def available(self) -> Sequence[str]:
         return list(self.bookies)
+
+
+def is_valid(group: EntryGroup) -> bool:
+    try:
+        group.verify()
+    except DigestMismatchError:
+        return False
+    return True
 
 
 def _answer_to(request: AddRequest, status: Status) -> AddAnswer:

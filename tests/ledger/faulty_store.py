@@ -1,0 +1,61 @@
+"""A metadata session whose writes can be lost, lose their answers, or wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cepheid_metadata import MemoryStore, MemoryTree, StoreUnavailableError, Versioned
+
+
+class FaultyStore:
+    """Switches: `lose_answers` (how many writes are applied but reported as unknown), `refuse` (how many are refused
+    untouched), `unreadable` (how many reads fail), `hang` (writes wait for ever). Otherwise the store in memory."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        self._store = MemoryStore(tree)
+        self.lose_answers = 0
+        self.refuse = 0
+        self.unreadable = 0
+        self.hang = False
+        self.writes: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get(self, key: str) -> Versioned | None:
+        if self.unreadable:
+            self.unreadable -= 1
+            raise StoreUnavailableError("no connection")
+        return await self._store.get(key)
+
+    async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
+        await self._before(key)
+        made = await self._store.create(key, value, ephemeral=ephemeral, sequential=sequential)
+        self._after()
+        return made
+
+    async def put(self, key: str, value: bytes, expected_version: int) -> int:
+        await self._before(key)
+        version = await self._store.put(key, value, expected_version)
+        self._after()
+        return version
+
+    async def delete(self, key: str, expected_version: int | None) -> None:
+        await self._before(key)
+        await self._store.delete(key, expected_version)
+        self._after()
+
+    async def _before(self, key: str) -> None:
+        self.writes.append(key)
+        if self.hang:
+            await asyncio.get_running_loop().create_future()
+        if self.refuse:
+            self.refuse -= 1
+            raise StoreUnavailableError("no connection")
+        await asyncio.sleep(0)
+
+    def _after(self) -> None:
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise StoreUnavailableError("connection lost", outcome_unknown=True)
