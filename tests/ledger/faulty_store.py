@@ -9,12 +9,13 @@ from cepheid_metadata import MemoryStore, MemoryTree, StoreUnavailableError, Ver
 
 
 class FaultyStore:
-    """Switches: `lose_answers` (how many writes are applied but reported as unknown), `refuse` (how many are refused
-    untouched), `unreadable` (how many reads fail), `hang` (writes wait for ever). Otherwise the store in memory."""
+    """Switches: `lose_answers` (how many writes are applied but reported as unknown), `lose_requests` (how many are not
+    applied and reported as unknown), `refuse` (how many certainly fail), `unreadable` (how many reads fail), `hang` (writes
+    wait for ever). Otherwise the store in memory."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self._store = MemoryStore(tree)
-        self.lose_answers = 0
+        self.lose_answers = self.lose_requests = 0
         self.refuse = 0
         self.unreadable = 0
         self.hang = False
@@ -53,6 +54,9 @@ class FaultyStore:
         if self.refuse:
             self.refuse -= 1
             raise StoreUnavailableError("no connection")
+        if self.lose_requests:
+            self.lose_requests -= 1
+            raise StoreUnavailableError("connection lost", outcome_unknown=True)
         await asyncio.sleep(0)
 
     def _after(self) -> None:

@@ -1,0 +1,255 @@
+"""Reading: replicas, damage, what each error means, and never past what is confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_ledger import (
+    EntryBeyondEndError,
+    EntryUnavailableError,
+    LedgerLostError,
+    LedgerReader,
+    LedgerWriter,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+from cepheid_ledger.replica_read import ReplicaFailure, explain
+from cepheid_metadata import Fragment
+from cepheid_rpc import ReadRequest, Status
+from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
+from tests.support import run_async, wait_until
+
+
+async def written(world: LedgerWorld, count: int, ensemble: str = "abc", size: int = 1) -> LedgerWriter:
+    """A closed ledger of `count` entries, on all of its bookies."""
+    writer = await world.create_on(ensemble, ack_quorum=len(ensemble))
+    for n in range(count):
+        await append(writer, [b"%d" % (n % 10) * size])
+    await writer.close()
+    return writer
+
+
+async def reader_starting_at(world: LedgerWorld, writer: LedgerWriter, bookie: str) -> LedgerReader:
+    reader = await world.client.open_reader(writer.ledger_id)
+    reader._turn = reader.metadata.fragments[0].ensemble.index(bookie)
+    return reader
+
+
+def test_a_read_is_bounded_by_bytes_but_gives_at_least_one_entry() -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await written(world, 5, size=100)
+            reader = await world.client.open_reader(writer.ledger_id)
+            assert payloads_of(await reader.read(1, 4, max_bytes=1)) == [b"1" * 100]
+            assert len(payloads_of(await reader.read(0, 4, max_bytes=300))) == 3
+            assert len(payloads_of(await reader.read(2, 3, max_bytes=1 << 20))) == 2
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("fault", ["damaged", "missing", "down", "hang", "lost-everything"])
+def test_a_bad_replica_is_read_around(fault: str) -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await written(world, 3)
+            bad = world.cluster["a"]
+            if fault == "damaged":
+                bad.damage(writer.ledger_id, 0)
+            elif fault == "missing":
+                del bad.entries[writer.ledger_id][0]
+            elif fault == "lost-everything":
+                del bad.entries[writer.ledger_id]
+            else:
+                setattr(bad, fault, True)
+            reader = await reader_starting_at(world, writer, "a")
+            assert payloads_of(await reader.read(0, 2, max_bytes=1 << 20)) == [b"0", b"1", b"2"]
+            bad.reads.clear()
+            await reader.read(0, 2, max_bytes=1 << 20)
+            assert bad.reads == [], "the replica that answered is asked first next time"
+
+    run_async(main())
+
+
+def test_good_entries_before_a_damaged_one_are_used() -> None:
+    async def main() -> None:
+        async with ledger_world("a") as world:
+            writer = await written(world, 3, "a")
+            world.cluster["a"].damage(writer.ledger_id, 2)
+            reader = await world.client.open_reader(writer.ledger_id)
+            assert payloads_of(await reader.read(0, 2, max_bytes=1 << 20)) == [b"0", b"1"]
+            with pytest.raises(EntryUnavailableError, match="damaged"):
+                await reader.read(2, 2, max_bytes=1 << 20)
+
+    run_async(main())
+
+
+def test_a_slow_replica_gets_company() -> None:
+    async def main() -> None:
+        async with ledger_world(settings=FAST.model_copy(update={"read_timeout_s": 30.0})) as world:
+            writer = await written(world, 3)
+            world.cluster["a"].read_delay_s = 20.0
+            reader = await reader_starting_at(world, writer, "a")
+            start = asyncio.get_running_loop().time()
+            assert len(payloads_of(await reader.read(0, 2, max_bytes=1 << 20))) == 3
+            assert 0.04 < asyncio.get_running_loop().time() - start < 5
+
+    run_async(main())
+
+
+def test_readers_move_on_to_the_next_replica_after_a_while() -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await written(world, 20, size=1 << 20)
+            reader = await world.client.open_reader(writer.ledger_id)
+            for entry_id in range(20):
+                await reader.read(entry_id, entry_id, max_bytes=1)
+            reads = sorted(len(bookie.reads) for bookie in world.cluster.bookies.values())
+            assert reads == [0, 4, 16], "16 MB from one replica, then it is the turn of the next"
+
+    run_async(main())
+
+
+NO_LEDGER, NO_ENTRY, IO_ERROR = Status.NO_LEDGER, Status.NO_ENTRY, Status.IO_ERROR
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([NO_ENTRY, NO_ENTRY, NO_ENTRY], NoSuchEntryError),
+        ([NO_ENTRY, NO_LEDGER, NO_ENTRY], NoSuchEntryError),
+        ([NO_LEDGER, NO_LEDGER, NO_LEDGER], LedgerLostError),
+        ([NO_ENTRY, IO_ERROR, NO_ENTRY], EntryUnavailableError),  # it may be on the one that failed
+        ([NO_ENTRY, None, NO_LEDGER], EntryUnavailableError),  # no answer, or a damaged copy
+        ([Status.UNKNOWN] * 3, EntryUnavailableError),
+    ],
+)
+def test_only_certain_noes_of_all_replicas_mean_no(answers: list[Status | None], error: type[Exception]) -> None:
+    failures = [ReplicaFailure(bookie, "why", status) for bookie, status in zip("abc", answers, strict=True)]
+    assert type(explain(ReadRequest(1, 5, 9), failures)) is error
+
+
+def test_the_errors_come_out_of_real_reads() -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await written(world, 3)
+            for bookie in world.cluster.bookies.values():
+                del bookie.entries[writer.ledger_id][1]
+            reader = await world.client.open_reader(writer.ledger_id)
+            with pytest.raises(NoSuchEntryError):
+                await reader.read(1, 2, max_bytes=1)
+            world.cluster["b"].down = True
+            with pytest.raises(EntryUnavailableError, match="b is down"):
+                await reader.read(1, 2, max_bytes=1)
+            world.cluster["b"].down = False
+            for bookie in world.cluster.bookies.values():
+                del bookie.entries[writer.ledger_id]
+            with pytest.raises(LedgerLostError):
+                await reader.read(0, 2, max_bytes=1)
+            await world.client.delete(writer.ledger_id)
+            with pytest.raises(NoSuchLedgerError):
+                await reader.read(0, 2, max_bytes=1)
+
+    run_async(main())
+
+
+def test_a_reader_follows_its_own_process_writer_exactly() -> None:
+    """Entries above LAC are on the bookies already and must not be given out (L9)."""
+
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await world.create()
+            reader = await world.client.open_reader(writer.ledger_id)
+            await append(writer, [b"0"])
+            assert payloads_of(await reader.read(0, 99, max_bytes=1 << 20)) == [b"0"]
+            for bookie in "ab":
+                world.cluster[bookie].drop_adds = True
+            pending = append(writer, [b"1"])
+            await wait_until(lambda: world.cluster["c"].ids(writer.ledger_id) == [0, 1])
+            with pytest.raises(EntryBeyondEndError):
+                await reader.read(1, 1, max_bytes=1)
+            assert payloads_of(await reader.read(0, 99, max_bytes=1 << 20)) == [b"0"]
+            await asyncio.gather(pending, return_exceptions=True)
+
+    run_async(main())
+
+
+def test_a_reader_elsewhere_learns_lac_from_bookies_and_the_end_from_metadata() -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await world.create_on("abc", ack_quorum=3)
+            other = world.another_client()
+            reader = await other.open_reader(writer.ledger_id)
+            with pytest.raises(EntryBeyondEndError):
+                await reader.read(0, 0, max_bytes=1)
+            await append(writer, [b"0"])
+            await append(writer, [b"1"])
+            world.cluster["a"].down = True
+            assert await reader.read_lac() == 0, "the LAC in the newest entry"
+            assert payloads_of(await reader.read(0, 9, max_bytes=1 << 20)) == [b"0"]
+            world.cluster["b"].explicit_lacs[writer.ledger_id] = 1
+            assert await reader.read_lac() == 1, "told by the writer while it was idle"
+            world.cluster["b"].down = True
+            assert await reader.read_lac() == 1, "it never falls"
+            world.cluster["a"].down = world.cluster["b"].down = False
+            await append(writer, [b"2"])
+            await writer.close()
+            assert payloads_of(await reader.read(2, 9, max_bytes=1 << 20)) == [b"2"]
+            await other.aclose()
+
+    run_async(main())
+
+
+def test_a_read_stops_at_the_end_of_a_fragment() -> None:
+    async def main() -> None:
+        async with ledger_world("a", "b", "c", "d", "e", "f") as world:
+            writer = await written(world, 4)
+            await change_fragments(world, writer, {0: "abc", 2: "def"})
+            for bookie in "def":
+                world.cluster[bookie].hold(*world.cluster["a"].entries[writer.ledger_id].values())
+            reader = await world.client.open_reader(writer.ledger_id)
+            assert payloads_of(await reader.read(0, 3, max_bytes=1 << 20)) == [b"0", b"1"]
+            for bookie in "abc":
+                world.cluster[bookie].down = True
+            assert payloads_of(await reader.read(2, 3, max_bytes=1 << 20)) == [b"2", b"3"]
+
+    run_async(main())
+
+
+def test_entries_that_repair_has_moved_are_found() -> None:
+    async def main() -> None:
+        async with ledger_world("a", "d") as world:
+            writer = await written(world, 2, "a")
+            reader = await world.client.open_reader(writer.ledger_id)
+            world.cluster["d"].hold(*world.cluster["a"].entries.pop(writer.ledger_id).values())
+            await change_fragments(world, writer, {0: "d"})
+            assert payloads_of(await reader.read(0, 1, max_bytes=1 << 20)) == [b"0", b"1"]
+
+    run_async(main())
+
+
+async def change_fragments(world: LedgerWorld, writer: LedgerWriter, fragments: dict[int, str]) -> None:
+    found = await world.records.get(writer.ledger_id)
+    assert found is not None
+    changed = tuple(Fragment(first_entry_id=first, ensemble=tuple(ensemble)) for first, ensemble in fragments.items())
+    await world.records.replace(writer.ledger_id, found.record.replace(fragments=changed), found.version)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_read_cancelled_anywhere_leaves_no_task(turns: int) -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await written(world, 3)
+            world.cluster["a"].read_delay_s = world.cluster["b"].read_delay_s = 0.01
+            reader = await world.client.open_reader(writer.ledger_id)
+            before = len(asyncio.all_tasks())
+            read = asyncio.create_task(reader.read(0, 2, max_bytes=1 << 20))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            read.cancel()
+            await asyncio.gather(read, return_exceptions=True)
+            assert len(asyncio.all_tasks()) == before
+            assert len(payloads_of(await reader.read(0, 2, max_bytes=1 << 20))) == 3
+
+    run_async(main())

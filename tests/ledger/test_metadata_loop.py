@@ -1,0 +1,120 @@
+"""The compare-and-set loop: conflicts and unknown outcomes are decided anew from what is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from cepheid_ledger import LedgerFencedError, NoSuchLedgerError
+from cepheid_ledger.metadata_edits import in_recovery
+from cepheid_ledger.metadata_loop import change_ledger, read_ledger
+from cepheid_metadata import LedgerMetadata, LedgerState, StoreUnavailableError
+from tests.ledger.faulty_store import FaultyStore
+from tests.ledger.ledger_world import FAST, LedgerWorld, ledger_world
+from tests.support import run_async
+
+
+def plan(ledger: LedgerMetadata) -> LedgerMetadata | None:
+    if ledger.is_closed:
+        raise LedgerFencedError("somebody was first")
+    return in_recovery(ledger) if ledger.state is LedgerState.OPEN else None
+
+
+async def setting(world: LedgerWorld) -> int:
+    return (await world.create()).ledger_id
+
+
+def test_a_change_is_made_once_and_its_version_returned() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            changed = await change_ledger(world.records, found, plan, FAST)
+            assert changed == await world.records.get(found.record.ledger_id)
+            assert changed.record.state is LedgerState.IN_RECOVERY
+
+    run_async(main())
+
+
+def test_a_conflict_is_decided_from_the_new_value() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            await world.records.replace(found.record.ledger_id, in_recovery(found.record), found.version)
+            assert (await change_ledger(world.records, found, plan, FAST)).version == found.version + 1, "nothing was needed"
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("unreadable", [0, 3])
+def test_an_unknown_outcome_is_read_again_until_it_is_known(applied: bool, unreadable: int) -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            world.store.lose_answers = 1 if applied else 0
+            world.store.lose_requests = 0 if applied else 1
+            world.store.unreadable = unreadable
+            changed = await change_ledger(world.records, found, plan, FAST)
+            assert changed.record.state is LedgerState.IN_RECOVERY
+            assert changed.version == found.version + 1, "applied exactly once"
+
+    run_async(main())
+
+
+def test_a_certain_refusal_is_the_callers() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            world.store.refuse = 1
+            with pytest.raises(StoreUnavailableError):
+                await change_ledger(world.records, found, plan, FAST)
+
+    run_async(main())
+
+
+def test_a_store_that_stays_unreadable_ends_in_a_timeout() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            world.store.lose_answers, world.store.unreadable = 1, 1_000_000
+            with pytest.raises(TimeoutError):
+                await change_ledger(world.records, found, plan, FAST.model_copy(update={"metadata_timeout_s": 0.05}))
+
+    run_async(main())
+
+
+def test_a_deleted_ledger_is_named() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            await world.records.delete(found.record.ledger_id, None)
+            with pytest.raises(NoSuchLedgerError):
+                await change_ledger(world.records, found, plan, FAST)
+            with pytest.raises(NoSuchLedgerError):
+                await read_ledger(world.records, found.record.ledger_id)
+
+    run_async(main())
+
+
+def test_creation_recognises_its_own_record_by_the_token() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            await world.create()
+            world.store.lose_answers = 1
+            writer = await world.create()
+            assert writer.ledger_id == 2, "the record of the lost answer is ours: no second id"
+
+    run_async(main())
+
+
+def test_creation_takes_another_id_when_the_record_is_not_ours() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            foreign = (await world.create()).metadata
+            await world.records.create(2, foreign.replace(ledger_id=2))
+            writer = await world.create()
+            assert writer.ledger_id == 3
+            assert (await world.record(2)).creation_token == foreign.creation_token
+            world.store.lose_requests = 1  # nothing came of it: a new id, and never two ledgers
+            assert (await world.create()).ledger_id == 5
+
+    run_async(main())

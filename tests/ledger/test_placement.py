@@ -1,0 +1,53 @@
+"""Choosing bookies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from cepheid_ledger import NotEnoughBookiesError, RandomPlacement
+from tests.support import run_async
+
+
+def placement(bookies: str, quarantine_s: float = 10.0) -> RandomPlacement:
+    return RandomPlacement(lambda: list(bookies), random.Random(1), quarantine_s)
+
+
+def test_ensembles_are_distinct_and_spread_evenly() -> None:
+    chooser = placement("abcde")
+    ensembles = [chooser.new_ensemble(3) for _ in range(1_000)]
+    assert all(len(set(ensemble)) == 3 for ensemble in ensembles)
+    counts = Counter(bookie for ensemble in ensembles for bookie in ensemble)
+    assert all(500 < counts[bookie] < 700 for bookie in "abcde")
+
+
+def test_the_same_generator_chooses_the_same() -> None:
+    assert [placement("abcde").new_ensemble(3)] * 2 == [placement("edcba").new_ensemble(3) for _ in range(2)]
+
+
+def test_too_few_bookies_are_an_error_with_numbers() -> None:
+    with pytest.raises(NotEnoughBookiesError, match="needs 3 bookies, 2 are available"):
+        placement("ab").new_ensemble(3)
+
+
+def test_a_quarantined_bookie_is_chosen_only_when_it_must_be() -> None:
+    async def main() -> None:
+        chooser = placement("abcd", quarantine_s=0.05)
+        chooser.quarantine("b")
+        assert all("b" not in chooser.new_ensemble(3) for _ in range(50))
+        assert "b" in chooser.new_ensemble(4)
+        assert chooser.replacement(["a", "c"], ["d"]) == "b"
+        assert chooser.replacement(["a", "c"], []) == "d"
+        await asyncio.sleep(0.06)
+        assert any("b" in chooser.new_ensemble(3) for _ in range(50))
+
+    run_async(main())
+
+
+def test_a_replacement_is_outside_of_what_is_excluded() -> None:
+    chooser = placement("abcd")
+    assert {chooser.replacement(["a"], ["b"]) for _ in range(50)} == {"c", "d"}
+    assert chooser.replacement(["a", "b"], ["c", "d"]) is None

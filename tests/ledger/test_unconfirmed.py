@@ -1,0 +1,54 @@
+"""The queue of what is sent and not confirmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cepheid_ledger import LedgerClosedError, LedgerError
+from cepheid_ledger.unconfirmed import Unconfirmed
+from cepheid_rpc import EntryGroup, encode_group
+
+
+def queue_of(*ranges: tuple[int, int]) -> tuple[Unconfirmed, list[Any]]:
+    queue, seen = Unconfirmed(), []
+    for first, last in ranges:
+        queue.push(last, encode_group(7, first, -1, 0, [b"x"] * (last - first + 1)), seen.append)
+    return queue, seen
+
+
+def ids(groups: list[EntryGroup]) -> list[tuple[int, int]]:
+    return [(group.first_entry_id, group.last_entry_id) for group in groups]
+
+
+def test_groups_are_answered_whole_and_in_order() -> None:
+    queue, seen = queue_of((0, 2), (3, 3), (4, 6))
+    queue.complete_through(1)
+    assert seen == []
+    queue.complete_through(5)
+    assert ids(seen) == [(0, 2), (3, 3)]
+    assert (len(queue), queue.size_bytes) == (1, 3 * 37)
+    assert queue.first is not None
+    assert queue.first.first_entry_id == 4
+
+
+def test_a_view_shows_exactly_the_entries_asked_for_as_sent() -> None:
+    queue, _ = queue_of((0, 2), (3, 3), (4, 6))
+    assert ids(queue.view(1, 5)) == [(1, 2), (3, 3), (4, 5)]
+    assert ids(queue.view(4, 6)) == [(4, 6)]
+    for group in queue.view(1, 5):
+        group.verify()
+
+
+def test_what_is_pushed_by_a_callback_is_answered_later() -> None:
+    queue, seen = queue_of((0, 0))
+
+    def push_more(outcome: EntryGroup | LedgerError) -> None:
+        seen.append(outcome)
+        queue.push(2, encode_group(7, 2, -1, 0, [b"x"]), seen.append)
+
+    queue.push(1, encode_group(7, 1, -1, 0, [b"x"]), push_more)
+    queue.complete_through(1)
+    assert ids(seen) == [(0, 0), (1, 1)]
+    queue.fail(LedgerClosedError("over"))
+    assert isinstance(seen[2], LedgerClosedError)
+    assert (len(queue), queue.size_bytes) == (0, 0)
