@@ -22,6 +22,7 @@ from cepheid_ledger.errors import (
 )
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter, WriterPhase
+from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import assert_legal_change
 from cepheid_ledger.placement import Placement, RandomPlacement
 from cepheid_ledger.settings import LedgerSettings
@@ -56,5 +57,6 @@ __all__ = [
     "WriterPhase",
     "assert_legal_change",
     "check_end",
+    "master_key_of",
     "readable_end",
 ]
