@@ -4,6 +4,8 @@ from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.bookie import Bookie, BookieState
 from cepheid_bookie.cookie import Cookie, CookieRecords
 from cepheid_bookie.disk import Disk, DiskFile, RealDisk
+from cepheid_bookie.garbage_collection import GarbageCollector, LedgersInMetadata
+from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.statistics import BookieStatistics
 
@@ -18,5 +20,9 @@ __all__ = [
     "CookieRecords",
     "Disk",
     "DiskFile",
+    "GarbageCollector",
+    "LedgersInMetadata",
+    "MetadataCookies",
+    "MetadataLedgers",
     "RealDisk",
 ]

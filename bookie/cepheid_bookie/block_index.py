@@ -4,8 +4,8 @@
     record   ledger id → LedgerRecord
     summary  ledger id → (largest last entry id, longest block in entries), kept by the index itself
 
-Blocks of one ledger may overlap (entries sent again, recovery) and leave gaps. A block holds every id of its range, so a block whose
-range contains an id has the entry.
+Blocks of one ledger may overlap (entries sent again, recovery) and leave gaps between them. A block holds every id of its range, so
+a block whose range contains an id has the entry.
 
 Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
 Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).

@@ -38,7 +38,7 @@ from cepheid_bookie.ledger_table import LedgerTable
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, check_identity, replay
 from cepheid_bookie.settings import BookieSettings
-from cepheid_bookie.statistics import BookieStatistics
+from cepheid_bookie.statistics import BookieStatistics, take_statistics
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Ports, Worker
 from cepheid_rpc import (
@@ -187,9 +187,10 @@ class Bookie:
     # adds
 
     def add(self, requests: Sequence[AddRequest], on_answers: OnAnswers) -> None:
-        """Admits groups (verified by whoever took them from a network) in one step; answers after the journal's sync, never within this call.
+        """Admits groups (verified by whoever took them from a network) in one step; answers after the journal's sync.
 
-        One call of `on_answers` per journal batch; what adjoins is joined. For one ledger answers come in the order of requests.
+        Never answers within this call; one call of `on_answers` per journal batch, what adjoins is joined. For one ledger
+        answers come in the order of requests.
         """
         if self.state is BookieState.SERVING:
             self._admission.add(requests, on_answers)
@@ -325,9 +326,12 @@ class Bookie:
     # end
 
     async def checkpoint(self) -> None:
-        """Returns when everything admitted so far is in entry log and index, and the mark says so; raises if the bookie fails."""
-        while self.failure is None and not (self._journal.idle and self._checkpointer.clean):
-            await self._synced()
+        """Returns when everything durable by now is in entry log and index, and the mark says so; raises what prevents it."""
+        await self._synced()
+        target = self._journal.durable
+        while self.failure is None and (
+            self._checkpointer.mark < target or (self.state is BookieState.CLOSING and not self._checkpointer.clean)
+        ):
             await self._checkpointer.run()
         if self.failure is not None:
             raise self.failure
@@ -389,43 +393,20 @@ class Bookie:
         return self._ports.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
 
     def statistics(self) -> BookieStatistics:
-        adds, journal, reads = self._admission.counters, self._journal, self._reader.counters
-        return BookieStatistics(
+        """Counters since the start and gauges as of now."""
+        return take_statistics(
             state=self.state.value,
             writable=self.writable,
-            groups_added=adds.groups,
-            entries_added=adds.entries,
-            bytes_added=adds.bytes,
-            adds_refused=adds.refused,
-            adds_fenced=adds.fenced,
-            adds_overloaded=adds.overloaded,
-            adds_no_space=adds.no_space,
-            waiting_bytes=self._admission.waiting_bytes,
-            journal_batches=journal.written_batches,
-            journal_records=journal.written_records,
-            journal_bytes=journal.written_bytes,
-            journal_refused_batches=journal.refused_batches,
-            journal_queued_bytes=journal.queued_bytes,
-            journal_sync_seconds=journal.sync_seconds,
-            journal_durable_sequence=journal.durable.sequence,
-            cache_bytes=self._cache.used_bytes,
-            flushes=self._checkpointer.flushes,
-            failed_flushes=self._checkpointer.failed_flushes,
-            flushed_bytes=self._checkpointer.flushed_bytes,
-            mark_sequence=self._checkpointer.mark.sequence,
-            read_requests=reads.requests,
-            read_cache_chunks=reads.cache_chunks,
-            read_disk_chunks=reads.disk_chunks,
-            read_disk_blocks=reads.disk_blocks,
-            read_disk_bytes=reads.disk_bytes,
-            read_unreadable_blocks=reads.unreadable_blocks,
-            reads_refused=reads.refused,
             open_reads=self._open_reads,
-            ledgers=len(self._ledgers.ids()),
-            ledgers_loaded=self._ledgers.loaded_count,
-            fences=self._access.fences,
-            free_journal_bytes=self._space.free_journal_bytes,
-            free_data_bytes=self._space.free_data_bytes,
+            admission=self._admission,
+            journal=self._journal,
+            cache=self._cache,
+            checkpointer=self._checkpointer,
+            reads=self._reader.counters,
+            ledgers=self._ledgers,
+            access=self._access,
+            deletion=self._deletion,
+            space=self._space,
         )
 
 

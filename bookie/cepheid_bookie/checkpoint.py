@@ -9,9 +9,9 @@
     C6 save M (synced, renamed, directory synced)
     C7 delete journal segments wholly below the older of the two saved marks
 
-Rule 1: M is taken before the swap and never again: whatever is admitted later is in the other half, and above M or without an answer.
+Rule 1: M is taken before the swap and never again: what is admitted later is in the other half, and above M or without an answer.
 Rule 2: an empty cache is no empty checkpoint: fences and LACs are dirty records, and written before M is saved.
-Rule 3: one checkpoint at a time. A flush that failed keeps its half and its M: a full disk is retried, anything else stops the bookie.
+Rule 3: one checkpoint at a time. A failed flush keeps its half and its M: a full disk is retried, anything else stops the bookie.
 Rule 4: C7 only after C6 is durable.
 """
 

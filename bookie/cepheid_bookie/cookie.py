@@ -1,10 +1,10 @@
-"""Who these directories belong to. A bookie that lost a disk must not start as if it were whole: it would deny what it acknowledged.
+"""Whose directories these are. A bookie that lost a disk must not start as if it were whole: it would deny what it acknowledged.
 
     VERSION file in journal and data directory, stamp in the index      cookie in metadata
     all stamped alike                                                   the same              → start
     all unstamped and empty (or a stamping cut short)                   none                  → new bookie: stamp
     anything unstamped, changed, or of another incarnation              present               → refuse: its data is gone
-    stamped, with data                                                  none                  → refuse: another cluster, or removed by hand
+    stamped, with data                                                  none                  → refuse: other cluster, or removed
 
 Stamping goes directories first, metadata last: what a crash leaves is provably new and empty, and starts.
 """
@@ -103,14 +103,15 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
         _check_owner(mine, recorded, "metadata")
         if bare:
             raise _refuse(
-                f"metadata knows bookie {mine.bookie_id} (incarnation {recorded.incarnation}), but {', '.join(bare)} is not stamped: "
-                "its data is gone",
+                f"metadata knows bookie {mine.bookie_id} (incarnation {recorded.incarnation}), "
+                f"but {', '.join(bare)} is not stamped: its data is gone",
                 "bring back the directory, or start this machine under a new bookie id and let the ledgers be repaired",
             )
         assert known is not None
         if known.incarnation != recorded.incarnation:
             raise _refuse(
-                f"metadata knows incarnation {recorded.incarnation} of bookie {mine.bookie_id}, the directories are {known.incarnation}",
+                f"metadata knows incarnation {recorded.incarnation} of bookie {mine.bookie_id}, "
+                f"the directories are of {known.incarnation}",
                 "bring back the right directories, or start this machine under a new bookie id",
             )
         return known, False

@@ -1,4 +1,4 @@
-"""The disk port: the only module of the storage node that opens files. The simulator brings a disk that forgets what was not synced.
+"""The disk port: the only module of the storage node that opens files. The simulator's disk forgets what was not synced.
 
 Every call blocks: call them in a `Worker`, or at start and stop only. Paths are relative to the disk's root.
 

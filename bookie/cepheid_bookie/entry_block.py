@@ -31,7 +31,7 @@ MAX_ENTRIES = 16_384
 
 
 def plan_blocks(groups: Sequence[EntryGroup], block_bytes: int) -> Iterator[EntryGroup]:
-    """Cuts a ledger's groups (sorted by first entry id, may overlap) into the contents of blocks: each a run without gaps, no id twice.
+    """Cuts a ledger's groups (sorted by first entry id, may overlap) into blocks: each a run without gaps, no id twice.
 
     A block is closed at `block_bytes`, soft by one entry, and at `MAX_ENTRIES`. Of an entry that is there twice one copy is taken:
     the bytes of an entry are frozen when it is first sent (entry_group.py, rule 1).

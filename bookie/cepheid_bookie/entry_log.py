@@ -121,7 +121,7 @@ class EntryLogWriter:
         self._offset = _ALIGNMENT
 
     def _abandon(self, start: int, first_new: int) -> None:
-        """Gives back the space of a failed flush, as far as the disk lets us, and leaves the log: nothing refers to what it wrote."""
+        """Gives back the space of a failed flush, as far as the disk lets us: nothing refers to what it wrote. Leaves the log."""
         if self._file is not None and self._log_id < first_new:
             with suppress(OSError):
                 self._file.truncate(start)

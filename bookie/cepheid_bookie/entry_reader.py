@@ -5,7 +5,7 @@
 
 Rule 1: the cache is looked at first, in one turn, then the index: a half leaves the cache only after the index has it, so an entry
 that exists is seen in one of the two.
-Rule 2: three answers: here, certainly never acknowledged, unknown. A block that cannot be read or is damaged makes its entries unknown.
+Rule 2: three answers: here, certainly never acknowledged, unknown. An unreadable or damaged block makes its entries unknown.
 Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them.
 """
 

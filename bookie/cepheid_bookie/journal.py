@@ -34,7 +34,7 @@ class _Batch:
 
 
 class Journal:
-    """`on_batch(completions, error)`: error None means durable, JournalSpaceError that nothing was kept, else the journal has failed."""
+    """`on_batch(completions, error)`: None means durable, JournalSpaceError that nothing was kept, else the journal has failed."""
 
     def __init__(
         self, writer: JournalWriter, worker: Worker, start: JournalPosition, on_batch: OnBatch, *, batch_bytes: int

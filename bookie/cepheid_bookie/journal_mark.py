@@ -1,4 +1,4 @@
-"""The log mark: everything the journal holds below it is also in synced entry log and index. Two generations, `mark.0` and `mark.1`.
+"""The log mark: what the journal holds below it is also in synced entry log and index. Two generations, `mark.0` and `mark.1`.
 
 File, 40 bytes, little-endian:
     0   4  magic "CPM1"

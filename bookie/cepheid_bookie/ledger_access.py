@@ -1,7 +1,7 @@
 """First contact, master key, fence, explicit LAC: everything about a ledger that is not an entry.
 
 Rule 1: a fence is durable before anything is answered: negative answers and ledgers never heard of included.
-Rule 2: between a check and the act that relies on it there is no await: an add in another turn sees the fence or was admitted before.
+Rule 2: between a check and the act that relies on it there is no await: an add sees the fence, or was admitted before it.
 Rule 3: whoever comes first gives the ledger its master key; any other key is refused from then on.
 """
 
@@ -41,7 +41,7 @@ class LedgerAccess:
                 return Status.BAD_REQUEST, None
             if self._ledgers.is_known(ledger_id):
                 try:
-                    await self._ledgers.load(ledger_id)
+                    await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
                 except Exception as error:  # whatever the database raises: the ledger is unknown, not absent
                     log.error("ledger.load_failed", extra={"ledger_id": ledger_id, "error": repr(error)})
                     return Status.IO_ERROR, None

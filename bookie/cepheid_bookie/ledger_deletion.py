@@ -3,7 +3,7 @@
     living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
     log with blocks in the index ──the last of its ledgers deleted──► log without ──delete_dead_logs──► gone
 
-Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: a flush that was running has ended, none indexes them again.
+Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: no flush is running then, none indexes them again.
 Rule 2: a log is deleted only when the index, read to its end, has no block in it, and it is not the one being written.
 """
 
@@ -50,7 +50,7 @@ class LedgerDeletion:
         states: list[LedgerState] = []
         for ledger_id in ledger_ids:
             while (state := self._ledgers.get(ledger_id)) is None:
-                await self._ledgers.load(ledger_id)
+                await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
             self._ledgers.delete(state, now_ms)
             self._cache.drop(ledger_id)
             states.append(state)

@@ -1,4 +1,4 @@
-"""What a bookie keeps of a ledger besides its entries: key, fence, explicit LAC, tombstone. The same bytes lie in journal and index.
+"""What a bookie keeps of a ledger besides its entries: key, fence, explicit LAC, tombstone. The same bytes in journal and index.
 
     offset  size  field (big-endian)
     0       1     format version (1)

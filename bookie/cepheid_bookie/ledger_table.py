@@ -41,7 +41,9 @@ class LedgerState:
         self.ledger_id = ledger_id
         self.master_key = record.master_key
         self.fenced = record.fenced
-        self.fence_durable = record.fenced
+        # False also where the index has the fence: an add admitted before it may still wait for the journal, and must be
+        # answered before the fence is. So the first fencing request goes through the journal, behind that add.
+        self.fence_durable = False
         self.explicit_lac = record.explicit_lac
         self.deleted_at_ms = record.deleted_at_ms
         self.last_entry_id = last_entry_id
@@ -76,6 +78,11 @@ class LedgerTable:
 
     def __repr__(self) -> str:
         return f"<LedgerTable: {len(self._known)} known, {len(self._loaded)} loaded, {len(self._dirty)} dirty>"
+
+    @property
+    def count(self) -> int:
+        """Living ledgers."""
+        return len(self._known) - len(self._tombstones)
 
     @property
     def loaded_count(self) -> int:

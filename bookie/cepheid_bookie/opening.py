@@ -1,4 +1,4 @@
-"""From directories to a bookie that may serve: locks, identity, replay, checkpoint. What fails here exits with its reason; nothing was promised.
+"""From directories to a bookie that may serve: locks, identity, replay, checkpoint. A failure here is the failure of the start.
 
     lock ► cookies ► mark, logs, index ► replay into the cache ► flush everything ► mark = end of journal ► (caller) serve
 

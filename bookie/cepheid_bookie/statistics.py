@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cepheid_bookie.admission import Admission
+    from cepheid_bookie.checkpoint import Checkpointer
+    from cepheid_bookie.disk_space import DiskSpace
+    from cepheid_bookie.entry_reader import ReadCounters
+    from cepheid_bookie.journal import Journal
+    from cepheid_bookie.ledger_access import LedgerAccess
+    from cepheid_bookie.ledger_deletion import LedgerDeletion
+    from cepheid_bookie.ledger_table import LedgerTable
+    from cepheid_bookie.write_cache import WriteCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,66 @@ class BookieStatistics:
     ledgers: int
     ledgers_loaded: int
     fences: int
+    ledgers_deleted: int
+    logs_deleted: int
     # disks
     free_journal_bytes: int
     free_data_bytes: int
+
+
+def take_statistics(
+    *,
+    state: str,
+    writable: bool,
+    open_reads: int,
+    admission: Admission,
+    journal: Journal,
+    cache: WriteCache,
+    checkpointer: Checkpointer,
+    reads: ReadCounters,
+    ledgers: LedgerTable,
+    access: LedgerAccess,
+    deletion: LedgerDeletion,
+    space: DiskSpace,
+) -> BookieStatistics:
+    """Reads every counter where it lives."""
+    adds = admission.counters
+    return BookieStatistics(
+        state=state,
+        writable=writable,
+        groups_added=adds.groups,
+        entries_added=adds.entries,
+        bytes_added=adds.bytes,
+        adds_refused=adds.refused,
+        adds_fenced=adds.fenced,
+        adds_overloaded=adds.overloaded,
+        adds_no_space=adds.no_space,
+        waiting_bytes=admission.waiting_bytes,
+        journal_batches=journal.written_batches,
+        journal_records=journal.written_records,
+        journal_bytes=journal.written_bytes,
+        journal_refused_batches=journal.refused_batches,
+        journal_queued_bytes=journal.queued_bytes,
+        journal_sync_seconds=journal.sync_seconds,
+        journal_durable_sequence=journal.durable.sequence,
+        cache_bytes=cache.used_bytes,
+        flushes=checkpointer.flushes,
+        failed_flushes=checkpointer.failed_flushes,
+        flushed_bytes=checkpointer.flushed_bytes,
+        mark_sequence=checkpointer.mark.sequence,
+        read_requests=reads.requests,
+        read_cache_chunks=reads.cache_chunks,
+        read_disk_chunks=reads.disk_chunks,
+        read_disk_blocks=reads.disk_blocks,
+        read_disk_bytes=reads.disk_bytes,
+        read_unreadable_blocks=reads.unreadable_blocks,
+        reads_refused=reads.refused,
+        open_reads=open_reads,
+        ledgers=ledgers.count,
+        ledgers_loaded=ledgers.loaded_count,
+        fences=access.fences,
+        ledgers_deleted=deletion.deleted_ledgers,
+        logs_deleted=deletion.deleted_logs,
+        free_journal_bytes=space.free_journal_bytes,
+        free_data_bytes=space.free_data_bytes,
+    )

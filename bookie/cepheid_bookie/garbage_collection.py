@@ -1,0 +1,89 @@
+"""Deletes ledgers that metadata no longer has, and emptied entry logs. Never on an error, a partial listing, or a mass absence.
+
+    every interval:  local ids ─► complete listing ─► absent now and a pass ago ─► each read directly: certainly no ─► delete
+
+Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
+Rule 2: two passes an interval apart must miss a ledger, then a direct read must deny it. Whatever fails ends the pass, without effect.
+Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from cepheid_bookie.bookie import Bookie
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+
+class LedgersInMetadata(Protocol):
+    """Metadata's side. Both raise when they cannot tell: a short answer is not an answer."""
+
+    async def listing(self) -> Collection[int]:
+        """All ledger ids, read to the end."""
+
+    async def exists(self, ledger_id: int) -> bool:
+        """A direct read, not from a follower that lags."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcPass:
+    """What one pass did."""
+
+    held: int = 0
+    absent: int = 0
+    deleted: tuple[int, ...] = ()
+    deleted_logs: tuple[int, ...] = ()
+    refused_mass: bool = False
+
+
+class GarbageCollector:
+    """`collect` is one pass; `start` runs it at every interval."""
+
+    def __init__(self, bookie: Bookie, ledgers: LedgersInMetadata) -> None:
+        self._bookie = bookie
+        self._ledgers = ledgers
+        self._settings = bookie.settings
+        self._suspects: frozenset[int] = frozenset()
+        self._tasks = TaskOwner(f"{bookie.settings.bookie_id}-gc")
+        self.passes = 0
+        self.failed_passes = 0
+        self.deleted_ledgers = 0
+
+    def start(self) -> None:
+        self._tasks.start(self._run(), name="collect")
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    async def collect(self) -> GcPass:
+        """One pass. Raises what metadata raises; then nothing was deleted, and what the pass before saw counts no more."""
+        suspects, self._suspects = self._suspects, frozenset()
+        held = self._bookie.ledgers()
+        listed = await self._ledgers.listing()
+        absent = frozenset(held).difference(listed)
+        if len(held) >= self._settings.gc_mass_ledgers and len(absent) > len(held) * self._settings.gc_mass_ratio:
+            hint = "check that this is the right cluster; if so many topics were really deleted, raise gc_mass_ratio and restart"
+            log.error("gc.mass_absence", extra={"held": len(held), "absent": len(absent), "hint": hint})
+            return GcPass(len(held), len(absent), refused_mass=True)
+        condemned = [ledger_id for ledger_id in sorted(absent & suspects) if not await self._ledgers.exists(ledger_id)]
+        await self._bookie.delete_ledgers(condemned)
+        logs = await self._bookie.reclaim()
+        self._suspects = absent.difference(condemned)
+        self.passes += 1
+        self.deleted_ledgers += len(condemned)
+        return GcPass(len(held), len(absent), tuple(condemned), tuple(logs))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.gc_interval_s)
+            try:
+                await self.collect()
+            except Exception as error:  # metadata may be away for hours: the next pass begins anew
+                self.failed_passes += 1
+                log.warning("gc.pass_failed", extra={"bookie": self._settings.bookie_id, "error": repr(error)})
