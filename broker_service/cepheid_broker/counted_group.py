@@ -106,9 +106,7 @@ def count_group(group: EntryGroup) -> CountedGroup:
         try:
             metadata = parse_metadata(payload)
         except BadTailError as error:
-            log.warning(
-                "entry.unreadable", extra={"ledger_id": group.ledger_id, "entry_id": entry_id, "error": str(error)}
-            )
+            log.warning("entry.unreadable", extra={"ledger_id": group.ledger_id, "entry_id": entry_id, "error": str(error)})
             counts.append(1)
         else:
             counts.append(max(1, metadata.num_messages_in_batch))

@@ -268,9 +268,7 @@ class SharedDispatch:
             head = self._read_back[0]
             counted = head.counted
             runs = self._members(counted, head.next_entry_id)
-            unacked = [
-                run for first, last in runs for run in self._acks.unacknowledged_runs(counted.ledger_id, first, last)
-            ]
+            unacked = [run for first, last in runs for run in self._acks.unacknowledged_runs(counted.ledger_id, first, last)]
             send, next_entry_id = self._send_from(counted, unacked, turn)
             if next_entry_id > counted.last:
                 self._read_back.popleft()
@@ -316,10 +314,8 @@ class SharedDispatch:
         alone = len(self._turns[turn.priority]) == 1
         taken, messages = counted.take(runs, turn.permits, _NO_LIMIT if alone else self._limits.round_robin_entries)
         if taken != runs:
-            next_entry_id = taken[-1][1] + 1
-        else:
-            next_entry_id = chunk_entry_id if chunk_entry_id >= 0 else counted.last + 1
-        return self._send(turn, counted, taken, messages), next_entry_id
+            return self._send(turn, counted, taken, messages), taken[-1][1] + 1
+        return self._send(turn, counted, taken, messages), chunk_entry_id if chunk_entry_id >= 0 else counted.last + 1
 
     def _send_chunk(self, counted: CountedGroup, entry_id: int, chunk: Chunk, turn: _Consumer) -> Send | None:
         owner = self._chunk_owners.get(chunk.uuid)

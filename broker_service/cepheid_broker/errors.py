@@ -16,7 +16,9 @@ class ProtocolViolationError(CepheidError):
 
 
 class TopicNotFoundError(BrokerError):
-    hint = "create the topic, or allow its creation on first use (auto_creation in the broker's settings or the namespace's policies)"
+    hint = (
+        "create the topic, or allow its creation on first use (auto_creation in the broker's settings or the namespace's policies)"
+    )
 
 
 class NamespaceNotFoundError(BrokerError):

@@ -1,0 +1,107 @@
+"""A broker: built here, started in order, stopped in reverse. It decides nothing itself.
+
+start:  topics' clock ──► protocol port
+aclose: no new connections ──► topics unloaded (receipts out, clients told, cursors saved) ──► connections closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from cepheid_broker.listener import Listener
+from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
+from cepheid_broker.publish_window import PublishBudget
+from cepheid_broker.services import Services
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.topic import TopicFigures
+from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_broker.topics import Topics
+from cepheid_metadata import MetadataStore
+from cepheid_ports import Ports, TaskOwner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFigures:
+    connections: int
+    connections_accepted: int
+    connections_refused: int
+    topics_open: int
+    topic_failures: int
+    publish_buffer_bytes: int
+    publish_pauses: int
+    read_ahead_bytes: int
+    requests_running: int
+
+
+class Broker:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: MetadataStore,
+        managed_ledgers: ManagedLedgers,
+        ports: Ports,
+        *,
+        ledger_config: ManagedLedgerConfig | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.ports = ports
+        self.catalog = TopicCatalog(store, settings.topic_creation, ledger_config or ManagedLedgerConfig(), ports)
+        self._tasks = TaskOwner("broker")
+        self.topics = Topics(self.catalog, managed_ledgers, settings, self._tasks, ports)
+        self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
+        services = Services(
+            settings, self.catalog, self.topics, self._publish_budget, self._tasks, ports, lambda: self._listener.port
+        )
+        self._listener = Listener(services)
+        self._tick: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Broker {self._listener!r}, {self.topics!r}>"
+
+    @property
+    def port(self) -> int:
+        """Of the binary protocol; known once started."""
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Raises PortInUseError."""
+        await self._listener.start()
+        self._schedule_tick()
+        log.info("broker.started", extra={"host": self.settings.host, "port": self.port})
+
+    async def aclose(self) -> None:
+        self._listener.stop_accepting()
+        if self._tick is not None:
+            self._tick.cancel()
+        await self.topics.aclose()
+        self._listener.close_connections("the broker stops")
+        await self._tasks.aclose()
+        log.info("broker.stopped")
+
+    def topic_figures(self) -> list[TopicFigures]:
+        return [topic.figures() for topic in self.topics.loaded()]
+
+    def statistics(self) -> BrokerFigures:
+        return BrokerFigures(
+            len(self._listener.connections),
+            self._listener.accepted,
+            self._listener.refused,
+            len(list(self.topics.loaded())),
+            self.topics.failures,
+            self._publish_budget.used_bytes,
+            self._publish_budget.pauses,
+            self.topics.read_ahead_budget.used_bytes,
+            len(self._tasks),
+        )
+
+    def _schedule_tick(self) -> None:
+        self._tick = asyncio.get_running_loop().call_later(self.settings.rate_window_s, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self.topics.on_tick(self.settings.rate_window_s)
+        self._schedule_tick()

@@ -1,0 +1,102 @@
+"""Lookups: partitions of a topic, the broker that serves it, topics of a namespace.
+
+Errors travel in the reply of the same kind: C++ clients ignore a general ERROR here and wait until their timeout (protocol.md §5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import crc32c
+
+from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.peer import Peer
+from cepheid_broker.requests import Requests
+from cepheid_broker.services import Services
+from cepheid_broker.wire_errors import error_text, server_error_of
+from cepheid_ports import CepheidError
+from cepheid_wire import PERSISTENT, CommandType, NamespaceName, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
+
+_ANY_ADDRESS = ("0.0.0.0", "::", "")
+
+
+class LookupCommands:
+    def __init__(self, peer: Peer, services: Services, requests: Requests) -> None:
+        self._peer = peer
+        self._services = services
+        self._requests = requests
+        self.table: Mapping[int, Callable[[Any], None]] = {
+            CommandType.PARTITIONED_METADATA: self._on_partitioned_metadata,
+            CommandType.LOOKUP: self._on_lookup,
+            CommandType.GET_TOPICS_OF_NAMESPACE: self._on_get_topics,
+        }
+
+    def _on_partitioned_metadata(self, ask: pb.CommandPartitionedTopicMetadata) -> None:
+        self._requests.start(self._answer_partitions(ask), name="partitions")
+
+    async def _answer_partitions(self, ask: pb.CommandPartitionedTopicMetadata) -> None:
+        answer = pb.CommandPartitionedTopicMetadataResponse(request_id=ask.request_id)
+        try:
+            topic = served_topic(ask.topic)
+            # Absent means yes: only newer clients may ask without creating (protocol.md §7.1).
+            answer.partitions = await self._services.catalog.partitions_or_create(
+                topic, may_create=ask.metadata_auto_creation_enabled
+            )
+            answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
+        except (CepheidError, TimeoutError) as error:
+            answer.response = pb.CommandPartitionedTopicMetadataResponse.Failed
+            answer.error = cast(Any, int(server_error_of(error)))
+            answer.message = error_text(error)
+        self._peer.send(answer)
+
+    def _on_lookup(self, ask: pb.CommandLookupTopic) -> None:
+        answer = pb.CommandLookupTopicResponse(request_id=ask.request_id)
+        try:
+            served_topic(ask.topic)
+            answer.response = pb.CommandLookupTopicResponse.Connect
+            answer.brokerServiceUrl = self.service_url()
+            answer.authoritative = True
+        except CepheidError as error:
+            answer.response = pb.CommandLookupTopicResponse.Failed
+            answer.error = cast(Any, int(server_error_of(error)))
+            answer.message = error_text(error)
+        self._peer.send(answer)
+
+    def service_url(self) -> str:
+        settings = self._services.settings
+        host = settings.advertised_host or (self._peer.reached_host if settings.host in _ANY_ADDRESS else settings.host)
+        port = settings.advertised_port or self._services.listening_port()
+        return f"pulsar://[{host}]:{port}" if ":" in host else f"pulsar://{host}:{port}"
+
+    def _on_get_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
+        self._requests.start(self._answer_topics(ask), name="topics-of-namespace")
+
+    async def _answer_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
+        answer = pb.CommandGetTopicsOfNamespaceResponse(request_id=ask.request_id, filtered=False, changed=True)
+        try:
+            if ask.mode != pb.CommandGetTopicsOfNamespace.NON_PERSISTENT:
+                found = await self._services.catalog.topics_of(NamespaceName.parse(ask.namespace))
+                answer.topics.extend(sorted(map(str, found)))
+        except (CepheidError, TimeoutError) as error:
+            self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
+            return
+        answer.topics_hash = topics_hash(list(answer.topics))
+        if ask.topics_hash == answer.topics_hash:
+            answer.changed = False
+            del answer.topics[:]
+        self._peer.send(answer)
+
+
+def served_topic(name: str) -> TopicName:
+    """Raises InvalidTopicNameError, NotAllowedError."""
+    topic = TopicName.parse(name)
+    if topic.domain != PERSISTENT:
+        raise NotAllowedError(f"topic {topic}: non-persistent topics are not supported yet", topic=str(topic))
+    return topic
+
+
+def topics_hash(topics: list[str]) -> str:
+    """CRC32C over the sorted names joined by commas, its four bytes printed in little-endian order (protocol.md §21)."""
+    return crc32c.crc32c(",".join(sorted(topics)).encode()).to_bytes(4, "little").hex()

@@ -1,0 +1,104 @@
+"""One consumer as its connection knows it; what is sent to it is decided by its subscription's dispatch core."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cepheid_broker.peer import Peer
+from cepheid_broker.rates import Traffic, TrafficFigures
+
+if TYPE_CHECKING:
+    from cepheid_broker.subscription import Subscription
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFigures:
+    consumer_id: int
+    name: str
+    address: str
+    client_version: str
+    connected_at_ms: int
+    traffic: TrafficFigures
+    redelivered_messages: int
+    acked_entries: int
+    permits: int
+    unacked_messages: int
+    is_blocked: bool
+    priority_level: int
+    metadata: dict[str, str]
+
+
+class Consumer:
+    """`key` names it in the core: never used again, unlike the client's `consumer_id`."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        peer: Peer,
+        consumer_id: int,
+        key: int,
+        *,
+        name: str = "",
+        priority_level: int = 0,
+        metadata: dict[str, str] | None = None,
+        connected_at_ms: int = 0,
+        on_closed_by_broker: Callable[[Consumer], None],
+    ) -> None:
+        self.subscription = subscription
+        self.peer = peer
+        self.consumer_id = consumer_id
+        self.key = key
+        self.name = name
+        self.priority_level = priority_level
+        self.metadata = metadata or {}
+        self.connected_at_ms = connected_at_ms
+        self.traffic = Traffic()
+        self.redelivered_messages = 0
+        self.acked_entries = 0
+        self.closed = False
+        self._on_closed_by_broker = on_closed_by_broker
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.consumer_id} ({self.name!r}) of {self.subscription!r}{', closed' if self.closed else ''}>"
+
+    def detach(self) -> None:
+        """The client closed it or went away: what it holds is free at once."""
+        if not self.closed:
+            self.closed = True
+            self.subscription.remove_consumer(self)
+
+    def close_by_broker(self, reason: str) -> None:
+        """Tells the client to look the topic up and subscribe again."""
+        if not self.closed:
+            self.detach()
+            extra = {
+                "topic": str(self.subscription.topic),
+                "subscription": self.subscription.name,
+                "consumer": self.name,
+                "reason": reason,
+            }
+            log.info("consumer.closed_by_broker", extra=extra)
+            self._on_closed_by_broker(self)
+
+    def figures(self) -> ConsumerFigures:
+        subscription = self.subscription
+        return ConsumerFigures(
+            self.consumer_id,
+            self.name,
+            self.peer.address,
+            self.peer.client_version,
+            self.connected_at_ms,
+            self.traffic.figures(),
+            self.redelivered_messages,
+            self.acked_entries,
+            subscription.permits(self),
+            subscription.unacked_messages(self),
+            subscription.is_blocked(self),
+            self.priority_level,
+            self.metadata,
+        )

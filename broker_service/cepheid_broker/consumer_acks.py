@@ -1,0 +1,99 @@
+"""ACK and REDELIVER of one connection's consumers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cepheid_broker.consumer import Consumer
+from cepheid_broker.peer import Peer
+from cepheid_broker.position import Position
+from cepheid_broker.subscription import SHARED, BatchAck
+from cepheid_broker.wire_errors import error_text, server_error_of
+from cepheid_ports import CepheidError
+from cepheid_wire import ServerError, signed64
+from cepheid_wire import pulsar_api_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_WORD = (1 << 64) - 1
+
+
+class ConsumerAcks:
+    def __init__(self, peer: Peer, consumers: Mapping[int, Consumer]) -> None:
+        self._peer = peer
+        self._consumers = consumers
+
+    def on_ack(self, ack: pb.CommandAck) -> None:
+        consumer = self._consumers.get(ack.consumer_id)
+        if consumer is None:
+            if ack.HasField("request_id"):
+                self._answer(ack, ServerError.CONSUMER_NOT_FOUND, f"consumer {ack.consumer_id} is not open on this connection")
+            return
+        if ack.HasField("txnid_most_bits") or ack.HasField("txnid_least_bits"):
+            self._answer(ack, ServerError.NOT_ALLOWED_ERROR, "transactions are not supported yet")
+            return
+        if ack.HasField("validation_error"):
+            error = pb.CommandAck.ValidationError.Name(ack.validation_error)
+            extra = {"subscription": consumer.subscription.name, "error": error, "entries": len(ack.message_id)}
+            log.warning("consumer.could_not_use_message", extra=extra)
+        if ack.ack_type == pb.CommandAck.Individual:
+            self._individual(consumer, ack)
+        else:
+            self._cumulative(consumer, ack)
+        if ack.HasField("request_id"):
+            consumer.subscription.when_saved(lambda error: self._answer_saved(ack, error))
+
+    def _individual(self, consumer: Consumer, ack: pb.CommandAck) -> None:
+        positions: list[Position] = []
+        parts: list[BatchAck] = []
+        for ident in ack.message_id:
+            if ident.ack_set and (part := _part_of(ident)) is not None:
+                parts.append(part)
+            else:
+                positions.append(position_of(ident))
+        consumer.subscription.acknowledge(consumer, positions, parts)
+
+    def _cumulative(self, consumer: Consumer, ack: pb.CommandAck) -> None:
+        subscription = consumer.subscription
+        if len(ack.message_id) != 1 or subscription.kind == SHARED:
+            # As the reference: ignored, and success is reported if an answer was asked for (protocol.md §15).
+            extra = {"subscription": subscription.name, "type": subscription.type_name, "ids": len(ack.message_id)}
+            log.warning("consumer.cumulative_ack_ignored", extra=extra)
+            return
+        ident = ack.message_id[0]
+        subscription.acknowledge_cumulative(consumer, position_of(ident), _part_of(ident) if ident.ack_set else None)
+
+    def on_redeliver(self, ask: pb.CommandRedeliverUnacknowledgedMessages) -> None:
+        consumer = self._consumers.get(ask.consumer_id)
+        if consumer is not None:
+            positions = [position_of(ident) for ident in ask.message_ids]
+            consumer.subscription.redeliver(consumer, positions or None)
+
+    def _answer_saved(self, ack: pb.CommandAck, error: CepheidError | None) -> None:
+        if error is None:
+            self._peer.send(pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id))
+        else:
+            self._answer(ack, server_error_of(error), error_text(error))
+
+    def _answer(self, ack: pb.CommandAck, error: ServerError, message: str) -> None:
+        """Go takes an answer for a failure exactly when it has a message (protocol.md §5)."""
+        if ack.HasField("request_id"):
+            answer = pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
+            answer.error, answer.message = cast(Any, int(error)), message
+            self._peer.send(answer)
+
+
+def position_of(ident: pb.MessageIdData) -> Position:
+    """-1 travels as 2^64 - 1 (protocol.md §0)."""
+    return Position(signed64(ident.ledgerId), signed64(ident.entryId))
+
+
+def _part_of(ident: pb.MessageIdData) -> BatchAck | None:
+    """None: the words that were sent are all zero, so the whole entry is acknowledged (protocol.md §15)."""
+    words = tuple(word & _WORD for word in ident.ack_set)
+    if not any(words):
+        return None
+    batch_size = ident.batch_size if ident.HasField("batch_size") else 64 * len(words)
+    return BatchAck(position_of(ident), words, batch_size)

@@ -1,0 +1,45 @@
+"""Entries as MESSAGE frames: a header written in front of each, the stored bytes as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cepheid_broker.dispatch import Send
+from cepheid_broker.peer import Buffer
+from cepheid_broker.position import Position
+from cepheid_rpc import HEADER_BYTES
+from cepheid_wire import encode_message_header
+
+UnackedWords = Callable[[Position], Sequence[int] | None]
+
+
+def encode_send(consumer_id: int, send: Send, unacked_words: UnackedWords) -> tuple[list[Buffer], int, int]:
+    """Buffers for one `writelines`, how many entries they are, and how many bytes."""
+    counted, counts = send.counted, send.redelivery_counts
+    group = counted.group
+    ledger_id, base, ends = group.ledger_id, group.first_entry_id, group.ends
+    view = memoryview(group.data)
+    buffers: list[Buffer] = []
+    entries = size_bytes = 0
+    plain = not counts and counted.counts is None  # no redelivery count, no batch of which a part is acknowledged
+    for first, last in send.runs:
+        start = ends[first - base - 1] if first > base else 0
+        entries += last - first + 1
+        for entry_id in range(first, last + 1):
+            end = ends[entry_id - base]
+            start += HEADER_BYTES
+            if plain:
+                header = encode_message_header(consumer_id, ledger_id, entry_id, end - start)
+            else:
+                header = encode_message_header(
+                    consumer_id,
+                    ledger_id,
+                    entry_id,
+                    end - start,
+                    redelivery_count=counts.get(entry_id, 0),
+                    ack_set=unacked_words(Position(ledger_id, entry_id)) or (),
+                )
+            buffers += (header, view[start:end])
+            size_bytes += len(header) + end - start
+            start = end
+    return buffers, entries, size_bytes

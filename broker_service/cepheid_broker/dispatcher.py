@@ -1,0 +1,195 @@
+"""Drives one dispatch core: wakes it once per loop turn, sends what it says, reads what it asks for.
+
+    event ──wake──► call_soon(_pass), once ──► core.next_effect() ─┬► Send: headers and stored bytes to the consumer's socket
+                                                                   └► Read: tail cache in the same turn, else one read task
+One forward read and one read back are under way at most, whatever the core is told meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from cepheid_broker.consumer import Consumer
+from cepheid_broker.counted_group import count_group
+from cepheid_broker.delivery import UnackedWords, encode_send
+from cepheid_broker.dispatch import Idle, Read, ReadBack, Send
+from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
+from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.position import Position
+from cepheid_broker.settings import DispatchSettings
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_rpc import EntryGroup
+
+if TYPE_CHECKING:
+    from cepheid_broker.managed_ledger import ManagedLedger
+
+log = logging.getLogger(__name__)
+
+DispatchCore = ExclusiveDispatch | SharedDispatch
+
+READ_ENTRIES = 10_000
+SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
+RETRY_MAX_S = 30.0
+
+
+class ReadAheadBudget:
+    """What all subscriptions together have read and not sent. A gauge: who finds it used up makes small reads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<ReadAheadBudget {self.used_bytes} of {self.limit_bytes} B>"
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        core: DispatchCore,
+        ledger: ManagedLedger,
+        consumers: Mapping[int, Consumer],
+        unacked_words: UnackedWords,
+        settings: DispatchSettings,
+        budget: ReadAheadBudget,
+        tasks: TaskOwner,
+        *,
+        on_sent: Callable[[int, int, int], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self.core = core
+        self._ledger = ledger
+        self._consumers = consumers
+        self._unacked_words = unacked_words
+        self._settings = settings
+        self._budget = budget
+        self._tasks = tasks
+        self._on_sent = on_sent
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._pass_due = False
+        self._closed = False
+        self._accounted_bytes = 0
+        self._running: dict[type, Read | ReadBack] = {}  # by kind: at most one each
+        self._next: dict[type, Read | ReadBack] = {}  # asked for while another of the kind runs
+        self._retry_delay_s = settings.read_retry_s
+        self._retry: asyncio.TimerHandle | None = None
+        self.storage_reads = 0
+        self.cached_reads = 0
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.core!r}>"
+
+    def why_idle(self) -> Idle | None:
+        return self.core.why_idle()
+
+    def wake(self) -> None:
+        if not self._pass_due and not self._closed:
+            self._pass_due = True
+            self._loop.call_soon(self._pass)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        self._budget.used_bytes -= self._accounted_bytes
+        self._accounted_bytes = 0
+
+    def _pass(self) -> None:
+        self._pass_due = False
+        if self._closed:
+            return
+        try:
+            sent_bytes = 0
+            while (effect := self.core.next_effect()) is not None:
+                if isinstance(effect, Send):
+                    sent_bytes += self._send(effect)
+                    if sent_bytes >= self._settings.pass_bytes:
+                        self.wake()  # others first
+                        break
+                else:
+                    self._read(effect)
+        except Exception as error:
+            self._on_failed(error)
+            return
+        pending_bytes = self.core.pending_bytes
+        self._budget.used_bytes += pending_bytes - self._accounted_bytes
+        self._accounted_bytes = pending_bytes
+
+    def _send(self, send: Send) -> int:
+        consumer = self._consumers[send.consumer]
+        buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._unacked_words)
+        consumer.peer.write_buffers(buffers)
+        consumer.traffic.count(entries, send.messages, size_bytes)
+        if send.redelivery_counts:
+            consumer.redelivered_messages += sum(send.counted.messages_in(e, e) for e in send.redelivery_counts)
+        self._on_sent(entries, send.messages, size_bytes)
+        return size_bytes
+
+    # Reads
+
+    def _read(self, read: Read | ReadBack) -> None:
+        position, max_entries, max_bytes = self._range_of(read)
+        groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
+        if groups is not None:
+            self.cached_reads += 1
+            self._answer(read, groups)
+        elif type(read) in self._running:
+            self._next[type(read)] = read  # what runs was asked for before a rewind; its answer will be ignored
+        else:
+            self._running[type(read)] = read
+            self._tasks.start(self._read_storage(read), name="read")
+
+    async def _read_storage(self, read: Read | ReadBack) -> None:
+        position, max_entries, max_bytes = self._range_of(read)
+        self.storage_reads += 1
+        try:
+            groups = await self._ledger.read(position, max_entries=max_entries, max_bytes=max_bytes)
+        except CepheidError as error:
+            self._on_read_failed(read, error)
+        else:
+            self._retry_delay_s = self._settings.read_retry_s
+            if not self._closed:
+                self._answer(read, groups)
+        finally:
+            del self._running[type(read)]
+        if (following := self._next.pop(type(read), None)) is not None and not self._closed:
+            self._read(following)
+        self.wake()
+
+    def _range_of(self, read: Read | ReadBack) -> tuple[Position, int, int]:
+        has_room = self._budget.used_bytes < self._budget.limit_bytes
+        max_bytes = self._settings.read_bytes if has_room else SMALL_READ_BYTES
+        if isinstance(read, Read):
+            return read.position, READ_ENTRIES, max_bytes
+        return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
+
+    def _answer(self, read: Read | ReadBack, groups: list[EntryGroup]) -> None:
+        counted = [count_group(group) for group in groups]
+        if isinstance(read, Read):
+            self.core.on_read(read, counted)
+        else:
+            assert isinstance(self.core, SharedDispatch)
+            self.core.on_read_back(read, counted)
+
+    def _on_read_failed(self, read: Read | ReadBack, error: CepheidError) -> None:
+        if isinstance(read, Read):
+            must_retry = self.core.on_read_failed(read.ticket)
+        else:
+            assert isinstance(self.core, SharedDispatch)
+            must_retry = self.core.on_read_back_failed(read.ticket)
+        if not must_retry or self._closed:
+            return
+        extra = {"position": str(self._range_of(read)[0]), "retry_s": self._retry_delay_s, "error": str(error)}
+        log.warning("dispatch.read_failed", extra=extra)
+        if self._retry is None:
+            self._retry = self._loop.call_later(self._retry_delay_s, self._try_again)
+            self._retry_delay_s = min(2 * self._retry_delay_s, RETRY_MAX_S)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.core.on_retry()
+        self.wake()

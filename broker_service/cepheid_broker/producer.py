@@ -1,0 +1,214 @@
+"""One producer on one topic: SENDs in, groups to the managed ledger, receipts out in the same order.
+
+    take ──► gathered ──flush──► pending groups (appends under way, oldest first) ──► receipts in one write
+                                        └──► an append failed: nothing of this incarnation is stored or answered any more
+
+Rules
+1. A receipt is written when its entry is durable, in SEND order, and none is left out (protocol.md §26).
+2. After a failed append this incarnation stores nothing more: the client resends from the first unanswered message on, and
+   storing a later one before it would swap them (protocol.md §10.4). The producer is closed; the connection lives.
+3. A bad checksum fails that message alone, in its turn: C++ clients match the error against their oldest message (§10.4).
+4. What a replaced incarnation still has under way answers to nobody (§26, rule 9).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from cepheid_broker.peer import Buffer, Peer
+from cepheid_broker.position import Position
+from cepheid_broker.rates import Traffic, TrafficFigures
+from cepheid_ports import CepheidError
+from cepheid_wire import (
+    ChecksumMismatchError,
+    SendCommand,
+    ServerError,
+    add_checksum,
+    count_messages,
+    encode_body,
+    encode_send_receipts,
+    has_checksum,
+    verify_tail,
+)
+from cepheid_wire import pulsar_api_pb2 as pb
+
+if TYPE_CHECKING:
+    from cepheid_broker.topic import Topic
+
+log = logging.getLogger(__name__)
+
+
+class ProducerState(enum.Enum):
+    OPEN = "open"
+    CLOSING = "closing"  # takes nothing more; what is under way is still answered
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class _Group:
+    """SENDs of one loop turn, appended together."""
+
+    payloads: list[Buffer] = field(default_factory=list)
+    sequence_ids: list[tuple[int, int | None]] = field(default_factory=list)  # and the highest of a batch, if it was sent
+    messages: int = 0
+    size_bytes: int = 0
+    errors_after: bytes = b""  # frames to be written behind its receipts (rule 3)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerFigures:
+    producer_id: int
+    name: str
+    address: str
+    client_version: str
+    connected_at_ms: int
+    traffic: TrafficFigures
+    pending_entries: int
+    checksum_errors: int
+    metadata: dict[str, str]
+
+
+class Producer:
+    def __init__(
+        self,
+        topic: Topic,
+        peer: Peer,
+        producer_id: int,
+        name: str,
+        *,
+        epoch: int = 0,
+        metadata: dict[str, str] | None = None,
+        connected_at_ms: int = 0,
+        on_closed_by_broker: Callable[[Producer], None],
+    ) -> None:
+        self.topic = topic
+        self.peer = peer
+        self.producer_id = producer_id
+        self.name = name
+        self.epoch = epoch
+        self.metadata = metadata or {}
+        self.connected_at_ms = connected_at_ms
+        self.state = ProducerState.OPEN
+        self.traffic = Traffic()
+        self.checksum_errors = 0
+        self._on_closed_by_broker = on_closed_by_broker
+        self._on_settled: Callable[[], None] | None = None
+        self._gathered = _Group()
+        self._pending: deque[_Group] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.name} of {self.topic.name}, {self.state.value}, {self.pending_entries} entries under way>"
+
+    @property
+    def pending_entries(self) -> int:
+        return sum(len(group.payloads) for group in self._pending) + len(self._gathered.payloads)
+
+    def take(self, send: SendCommand, tail: memoryview) -> None:
+        """One SEND. Raises WireError when no consumer could read what it says it is: the connection closes."""
+        if self.state is not ProducerState.OPEN:
+            return  # rule 2: on its way when we closed; the client sends it again
+        try:
+            verify_tail(tail)
+        except ChecksumMismatchError as error:
+            self._refuse(send, error)
+            return
+        gathered = self._gathered
+        gathered.messages += count_messages(tail)
+        payload = tail if has_checksum(tail) else add_checksum(tail)
+        gathered.payloads.append(payload)
+        gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
+        gathered.size_bytes += len(payload)
+        self.peer.window.take(len(payload))
+
+    def flush(self) -> None:
+        """Appends what was gathered in this loop turn."""
+        if self._gathered.payloads:
+            group, self._gathered = self._gathered, _Group()
+            self._pending.append(group)
+            self.topic.publish(group.payloads, self._on_appended)
+
+    def close_when_settled(self, on_settled: Callable[[], None]) -> None:
+        """Takes nothing more; calls back when everything under way is answered."""
+        self.flush()
+        if self.state is ProducerState.OPEN:
+            self.state = ProducerState.CLOSING
+        self._on_settled = on_settled
+        self._settle_if_done()
+
+    def close_by_broker(self, reason: str) -> None:
+        """Tells the client to look the topic up again. Nothing under way is answered any more (rule 2)."""
+        if self.state is not ProducerState.CLOSED:
+            self._close()
+            log.info("producer.closed_by_broker", extra={"topic": str(self.topic.name), "producer": self.name, "reason": reason})
+            self._on_closed_by_broker(self)
+
+    def detach(self) -> None:
+        """The client closed it, replaced it or went away."""
+        if self.state is not ProducerState.CLOSED:
+            self._close()
+
+    def figures(self) -> ProducerFigures:
+        return ProducerFigures(
+            self.producer_id,
+            self.name,
+            self.peer.address,
+            self.peer.client_version,
+            self.connected_at_ms,
+            self.traffic.figures(),
+            self.pending_entries,
+            self.checksum_errors,
+            self.metadata,
+        )
+
+    def _close(self) -> None:
+        self.state = ProducerState.CLOSED
+        group, self._gathered = self._gathered, _Group()
+        self.peer.window.give_back(group.size_bytes)
+        self.topic.on_producer_gone(self)
+        self._settle_if_done()
+
+    def _on_appended(self, result: Position | CepheidError, count: int) -> None:
+        group = self._pending.popleft()
+        assert count == len(group.payloads), "a group completes whole"
+        self.peer.window.give_back(group.size_bytes)
+        if isinstance(result, CepheidError):
+            self.close_by_broker(f"a publish failed: {result}")
+        elif self.state is not ProducerState.CLOSED:
+            ledger_id, entry_id = result
+            producer_id = self.producer_id
+            receipts = [
+                (producer_id, sequence_id, ledger_id, entry_id + index, highest)
+                for index, (sequence_id, highest) in enumerate(group.sequence_ids)
+            ]
+            self.peer.write(encode_send_receipts(receipts) + group.errors_after)
+            self.traffic.count(count, group.messages, group.size_bytes)
+            self.topic.published.count(count, group.messages, group.size_bytes)
+        self._settle_if_done()
+
+    def _settle_if_done(self) -> None:
+        if self._on_settled is not None and (not self._pending or self.state is ProducerState.CLOSED):
+            on_settled, self._on_settled = self._on_settled, None
+            on_settled()
+
+    def _refuse(self, send: SendCommand, error: ChecksumMismatchError) -> None:
+        self.checksum_errors += 1
+        extra = {"topic": str(self.topic.name), "producer": self.name, "sequence_id": send.sequence_id, "error": str(error)}
+        log.warning("publish.checksum_mismatch", extra=extra)
+        frame = encode_body(
+            pb.CommandSendError(
+                producer_id=self.producer_id,
+                sequence_id=send.sequence_id,
+                error=cast(Any, int(ServerError.CHECKSUM_ERROR)),
+                message=str(error),
+            )
+        )
+        self.flush()
+        if self._pending:
+            self._pending[-1].errors_after += frame
+        else:
+            self.peer.write(frame)

@@ -1,0 +1,42 @@
+"""Counters that only grow, and their rates over the last window. One tick of the broker moves all windows on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went through a producer, consumer, subscription or topic: entries, the messages in them, their bytes."""
+
+    entries: int = 0
+    messages: int = 0
+    size_bytes: int = 0
+    message_rate_per_s: float = 0.0
+    byte_rate_per_s: float = 0.0
+    _last_messages: int = 0
+    _last_bytes: int = 0
+
+    def count(self, entries: int, messages: int, size_bytes: int) -> None:
+        self.entries += entries
+        self.messages += messages
+        self.size_bytes += size_bytes
+
+    def on_tick(self, window_s: float) -> None:
+        self.message_rate_per_s = (self.messages - self._last_messages) / window_s
+        self.byte_rate_per_s = (self.size_bytes - self._last_bytes) / window_s
+        self._last_messages, self._last_bytes = self.messages, self.size_bytes
+
+    def figures(self) -> TrafficFigures:
+        return TrafficFigures(self.entries, self.messages, self.size_bytes, self.message_rate_per_s, self.byte_rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficFigures:
+    """A snapshot of `Traffic`."""
+
+    entries: int
+    messages: int
+    size_bytes: int
+    message_rate_per_s: float
+    byte_rate_per_s: float

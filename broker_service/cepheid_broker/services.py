@@ -1,0 +1,23 @@
+"""What every connection of a broker uses, put together once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cepheid_broker.publish_window import PublishBudget
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_broker.topics import Topics
+from cepheid_ports import Ports, TaskOwner
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: BrokerSettings
+    catalog: TopicCatalog
+    topics: Topics
+    publish_budget: PublishBudget
+    tasks: TaskOwner
+    ports: Ports
+    listening_port: Callable[[], int]

@@ -1,0 +1,116 @@
+"""Settings of a broker's serving side, documented at the field."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+FRAME_PADDING_BYTES = 10 * KIB
+"""What a frame may have beyond `max_message_bytes`: command and metadata (protocol.md §1.3; Go's client checks the same sum)."""
+
+
+class TopicCreation(BaseModel, frozen=True, extra="forbid"):
+    """What happens when a client uses a topic that does not exist; a namespace may have its own answer."""
+
+    allowed: bool = Field(True, description="Create it. If not, the client gets TopicNotFound.")
+    topic_type: Literal["partitioned", "non-partitioned"] = Field("non-partitioned", description="What is created.")
+    partitions: PositiveInt = Field(1, description="How many, when partitioned topics are created.")
+
+
+class ConnectionSettings(BaseModel, frozen=True, extra="forbid"):
+    """Bounds and patience of one connection."""
+
+    handshake_timeout_s: PositiveFloat = Field(10.0, description="A connection that has not sent CONNECT by then is closed.")
+    keepalive_s: PositiveFloat = Field(
+        30.0, description="A connection that is silent this long gets a PING, and is closed when it stays silent as long again."
+    )
+    liveness_probe_s: PositiveFloat = Field(
+        3.0,
+        description="How long an old connection may take to answer a PING when a new one claims its producer name or its "
+        "Exclusive subscription. Longer: a client that crashed blocks its successor longer.",
+    )
+    publish_window_bytes: PositiveInt = Field(
+        16 * MIB, description="Bytes that one connection may have published and not answered; then it is read no further."
+    )
+    write_high_bytes: PositiveInt = Field(
+        2 * MIB, description="Bytes that wait in the socket of one connection before dispatch to it stops; it resumes at a quarter."
+    )
+    max_waiting_requests: PositiveInt = Field(
+        10_000, description="Requests of one connection that are being worked on. Beyond, the connection is closed."
+    )
+    max_producers: PositiveInt = Field(10_000, description="Producers of one connection.")
+    max_consumers: PositiveInt = Field(10_000, description="Consumers of one connection.")
+
+
+class DispatchSettings(BaseModel, frozen=True, extra="forbid"):
+    """How entries are sent to consumers."""
+
+    read_bytes: PositiveInt = Field(1 * MIB, description="Size of one read from storage for a subscription that catches up.")
+    read_ahead_bytes: PositiveInt = Field(
+        2 * MIB, description="Bytes that one subscription reads ahead of what its consumers take. Soft by one read."
+    )
+    read_ahead_total_bytes: PositiveInt = Field(
+        256 * MIB, description="The same for all subscriptions together. Beyond, each keeps no more than one small read."
+    )
+    read_retry_s: PositiveFloat = Field(0.5, description="Pause after a failed read before it is tried again; doubles up to 30 s.")
+    pass_bytes: PositiveInt = Field(
+        4 * MIB, description="How much one subscription sends before other work gets its turn. Larger: fewer turns, more jitter."
+    )
+    max_unacked_messages: PositiveInt = Field(
+        50_000,
+        description="Messages that one consumer of a Shared subscription may hold unacknowledged; dispatch to it resumes at half.",
+    )
+    max_permits: PositiveInt = Field(
+        100_000_000, description="Permits that one consumer may pile up. More is cut off here; no client's queue is as large."
+    )
+
+
+class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
+    """One per broker process."""
+
+    cluster: str = Field("standalone", min_length=1, description="Name of the cluster, as the admin API shows it.")
+    host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0: all of them.")
+    port: NonNegativeInt = Field(6650, le=65535, description="Port of the binary protocol. 0: any free one.")
+    advertised_host: str | None = Field(
+        None,
+        description="Host that lookups tell clients. Unset: `host`, or, when that is all addresses, the one that the client "
+        "reached. Set it when clients come through a proxy or a port mapping.",
+    )
+    advertised_port: NonNegativeInt | None = Field(
+        None, le=65535, description="Port that lookups tell clients. Unset: the one listened on."
+    )
+    max_message_bytes: PositiveInt = Field(
+        5 * MIB,
+        ge=64 * KIB,
+        le=128 * MIB,
+        description="Largest message, told to clients when they connect. Bookies must accept entries 10 KiB larger.",
+    )
+    publish_buffer_bytes: PositiveInt = Field(
+        256 * MIB, description="Bytes that all connections together may have published and not answered; then none of them is read."
+    )
+    max_connections: PositiveInt = Field(50_000, description="Connections at one time; more are refused.")
+    topic_creation: TopicCreation = TopicCreation()
+    max_subscriptions_per_topic: PositiveInt = Field(10_000, description="Subscriptions of one topic.")
+    request_timeout_s: PositiveFloat = Field(
+        25.0,
+        description="How long opening a topic, a subscription or a seek may take. Below the 30 s after which clients give up, so "
+        "that they get an answer.",
+    )
+    topic_retry_s: PositiveFloat = Field(
+        0.2, description="Pause before a topic whose ledger failed is opened again; doubles at each failure up to 10 s."
+    )
+    close_timeout_s: PositiveFloat = Field(10.0, description="How long an orderly stop waits for publishes under way, per topic.")
+    reader_seek_grace_s: PositiveFloat = Field(
+        60.0, description="How long a reader's position outlives it after a seek, so that it finds it when it subscribes again."
+    )
+    rate_window_s: PositiveFloat = Field(10.0, description="Over how long the rates in statistics are averaged.")
+    connection: ConnectionSettings = ConnectionSettings()
+    dispatch: DispatchSettings = DispatchSettings()
+
+    @property
+    def max_frame_bytes(self) -> int:
+        return self.max_message_bytes + FRAME_PADDING_BYTES

@@ -1,0 +1,370 @@
+"""One subscription: its consumers, what they acknowledge, and its position in the topic.
+
+    SUBSCRIBE ──► add_consumer ──► core for the subscription's type ◄── FLOW, redelivery, acknowledgements, sockets, appends
+    SEEK ──► begin_seek: consumers are closed, new ones wait ──► reset ──► end_seek
+
+Rules
+1. All consumers connected at one time have one subscription type; without consumers the type may change (protocol.md §12.3).
+2. An acknowledgement whose answer was asked for is answered when it is durable.
+3. During a seek nothing is delivered and nobody joins; what closed consumers still send is dropped with their ids (§17).
+4. A non-durable subscription ends with its last consumer, but a seek keeps it for a while: its reader comes back (§17).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cepheid_broker.consumer import Consumer, ConsumerFigures
+from cepheid_broker.dispatch import DispatchLimits, Idle
+from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
+from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
+from cepheid_broker.errors import ConsumerBusyError, ServiceNotReadyError
+from cepheid_broker.peer import Peer
+from cepheid_broker.position import Position
+from cepheid_broker.rates import Traffic, TrafficFigures
+from cepheid_broker.settings import BrokerSettings
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_wire import TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
+
+if TYPE_CHECKING:
+    from cepheid_broker.managed_ledger import Cursor, ManagedLedger
+
+log = logging.getLogger(__name__)
+
+EXCLUSIVE = pb.CommandSubscribe.Exclusive
+SHARED = pb.CommandSubscribe.Shared
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAck:
+    """A part of a batch: the messages whose bit is 1 are *not* acknowledged yet; missing words are 0."""
+
+    position: Position
+    unacked_words: tuple[int, ...]
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFigures:
+    name: str
+    durable: bool
+    type_name: str
+    backlog_entries: int
+    mark_delete: Position
+    read_position: Position | None
+    delivered: TrafficFigures
+    redelivered_messages: int
+    acked_entries: int
+    unacked_messages: int
+    idle: str
+    consumers: tuple[ConsumerFigures, ...]
+    storage_reads: int
+    cached_reads: int
+
+
+class Subscription:
+    def __init__(
+        self,
+        topic: TopicName,
+        name: str,
+        ledger: ManagedLedger,
+        cursor: Cursor,
+        settings: BrokerSettings,
+        budget: ReadAheadBudget,
+        tasks: TaskOwner,
+        *,
+        on_unused: Callable[[Subscription], None],
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.cursor = cursor
+        self.kind: int | None = None  # CommandSubscribe.SubType, while consumers are connected
+        self.consumers: dict[int, Consumer] = {}
+        self.delivered = Traffic()
+        self.acked_entries = 0
+        self._redelivered_messages = 0
+        self._ledger = ledger
+        self._settings = settings
+        self._budget = budget
+        self._tasks = tasks
+        self._on_unused = on_unused
+        self._dispatcher: Dispatcher | None = None
+        self._next_key = 1
+        self._seek_done: asyncio.Event | None = None  # while a seek is under way
+        self._grace: asyncio.TimerHandle | None = None  # rule 4
+        self._saves_wanted: list[Callable[[CepheidError | None], None]] = []
+        self._saving = False
+        self._storage_reads = self._cached_reads = 0
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name!r} of {self.topic}, {len(self.consumers)} consumers>"
+
+    @property
+    def durable(self) -> bool:
+        return self.cursor.durable
+
+    @property
+    def type_name(self) -> str:
+        return _type_name(self.kind)
+
+    # Consumers
+
+    async def wait_until_free(self, kind: int, peer: Peer) -> None:
+        """Returns when a consumer of this type may join; nothing may be awaited between this and joining.
+
+        Raises ConsumerBusyError, after asking the holders whether they still live: after a client's crash the old socket may
+        look open for long.
+        """
+        while True:
+            if self.closed:
+                raise ServiceNotReadyError(f"subscription {self.name!r} of {self.topic} is being closed")
+            if self._seek_done is not None:
+                await self._seek_done.wait()
+                continue
+            if not self.consumers or (self.kind == kind == SHARED):
+                return
+            holder = next(iter(self.consumers.values()))
+            alive = holder.peer is peer or await holder.peer.is_alive()
+            if alive and self.consumers.get(holder.key) is holder:
+                raise self._busy(kind)
+
+    def _busy(self, kind: int) -> ConsumerBusyError:
+        wanted, found = _type_name(kind), _type_name(self.kind)
+        message = f"subscription {self.name!r} of {self.topic} has {len(self.consumers)} consumers of type {found}"
+        if kind != self.kind:
+            message += f"; a consumer of type {wanted} cannot join them"
+        return ConsumerBusyError(message, topic=str(self.topic), subscription=self.name)
+
+    def new_key(self) -> int:
+        self._next_key += 1
+        return self._next_key
+
+    def add_consumer(self, consumer: Consumer, kind: int) -> None:
+        assert not self.closed
+        assert self._seek_done is None
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if not self.consumers:
+            self.kind = kind
+            self._start_dispatch(kind)
+        assert kind == self.kind, "rule 1"
+        assert self._dispatcher is not None
+        self.consumers[consumer.key] = consumer
+        self._dispatcher.core.on_consumer_joined(consumer.key, priority=consumer.priority_level)
+        self._dispatcher.core.on_writable(consumer.key, consumer.peer.writable)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        if self.consumers.pop(consumer.key, None) is None:
+            return
+        self._redelivered_messages += consumer.redelivered_messages
+        assert self._dispatcher is not None
+        self._dispatcher.core.on_consumer_left(consumer.key)
+        self._dispatcher.wake()
+        if not self.consumers:
+            self.kind = None
+            if not self.durable and self._seek_done is None and self._grace is None and not self.closed:
+                self._on_unused(self)
+
+    def _start_dispatch(self, kind: int) -> None:
+        """A Shared core is kept while the type stays the same: it knows redelivery counts (H9: they never decrease)."""
+        if self._dispatcher is not None:
+            if isinstance(self._dispatcher.core, SharedDispatch) and kind == SHARED:
+                self._dispatcher.core.on_rewind()
+                return
+            self._stop_dispatch()
+        dispatch = self._settings.dispatch
+        limits = DispatchLimits(dispatch.read_ahead_bytes, dispatch.max_unacked_messages)
+        self._dispatcher = Dispatcher(
+            SharedDispatch(self.cursor, limits) if kind == SHARED else ExclusiveDispatch(self.cursor, limits),
+            self._ledger,
+            self.consumers,
+            self.cursor.unacked_words,
+            dispatch,
+            self._budget,
+            self._tasks,
+            on_sent=self.delivered.count,
+            on_failed=self._on_dispatch_failed,
+        )
+
+    def _stop_dispatch(self) -> None:
+        if self._dispatcher is not None:
+            self._storage_reads += self._dispatcher.storage_reads
+            self._cached_reads += self._dispatcher.cached_reads
+            self._dispatcher.close()
+            self._dispatcher = None
+
+    def _on_dispatch_failed(self, error: BaseException) -> None:
+        """A bug of ours: this subscription starts over, nobody else notices."""
+        extra = {"topic": str(self.topic), "subscription": self.name, "error": repr(error)}
+        log.error("dispatch.failed", extra=extra, exc_info=error)
+        self.close_consumers("internal error in dispatch")
+        self._stop_dispatch()
+
+    def close_consumers(self, reason: str) -> None:
+        for consumer in list(self.consumers.values()):
+            consumer.close_by_broker(reason)
+
+    def close(self, reason: str) -> None:
+        """The topic is closed or failed, or the subscription is deleted."""
+        self.closed = True
+        self.close_consumers(reason)
+        self._stop_dispatch()
+        if self._grace is not None:
+            self._grace.cancel()
+        if self._seek_done is not None:
+            self._seek_done.set()
+
+    # Events for the core
+
+    def on_appended(self) -> None:
+        if self._dispatcher is not None and self.consumers:
+            self._dispatcher.core.on_appended()
+            self._dispatcher.wake()
+
+    def on_flow(self, consumer: Consumer, messages: int) -> None:
+        if self._dispatcher is not None:
+            room = self._settings.dispatch.max_permits - self._dispatcher.core.permits(consumer.key)
+            self._dispatcher.core.on_permits(consumer.key, min(messages, room))
+            self._dispatcher.wake()
+
+    def on_writable(self, consumer: Consumer, writable: bool) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.core.on_writable(consumer.key, writable)
+            if writable:
+                self._dispatcher.wake()
+
+    def redeliver(self, consumer: Consumer, positions: list[Position] | None) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.core.on_redeliver(consumer.key, positions)
+            self._dispatcher.wake()
+
+    # Acknowledgements
+
+    def acknowledge(self, consumer: Consumer, positions: Sequence[Position], parts: Sequence[BatchAck]) -> None:
+        """Whole entries, and parts of batches. What is unknown or acknowledged already is ignored (protocol.md §15)."""
+        self.cursor.acknowledge(positions)
+        done = list(positions)
+        for part in parts:
+            self.cursor.acknowledge_indexes(part.position, part.unacked_words, part.batch_size)
+            if self.cursor.is_acknowledged(part.position):
+                done.append(part.position)
+        consumer.acked_entries += len(done)
+        self.acked_entries += len(done)
+        if self._dispatcher is not None:
+            self._dispatcher.core.on_acked(consumer.key, done)
+            self._dispatcher.wake()
+
+    def acknowledge_cumulative(self, consumer: Consumer, position: Position, part: BatchAck | None) -> None:
+        """Everything up to and including `position`; or up to the entry before it, and a part of it."""
+        before = self.cursor.backlog_entries
+        if part is None:
+            self.cursor.acknowledge_cumulative(position)
+        else:
+            self.cursor.acknowledge_cumulative(Position(position.ledger_id, position.entry_id - 1))
+            self.cursor.acknowledge_indexes(part.position, part.unacked_words, part.batch_size)
+        acked = max(0, before - self.cursor.backlog_entries)
+        consumer.acked_entries += acked
+        self.acked_entries += acked
+
+    def when_saved(self, on_saved: Callable[[CepheidError | None], None]) -> None:
+        """Calls back when everything acknowledged so far is durable (rule 2), or with the error. One save for many."""
+        self._saves_wanted.append(on_saved)
+        if not self._saving:
+            self._saving = True
+            self._tasks.start(self._save(), name="save-acknowledgements")
+
+    async def _save(self) -> None:
+        try:
+            while self._saves_wanted:
+                wanted, self._saves_wanted = self._saves_wanted, []
+                failure: CepheidError | None = None
+                try:
+                    await self.cursor.saved()
+                except CepheidError as error:
+                    failure = error
+                for on_saved in wanted:
+                    on_saved(failure)
+        finally:
+            self._saving = False
+
+    # Seek
+
+    def begin_seek(self) -> None:
+        """Raises ServiceNotReadyError while another seek is under way."""
+        if self._seek_done is not None or self.closed:
+            raise ServiceNotReadyError(f"subscription {self.name!r} of {self.topic} is being moved or closed already")
+        self._seek_done = asyncio.Event()
+        self.close_consumers("seek")
+
+    def end_seek(self) -> None:
+        """The answer to the seek is written: whoever subscribed again meanwhile is let in behind it (protocol.md §17)."""
+        assert self._seek_done is not None
+        self._seek_done.set()
+        self._seek_done = None
+        if not self.durable and not self.closed:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self._settings.reader_seek_grace_s, self._end_grace)
+
+    def _end_grace(self) -> None:
+        self._grace = None
+        if not self.consumers and not self.closed:
+            self._on_unused(self)
+
+    # Figures
+
+    def permits(self, consumer: Consumer) -> int:
+        return 0 if self._dispatcher is None else self._dispatcher.core.permits(consumer.key)
+
+    def unacked_messages(self, consumer: Consumer) -> int:
+        """For Exclusive: entries in front of the read position that are not acknowledged."""
+        if self._dispatcher is None:
+            return 0
+        counted = self._dispatcher.core.unacked_messages(consumer.key)
+        if counted is not None:
+            return counted
+        last_sent = self._ledger.previous_position(self._dispatcher.core.read_position)
+        unsent = self._ledger.count_between(last_sent, self._ledger.last_confirmed)
+        return max(0, self.cursor.backlog_entries - unsent)
+
+    def is_blocked(self, consumer: Consumer) -> bool:
+        return self._dispatcher is not None and self._dispatcher.core.is_blocked(consumer.key)
+
+    def why_idle(self) -> Idle | None:
+        return Idle.NO_CONSUMER if self._dispatcher is None else self._dispatcher.why_idle()
+
+    def on_tick(self, window_s: float) -> None:
+        self.delivered.on_tick(window_s)
+        for consumer in self.consumers.values():
+            consumer.traffic.on_tick(window_s)
+
+    def figures(self) -> SubscriptionFigures:
+        consumers = tuple(consumer.figures() for consumer in self.consumers.values())
+        dispatcher = self._dispatcher
+        return SubscriptionFigures(
+            self.name,
+            self.durable,
+            self.type_name,
+            self.cursor.backlog_entries,
+            self.cursor.mark_delete,
+            None if dispatcher is None else dispatcher.core.read_position,
+            self.delivered.figures(),
+            self._redelivered_messages + sum(consumer.redelivered_messages for consumer in self.consumers.values()),
+            self.acked_entries,
+            sum(consumer.unacked_messages for consumer in consumers),
+            str(self.why_idle() or "busy"),
+            consumers,
+            self._storage_reads + (dispatcher.storage_reads if dispatcher else 0),
+            self._cached_reads + (dispatcher.cached_reads if dispatcher else 0),
+        )
+
+
+def _type_name(kind: int | None) -> str:
+    return "None" if kind is None else pb.CommandSubscribe.SubType.Name(kind)

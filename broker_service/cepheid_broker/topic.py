@@ -1,0 +1,233 @@
+"""One open topic: its managed ledger, its producers and subscriptions. Everything else is a module behind these.
+
+    publish ──► ManagedLedger.append ──► receipts of the producer
+                        └── on_appended, once per group ──► subscriptions with consumers
+
+Rules
+1. When the ledger fails, the topic closes its producers and consumers and is opened anew from the records: what the client then
+   resends starts at its first unanswered message, so nothing is stored out of order (protocol.md §10.4, §25).
+2. A closed topic is never used again; whoever still holds it gets ServiceNotReadyError, which clients retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cepheid_broker.dispatcher import ReadAheadBudget
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooManyError
+from cepheid_broker.peer import Buffer
+from cepheid_broker.position import EARLIEST, LATEST, Position
+from cepheid_broker.producer import Producer, ProducerFigures
+from cepheid_broker.rates import Traffic, TrafficFigures
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.subscription import Subscription, SubscriptionFigures
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from cepheid_broker.managed_ledger import ManagedLedger
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    name: str
+    published: TrafficFigures
+    producers: tuple[ProducerFigures, ...]
+    subscriptions: tuple[SubscriptionFigures, ...]
+
+
+class Topic:
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger,
+        settings: BrokerSettings,
+        budget: ReadAheadBudget,
+        tasks: TaskOwner,
+        *,
+        on_failed: Callable[[Topic, BaseException], None],
+    ) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.producers: dict[str, Producer] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.published = Traffic()
+        self.closed = False
+        self._settings = settings
+        self._budget = budget
+        self._tasks = tasks
+        self._on_failed = on_failed
+        self._changing = asyncio.Lock()  # creation and deletion of subscriptions, one after the other
+        for cursor in ledger.cursors.values():
+            self._adopt(cursor.name, cursor)
+        ledger.on_appended.append(self._on_appended)
+        ledger.on_failed.append(self._on_ledger_failed)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<Topic {self.name}, {len(self.producers)} producers, {len(self.subscriptions)} subscriptions{state}>"
+
+    def check_open(self) -> None:
+        if self.closed:
+            # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+            raise ServiceNotReadyError(f"topic {self.name} is being unloaded", topic=str(self.name))
+
+    # Publishing
+
+    def add_producer(self, producer: Producer) -> None:
+        assert not self.closed
+        assert producer.name not in self.producers
+        self.producers[producer.name] = producer
+
+    def on_producer_gone(self, producer: Producer) -> None:
+        if self.producers.get(producer.name) is producer:
+            del self.producers[producer.name]
+
+    def publish(self, payloads: Sequence[Buffer], on_done: Callable[[Position | CepheidError, int], None]) -> None:
+        """`on_done` is called once: with the first entry's position when all are durable, or with the error."""
+        if self.closed:
+            on_done(ServiceNotReadyError(f"topic {self.name} is being unloaded"), len(payloads))
+        else:
+            self.ledger.append(payloads, on_done)
+
+    def _on_appended(self) -> None:
+        for subscription in self.subscriptions.values():
+            subscription.on_appended()
+
+    # Subscriptions
+
+    async def create_subscription(self, name: str, position: Position, *, properties: dict[str, str] | None = None) -> Subscription:
+        """The durable subscription of this name; a new one starts at `position` (of the first entry that it gets)."""
+        async with self._changing:
+            self.check_open()
+            if (found := self.subscriptions.get(name)) is not None:
+                if not found.durable:
+                    raise NotAllowedError(f"{name!r} of {self.name} is a reader's; a durable subscription needs another name")
+                return found
+            if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
+                raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
+            cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties or {})
+            self.check_open()
+            extra = {"topic": str(self.name), "subscription": name, "position": str(position)}
+            log.info("subscription.created", extra=extra)
+            return self._adopt(name, cursor)
+
+    async def open_reader(self, name: str, position: Position | None) -> Subscription:
+        """The non-durable subscription of this name; one that is alive keeps its position (protocol.md §17)."""
+        async with self._changing:
+            self.check_open()
+            if (found := self.subscriptions.get(name)) is not None:
+                if found.durable:
+                    raise NotAllowedError(f"subscription {name!r} of {self.name} is durable; a reader needs another name")
+                return found
+            if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
+                raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
+            return self._adopt(name, self.ledger.new_non_durable_cursor(name, self._before(position or LATEST)))
+
+    async def reset_subscription(self, subscription: Subscription, position: Position) -> None:
+        """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers."""
+        if position == LATEST:
+            target = self.ledger.next_position(self.ledger.last_confirmed)
+        elif position == EARLIEST:
+            target = self.ledger.next_position(self.ledger.first_position())
+        else:
+            target = position
+        await subscription.cursor.reset(target)
+        extra = {"topic": str(self.name), "subscription": subscription.name, "position": str(target)}
+        log.info("subscription.reset", extra=extra)
+
+    def _before(self, position: Position) -> Position:
+        """The mark-delete position with which `position` is the first entry that is delivered."""
+        if position == LATEST:
+            return self.ledger.last_confirmed
+        if position == EARLIEST:
+            return self.ledger.first_position()
+        return self.ledger.previous_position(position)
+
+    def _adopt(self, name: str, cursor: object) -> Subscription:
+        subscription = Subscription(
+            self.name,
+            name,
+            self.ledger,
+            cursor,
+            self._settings,
+            self._budget,
+            self._tasks,
+            on_unused=self._on_unused,
+        )
+        self.subscriptions[name] = subscription
+        return subscription
+
+    def _on_unused(self, subscription: Subscription) -> None:
+        """A reader's subscription without a reader."""
+        subscription.close("its reader is gone")
+        if self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+            self.ledger.close_non_durable_cursor(subscription.name)
+
+    async def delete_subscription(self, name: str) -> None:
+        async with self._changing:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                return
+            subscription.close("the subscription is deleted")
+            del self.subscriptions[name]
+            if subscription.durable:
+                await self.ledger.delete_cursor(name)
+            log.info("subscription.deleted", extra={"topic": str(self.name), "subscription": name})
+
+    # The end
+
+    def _on_ledger_failed(self, error: BaseException) -> None:
+        if not self.closed:
+            extra = {"topic": str(self.name), "error": str(error), "hint": "it is opened again from its records"}
+            log.warning("topic.failed", extra=extra)
+            self.close_clients(f"topic {self.name} failed: {error}")
+            self._on_failed(self, error)
+
+    def close_clients(self, reason: str) -> None:
+        """Producers and consumers are told to look the topic up again (protocol.md §25)."""
+        self.closed = True
+        for producer in list(self.producers.values()):
+            producer.close_by_broker(reason)
+        for subscription in list(self.subscriptions.values()):
+            subscription.close(reason)
+
+    async def unload(self, reason: str) -> None:
+        """In order: publishes under way are answered, clients are told, acknowledgements are saved, the ledger is closed."""
+        producers = list(self.producers.values())
+        settled = [asyncio.Event() for _ in producers]
+        for producer, event in zip(producers, settled, strict=True):
+            producer.close_when_settled(event.set)
+        self.closed = True
+        try:
+            async with asyncio.timeout(self._settings.close_timeout_s):
+                for event in settled:
+                    await event.wait()
+        except TimeoutError:
+            log.warning("topic.unload_did_not_settle", extra={"topic": str(self.name), "waited_s": self._settings.close_timeout_s})
+        self.close_clients(reason)
+        await self.ledger.aclose()
+
+    # Figures
+
+    def on_tick(self, window_s: float) -> None:
+        self.published.on_tick(window_s)
+        for producer in self.producers.values():
+            producer.traffic.on_tick(window_s)
+        for subscription in self.subscriptions.values():
+            subscription.on_tick(window_s)
+
+    def figures(self) -> TopicFigures:
+        return TopicFigures(
+            str(self.name),
+            self.published.figures(),
+            tuple(producer.figures() for producer in self.producers.values()),
+            tuple(subscription.figures() for subscription in self.subscriptions.values()),
+        )

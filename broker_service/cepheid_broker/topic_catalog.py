@@ -1,0 +1,134 @@
+"""Which topics exist: what the records say, and what a client may create by using it.
+
+T                  a record with partitions = 0: a plain topic; N: partitioned, T-partition-0 .. N-1 are topics by that
+T-partition-k      no record of its own when T has more than k partitions; else a plain topic of that odd name
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, TopicNotFoundError
+from cepheid_broker.managed_ledger import ManagedLedgerConfig
+from cepheid_broker.settings import TopicCreation
+from cepheid_metadata import (
+    KeyExistsError,
+    MetadataStore,
+    NamespaceRecord,
+    NoSuchKeyError,
+    TopicRecord,
+    list_topics,
+    namespace_records,
+    topic_records,
+)
+from cepheid_ports import Ports
+from cepheid_wire import PERSISTENT, NamespaceName, TopicName
+
+
+class TopicCatalog:
+    def __init__(self, store: MetadataStore, creation: TopicCreation, ledger_config: ManagedLedgerConfig, ports: Ports) -> None:
+        self._store = store
+        self._records = topic_records(store)
+        self._namespaces = namespace_records(store)
+        self._creation = creation
+        self._ledger_config = ledger_config
+        self._ports = ports
+
+    async def partitions(self, topic: TopicName) -> int | None:
+        """0: not partitioned. None: there is no such topic."""
+        if topic.is_partition:
+            base = await self._records.get(topic.base)
+            if base is not None and base.record.partitions > topic.partition_index:
+                return 0
+        found = await self._records.get(topic)
+        return None if found is None else found.record.partitions
+
+    async def partitions_or_create(self, topic: TopicName, *, may_create: bool = True) -> int:
+        """Like `partitions`; a missing topic is created if rules allow it. Raises TopicNotFoundError, NamespaceNotFoundError."""
+        partitions = await self.partitions(topic)
+        if partitions is not None:
+            return partitions
+        creation = await self._creation_in(topic.namespace)
+        if not (may_create and creation.allowed):
+            reason = "creating topics by using them is off" if may_create else "the client asked not to create it"
+            raise TopicNotFoundError(f"topic {topic} does not exist, and {reason}", topic=str(topic))
+        partitions = 0
+        if creation.topic_type == "partitioned" and not topic.is_partition:
+            partitions = creation.partitions
+        try:
+            await self.create(topic, partitions)
+        except KeyExistsError:  # another client was first, perhaps with another count
+            return await self.partitions_or_create(topic, may_create=may_create)
+        return partitions
+
+    async def require(self, topic: TopicName, *, may_create: bool) -> None:
+        """The topic is there and can be opened: it is no partitioned one. Raises TopicNotFoundError, NotAllowedError."""
+        if await self.partitions_or_create(topic, may_create=may_create):
+            raise NotAllowedError(f"topic {topic} is partitioned: connect to its partitions {topic}-partition-N", topic=str(topic))
+
+    async def create(self, topic: TopicName, partitions: int) -> None:
+        """Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError."""
+        if partitions and topic.is_partition:
+            raise NotAllowedError(f"topic {topic} is named like a partition and cannot have partitions", topic=str(topic))
+        await self._require_namespace(topic.namespace)
+        record = TopicRecord(partitions=partitions, created_at_ms=self._ports.wall_ms())
+        await self._records.create(topic, record)
+
+    async def grow(self, topic: TopicName, partitions: int) -> None:
+        """More partitions. Raises TopicNotFoundError, NotAllowedError (fewer, or not partitioned), BadVersionError."""
+        found = await self._records.get(topic)
+        if found is None:
+            raise TopicNotFoundError(f"topic {topic} does not exist", topic=str(topic))
+        now = found.record.partitions
+        if now == 0 or partitions < now:
+            raise NotAllowedError(f"topic {topic} has {now} partitions; it cannot have {partitions}", topic=str(topic))
+        await self._records.replace(topic, found.record.replace(partitions=partitions), found.version)
+
+    async def delete(self, topic: TopicName) -> None:
+        """The record alone; gone already is success."""
+        try:
+            await self._records.delete(topic, None)
+        except NoSuchKeyError:
+            pass
+
+    async def topics_of(self, namespace: NamespaceName) -> list[TopicName]:
+        """Every topic that can be connected to: partitioned ones appear as their partitions."""
+        await self._require_namespace(namespace)
+        names: list[TopicName] = []
+        for topic in await list_topics(self._store, namespace.tenant, namespace.local_name, PERSISTENT):
+            partitions = await self.partitions(topic)
+            names += [topic.partition(index) for index in range(partitions)] if partitions else [topic]
+        return names
+
+    async def ledger_config(self, topic: TopicName) -> ManagedLedgerConfig:
+        """How the topic's ledgers are kept: the namespace's policies, else the broker's."""
+        namespace = await self._require_namespace(topic.namespace)
+        persistence, retention = namespace.persistence, namespace.retention
+        config = self._ledger_config
+        if persistence is not None:
+            config = replace(
+                config,
+                ensemble_size=persistence.ensemble_size,
+                write_quorum=persistence.write_quorum,
+                ack_quorum=persistence.ack_quorum,
+            )
+        if retention is not None:
+            minutes, mib = retention.time_limit_min, retention.size_limit_mb
+            config = replace(
+                config,
+                retention_ms=minutes if minutes < 0 else minutes * 60_000,
+                retention_bytes=mib if mib < 0 else mib << 20,
+            )
+        return config
+
+    async def _creation_in(self, namespace: NamespaceName) -> TopicCreation:
+        override = (await self._require_namespace(namespace)).auto_topic_creation
+        if override is None:
+            return self._creation
+        return TopicCreation(allowed=override.allowed, topic_type=override.topic_type, partitions=override.partitions or 1)
+
+    async def _require_namespace(self, namespace: NamespaceName) -> NamespaceRecord:
+        found = await self._namespaces.get((namespace.tenant, namespace.local_name))
+        if found is None or found.record.deleted:
+            raise NamespaceNotFoundError(f"namespace {namespace} does not exist", namespace=str(namespace))
+        return found.record

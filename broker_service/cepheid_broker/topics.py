@@ -1,0 +1,199 @@
+"""The open topics of this broker: opened once however many ask, closed, unloaded, deleted.
+
+    get ──► open already? ──► opening? wait with the others ──► catalog: does it exist? ──► ManagedLedgers.open ──► Topic
+A topic that failed is opened again by whoever asks for it next, after a pause that doubles while it keeps failing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING
+
+from cepheid_broker.dispatcher import ReadAheadBudget
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.topic import Topic
+from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_ports import CepheidError, Ports, TaskOwner
+from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgers
+
+log = logging.getLogger(__name__)
+
+RETRY_MAX_S = 10.0
+
+
+class Topics:
+    def __init__(
+        self,
+        catalog: TopicCatalog,
+        managed_ledgers: ManagedLedgers,
+        settings: BrokerSettings,
+        tasks: TaskOwner,
+        ports: Ports,
+    ) -> None:
+        self.read_ahead_budget = ReadAheadBudget(settings.dispatch.read_ahead_total_bytes)
+        self._catalog = catalog
+        self._managed_ledgers = managed_ledgers
+        self._settings = settings
+        self._tasks = tasks
+        self._open: dict[TopicName, Topic] = {}
+        self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
+        self._closing: dict[TopicName, asyncio.Task[None]] = {}
+        self._retry: dict[TopicName, tuple[float, float]] = {}  # not before this loop time; the pause that led to it
+        self._name_prefix = f"{settings.cluster}-{ports.random.getrandbits(40):010x}"
+        self._names_given = 0
+        self._stopping = False
+        self.failures = 0
+
+    def __repr__(self) -> str:
+        return f"<Topics {len(self._open)} open, {len(self._opening)} opening, {len(self._closing)} closing>"
+
+    def new_producer_name(self) -> str:
+        """Unique in the cluster, also after a restart: clients come back with the name they were given (protocol.md §9.2)."""
+        self._names_given += 1
+        return f"{self._name_prefix}-{self._names_given}"
+
+    def loaded(self) -> Iterable[Topic]:
+        return list(self._open.values())
+
+    def find(self, name: TopicName) -> Topic | None:
+        """The topic if it is open."""
+        return self._open.get(name)
+
+    async def get(self, name: TopicName, *, may_create: bool) -> Topic:
+        """The topic, opened and perhaps created. Raises what `TopicCatalog.require` and opening a managed ledger raise."""
+        while True:
+            if self._stopping:
+                raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
+            if (topic := self._open.get(name)) is not None and not topic.closed:
+                return topic
+            if (closing := self._closing.get(name)) is not None:
+                await asyncio.wait([closing])
+                continue
+            opening = self._opening.get(name)
+            if opening is None:
+                opening = self._tasks.start(self._load(name, may_create), name=f"open {name}")
+                self._opening[name] = opening
+            # Shielded: one client that gives up must not stop the opening that others wait for.
+            return await asyncio.shield(opening)
+
+    async def _load(self, name: TopicName, may_create: bool) -> Topic:
+        try:
+            await self._catalog.require(name, may_create=may_create)
+            await self._wait_for_retry(name)
+            config = await self._catalog.ledger_config(name)
+            try:
+                ledger = await self._managed_ledgers.open(str(name), config)
+            except CepheidError as error:
+                self._on_not_opened(name, error)
+                raise
+            if self._stopping:
+                await ledger.aclose()
+                raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
+            topic = Topic(name, ledger, self._settings, self.read_ahead_budget, self._tasks, on_failed=self._on_topic_failed)
+            self._open[name] = topic
+            log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})
+            return topic
+        finally:
+            self._opening.pop(name, None)
+
+    async def _wait_for_retry(self, name: TopicName) -> None:
+        if name in self._retry:
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(max(0.0, self._retry[name][0] - now))
+
+    def _on_not_opened(self, name: TopicName, error: CepheidError) -> None:
+        self.failures += 1
+        retry_s = self._plan_retry(name)
+        extra = {"topic": str(name), "error": str(error), "retry_s": retry_s}
+        log.warning("topic.open_failed", extra=extra)
+
+    def _plan_retry(self, name: TopicName) -> float:
+        now = asyncio.get_running_loop().time()
+        last_at, last_pause_s = self._retry.get(name, (0.0, 0.0))
+        recent = now - last_at < RETRY_MAX_S
+        pause_s = min(2 * last_pause_s, RETRY_MAX_S) if recent and last_pause_s else self._settings.topic_retry_s
+        if len(self._retry) >= 10_000:  # entries of topics that nobody asked for again
+            self._retry.clear()
+        self._retry[name] = (now + pause_s, pause_s)
+        return pause_s
+
+    def _on_topic_failed(self, topic: Topic, error: BaseException) -> None:
+        self.failures += 1
+        self._plan_retry(topic.name)
+        if self._open.get(topic.name) is topic:
+            del self._open[topic.name]
+            self._start_closing(topic.name, self._close_failed(topic.ledger))
+
+    async def _close_failed(self, ledger: ManagedLedger) -> None:
+        try:
+            await ledger.aclose()
+        except CepheidError as error:
+            log.info("topic.close_failed", extra={"topic": ledger.topic, "error": str(error)})
+
+    def _start_closing(self, name: TopicName, work: Awaitable[None]) -> asyncio.Task[None]:
+        async def run() -> None:
+            try:
+                await work
+            finally:
+                self._closing.pop(name, None)
+
+        task = self._tasks.start(run(), name=f"close {name}")
+        self._closing[name] = task
+        return task
+
+    async def unload(self, name: TopicName, reason: str = "the topic is unloaded") -> None:
+        """Closes it in good order; it is opened again by whoever asks. Not open is success."""
+        topic = self._open.pop(name, None)
+        if topic is None:
+            return
+        await asyncio.shield(self._start_closing(name, topic.unload(reason)))
+        log.info("topic.unloaded", extra={"topic": str(name), "reason": reason})
+
+    async def delete(self, name: TopicName, *, force: bool = False) -> None:
+        """The topic with everything in it. Raises NotAllowedError while it is in use (unless `force`), TopicNotFoundError."""
+        if await self._catalog.partitions(name) is None:
+            raise TopicNotFoundError(f"topic {name} does not exist", topic=str(name))
+        topic = self._open.get(name)
+        if topic is not None and not force:
+            consumers = sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
+            if topic.producers or consumers:
+                raise NotAllowedError(
+                    f"topic {name} has {len(topic.producers)} producers and {consumers} consumers", topic=str(name)
+                )
+        while (closing := self._closing.get(name)) is not None:
+            await asyncio.wait([closing])
+        await asyncio.shield(self._start_closing(name, self._delete(name)))
+
+    async def _delete(self, name: TopicName) -> None:
+        if (opening := self._opening.get(name)) is not None:
+            await asyncio.wait([opening])
+        if (topic := self._open.pop(name, None)) is not None:
+            await topic.unload("the topic is deleted")
+        await self._managed_ledgers.delete(str(name))
+        await self._catalog.delete(name)
+        self._retry.pop(name, None)
+        log.info("topic.deleted", extra={"topic": str(name)})
+
+    def on_tick(self, window_s: float) -> None:
+        for topic in self._open.values():
+            topic.on_tick(window_s)
+
+    async def aclose(self) -> None:
+        """Unloads everything, together; what is being opened is waited for."""
+        self._stopping = True
+        for opening in list(self._opening.values()):
+            await asyncio.wait([opening])
+        unloads = [asyncio.ensure_future(self._unload_quietly(name)) for name in list(self._open)]
+        await asyncio.gather(*unloads, *list(self._closing.values()), return_exceptions=True)
+
+    async def _unload_quietly(self, name: TopicName) -> None:
+        try:
+            await self.unload(name, "the broker stops")
+        except CepheidError as error:
+            log.warning("topic.unload_failed", extra={"topic": str(name), "error": str(error)})
