@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,7 +248,7 @@ class Bookie:
         lac = max(state.explicit_lac, highest.header(entry_id).last_add_confirmed)
         return LacAnswer(Status.OK, lac, state.explicit_lac, highest)
 
-    async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
+    async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
         """Chunks of about 1 MB; see `BookieConnection.read`."""
         refusal = await self._refuse_read(request)
         if refusal is not None:
@@ -259,11 +260,12 @@ class Bookie:
             chunks = self._reader.read(
                 request.ledger_id, request.first_entry_id, request.last_entry_id, request.max_bytes, urgent=request.fence
             )
-            async for chunk in chunks:
-                if self.state is not BookieState.SERVING:
-                    yield refuse_range(request, Status.STOPPED)
-                    return
-                yield chunk
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if self.state is not BookieState.SERVING:
+                        yield refuse_range(request, Status.STOPPED)
+                        return
+                    yield chunk
         finally:
             self._open_reads -= 1
 

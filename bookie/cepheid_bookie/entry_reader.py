@@ -15,7 +15,7 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef
@@ -102,7 +102,9 @@ class EntryReader:
         """From now on whatever would need the disk is answered STOPPED."""
         self._stopped = True
 
-    async def read(self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool) -> AsyncIterator[ReadAnswer]:
+    async def read(
+        self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool
+    ) -> AsyncGenerator[ReadAnswer, None]:
         """Chunks from `first` on, until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue."""
         position, left = first, max(max_bytes, 1)
         while position <= last and left > 0:

@@ -1,9 +1,9 @@
 """Deletes ledgers that metadata no longer has, and emptied entry logs. Never on an error, a partial listing, or a mass absence.
 
-    every interval:  local ids ─► complete listing ─► absent now and a pass ago ─► each read directly: certainly no ─► delete
+    every interval:  local ids ► complete listing ► absent now and a pass ago ► each read directly: certainly no ► delete
 
 Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
-Rule 2: two passes an interval apart must miss a ledger, then a direct read must deny it. Whatever fails ends the pass, without effect.
+Rule 2: two passes an interval apart must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
 Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR.
 """
 

@@ -9,6 +9,7 @@ Rule 2: a log is deleted only when the index, read to its end, has no block in i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 
