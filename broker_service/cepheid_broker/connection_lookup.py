@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import crc32c
 
+from cepheid_broker.advertised import advertised_url
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
@@ -18,8 +19,6 @@ from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
 from cepheid_wire import PERSISTENT, CommandType, NamespaceName, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
-
-_ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
 class LookupCommands:
@@ -66,9 +65,8 @@ class LookupCommands:
 
     def service_url(self) -> str:
         settings = self._services.settings
-        host = settings.advertised_host or (self._peer.reached_host if settings.host in _ANY_ADDRESS else settings.host)
         port = settings.advertised_port or self._services.listening_port()
-        return f"pulsar://[{host}]:{port}" if ":" in host else f"pulsar://{host}:{port}"
+        return advertised_url("pulsar", settings, port, self._peer.reached_host)
 
     def _on_get_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
         self._requests.start(self._answer_topics(ask), name="topics-of-namespace")

@@ -6,6 +6,7 @@ T-partition-k      no record of its own when T has more than k partitions; else 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, TopicNotFoundError
@@ -48,7 +49,7 @@ class TopicCatalog:
         partitions = await self.partitions(topic)
         if partitions is not None:
             return partitions
-        creation = await self._creation_in(topic.namespace)
+        creation = await self.creation_in(topic.namespace)
         if not (may_create and creation.allowed):
             reason = "creating topics by using them is off" if may_create else "the client asked not to create it"
             raise TopicNotFoundError(f"topic {topic} does not exist, and {reason}", topic=str(topic))
@@ -66,12 +67,12 @@ class TopicCatalog:
         if await self.partitions_or_create(topic, may_create=may_create):
             raise NotAllowedError(f"topic {topic} is partitioned: connect to its partitions {topic}-partition-N", topic=str(topic))
 
-    async def create(self, topic: TopicName, partitions: int) -> None:
+    async def create(self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None) -> None:
         """Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError."""
         if partitions and topic.is_partition:
             raise NotAllowedError(f"topic {topic} is named like a partition and cannot have partitions", topic=str(topic))
         await self._require_namespace(topic.namespace)
-        record = TopicRecord(partitions=partitions, created_at_ms=self._ports.wall_ms())
+        record = TopicRecord(partitions=partitions, properties=dict(properties or {}), created_at_ms=self._ports.wall_ms())
         await self._records.create(topic, record)
 
     async def grow(self, topic: TopicName, partitions: int) -> None:
@@ -121,7 +122,8 @@ class TopicCatalog:
             )
         return config
 
-    async def _creation_in(self, namespace: NamespaceName) -> TopicCreation:
+    async def creation_in(self, namespace: NamespaceName) -> TopicCreation:
+        """What happens there when a client uses a topic that does not exist. Raises NamespaceNotFoundError."""
         override = (await self._require_namespace(namespace)).auto_topic_creation
         if override is None:
             return self._creation
