@@ -23,14 +23,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cepheid_ledger.errors import BookieProtocolError
 from cepheid_ledger.lane import Lane, LaneListener
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ports import TaskOwner
-from cepheid_rpc import AddAnswer, AddRequest, AddStream, BookieConnection, Status
+from cepheid_rpc import AddAnswer, AddRequest, AddStream, BookieConnection, BookieUnavailableError, Status
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,9 @@ class _Unanswered:
 
 
 class BookieChannel:
-    def __init__(self, connection: BookieConnection, settings: LedgerSettings) -> None:
-        self.connection = connection
-        self.bookie_id = connection.bookie_id
+    def __init__(self, bookie_id: str, connection_of: Callable[[str], BookieConnection], settings: LedgerSettings) -> None:
+        self.bookie_id = bookie_id
+        self._connection_of = connection_of  # asked for each stream: a bookie may come back at another address
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"channel {self.bookie_id}")
@@ -157,7 +157,7 @@ class BookieChannel:
             timer.cancel()
 
     async def aclose(self) -> None:
-        """Fails what is left. The connection belongs to whoever gave it."""
+        """Fails what is left. Connections belong to whoever gave them."""
         self._closed = True
         for timer in (self._ticker, self._reopener):
             if timer is not None:
@@ -207,24 +207,32 @@ class BookieChannel:
         stream = self._stream
         if stream is None:
             return
-        self._streams_broken += 1
-        log.warning("bookie.stream_broken", extra={"bookie": self.bookie_id, "error": repr(error)})
         failed = self._detach(stream)
         if stream.transport is not None:
             self._tasks.start(stream.transport.aclose(), name="close-stream")
-        self._reopener = self._loop.call_later(self._reopen_delay_s, self._reopen)
-        self._reopen_delay_s = min(2 * self._reopen_delay_s, self._settings.reconnect_delay_max_s)
+        self._reopen_later(error)
         self._fail(failed, f"lost its connection: {error}")
 
     def _open_stream(self) -> None:
         self._streams_opened += 1
         stream = self._stream = _Stream(self)
-        transport = self.connection.open_add_stream(stream)
+        try:
+            transport = self._connection_of(self.bookie_id).open_add_stream(stream)
+        except BookieUnavailableError as error:
+            self._detach(stream)
+            self._reopen_later(error)
+            return
         if self._stream is stream:
             stream.transport = transport
             transport.wake()
         else:  # it broke while it was opened
             self._tasks.start(transport.aclose(), name="close-stream")
+
+    def _reopen_later(self, error: BaseException) -> None:
+        self._streams_broken += 1
+        log.warning("bookie.stream_broken", extra={"bookie": self.bookie_id, "error": repr(error)})
+        self._reopener = self._loop.call_later(self._reopen_delay_s, self._reopen)
+        self._reopen_delay_s = min(2 * self._reopen_delay_s, self._settings.reconnect_delay_max_s)
 
     def _reopen(self) -> None:
         self._reopener = None

@@ -39,7 +39,8 @@ _TOKEN_BITS = 63
 class BookieConnections(Protocol):
     """Where connections come from; they belong to it."""
 
-    def get(self, bookie_id: str) -> BookieConnection: ...
+    def get(self, bookie_id: str) -> BookieConnection:
+        """The present one. Asked for each stream and request. Raises BookieUnavailableError when the bookie is not known."""
 
 
 class LedgerClient:
@@ -158,7 +159,7 @@ class LedgerClient:
     def _channel_of(self, bookie_id: str) -> BookieChannel:
         channel = self._channels.get(bookie_id)
         if channel is None:
-            channel = self._channels[bookie_id] = BookieChannel(self._connections.get(bookie_id), self._settings)
+            channel = self._channels[bookie_id] = BookieChannel(bookie_id, self._connections.get, self._settings)
         return channel
 
     async def _take_id(self, above: int) -> int:

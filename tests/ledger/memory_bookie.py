@@ -30,7 +30,8 @@ from cepheid_rpc import (
 class MemoryBookie:
     """Switches: `hang` (nothing is answered, adds are kept back), `down` (connections fail), `refuse` (adds get this status),
     `drop_adds` (adds are stored but never answered), `delay_s` (of every answer), `read_delay_s` (of range reads),
-    `lac_down` (LAC requests fail), `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
+    `lac_down` (LAC requests fail), `limbo` (it may have forgotten things: what it does not have is unknown),
+    `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -43,7 +44,7 @@ class MemoryBookie:
         self.refuse: Status | None = None
         self.drop_adds = False
         self.delay_s = self.read_delay_s = 0.0
-        self.lac_down = False
+        self.lac_down = self.limbo = False
         self.lie_about_lac: int | None = None
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
@@ -143,18 +144,20 @@ class MemoryBookie:
         first, last = request.first_entry_id, request.last_entry_id
         if entries is None:
             status = Status.NO_ENTRY if self.fenced.get(request.ledger_id) else Status.NO_LEDGER
+            status = Status.UNKNOWN if self.limbo else status
             return ReadAnswer((), (MissingEntries(first, last, status),), last + 1)
+        no = Status.UNKNOWN if self.limbo else Status.NO_ENTRY
         groups: list[EntryGroup] = []
         missing: list[MissingEntries] = []
         size, entry_id, highest = 0, first, max(entries)
         while entry_id <= last and size < request.max_bytes:
             if entry_id > highest:
-                missing.append(MissingEntries(entry_id, last, Status.NO_ENTRY))
+                missing.append(MissingEntries(entry_id, last, no))
                 entry_id = last + 1
                 break
             group = entries.get(entry_id)
             if group is None:
-                missing.append(MissingEntries(entry_id, entry_id, Status.NO_ENTRY))
+                missing.append(MissingEntries(entry_id, entry_id, no))
             else:
                 groups.append(group)
                 size += group.size_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -92,9 +93,15 @@ class Setting:
 
     def __init__(self, settings: LedgerSettings = FAST) -> None:
         self.transport = Transport()
-        self.channel = BookieChannel(self.transport, settings)  # type: ignore[arg-type] # only streams are used
+        self.unavailable = False
+        self.channel = BookieChannel("a", self.connection_of, settings)
         self.listener = Listener()
         self.lane = self.channel.open_lane(7, self.listener)
+
+    def connection_of(self, bookie_id: str) -> Any:
+        if self.unavailable:
+            raise BookieUnavailableError(f"{bookie_id} is not registered")
+        return self.transport
 
     def send(self, *ranges: tuple[int, int]) -> None:
         for first, last in ranges:
@@ -190,6 +197,31 @@ def test_a_broken_stream_fails_what_was_unanswered_and_keeps_what_was_not_sent()
         assert unsent.added == [0]
 
     in_setting(test)
+
+
+def test_a_bookie_that_is_not_registered_is_waited_for() -> None:
+    async def test(s: Setting) -> None:
+        s.unavailable = True
+        s.send((0, 0))
+        await wait_until(lambda: s.channel.statistics().streams_broken >= 2)
+        s.unavailable = False
+        await wait_until(lambda: bool(s.transport.sources))
+        assert s.transport.take() == [(7, 0, 0)]
+        s.transport.answer((7, 0, 0))
+        assert s.listener.added == [0]
+
+    in_setting(test)
+
+
+def test_a_pause_longer_than_the_timeout_is_no_silence() -> None:
+    async def test(s: Setting) -> None:
+        s.send((0, 0))
+        s.transport.take()
+        s.transport.answer((7, 0, 0), status=Status.OVERLOADED)
+        await wait_until(lambda: bool(s.lane.queue))
+        assert s.listener.failures == []
+
+    in_setting(test, FAST.model_copy(update={"add_timeout_s": 0.05, "refusal_delay_s": 0.2, "refusal_retry_s": 5.0}))
 
 
 def test_news_of_a_dropped_stream_reach_nobody() -> None:

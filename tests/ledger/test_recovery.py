@@ -203,6 +203,20 @@ def test_a_damaged_copy_is_unknown_and_never_a_no() -> None:
     run_async(main())
 
 
+def test_what_a_bookie_in_limbo_does_not_have_is_unknown() -> None:
+    async def main() -> None:
+        async with ledger_world("a", "b") as world:
+            writer = await world.create_on("ab", ack_quorum=2)
+            for bookie in "ab":
+                world.cluster[bookie].hold(entries(writer, 0, 2, lac=-1))
+            world.cluster["a"].limbo = True
+            del world.cluster["a"].entries[writer.ledger_id][2]
+            world.cluster["b"].read_delay_s = 0.05
+            assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
+
+    run_async(main())
+
+
 def test_damage_everywhere_stops_recovery_and_decides_nothing() -> None:
     async def main() -> None:
         async with ledger_world("a", "b") as world:
