@@ -123,12 +123,12 @@ def encode_batch_header(segment_id: int, nonce: bytes, header: BatchHeader) -> b
     return _BATCH_MAGIC + struct.pack("<I", crc32c(body)) + body
 
 
-def decode_batch_header(data: bytes, segment: SegmentHeader) -> BatchHeader | None:
-    """None unless the bytes begin with an intact batch header of this very segment."""
+def decode_batch_header(data: bytes, segment_id: int, nonce: bytes | None) -> BatchHeader | None:
+    """None unless the bytes begin with an intact batch header of this very segment (None: whose nonce was lost)."""
     if len(data) < BATCH_HEADER_BYTES or data[:4] != _BATCH_MAGIC:
         return None
-    _, crc, segment_id, sequence, size_bytes, records, nonce = _BATCH.unpack_from(data)
-    if crc32c(memoryview(data)[8:BATCH_HEADER_BYTES]) != crc or segment_id != segment.segment_id or nonce != segment.nonce:
+    _, crc, found_id, sequence, size_bytes, records, found_nonce = _BATCH.unpack_from(data)
+    if crc32c(memoryview(data)[8:BATCH_HEADER_BYTES]) != crc or found_id != segment_id or found_nonce != (nonce or found_nonce):
         return None
     return BatchHeader(sequence, size_bytes, records)
 

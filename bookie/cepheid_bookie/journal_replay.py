@@ -7,7 +7,9 @@ Batches are written one at a time, each after the one before was synced (journal
 
 Rule 1: torn batches are cut whole; nothing of them was answered.
 Rule 2: damage of synced data stops the start. Never skipped: it may hide acknowledged entries and fences.
-Rule 3: entries bypass the fence: a fence earlier in the log must not drop later recovery adds.
+Rule 3: what is read here is made durable first. A crash of the process alone leaves batches and names that the system has and the
+disk does not: what this start builds on must not be lost by the next power loss.
+Rule 4: entries bypass the fence: a fence earlier in the log must not drop later recovery adds.
 """
 
 from __future__ import annotations
@@ -53,11 +55,13 @@ class JournalReplay:
         self.report = ReplayReport(mark)
 
     def records(self) -> Iterator[JournalRecord]:
+        self._disk.sync_dir("journal")
         segments = self._segments()
         for place, segment_id in enumerate(segments):
             last = place == len(segments) - 1
             file = self._disk.open(segment_path(segment_id))
             try:
+                file.sync()
                 header = self._header(file, segment_id, last=last)
                 if header is None:
                     break
@@ -94,7 +98,7 @@ class JournalReplay:
                     offset=end.offset,
                 )
             return header
-        if not last or segment_id == self._mark.segment_id or self._any_batch(file):
+        if not last or segment_id == self._mark.segment_id or self._was_used(file, segment_id):
             raise JournalCorruptError(
                 f"{segment_path(segment_id)} is damaged at offset 0 (segment header) and was in use",
                 file=segment_path(segment_id),
@@ -112,7 +116,7 @@ class JournalReplay:
         while True:
             self.report.end = JournalPosition(sequence, header.segment_id, offset)
             head = file.pread(BATCH_HEADER_BYTES, offset)
-            batch = decode_batch_header(head, header)
+            batch = decode_batch_header(head, header.segment_id, header.nonce)
             records = None
             if batch is not None and batch.sequence == sequence:
                 body = file.pread(batch.size_bytes, offset + BATCH_HEADER_BYTES)
@@ -148,12 +152,12 @@ class JournalReplay:
             if not chunk:
                 return
             for place in range(0, len(chunk), ALIGNMENT):
-                batch = decode_batch_header(chunk[place : place + BATCH_HEADER_BYTES], header)
+                batch = decode_batch_header(chunk[place : place + BATCH_HEADER_BYTES], header.segment_id, header.nonce)
                 if batch is not None:
                     yield start + place, batch.sequence
             start += _SCAN_BYTES
 
     @staticmethod
-    def _any_batch(file: DiskFile) -> bool:
-        """Whether a segment without a header has anything but zeros where its first batch would be."""
-        return any(file.pread(ALIGNMENT, ALIGNMENT))
+    def _was_used(file: DiskFile, segment_id: int) -> bool:
+        """Whether a segment that lost its header has a batch. A lost sector may show bytes of other files: only its own count."""
+        return decode_batch_header(file.pread(BATCH_HEADER_BYTES, ALIGNMENT), segment_id, None) is not None

@@ -88,13 +88,15 @@ class JournalWriter:
         segment_id = self._segment_id + 1
         path, nonce = segment_path(segment_id), self._new_nonce()
         header = encode_segment_header(SegmentHeader(segment_id, self._sequence, nonce))
-        file = self._disk.open(path, create=True)
+        file: DiskFile | None = None
         try:
+            file = self._disk.open(path, create=True)
             file.preallocate(max(self._segment_bytes, ALIGNMENT + first_batch_bytes))
             file.pwrite(header, 0)
         except OSError as error:
-            file.close()
-            self._disk.unlink(path)
+            if file is not None:
+                file.close()
+                self._disk.unlink(path)
             if error.errno == errno.ENOSPC:
                 raise JournalSpaceError(f"no space for journal segment {segment_id:016x}: {error}") from error
             raise
