@@ -67,11 +67,11 @@ class EntryLogWriter:
 
     def append(self, ledgers: Iterable[tuple[int, CachedLedger]]) -> list[BlockRef]:
         """Writes the ledgers' groups as blocks and syncs them. After an OSError nothing of this call is to be indexed."""
-        start, first_new = self._offset, self._next_id
+        log_id, size_bytes, first_new = self.current_log_id, self._offset, self._next_id
         try:
             return self._append(ledgers)
         except OSError:
-            self._abandon(start, first_new)
+            self._abandon(log_id, size_bytes, first_new)
             raise
 
     def close(self) -> None:
@@ -120,16 +120,20 @@ class EntryLogWriter:
         self._disk.sync_dir("entrylog")
         self._offset = _ALIGNMENT
 
-    def _abandon(self, start: int, first_new: int) -> None:
+    def _abandon(self, log_id: int, size_bytes: int, first_new: int) -> None:
         """Gives back the space of a failed flush, as far as the disk lets us: nothing refers to what it wrote. Leaves the log."""
-        if self._file is not None and self._log_id < first_new:
-            with suppress(OSError):
-                self._file.truncate(start)
         self.close()
-        for log_id in range(first_new, self._next_id):
-            with suppress(OSError):
-                self._disk.unlink(log_path(log_id))
         self._offset = 0
+        with suppress(OSError):
+            if log_id:
+                log = self._disk.open(log_path(log_id))
+                try:
+                    log.truncate(size_bytes)
+                finally:
+                    log.close()
+        for new_id in range(first_new, self._next_id):
+            with suppress(OSError):
+                self._disk.unlink(log_path(new_id))
 
 
 class EntryLogReader:
