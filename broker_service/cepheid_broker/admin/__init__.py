@@ -1,0 +1,6 @@
+"""The admin API of a broker: REST, metrics, lookup over HTTP, the plan service. Cheap to import: the web framework comes later."""
+
+from cepheid_broker.admin.context import AdminContext, AdminSettings
+from cepheid_broker.admin.server import AdminServer
+
+__all__ = ["AdminContext", "AdminServer", "AdminSettings"]

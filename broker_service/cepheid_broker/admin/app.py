@@ -1,0 +1,97 @@
+"""The ASGI application: routers over the broker and its records, and refusals in the shape that clients read.
+
+A path of Pulsar's API that is not served answers 501 with a text, never a wrong success.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from cepheid_broker.admin.brokers import brokers
+from cepheid_broker.admin.clusters_tenants import clusters, tenants
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import http_status_of
+from cepheid_broker.admin.health import health
+from cepheid_broker.admin.lookup import lookup
+from cepheid_broker.admin.metrics import metrics
+from cepheid_broker.admin.namespaces import namespaces
+from cepheid_broker.admin.partitions import partitions
+from cepheid_broker.admin.plan import plan
+from cepheid_broker.admin.raw_path import RawPathMiddleware
+from cepheid_broker.admin.stats import stats
+from cepheid_broker.admin.subscriptions import subscriptions
+from cepheid_broker.admin.topics import non_persistent_topics, topics
+from cepheid_ports import CepheidError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+log = logging.getLogger(__name__)
+
+ROUTERS = (
+    clusters,
+    tenants,
+    namespaces,
+    topics,
+    non_persistent_topics,
+    partitions,
+    subscriptions,
+    stats,
+    lookup,
+    health,  # before brokers, whose {cluster} would take its names
+    brokers,
+    plan,
+    metrics,
+)
+
+_PULSAR_PATHS = ("/admin/", "/lookup/", "/topics/")
+
+
+def create_app(context: AdminContext) -> ASGIApp:
+    app = FastAPI(title="Cepheid admin API", redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    for router in ROUTERS:
+        app.include_router(router(context))
+    app.add_exception_handler(CepheidError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _not_routed)
+    app.add_exception_handler(Exception, _unexpected)
+    return RawPathMiddleware(app)
+
+
+def _reason(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"reason": text}, status_code=status)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, CepheidError)
+    status = http_status_of(error)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
+        log.warning("admin.failed", extra={"path": request.url.path, "error": repr(error), **error.facts})
+    return _reason(status, str(error))
+
+
+async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    return _reason(HTTPStatus.BAD_REQUEST, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+
+async def _not_routed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(_PULSAR_PATHS):
+        text = f"{request.method} {path} is not served by this broker (docs/admin.md lists what is)"
+        return _reason(HTTPStatus.NOT_IMPLEMENTED, text)
+    return _reason(error.status_code, str(error.detail))
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    log.error("admin.unexpected", extra={"path": request.url.path, "error": repr(error)}, exc_info=error)
+    return _reason(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error ({type(error).__name__}); the broker's log has the details")

@@ -1,0 +1,99 @@
+"""Metrics of a bookie. In a standalone process they are on the broker's page, one sample per bookie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cepheid_broker.admin.prometheus import Family, Sample, counter, gauge
+
+if TYPE_CHECKING:
+    from cepheid_bookie import BookieStatistics
+
+
+def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    yield gauge("cepheid_bookie_writable", "1: takes new entries.", figures.writable, bookie=bookie)
+    yield from _adds(bookie, figures)
+    yield from _journal(bookie, figures)
+    yield from _cache(bookie, figures)
+    yield from _reads(bookie, figures)
+    yield gauge("cepheid_bookie_ledgers", "Ledgers with entries here.", figures.ledgers, bookie=bookie)
+    yield counter("cepheid_bookie_ledgers_deleted_total", "Ledgers deleted here.", figures.ledgers_deleted, bookie=bookie)
+    yield counter("cepheid_bookie_logs_deleted_total", "Entry log files deleted.", figures.logs_deleted, bookie=bookie)
+    yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
+    yield Family(
+        "cepheid_bookie_free_bytes",
+        "gauge",
+        "Free space, by use of the disk.",
+        (
+            Sample(figures.free_journal_bytes, {"bookie": bookie, "disk": "journal"}),
+            Sample(figures.free_data_bytes, {"bookie": bookie, "disk": "data"}),
+        ),
+    )
+
+
+def _adds(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    yield counter("cepheid_bookie_added_entries_total", "Entries admitted.", figures.entries_added, bookie=bookie)
+    yield counter("cepheid_bookie_added_groups_total", "Groups of entries admitted.", figures.groups_added, bookie=bookie)
+    yield counter("cepheid_bookie_added_bytes_total", "Bytes admitted.", figures.bytes_added, bookie=bookie)
+    reasons = (
+        ("refused", figures.adds_refused),
+        ("fenced", figures.adds_fenced),
+        ("overloaded", figures.adds_overloaded),
+        ("no_space", figures.adds_no_space),
+    )
+    yield Family(
+        "cepheid_bookie_refused_groups_total",
+        "counter",
+        "Groups not admitted, by reason.",
+        [Sample(count, {"bookie": bookie, "reason": reason}) for reason, count in reasons],
+    )
+    yield gauge("cepheid_bookie_waiting_bytes", "Bytes that wait for the write cache.", figures.waiting_bytes, bookie=bookie)
+
+
+def _journal(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    labels = {"bookie": bookie}
+    yield Family(
+        "cepheid_bookie_journal_sync_duration_seconds",
+        "summary",
+        "Time to write and sync a batch, its way to the thread and back included.",
+        (Sample(figures.journal_sync_seconds, labels, "_sum"), Sample(figures.journal_batches, labels, "_count")),
+    )
+    yield counter("cepheid_bookie_journal_records_total", "Records synced.", figures.journal_records, bookie=bookie)
+    yield counter("cepheid_bookie_journal_bytes_total", "Bytes synced.", figures.journal_bytes, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_journal_refused_batches_total",
+        "Batches refused: the disk is full.",
+        figures.journal_refused_batches,
+        bookie=bookie,
+    )
+    yield gauge("cepheid_bookie_journal_queued_bytes", "Bytes that wait for a sync.", figures.journal_queued_bytes, bookie=bookie)
+
+
+def _cache(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    yield gauge("cepheid_bookie_write_cache_bytes", "Bytes in the write cache.", figures.cache_bytes, bookie=bookie)
+    yield counter("cepheid_bookie_flushes_total", "Checkpoints made.", figures.flushes, bookie=bookie)
+    yield counter("cepheid_bookie_flush_failures_total", "Checkpoints that failed.", figures.failed_flushes, bookie=bookie)
+    yield counter("cepheid_bookie_flushed_bytes_total", "Bytes written to entry logs.", figures.flushed_bytes, bookie=bookie)
+
+
+def _reads(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    yield counter(
+        "cepheid_bookie_read_requests_total", "Reads asked for. Tailing consumers cause none.", figures.read_requests, bookie=bookie
+    )
+    yield Family(
+        "cepheid_bookie_read_chunks_total",
+        "counter",
+        "Chunks answered, by where they came from.",
+        (
+            Sample(figures.read_cache_chunks, {"bookie": bookie, "source": "cache"}),
+            Sample(figures.read_disk_chunks, {"bookie": bookie, "source": "disk"}),
+        ),
+    )
+    yield counter("cepheid_bookie_read_disk_blocks_total", "Blocks read from entry logs.", figures.read_disk_blocks, bookie=bookie)
+    yield counter("cepheid_bookie_read_disk_bytes_total", "Bytes read from entry logs.", figures.read_disk_bytes, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_read_unreadable_blocks_total", "Blocks that were damaged.", figures.read_unreadable_blocks, bookie=bookie
+    )
+    yield counter("cepheid_bookie_reads_refused_total", "Reads refused.", figures.reads_refused, bookie=bookie)
+    yield gauge("cepheid_bookie_open_reads", "Reads under way.", figures.open_reads, bookie=bookie)

@@ -1,0 +1,72 @@
+"""Metrics of the broker and of what it is built on: topics, tail cache, ledger client.
+
+Topics are summed up by namespace: a label per topic would make ten thousand series of each name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from cepheid_broker.admin.prometheus import Family, Sample, counter, gauge
+
+if TYPE_CHECKING:
+    from cepheid_broker.broker import Broker
+    from cepheid_broker.managed_ledger import TailCacheStatistics
+    from cepheid_ledger import ChannelStatistics
+
+
+def broker_families(broker: Broker) -> Iterator[Family]:
+    figures = broker.statistics()
+    yield gauge("cepheid_broker_connections", "Open client connections.", figures.connections)
+    yield counter("cepheid_broker_connections_accepted_total", "Connections accepted.", figures.connections_accepted)
+    yield counter(
+        "cepheid_broker_connections_refused_total", "Connections refused: too many at one time.", figures.connections_refused
+    )
+    yield gauge("cepheid_broker_topics", "Open topics.", figures.topics_open)
+    yield counter("cepheid_broker_topic_failures_total", "Topics that failed and were opened again.", figures.topic_failures)
+    yield gauge("cepheid_broker_publish_buffer_bytes", "Bytes published and not answered yet.", figures.publish_buffer_bytes)
+    yield counter(
+        "cepheid_broker_publish_pauses_total",
+        "Times that reading from producers stopped: the buffer was full.",
+        figures.publish_pauses,
+    )
+    yield gauge("cepheid_broker_read_ahead_bytes", "Bytes read for consumers and not sent yet.", figures.read_ahead_bytes)
+    yield gauge("cepheid_broker_requests_running", "Requests and other tasks under way.", figures.requests_running)
+
+
+def tail_cache_families(cache: TailCacheStatistics) -> Iterator[Family]:
+    yield gauge("cepheid_broker_tail_cache_bytes", "Bytes of recent entries in memory.", cache.used_bytes)
+    yield gauge("cepheid_broker_tail_cache_limit_bytes", "Bytes that they may take.", cache.limit_bytes)
+    yield gauge("cepheid_broker_tail_cache_groups", "Groups of entries in it.", cache.groups)
+    yield counter("cepheid_broker_tail_cache_hits_total", "Reads answered from it.", cache.hits)
+    yield counter("cepheid_broker_tail_cache_misses_total", "Reads that went to bookies.", cache.misses)
+    yield Family(
+        "cepheid_broker_tail_cache_evicted_groups_total",
+        "counter",
+        "Groups that had to go, by reason: too many bytes, or too old.",
+        (Sample(cache.evicted_by_size, {"reason": "size"}), Sample(cache.evicted_by_age, {"reason": "age"})),
+    )
+
+
+def ledger_client_families(channels: Mapping[str, ChannelStatistics]) -> Iterator[Family]:
+    for bookie, channel in channels.items():
+        yield gauge(
+            "cepheid_ledger_channel_waiting_bytes",
+            "Add bytes queued for a bookie or unanswered.",
+            channel.waiting_bytes,
+            bookie=bookie,
+        )
+        yield gauge("cepheid_ledger_channel_lanes", "Ledgers written to a bookie.", channel.lanes, bookie=bookie)
+        yield counter(
+            "cepheid_ledger_channel_requests_total", "Groups of entries sent to a bookie.", channel.requests_sent, bookie=bookie
+        )
+        yield counter(
+            "cepheid_ledger_channel_streams_broken_total",
+            "Times that the stream to a bookie broke.",
+            channel.streams_broken,
+            bookie=bookie,
+        )
+        yield counter(
+            "cepheid_ledger_channel_lanes_failed_total", "Ledgers that gave a bookie up.", channel.lanes_failed, bookie=bookie
+        )

@@ -1,0 +1,103 @@
+"""What the admin routers work on: the broker's own services and records, and what they ask of both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from cepheid_broker.admin.errors import ConflictError, NotFoundError
+from cepheid_broker.errors import NamespaceNotFoundError
+from cepheid_metadata import (
+    BadVersionError,
+    ClusterRecord,
+    Found,
+    MetadataStore,
+    NamespaceRecord,
+    Records,
+    TenantRecord,
+    cluster_records,
+    namespace_records,
+    tenant_records,
+)
+from cepheid_wire import NamespaceName, TopicName
+
+if TYPE_CHECKING:
+    from cepheid_broker.admin.prometheus import Family
+    from cepheid_broker.broker import Broker
+
+
+class AdminSettings(BaseModel, frozen=True, extra="forbid"):
+    """The admin API of one broker."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0: all of them.")
+    port: NonNegativeInt = Field(
+        8080, le=65535, description="Port of the admin API, metrics and lookup over HTTP. 0: any free one."
+    )
+    max_partitions: PositiveInt = Field(10_000, description="Partitions that one topic may be given.")
+    max_requests: PositiveInt = Field(1024, description="Requests at one time; more are answered 503.")
+    health_timeout_s: PositiveFloat = Field(10.0, description="How long the health check may take to publish and read one message.")
+    stop_grace_s: PositiveFloat = Field(2.0, description="How long a stop waits for requests under way.")
+
+
+async def allow_all(topic: TopicName) -> None:
+    """Who may read a topic's history past the brokers: everybody, while the broker knows no users."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminContext:
+    """One broker, and who counts what besides it: the exporter pulls `families`."""
+
+    broker: Broker
+    settings: AdminSettings = field(default_factory=AdminSettings)
+    families: Sequence[Callable[[], Iterable[Family]]] = ()
+    authorize_history: Callable[[TopicName], Awaitable[None]] = field(default=allow_all)
+    is_ready: Callable[[], bool] = field(default=lambda: True)
+
+    @property
+    def store(self) -> MetadataStore:
+        return self.broker.store
+
+    @property
+    def cluster(self) -> str:
+        return self.broker.settings.cluster
+
+    @property
+    def clusters(self) -> Records[str, ClusterRecord]:
+        return cluster_records(self.store)
+
+    @property
+    def tenants(self) -> Records[str, TenantRecord]:
+        return tenant_records(self.store)
+
+    @property
+    def namespaces(self) -> Records[tuple[str, str], NamespaceRecord]:
+        return namespace_records(self.store)
+
+    async def require_cluster(self, cluster: str) -> Found[ClusterRecord]:
+        found = await self.clusters.get(cluster)
+        if found is None:
+            raise NotFoundError(f"Cluster {cluster} does not exist", cluster=cluster)
+        return found
+
+    async def require_tenant(self, tenant: str) -> Found[TenantRecord]:
+        found = await self.tenants.get(tenant)
+        if found is None:
+            raise NotFoundError(f"Tenant {tenant} does not exist", tenant=tenant)
+        return found
+
+    async def require_namespace(self, namespace: NamespaceName) -> Found[NamespaceRecord]:
+        found = await self.namespaces.get((namespace.tenant, namespace.local_name))
+        if found is None:
+            raise NamespaceNotFoundError(f"Namespace {namespace} does not exist", namespace=str(namespace))
+        return found
+
+
+async def replace_or_conflict(replacing: Awaitable[int]) -> None:
+    """Awaits a replacement of a record; 409 when somebody else changed it meanwhile."""
+    try:
+        await replacing
+    except BadVersionError:
+        raise ConflictError("Somebody else changed it at the same time; read it again and retry") from None

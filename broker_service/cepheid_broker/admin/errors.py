@@ -1,0 +1,117 @@
+"""What an admin call answers when it refuses: a status and `{"reason": text}`, which every client of the API reads.
+
+Tools decide by the status, so 404, 409 and 412 must not be mixed up (docs/reference/behaviours.md §1). This module is the one
+table of this edge: refusals of the API itself carry their status, every other type of ours is in `HTTP_STATUSES`.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import ClassVar
+
+from cepheid_broker.errors import (
+    BrokerError,
+    ConsumerBusyError,
+    ConsumerNotFoundError,
+    NamespaceNotFoundError,
+    NotAllowedError,
+    ProducerBusyError,
+    ServiceNotReadyError,
+    SubscriptionNotFoundError,
+    TooManyError,
+    TopicNotFoundError,
+)
+from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError
+from cepheid_ports import CepheidError
+from cepheid_wire import InvalidTopicNameError
+
+
+class AdminError(CepheidError):
+    """A refusal of the API itself, with its HTTP status."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+class BadRequestError(AdminError):
+    status = HTTPStatus.BAD_REQUEST
+
+
+class NotFoundError(AdminError):
+    status = HTTPStatus.NOT_FOUND
+
+
+class NotAllowedHereError(AdminError):
+    """The call makes no sense for this kind of topic, or is switched off."""
+
+    status = HTTPStatus.METHOD_NOT_ALLOWED
+
+
+class NotAcceptableError(AdminError):
+    """A number of partitions that cannot be created."""
+
+    status = HTTPStatus.NOT_ACCEPTABLE
+
+
+class ConflictError(AdminError):
+    """It exists already, is not empty, or is of the other kind."""
+
+    status = HTTPStatus.CONFLICT
+
+
+class PreconditionError(AdminError):
+    """A bad name, or something that must hold first does not."""
+
+    status = HTTPStatus.PRECONDITION_FAILED
+
+
+class BodyTooLargeError(AdminError):
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    hint = "no body of this API is that large; check what is being sent"
+
+
+class UnprocessableError(AdminError):
+    """A number of partitions that cannot be grown to."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class NotServedError(AdminError):
+    """Pulsar's API has it, this broker not yet: said, never a wrong success."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    hint = "docs/admin.md lists what is served"
+
+
+class HealthCheckError(AdminError):
+    """A message could not be published and read back."""
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
+    BrokerError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    TopicNotFoundError: HTTPStatus.NOT_FOUND,
+    NamespaceNotFoundError: HTTPStatus.NOT_FOUND,
+    SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
+    ConsumerNotFoundError: HTTPStatus.NOT_FOUND,
+    ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
+    ConsumerBusyError: HTTPStatus.PRECONDITION_FAILED,
+    TooManyError: HTTPStatus.PRECONDITION_FAILED,
+    NotAllowedError: HTTPStatus.METHOD_NOT_ALLOWED,
+    InvalidTopicNameError: HTTPStatus.PRECONDITION_FAILED,
+    InvalidNameError: HTTPStatus.PRECONDITION_FAILED,
+    KeyExistsError: HTTPStatus.CONFLICT,
+    BadVersionError: HTTPStatus.CONFLICT,
+    NotEmptyError: HTTPStatus.CONFLICT,
+}
+
+
+def http_status_of(error: CepheidError) -> HTTPStatus:
+    """What is not in the table: 503 when it passes by itself, else 500."""
+    if isinstance(error, AdminError):
+        return error.status
+    for kind in type(error).__mro__:
+        if kind in HTTP_STATUSES:
+            return HTTP_STATUSES[kind]
+    return HTTPStatus.SERVICE_UNAVAILABLE if error.retriable else HTTPStatus.INTERNAL_SERVER_ERROR

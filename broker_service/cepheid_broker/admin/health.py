@@ -1,0 +1,81 @@
+"""Health: what load balancers, probes and people ask.
+
+/status.html, ready     the broker has started: cheap
+brokers/health          one message is published to this broker's own topic, and read back
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import HealthCheckError, NotFoundError
+from cepheid_broker.position import Position
+from cepheid_metadata import KeyExistsError
+from cepheid_ports import CepheidError
+from cepheid_wire import PERSISTENT, NamespaceName, TopicName, encode_tail
+from cepheid_wire import pulsar_api_pb2 as pb
+
+HEALTH_NAMESPACE = NamespaceName("pulsar", "system")
+
+
+def health(context: AdminContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/status.html")
+    async def status() -> PlainTextResponse:
+        if not context.is_ready():
+            raise NotFoundError("The broker is starting or stopping")
+        return PlainTextResponse("OK")
+
+    @router.get("/admin/v2/brokers/ready")
+    async def ready() -> PlainTextResponse:
+        if not context.is_ready():
+            raise HealthCheckError("The broker is starting or stopping")
+        return PlainTextResponse("ok")
+
+    @router.get("/admin/v2/brokers/health")
+    async def check_health() -> PlainTextResponse:
+        try:
+            async with asyncio.timeout(context.settings.health_timeout_s):
+                await _publish_and_read(context)
+        except TimeoutError:
+            raise HealthCheckError(f"No message came back within {context.settings.health_timeout_s:g} s") from None
+        except CepheidError as error:
+            raise HealthCheckError(f"A message could not be published and read back: {error}") from error
+        return PlainTextResponse("ok")
+
+    return router
+
+
+async def _publish_and_read(context: AdminContext) -> None:
+    broker = context.broker
+    name = TopicName(PERSISTENT, HEALTH_NAMESPACE, f"__health-{broker.port}")  # hidden from lists
+    try:
+        await broker.catalog.create(name, 0)
+    except KeyExistsError:
+        pass
+    topic = await broker.topics.get(name, may_create=False)
+    now_ms = broker.ports.wall_ms()
+    sent = encode_tail(pb.MessageMetadata(producer_name="health", sequence_id=now_ms, publish_time=now_ms), b"health")
+    appended: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+
+    def on_done(outcome: Position | CepheidError, count: int) -> None:
+        if appended.cancelled():
+            return
+        if isinstance(outcome, Position):
+            appended.set_result(outcome)
+        else:
+            appended.set_exception(outcome)
+
+    topic.publish([sent], on_done)
+    position = await appended
+    groups = topic.ledger.read_cached(position, max_entries=1, max_bytes=1)
+    if not groups:
+        groups = await topic.ledger.read(position, max_entries=1, max_bytes=1)
+    found = bytes(groups[0].payload(position.entry_id)) if groups else b""
+    if found != sent:
+        raise HealthCheckError(f"Entry {position} of {name} was stored with {len(sent)} bytes and read with {len(found)} others")

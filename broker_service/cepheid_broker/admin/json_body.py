@@ -1,0 +1,40 @@
+"""Request bodies, read as JSON whatever content type they claim: clients send `application/json`, a vendor type, or none at all
+(docs/reference/behaviours.md §3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, Request
+from pydantic import TypeAdapter, ValidationError
+
+from cepheid_broker.admin.errors import BadRequestError, BodyTooLargeError
+
+MAX_BODY_BYTES = 1 << 20  # Pulsar's default is no limit; the largest body served is the policies of a namespace
+
+
+def json_body(kind: Any) -> Any:
+    """A dependency: the body as `kind`. An empty body reads as null, so `T | None` makes it optional."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+
+    async def read(request: Request) -> Any:
+        body = await _read_bounded(request)
+        try:
+            return adapter.validate_json(body or b"null")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(("body", *map(str, first["loc"])))
+            raise BadRequestError(f"{where}: {first['msg']}{'' if body else ' (the body is empty)'}") from None
+
+    return Depends(read)
+
+
+async def _read_bounded(request: Request) -> bytes:
+    parts: list[bytes] = []
+    size_bytes = 0
+    async for part in request.stream():
+        size_bytes += len(part)
+        if size_bytes > MAX_BODY_BYTES:
+            raise BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes", limit_bytes=MAX_BODY_BYTES)
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,52 @@
+"""Lookup over HTTP: which broker serves a topic, for clients that were given an http:// address."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+
+from cepheid_broker.admin.brokers import admin_url
+from cepheid_broker.admin.bundles import bundle_of
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import NotAllowedHereError
+from cepheid_broker.admin.path_names import LookupPath
+from cepheid_broker.advertised import advertised_url
+from cepheid_broker.errors import TopicNotFoundError
+from cepheid_wire import TopicName
+
+
+def lookup(context: AdminContext) -> APIRouter:
+    router = APIRouter(prefix="/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}")
+
+    @router.get("")
+    async def broker_of_topic(topic: LookupPath, request: Request) -> dict[str, str]:
+        await _require_usable(context, topic)
+        broker = context.broker
+        reached_host, _ = request.scope["server"]
+        service_url = advertised_url("pulsar", broker.settings, broker.settings.advertised_port or broker.port, reached_host)
+        # C++ breaks when neither TLS key is there: both are strings (docs/reference/shapes.md §6).
+        return {
+            "brokerUrl": service_url,
+            "brokerUrlTls": "",
+            "httpUrl": admin_url(context, request),
+            "httpUrlTls": "",
+            "nativeUrl": service_url,
+            "brokerUrlSsl": "",
+        }
+
+    @router.get("/bundle")
+    async def bundle_of_topic(topic: LookupPath) -> PlainTextResponse:
+        count = (await context.require_namespace(topic.namespace)).record.bundles
+        return PlainTextResponse(bundle_of(topic, count))
+
+    return router
+
+
+async def _require_usable(context: AdminContext, topic: TopicName) -> None:
+    """It exists, or the first client that connects will create it. Creates nothing itself."""
+    if not topic.is_persistent:
+        raise NotAllowedHereError(f"{topic}: non-persistent topics are not supported yet", topic=str(topic))
+    if await context.broker.catalog.partitions(topic) is None:
+        creation = await context.broker.catalog.creation_in(topic.namespace)
+        if not creation.allowed:
+            raise TopicNotFoundError(f"Topic {topic} does not exist, and creating topics by using them is off", topic=str(topic))

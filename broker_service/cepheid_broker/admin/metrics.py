@@ -1,0 +1,33 @@
+"""`/metrics`: counters pulled from where they are counted, at the moment of the scrape (docs/admin.md has the list)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from cepheid_broker.admin.broker_metrics import broker_families
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.process_metrics import process_families
+from cepheid_broker.admin.prometheus import CONTENT_TYPE, Family, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def metrics(context: AdminContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/metrics")
+    async def scrape() -> Response:
+        return Response(encode(_families(context)), media_type=CONTENT_TYPE)
+
+    return router
+
+
+def _families(context: AdminContext) -> Iterator[Family]:
+    sources: Iterable[Iterable[Family]] = (families() for families in context.families)
+    return chain(process_families(), broker_families(context.broker), *sources)

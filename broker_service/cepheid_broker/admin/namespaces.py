@@ -1,0 +1,98 @@
+"""Namespaces: create, list, read, delete, unload, and the topics in them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+
+from cepheid_broker.admin.bundles import bundles_data
+from cepheid_broker.admin.context import AdminContext, replace_or_conflict
+from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, PreconditionError
+from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.namespace_policies import NamespaceBody, new_namespace, policies_of
+from cepheid_broker.admin.path_names import NamespacePath, TenantPath
+from cepheid_broker.admin.topic_lists import is_shown, topics_in
+from cepheid_metadata import KeyExistsError, list_namespaces, list_topics
+from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName
+
+NO_CONTENT = 204
+_MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
+
+PoliciesBody = Annotated[NamespaceBody | None, json_body(NamespaceBody | None)]
+
+
+def namespaces(context: AdminContext) -> APIRouter:
+    router = APIRouter(prefix="/admin/v2/namespaces")
+
+    @router.get("/{tenant}")
+    async def namespaces_of_tenant(tenant: TenantPath) -> list[str]:
+        await context.require_tenant(tenant)
+        return [f"{tenant}/{namespace}" for namespace in await list_namespaces(context.store, tenant)]
+
+    @router.get("/{tenant}/{namespace}")
+    async def get_policies(namespace: NamespacePath) -> dict[str, Any]:
+        return policies_of((await context.require_namespace(namespace)).record)
+
+    @router.put("/{tenant}/{namespace}", status_code=NO_CONTENT)
+    async def create_namespace(namespace: NamespacePath, policies: PoliciesBody) -> None:
+        await context.require_tenant(namespace.tenant)
+        record = new_namespace(policies or NamespaceBody(), context.cluster)
+        for cluster in record.replication_clusters:
+            await context.require_cluster(cluster)
+        try:
+            await context.namespaces.create((namespace.tenant, namespace.local_name), record)
+        except KeyExistsError:
+            raise ConflictError(f"Namespace {namespace} already exists", namespace=str(namespace)) from None
+
+    @router.delete("/{tenant}/{namespace}", status_code=NO_CONTENT)
+    async def delete_namespace(namespace: NamespacePath, force: bool = False) -> None:
+        if force:
+            raise NotAllowedHereError("This broker does not allow to delete a namespace by force")
+        await _delete(context, namespace)
+
+    @router.get("/{tenant}/{namespace}/topics")
+    async def topics_of_namespace(
+        namespace: NamespacePath,
+        mode: str = "PERSISTENT",
+        includeSystemTopic: bool = False,
+    ) -> list[str]:
+        if mode not in _MODES:
+            raise PreconditionError(f"mode {mode!r} is none of {', '.join(_MODES)}")
+        topics = await topics_in(context, namespace)  # also for NON_PERSISTENT: the namespace must exist
+        if mode == "NON_PERSISTENT":
+            return []
+        return [str(topic) for topic in topics if is_shown(topic, includeSystemTopic)]
+
+    @router.get("/{tenant}/{namespace}/bundles")
+    async def get_bundles(namespace: NamespacePath) -> dict[str, Any]:
+        return bundles_data((await context.require_namespace(namespace)).record.bundles)
+
+    @router.put("/{tenant}/{namespace}/unload", status_code=NO_CONTENT)
+    async def unload_namespace(namespace: NamespacePath) -> None:
+        await context.require_namespace(namespace)
+        for topic in context.broker.topics.loaded():
+            if topic.name.namespace == namespace:
+                await context.broker.topics.unload(topic.name)
+
+    return router
+
+
+async def _delete(context: AdminContext, namespace: NamespaceName) -> None:
+    """Marked first, so that no topic is made in it while it is looked at."""
+    found = await context.require_namespace(namespace)
+    if len(found.record.replication_clusters) > 1:
+        raise PreconditionError(f"Namespace {namespace} is replicated to other clusters", namespace=str(namespace))
+    noun = (namespace.tenant, namespace.local_name)
+    version = found.version
+    if not found.record.deleted:
+        version = await context.namespaces.replace(noun, found.record.replace(deleted=True), version)
+    topics = [
+        topic
+        for domain in (PERSISTENT, NON_PERSISTENT)
+        for topic in await list_topics(context.store, namespace.tenant, namespace.local_name, domain)
+    ]
+    if topics:
+        await replace_or_conflict(context.namespaces.replace(noun, found.record.replace(deleted=False), version))
+        raise ConflictError(f"Namespace {namespace} still has {len(topics)} topics, one is {topics[0]}", namespace=str(namespace))
+    await context.namespaces.delete(noun, version)

@@ -1,0 +1,135 @@
+"""Partitioned topics: create, count, grow, delete, and their statistics. A partitioned topic is a record with a count; what can be
+opened are its partitions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import ConflictError, NotAcceptableError, PreconditionError, UnprocessableError
+from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.path_names import TopicPath
+from cepheid_broker.admin.topic_access import open_topic, parts_of, require_idle
+from cepheid_broker.errors import TopicNotFoundError
+from cepheid_broker.position import EARLIEST
+from cepheid_metadata import KeyExistsError, list_topics, topic_records
+from cepheid_wire import TopicName
+
+NO_CONTENT = 204
+
+
+class PartitionedTopicMetadata(BaseModel):
+    """What newer clients send in place of a bare number."""
+
+    partitions: int
+    properties: dict[str, str] | None = Field(default_factory=dict)
+
+
+CountBody = Annotated[int | PartitionedTopicMetadata, json_body(int | PartitionedTopicMetadata)]
+NumberBody = Annotated[int, json_body(int)]
+
+
+def partitions(context: AdminContext) -> APIRouter:
+    router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}/{topic}")
+
+    @router.put("/partitions", status_code=NO_CONTENT)
+    async def create_partitioned(topic: TopicPath, count: CountBody) -> None:
+        body = count if isinstance(count, PartitionedTopicMetadata) else PartitionedTopicMetadata(partitions=count)
+        _refuse_partition_name(topic)
+        if not 1 <= body.partitions <= context.settings.max_partitions:
+            limit = context.settings.max_partitions
+            raise NotAcceptableError(f"{body.partitions} partitions: a topic may have 1 to {limit}", topic=str(topic))
+        await _refuse_strays(context, topic, first=0)
+        try:
+            await context.broker.catalog.create(topic, body.partitions, body.properties or {})
+        except KeyExistsError:
+            raise ConflictError(f"Topic {topic} already exists", topic=str(topic)) from None
+
+    @router.get("/partitions")
+    async def count_partitions(topic: TopicPath, checkAllowAutoCreation: bool = False) -> dict[str, Any]:
+        return await _count(context, topic, may_create=checkAllowAutoCreation)
+
+    @router.post("/partitions", status_code=NO_CONTENT)
+    async def grow(topic: TopicPath, count: NumberBody, force: bool = False) -> None:
+        _refuse_partition_name(topic)
+        await _grow(context, topic, count, force=force)
+
+    @router.delete("/partitions", status_code=NO_CONTENT)
+    async def delete_partitioned(topic: TopicPath, force: bool = False) -> None:
+        _refuse_partition_name(topic)
+        await _delete(context, topic, force=force)
+
+    return router
+
+
+async def _count(context: AdminContext, topic: TopicName, *, may_create: bool) -> dict[str, Any]:
+    """Creates only what `checkAllowAutoCreation` says: partitioned topics; a plain one appears when a client connects
+    (docs/reference/behaviours.md §4)."""
+    found = await topic_records(context.store).get(topic)
+    if found is not None:
+        record = found.record
+        return {"partitions": record.partitions, "deleted": False, "properties": record.properties}
+    if await context.broker.catalog.partitions(topic) is not None:  # one partition of a partitioned topic
+        return {"partitions": 0, "deleted": False, "properties": {}}
+    count = 0
+    creation = await context.broker.catalog.creation_in(topic.namespace)
+    if not (may_create and creation.allowed):
+        raise TopicNotFoundError(f"Topic {topic} does not exist", topic=str(topic))
+    if creation.topic_type == "partitioned":
+        count = await context.broker.catalog.partitions_or_create(topic)
+    return {"partitions": count, "deleted": False, "properties": {}}
+
+
+async def _grow(context: AdminContext, topic: TopicName, count: int, *, force: bool) -> None:
+    """New partitions get the durable subscriptions of partition 0, at earliest, before anybody can publish to them unseen."""
+    now = await context.broker.catalog.partitions(topic)
+    if now is None:
+        raise TopicNotFoundError(f"Topic {topic} does not exist", topic=str(topic))
+    if now == 0:
+        raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
+    if not now <= count <= context.settings.max_partitions:
+        limit = context.settings.max_partitions
+        raise UnprocessableError(
+            f"Topic {topic} has {now} partitions: it may be grown up to {limit}, not to {count}", topic=str(topic)
+        )
+    if not force:
+        await _refuse_strays(context, topic, first=now)
+    await context.broker.catalog.grow(topic, count)
+    subscriptions = (await open_topic(context, topic.partition(0))).subscriptions
+    durable = [name for name, subscription in subscriptions.items() if subscription.durable]
+    for index in range(now, count if durable else now):
+        part = await open_topic(context, topic.partition(index))
+        for name in durable:
+            await part.create_subscription(name, EARLIEST)
+
+
+async def _delete(context: AdminContext, topic: TopicName, *, force: bool) -> None:
+    """Partitions first, then the record: what is interrupted can be repeated."""
+    if await context.broker.catalog.partitions(topic) == 0:
+        raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
+    parts = await parts_of(context, topic)
+    if not force:
+        for part in parts:
+            require_idle(context, part)
+    for part in parts:
+        await context.broker.topics.delete(part, force=force)
+    await context.broker.catalog.delete(topic)
+    for part in parts:
+        # A client that was closed by force came back while the record still promised its partition.
+        await context.broker.topics.unload(part, f"topic {topic} is deleted")
+
+
+def _refuse_partition_name(topic: TopicName) -> None:
+    if topic.is_partition:
+        raise PreconditionError(f"{topic} is the name of a partition: use the name of the partitioned topic", topic=str(topic))
+
+
+async def _refuse_strays(context: AdminContext, topic: TopicName, *, first: int) -> None:
+    """Plain topics that have the names of the partitions to come would silently become partitions."""
+    namespace = topic.namespace
+    for found in await list_topics(context.store, namespace.tenant, namespace.local_name, topic.domain):
+        if found.base == topic and found.partition_index >= first:
+            raise ConflictError(f"Topic {found} exists, and is no partition of {topic}", topic=str(topic))

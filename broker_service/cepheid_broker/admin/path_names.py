@@ -1,0 +1,69 @@
+"""Names out of path segments: decoded and checked once, where they enter. A bad name is 412 (docs/reference/behaviours.md §1, §3).
+
+All dependencies are coroutines: the framework would run plain functions in threads of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import Depends
+
+from cepheid_broker.admin.errors import PreconditionError
+from cepheid_broker.admin.raw_path import decode_once, decode_twice
+from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
+
+_NAME = re.compile(r"[-=:.\w]+", re.ASCII)
+MAX_NAME_BYTES = 255  # of a tenant, namespace, cluster or subscription; each is one key segment in metadata
+
+
+def check_name(kind: str, name: str) -> str:
+    """`name` if it may name a cluster, tenant or namespace."""
+    if not _NAME.fullmatch(name):
+        raise PreconditionError(f"{name[:200]!r} is no name for a {kind}: letters, digits and -=:._ only")
+    if len(name) > MAX_NAME_BYTES:
+        raise PreconditionError(f"the name of the {kind} has {len(name)} bytes, {MAX_NAME_BYTES} are possible")
+    return name
+
+
+async def _cluster(cluster: str) -> str:
+    return check_name("cluster", decode_once(cluster))
+
+
+async def _tenant(tenant: str) -> str:
+    return check_name("tenant", decode_once(tenant))
+
+
+async def _namespace(tenant: Annotated[str, Depends(_tenant)], namespace: str) -> NamespaceName:
+    return NamespaceName(tenant, check_name("namespace", decode_once(namespace)))
+
+
+async def _persistent_topic(tenant: str, namespace: str, topic: str) -> TopicName:
+    return _topic_name(PERSISTENT, tenant, namespace, topic)
+
+
+async def _lookup_topic(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
+    if domain not in (PERSISTENT, NON_PERSISTENT):
+        raise PreconditionError(f"{domain!r} is no domain of topics: {PERSISTENT} or {NON_PERSISTENT}")
+    return _topic_name(domain, tenant, namespace, topic)
+
+
+async def _subscription(sub: str) -> str:
+    name = decode_twice(sub)
+    if not name or len(name.encode()) > MAX_NAME_BYTES:
+        raise PreconditionError(f"a subscription's name has 1 to {MAX_NAME_BYTES} bytes, not {len(name.encode())}")
+    return name
+
+
+def _topic_name(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
+    # Parsing checks each part; a name with a slash in it is refused there, as it has no full name.
+    return TopicName.parse(f"{domain}://{decode_once(tenant)}/{decode_once(namespace)}/{decode_once(topic)}")
+
+
+ClusterPath = Annotated[str, Depends(_cluster)]
+TenantPath = Annotated[str, Depends(_tenant)]
+NamespacePath = Annotated[NamespaceName, Depends(_namespace)]
+TopicPath = Annotated[TopicName, Depends(_persistent_topic)]
+LookupPath = Annotated[TopicName, Depends(_lookup_topic)]
+SubscriptionPath = Annotated[str, Depends(_subscription)]

@@ -1,0 +1,114 @@
+"""The admin port: open at once, served as soon as the web framework is there.
+
+    start ──► port listens ──► a thread imports the framework and builds the application ──► uvicorn serves, in the broker's loop
+              └─ requests wait in its backlog meanwhile, and the broker serves its clients
+
+Rules
+1. Nothing heavy is imported with this module: importing the framework takes longer than starting the rest of a broker.
+2. Signals, logging and the loop belong to the process, not to uvicorn.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.listener import PortInUseError
+from cepheid_ports import TaskOwner
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 256
+
+
+class AdminServer:
+    """`start` once, `aclose` once. Port 0 lets the system choose: see `port`. `on_failed` hears of it when serving fails."""
+
+    def __init__(
+        self,
+        context: AdminContext,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        on_failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._context = context
+        self._host = context.settings.host if host is None else host
+        self.port = context.settings.port if port is None else port
+        self._tasks = TaskOwner("admin", on_failed)
+        self._server: Server | None = None
+
+    def __repr__(self) -> str:
+        return f"<AdminServer {self._host}:{self.port}{'' if self._server is None else ', serving'}>"
+
+    async def start(self) -> None:
+        """Returns when requests are answered. Raises PortInUseError."""
+        listening = self._listen()
+        try:
+            importer = self._context.broker.ports.new_worker("admin-import", 1)
+            try:
+                server = await importer.run(self._build)
+            finally:
+                await importer.aclose()
+            await server.startup(sockets=[listening])
+        except BaseException:
+            listening.close()
+            raise
+        self._server = server
+        self._tasks.start(server.main_loop(), name="serve")
+        log.info("admin.started", extra={"host": self._host, "port": self.port})
+
+    async def aclose(self) -> None:
+        """Requests under way are answered, within the grace of the settings."""
+        server, self._server = self._server, None
+        await self._tasks.aclose()
+        if server is not None:
+            await server.shutdown()
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self._host, self.port))
+            listening.listen(_BACKLOG)
+            listening.setblocking(False)
+        except OSError as error:
+            listening.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+                raise
+            message = f"cannot listen on {self._host}:{self.port} for the admin API: {error.strerror}"
+            raise PortInUseError(message, host=self._host, port=self.port) from None
+        self.port = listening.getsockname()[1]
+        return listening
+
+    def _build(self) -> Server:
+        """In a thread: imports and routes take hundreds of milliseconds."""
+        from uvicorn import Config, Server
+
+        from cepheid_broker.admin.app import create_app
+
+        settings = self._context.settings
+        config = Config(
+            create_app(self._context),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=settings.max_requests,
+            timeout_graceful_shutdown=max(1, round(settings.stop_grace_s)),
+        )
+        config.load()
+        server = Server(config)
+        server.lifespan = config.lifespan_class(config)  # what Server.serve does, which would take the process's signals too
+        return server

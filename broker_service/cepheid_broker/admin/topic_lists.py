@@ -1,0 +1,25 @@
+"""Which topics a list shows: partitions one by one, never the name of a partitioned topic (docs/reference/behaviours.md §10)."""
+
+from __future__ import annotations
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_metadata import list_topics
+from cepheid_wire import PERSISTENT, NamespaceName, TopicName
+
+_SYSTEM_MARK = "__"  # hidden from lists unless asked for
+
+
+def is_shown(topic: TopicName, with_system_topics: bool) -> bool:
+    return with_system_topics or not topic.local_name.startswith(_SYSTEM_MARK)
+
+
+async def topics_in(context: AdminContext, namespace: NamespaceName) -> list[TopicName]:
+    """Raises NamespaceNotFoundError."""
+    return await context.broker.catalog.topics_of(namespace)
+
+
+async def partitioned_topics_in(context: AdminContext, namespace: NamespaceName) -> list[TopicName]:
+    """Raises NamespaceNotFoundError."""
+    await context.require_namespace(namespace)
+    found = await list_topics(context.store, namespace.tenant, namespace.local_name, PERSISTENT)
+    return [topic for topic in found if await context.broker.catalog.partitions(topic)]

@@ -1,0 +1,98 @@
+"""Persistent topics: lists, create, delete, unload, the last message, statistics; and what is true of non-persistent ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+
+from cepheid_broker.admin.bundles import bundle_of
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, PreconditionError
+from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.path_names import NamespacePath, TopicPath
+from cepheid_broker.admin.topic_access import open_topic, parts_of, require_idle
+from cepheid_broker.admin.topic_lists import is_shown, partitioned_topics_in, topics_in
+from cepheid_broker.topic_positions import last_message
+from cepheid_metadata import KeyExistsError
+from cepheid_wire import TopicName
+
+NO_CONTENT = 204
+
+PropertiesBody = Annotated[dict[str, str] | None, json_body(dict[str, str] | None)]
+
+
+def topics(context: AdminContext) -> APIRouter:
+    router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}")
+
+    @router.get("")
+    async def list_topics(
+        namespace: NamespacePath,
+        bundle: str | None = None,
+        includeSystemTopic: bool = False,
+    ) -> list[str]:
+        found = [topic for topic in await topics_in(context, namespace) if is_shown(topic, includeSystemTopic)]
+        if bundle is not None:
+            count = (await context.require_namespace(namespace)).record.bundles
+            found = [topic for topic in found if bundle_of(topic, count) == bundle]
+        return [str(topic) for topic in found]
+
+    @router.get("/partitioned")
+    async def list_partitioned(namespace: NamespacePath, includeSystemTopic: bool = False) -> list[str]:
+        found = await partitioned_topics_in(context, namespace)
+        return [str(topic) for topic in found if is_shown(topic, includeSystemTopic)]
+
+    @router.put("/{topic}", status_code=NO_CONTENT)
+    async def create_topic(topic: TopicPath, properties: PropertiesBody) -> None:
+        await _check_partition_name(context, topic)
+        try:
+            await context.broker.catalog.create(topic, 0, properties or {})
+        except KeyExistsError:
+            raise ConflictError(f"Topic {topic} already exists", topic=str(topic)) from None
+
+    @router.delete("/{topic}", status_code=NO_CONTENT)
+    async def delete_topic(topic: TopicPath, force: bool = False) -> None:
+        if await context.broker.catalog.partitions(topic):
+            raise ConflictError(f"Topic {topic} is partitioned: delete it with its partitions", topic=str(topic))
+        if not force:
+            require_idle(context, topic)
+        await context.broker.topics.delete(topic, force=force)
+
+    @router.put("/{topic}/unload", status_code=NO_CONTENT)
+    async def unload_topic(topic: TopicPath) -> None:
+        for part in await parts_of(context, topic):
+            await context.broker.topics.unload(part)
+
+    @router.get("/{topic}/lastMessageId")
+    async def last_message_id(topic: TopicPath) -> dict[str, int]:
+        if await context.broker.catalog.partitions(topic):
+            raise NotAllowedHereError(f"Topic {topic} is partitioned: ask one of its partitions", topic=str(topic))
+        position, batch_index = await last_message((await open_topic(context, topic)).ledger)
+        answer = {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": topic.partition_index}
+        return answer if batch_index is None else {**answer, "batchIndex": batch_index}
+
+    return router
+
+
+def non_persistent_topics(context: AdminContext) -> APIRouter:
+    """None are loaded, ever, and a list says so: tools ask for both domains and take 404 for a failure."""
+    router = APIRouter(prefix="/admin/v2/non-persistent/{tenant}/{namespace}")
+
+    @router.get("")
+    @router.get("/partitioned")
+    async def list_none(namespace: NamespacePath) -> list[str]:
+        await context.require_namespace(namespace)
+        return []
+
+    return router
+
+
+async def _check_partition_name(context: AdminContext, topic: TopicName) -> None:
+    """`x-partition-3` is a partition of `x` or nothing: as a plain topic it would become one when `x` is created."""
+    if not topic.is_partition:
+        return
+    if await context.broker.catalog.partitions(topic) is not None:
+        raise ConflictError(f"Topic {topic} already exists", topic=str(topic))
+    raise PreconditionError(
+        f"{topic.base} has no partition {topic.partition_index}; {topic} cannot be a topic of its own", topic=str(topic)
+    )
