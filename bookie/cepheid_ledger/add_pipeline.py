@@ -68,9 +68,18 @@ class AddPipeline:
             channel.send(lane, request)
 
     def fail(self, error: LedgerError) -> None:
-        """Ends it: nothing is confirmed any more, what is left gets `error`."""
+        """Ends it at once: nothing is confirmed any more, what is left gets `error`."""
         if not self.state.failed_for_good:
             self.state.fail()
+            self._finish(error)
+
+    def leave(self, error: LedgerError) -> None:
+        """Ends it in good order: as `fail`, but bookies that lag behind the quorum still get what is queued for them."""
+        if not self.state.failed_for_good:
+            self.state.fail()
+            for channel, lane in self._lanes.values():
+                channel.leave_lane(lane)
+            self._lanes.clear()
             self._finish(error)
 
     def change_ensemble(self, replaced: Mapping[str, str]) -> None:
@@ -87,7 +96,12 @@ class AddPipeline:
     # What the lanes report
 
     def on_added(self, bookie_id: str, last_entry_id: int) -> None:
-        confirm = self.state.on_added(bookie_id, last_entry_id)
+        try:
+            confirm = self.state.on_added(bookie_id, last_entry_id)
+        except AssertionError as error:  # stops this ledger, and no other that shares the bookie
+            log.exception("ledger.invariant_broken", extra={"ledger_id": self._ledger_id, "error": repr(error)})
+            self.fail(LedgerWriteError(f"an invariant of ledger {self._ledger_id} is broken: {self.state!r}"))
+            return
         if confirm is not None:
             self.unconfirmed.complete_through(confirm.last)
 

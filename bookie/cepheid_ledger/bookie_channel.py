@@ -26,11 +26,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cepheid_ledger.channel_stream import ChannelStream, Unanswered
 from cepheid_ledger.errors import BookieProtocolError
-from cepheid_ledger.lane import Lane, LaneListener
+from cepheid_ledger.lane import Lane, LaneListener, NoListener
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ports import TaskOwner
-from cepheid_rpc import AddAnswer, AddRequest, AddStream, BookieConnection, BookieUnavailableError, Status
+from cepheid_rpc import AddAnswer, AddRequest, BookieConnection, BookieUnavailableError, Status
 
 log = logging.getLogger(__name__)
 
@@ -52,38 +53,6 @@ class ChannelStatistics:
     refusals: int
 
 
-class _Stream:
-    """One stream's side of the channel: what it took and did not answer. Dead once dropped, whatever still arrives on it."""
-
-    __slots__ = ("channel", "sent", "transport")
-
-    def __init__(self, channel: BookieChannel) -> None:
-        self.channel: BookieChannel | None = channel
-        self.sent: dict[int, _Unanswered] = {}
-        self.transport: AddStream | None = None
-
-    def next_message(self, max_bytes: int) -> Sequence[AddRequest]:
-        return self.channel.next_message(self, max_bytes) if self.channel is not None else ()
-
-    def on_answers(self, answers: Sequence[AddAnswer]) -> None:
-        if self.channel is not None:
-            self.channel.on_answers(self, answers)
-
-    def on_broken(self, error: BaseException) -> None:
-        if self.channel is not None:
-            self.channel.drop_stream(error)
-
-
-class _Unanswered:
-    """What a stream took of one ledger, in order."""
-
-    __slots__ = ("items", "next_entry_id")
-
-    def __init__(self) -> None:
-        self.items: deque[tuple[int, Lane, AddRequest]] = deque()  # with the last entry id
-        self.next_entry_id = -1  # where the next answer starts when it is inside the first item, else -1
-
-
 class BookieChannel:
     def __init__(self, bookie_id: str, connection_of: Callable[[str], BookieConnection], settings: LedgerSettings) -> None:
         self.bookie_id = bookie_id
@@ -91,7 +60,7 @@ class BookieChannel:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"channel {self.bookie_id}")
-        self._stream: _Stream | None = None
+        self._stream: ChannelStream | None = None
         self._lanes: dict[Lane, None] = {}
         self._ready: deque[Lane] = deque()  # lanes with a queue
         self._waiting_bytes = 0
@@ -136,7 +105,7 @@ class BookieChannel:
             self._ready.append(lane)
         lane.queue.append(request)
         if self._stream is not None:
-            self._stream.transport.wake()  # type: ignore[union-attr] # set with the stream
+            self._stream.wake()
         elif self._reopener is None:
             self._open_stream()
         if self._ticker is None:
@@ -156,6 +125,14 @@ class BookieChannel:
         if (timer := self._repeaters.pop(lane, None)) is not None:
             timer.cancel()
 
+    def leave_lane(self, lane: Lane) -> None:
+        """The writer is done and hears nothing more; what is queued still goes out, since Qa copies are not yet all copies."""
+        if not lane.waits:
+            self.close_lane(lane)
+        elif not lane.closed:
+            lane.listener = NoListener()
+            lane.left = True
+
     async def aclose(self) -> None:
         """Fails what is left. Connections belong to whoever gave them."""
         self._closed = True
@@ -173,7 +150,7 @@ class BookieChannel:
 
     # What the transport asks for
 
-    def next_message(self, stream: _Stream, max_bytes: int) -> Sequence[AddRequest]:
+    def next_message(self, stream: ChannelStream, max_bytes: int) -> Sequence[AddRequest]:
         message: list[AddRequest] = []
         ready = self._ready
         while ready and max_bytes > 0:
@@ -183,7 +160,7 @@ class BookieChannel:
             taken = lane.take(max_bytes)
             unanswered = stream.sent.get(lane.ledger_id)
             if unanswered is None:
-                unanswered = stream.sent[lane.ledger_id] = _Unanswered()
+                unanswered = stream.sent[lane.ledger_id] = Unanswered()
             for request in taken:
                 group = request.group
                 unanswered.items.append((group.first_entry_id + len(group.ends) - 1, lane, request))
@@ -195,7 +172,7 @@ class BookieChannel:
         self._requests_sent += len(message)
         return message
 
-    def on_answers(self, stream: _Stream, answers: Sequence[AddAnswer]) -> None:
+    def on_answers(self, stream: ChannelStream, answers: Sequence[AddAnswer]) -> None:
         self._answered_at_tick = self._tick
         for answer in answers:
             if not self._take(stream, answer):
@@ -215,7 +192,7 @@ class BookieChannel:
 
     def _open_stream(self) -> None:
         self._streams_opened += 1
-        stream = self._stream = _Stream(self)
+        stream = self._stream = ChannelStream(self)
         try:
             transport = self._connection_of(self.bookie_id).open_add_stream(stream)
         except BookieUnavailableError as error:
@@ -239,9 +216,9 @@ class BookieChannel:
         if any(lane.queue for lane in self._ready):
             self._open_stream()
 
-    def _detach(self, stream: _Stream) -> Iterable[Lane]:
+    def _detach(self, stream: ChannelStream) -> Iterable[Lane]:
         """Cuts the stream off; returns the lanes that had something unanswered on it."""
-        stream.channel = self._stream = None
+        stream.owner = self._stream = None
         lanes: dict[Lane, None] = {}
         for unanswered in stream.sent.values():
             for _, lane, request in unanswered.items:
@@ -253,15 +230,12 @@ class BookieChannel:
 
     # Answers
 
-    def _take(self, stream: _Stream, answer: AddAnswer) -> bool:
+    def _take(self, stream: ChannelStream, answer: AddAnswer) -> bool:
         """False: this is no answer to what was sent next."""
         unanswered = stream.sent.get(answer.ledger_id)
-        if unanswered is None:
+        if unanswered is None or not unanswered.is_next(answer):
             return False
         items, last, status = unanswered.items, answer.last_entry_id, answer.status
-        expected = items[0][2].group.first_entry_id if unanswered.next_entry_id < 0 else unanswered.next_entry_id
-        if answer.first_entry_id != expected or not expected <= last <= items[-1][0]:
-            return False
         while True:
             item_last, lane, request = items[0]
             if status in _WORTH_REPEATING and lane.refused is None and not lane.closed:
@@ -295,6 +269,8 @@ class BookieChannel:
             if reached > lane.acked_through:  # else a part of something repeated
                 lane.acked_through = reached
                 lane.listener.on_added(self.bookie_id, reached)
+            if lane.left and not lane.waits:
+                self.close_lane(lane)
         elif status is Status.OK or status in _WORTH_REPEATING:
             if lane.unanswered == 0:
                 self._repeat_later(lane)
@@ -317,7 +293,7 @@ class BookieChannel:
         lane.seen = self._tick
         self._ready.append(lane)
         if self._stream is not None:
-            self._stream.transport.wake()  # type: ignore[union-attr] # set with the stream
+            self._stream.wake()
         elif self._reopener is None:
             self._open_stream()
 

@@ -6,6 +6,7 @@ create ──► LedgerWriter ──close──► closed         recover ──
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Mapping
 from typing import Protocol
@@ -60,6 +61,7 @@ class LedgerClient:
         self._settings = settings
         self._ports = ports
         self._channels: dict[str, BookieChannel] = {}
+        self._recovery_slots = asyncio.Semaphore(settings.recoveries)
         self._recoveries: SingleFlight[int, ClosedLedger] = SingleFlight("recoveries", _closed_error)
         # A reader of a ledger that is written here learns its LAC from the writer.
         self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
@@ -182,7 +184,8 @@ class LedgerClient:
 
     async def _recover(self, ledger_id: int) -> ClosedLedger:
         recovery = Recovery(ledger_id, self._records, self._connections.get, self._channel_of, self._placement, self._settings)
-        return await recovery.run()
+        async with self._recovery_slots:
+            return await recovery.run()
 
 
 def _closed_error() -> LedgerClientClosedError:

@@ -30,6 +30,22 @@ class LaneListener(Protocol):
         """Giving this bookie up would cost copies, not progress."""
 
 
+class NoListener:
+    """Of a lane whose writer ended in good order: what it still has to send is for the last copies, and nobody waits for it."""
+
+    def on_added(self, bookie_id: str, last_entry_id: int) -> None:
+        pass
+
+    def on_add_failed(self, bookie_id: str, reason: str) -> None:
+        pass
+
+    def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
+        pass
+
+    def can_do_without(self, bookie_id: str) -> bool:
+        return True
+
+
 class Lane:
     """Made by `BookieChannel.open_lane`, and changed by the channel alone."""
 
@@ -38,6 +54,7 @@ class Lane:
         "closed",
         "delay_s",
         "ledger_id",
+        "left",
         "listener",
         "queue",
         "refused",
@@ -50,6 +67,7 @@ class Lane:
         self.ledger_id = ledger_id
         self.listener = listener
         self.closed = False
+        self.left = False  # closes by itself once everything is answered
         self.queue: list[AddRequest] = []
         self.unanswered = 0  # requests that the transport took
         self.refused: list[AddRequest] | None = None  # goes again once everything sent is answered; nothing is sent meanwhile

@@ -151,7 +151,7 @@ class LedgerWriter:
             self.state = WriterPhase.CLOSING
             self._end = ClosedLedger(self.last_add_confirmed, self._confirmed_length())
             error = LedgerClosedError(f"ledger {self.ledger_id} was closed at {self._end.last_entry_id}", ledger_id=self.ledger_id)
-            self._pipeline.fail(error)
+            self._pipeline.leave(error)
 
     def _confirmed_length(self) -> int:
         """Of entries up to LAC, which may be inside the first unconfirmed group."""

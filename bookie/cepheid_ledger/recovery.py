@@ -2,26 +2,20 @@
 
     metadata: IN_RECOVERY ──► fence ──► read on from LAC, write back what is there ──► metadata: CLOSED at what was found
 
-Rules (the numbers are those of the README):
-6. IN_RECOVERY is written first: from then on the writer can neither change the ensemble nor close. The last fragment of
-   *that* version of the record is what is fenced and read, to the end.
-7. Nothing is read before the fence covers every window; recovery reads fence as well.
-8. Entries present are written back, byte for byte, before the ledger may end at or after them: presence was judged from
-   one copy. A bookie that fails meanwhile is replaced in memory only.
-9. One compare-and-set closes. Who loses it adopts what the record says.
-A recovery that dies or gives up leaves IN_RECOVERY behind; the next one continues.
+Rules 6 to 10 of the README. What is fenced and read, to the end, is the last fragment of that version of the record which
+says IN_RECOVERY: from then on the writer can neither change the ensemble nor close. A recovery that dies or gives up leaves
+IN_RECOVERY behind, and the next one continues.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-from cepheid_ledger.add_pipeline import AddPipeline
+from cepheid_ledger.bookie_calls import BookieCalls
 from cepheid_ledger.bookie_channel import BookieChannel
-from cepheid_ledger.errors import InvalidQuorumsError, LedgerError, RecoveryFailedError
+from cepheid_ledger.errors import InvalidQuorumsError, RecoveryFailedError
 from cepheid_ledger.ledger_writer import ClosedLedger
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed, in_recovery
@@ -30,8 +24,8 @@ from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery_state import FenceCoverage, RecoveryReads
 from cepheid_ledger.replica_read import answers_of, read_entry
 from cepheid_ledger.settings import LedgerSettings
-from cepheid_ledger.writer_state import ChangeEnsemble, WriterState
-from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
+from cepheid_ledger.write_back import WriteBack
+from cepheid_metadata import LedgerMetadata, LedgerState
 from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
     BookieConnection,
@@ -89,6 +83,7 @@ class Recovery:
         try:
             last_entry_id = await self._read_on(found.record, start, write_back)
             await write_back.wait_below(0)
+            write_back.leave()
         finally:
             write_back.close()
         length = await self._length_through(found.record, last_entry_id, write_back)
@@ -120,7 +115,7 @@ class Recovery:
                 coverage.on_fenced(position)
                 last_add_confirmed = max(last_add_confirmed, self._take_lac(answer))
 
-        async with Calls() as calls:
+        async with BookieCalls() as calls:
             for position in range(len(ensemble)):
                 calls.start(position, fence(position))
             while not coverage.is_covered:
@@ -162,7 +157,7 @@ class Recovery:
         """Returns the last entry id of the ledger; everything up to it is in the hands of `write_back`."""
         ensemble = ledger.last_fragment.ensemble
         reads = RecoveryReads(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum, start)
-        async with Calls() as calls:
+        async with BookieCalls() as calls:
             while reads.last_entry_id is None:
                 for position in range(len(ensemble)):
                     if position not in calls and not reads.is_heard(position):
@@ -239,126 +234,6 @@ class Recovery:
         unknown = ", ".join(f"{bookie}: {why}" for bookie, why in self._unknown.items())
         message = f"ledger {self._ledger_id} cannot be recovered now, {what} (bookies without an answer: {unknown or 'none'})"
         return RecoveryFailedError(message, ledger_id=self._ledger_id, bookies=tuple(self._unknown))
-
-
-class WriteBack:
-    """Sends recovered entries to the whole ensemble again, with the recovery flag, until Qa bookies hold each.
-
-    A failed bookie is replaced in memory: published early, the change would send the next recoverer to bookies that never
-    had the entries. `fragments` go into the closing compare-and-set.
-    """
-
-    def __init__(
-        self, ledger: LedgerMetadata, start: int, channel_of: Callable[[str], BookieChannel], placement: Placement
-    ) -> None:
-        self.fragments: tuple[Fragment, ...] = ()
-        self.last_header: EntryHeader | None = None
-        self._placement = placement
-        self._failure: LedgerError | None = None
-        self._waiter: tuple[int, asyncio.Future[None]] | None = None
-        self._make_pipeline: Callable[[], AddPipeline] = lambda: AddPipeline(
-            ledger.ledger_id,
-            WriterState(ledger.last_fragment.ensemble, ledger.ack_quorum, last_entry_id=start - 1),
-            channel_of,
-            master_key_of(ledger),
-            recovery=True,
-            on_change=self._on_change,
-            on_failed=self._on_failed,
-        )
-        self._pipeline: AddPipeline | None = None  # made with the first entry: most recoveries of idle ledgers have none
-
-    def push(self, group: EntryGroup) -> None:
-        if self._failure is not None:
-            return
-        if self._pipeline is None:
-            self._pipeline = self._make_pipeline()
-        self.last_header = group.header(group.last_entry_id)
-        self._pipeline.push(group, self._on_done)
-
-    async def wait_below(self, limit_bytes: int) -> None:
-        """Until at most `limit_bytes` are unconfirmed. Raises RecoveryFailedError."""
-        if self._pipeline is not None and self._pipeline.unconfirmed.size_bytes > limit_bytes:
-            self._waiter = limit_bytes, asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter[1]
-            finally:
-                self._waiter = None
-        if self._failure is not None:
-            raise RecoveryFailedError(f"recovered entries cannot be written back: {self._failure}") from self._failure
-
-    def close(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.fail(RecoveryFailedError("the recovery ended"))
-
-    def _on_done(self, outcome: EntryGroup | LedgerError) -> None:
-        assert self._pipeline is not None
-        if self._waiter is not None and not self._waiter[1].done():
-            limit_bytes, future = self._waiter
-            if self._failure is not None or self._pipeline.unconfirmed.size_bytes <= limit_bytes:
-                future.set_result(None)
-
-    def _on_failed(self, error: LedgerError) -> None:
-        self._failure = error
-
-    def _on_change(self, change: ChangeEnsemble) -> None:
-        assert self._pipeline is not None
-        state = self._pipeline.state
-        replaced: dict[str, str] = {}
-        for old in change.failed:
-            self._placement.quarantine(old)
-            new = self._placement.replacement(state.unusable, replaced.values())
-            if new is not None:
-                replaced[old] = new
-        if not replaced:
-            self._pipeline.refuse_change()
-            return
-        ensemble = tuple(replaced.get(bookie, bookie) for bookie in state.ensemble)
-        kept = [fragment for fragment in self.fragments if fragment.first_entry_id < change.from_entry_id]
-        self.fragments = (*kept, Fragment(first_entry_id=change.from_entry_id, ensemble=ensemble))
-        self._pipeline.change_ensemble(replaced)
-
-
-class Calls:
-    """Calls to several bookies at once, each by its position. A single one runs without a task of its own."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, Coroutine[Any, Any, None]] = {}
-        self._running: dict[asyncio.Task[None], int] = {}
-
-    async def __aenter__(self) -> Calls:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Cancels what nobody waits for any more: a hung bookie must not delay a decision."""
-        for call in self._waiting.values():
-            call.close()
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            await asyncio.gather(*self._running, return_exceptions=True)
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._running)
-
-    def __contains__(self, position: int) -> bool:
-        return position in self._waiting or position in self._running.values()
-
-    def start(self, position: int, call: Coroutine[Any, Any, None]) -> None:
-        self._waiting[position] = call
-
-    async def wait_next(self) -> None:
-        """Until at least one has ended. Raises what it raised."""
-        if len(self._waiting) == 1 and not self._running:
-            _, call = self._waiting.popitem()
-            await call
-            return
-        for position, call in self._waiting.items():
-            self._running[asyncio.get_running_loop().create_task(call)] = position
-        self._waiting.clear()
-        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        for task in [task for task in self._running if task in done]:  # in the order of starting: `done` is a set
-            del self._running[task]
-            task.result()
 
 
 def _plan_in_recovery(ledger: LedgerMetadata) -> LedgerMetadata | None:

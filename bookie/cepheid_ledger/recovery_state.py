@@ -1,4 +1,4 @@
-"""Where a ledger ends: what recovery decides, without I/O (invariants L10 and L11; ledger-protocol rules 6-10 in the README).
+"""Where a ledger ends: what recovery decides, without I/O (rules 7 and 8 of the README).
 
     fencing LAC reads ──► FenceCoverage ──covered──► recovery reads ──► RecoveryReads ──► present, present, …, absent
 

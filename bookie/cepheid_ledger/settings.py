@@ -40,6 +40,9 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
     recovery_timeout_s: PositiveFloat = Field(
         5.0, description="How long recovery waits for a bookie before its answer counts as unknown."
     )
+    recoveries: PositiveInt = Field(
+        256, description="Ledgers recovered at once. More would time out on each other when a broker reopens all its topics."
+    )
     recovery_batch_entries: PositiveInt = Field(
         10_000, description="Entries that recovery asks for at once; a batch is bounded by 1 MB as well."
     )

@@ -181,6 +181,37 @@ def test_close_ends_at_lac_and_fails_what_is_unconfirmed() -> None:
     run_async(main())
 
 
+def test_a_bookie_that_lags_when_the_ledger_is_closed_still_gets_its_copies() -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await world.create()
+            world.cluster["c"].hang = True
+            for n in range(5):
+                await append(writer, [b"%d" % n])
+            assert (await writer.close()).last_entry_id == 4
+            assert world.client.statistics()["c"].lanes == 1
+            world.cluster["c"].hang = False
+            await wait_until(lambda: world.cluster["c"].ids(writer.ledger_id) == [0, 1, 2, 3, 4])
+            await wait_until(lambda: world.client.statistics()["c"].lanes == 0)
+            assert all(s.waiting_bytes == s.lanes == 0 for s in world.client.statistics().values())
+
+    run_async(main())
+
+
+def test_a_broken_invariant_stops_its_own_ledger_only() -> None:
+    async def main() -> None:
+        async with ledger_world("a") as world:
+            broken, well = await world.create(1, 1), await world.create(1, 1)
+            pending = append(broken, [b"x"])
+            broken._pipeline.state.last_add_pushed = -1  # a defect of ours: an answer beyond what was pushed
+            assert len(await append(well, [b"x"])) == 1
+            with pytest.raises(LedgerWriteError, match="invariant"):
+                await pending
+            assert broken.state is WriterPhase.FAILED
+
+    run_async(main())
+
+
 def test_close_inside_a_group_counts_the_confirmed_part() -> None:
     async def main() -> None:
         async with ledger_world("a") as world:

@@ -308,6 +308,35 @@ def test_unconfirmed_entries_on_one_bookie_get_all_their_copies() -> None:
     run_async(main())
 
 
+def test_a_bookie_that_lags_when_recovery_ends_still_gets_its_copies() -> None:
+    async def main() -> None:
+        async with ledger_world(settings=SLOW) as world:
+            writer = await world.create_on("abc")
+            for bookie in "ab":
+                world.cluster[bookie].hold(entries(writer, 0, 9, lac=-1))
+            world.cluster["c"].hang = True
+            assert await world.client.recover(writer.ledger_id) == ClosedLedger(9, 10)
+            world.cluster["c"].hang = False
+            await wait_until(lambda: world.cluster["c"].ids(writer.ledger_id) == list(range(10)))
+            await wait_until(lambda: sum(s.lanes for s in world.client.statistics().values()) == 3, what="the writer's lanes only")
+
+    run_async(main())
+
+
+def test_many_recoveries_take_turns() -> None:
+    async def main() -> None:
+        async with ledger_world("a", settings=FAST.model_copy(update={"recoveries": 3})) as world:
+            writers = [await written_to(world, 0, 1, "a") for _ in range(12)]
+            world.cluster["a"].delay_s = 0.005
+            recoveries = [asyncio.create_task(world.client.recover(writer.ledger_id)) for writer in writers]
+            await wait_until(lambda: len(world.cluster["a"].lac_requests) == 3)
+            begun = [(await world.record(writer.ledger_id)).state is not LedgerState.OPEN for writer in writers]
+            assert sum(begun) <= 3
+            assert await asyncio.gather(*recoveries) == [ClosedLedger(0, 1)] * 12
+
+    run_async(main())
+
+
 def test_a_long_tail_is_recovered_in_batches() -> None:
     async def main() -> None:
         settings = FAST.model_copy(update={"recovery_batch_entries": 7})

@@ -1,0 +1,62 @@
+"""One stream's side of a channel: what the transport took, and what of it is not answered."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from cepheid_ledger.lane import Lane
+from cepheid_rpc import AddAnswer, AddRequest, AddStream
+
+
+class StreamOwner(Protocol):
+    """The channel."""
+
+    def next_message(self, stream: ChannelStream, max_bytes: int) -> Sequence[AddRequest]: ...
+
+    def on_answers(self, stream: ChannelStream, answers: Sequence[AddAnswer]) -> None: ...
+
+    def drop_stream(self, error: BaseException) -> None: ...
+
+
+class ChannelStream:
+    """Implements `cepheid_rpc.AddSource`. Dead once the channel dropped it, whatever still arrives."""
+
+    __slots__ = ("owner", "sent", "transport")
+
+    def __init__(self, owner: StreamOwner) -> None:
+        self.owner: StreamOwner | None = owner
+        self.sent: dict[int, Unanswered] = {}  # by ledger
+        self.transport: AddStream | None = None
+
+    def wake(self) -> None:
+        if self.transport is not None:  # else it is being opened, and woken then
+            self.transport.wake()
+
+    def next_message(self, max_bytes: int) -> Sequence[AddRequest]:
+        return self.owner.next_message(self, max_bytes) if self.owner is not None else ()
+
+    def on_answers(self, answers: Sequence[AddAnswer]) -> None:
+        if self.owner is not None:
+            self.owner.on_answers(self, answers)
+
+    def on_broken(self, error: BaseException) -> None:
+        if self.owner is not None:
+            self.owner.drop_stream(error)
+
+
+class Unanswered:
+    """Requests of one ledger, in the order in which they were sent and will be answered."""
+
+    __slots__ = ("items", "next_entry_id")
+
+    def __init__(self) -> None:
+        self.items: deque[tuple[int, Lane, AddRequest]] = deque()  # with the last entry id
+        self.next_entry_id = -1  # where the next answer starts when it is inside the first item, else -1
+
+    def is_next(self, answer: AddAnswer) -> bool:
+        """Whether this answers what has to be answered next. Peers are not trusted."""
+        items = self.items
+        expected = items[0][2].group.first_entry_id if self.next_entry_id < 0 else self.next_entry_id
+        return answer.first_entry_id == expected <= answer.last_entry_id <= items[-1][0]
