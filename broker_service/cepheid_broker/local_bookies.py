@@ -9,17 +9,16 @@ Rule 2: when one fails for good the process ends: restarting replays what is rea
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepheid_bookie import Bookie, BookieSettings, Cookie, RealDisk
+from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCookies, MetadataLedgers, RealDisk
 from cepheid_metadata import (
-    BookieCookie,
     BookieRegistration,
     MetadataStore,
-    Records,
     available_bookies,
     bookie_cookies,
 )
@@ -32,30 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class MetadataCookies:
-    """Bookies' cookies as records of the metadata store."""
-
-    def __init__(self, records: Records[str, BookieCookie]) -> None:
-        self._records = records
-
-    async def load(self, bookie_id: str) -> Cookie | None:
-        found = await self._records.get(bookie_id)
-        if found is None:
-            return None
-        record = found.record
-        return Cookie(record.bookie_id, record.cluster_id, record.incarnation, record.layout_version)
-
-    async def create(self, cookie: Cookie) -> None:
-        record = BookieCookie(
-            layout_version=cookie.format_version,
-            bookie_id=cookie.bookie_id,
-            incarnation=cookie.incarnation,
-            cluster_id=cookie.cluster_id,
-            directories={},
-        )
-        await self._records.create(cookie.bookie_id, record)
-
-
 class LocalBookies:
     """Made by `open`; closes what it opened. Implements `BookieConnections` of the ledger client."""
 
@@ -64,6 +39,7 @@ class LocalBookies:
         self._bookies = {bookie.settings.bookie_id: bookie for bookie in bookies}
         self._connections: dict[str, BookieConnection] = {name: bookie.connection() for name, bookie in self._bookies.items()}
         self._servers: list[BookieServer] = []
+        self._collectors = [GarbageCollector(bookie, MetadataLedgers(store)) for bookie in bookies]
 
     @classmethod
     async def open(
@@ -89,6 +65,8 @@ class LocalBookies:
         for bookie in bookies:
             bookie.on_failed = on_failed
         local = cls(store, bookies)
+        for collector in local._collectors:
+            collector.start()
         for bookie in bookies:
             await local._registrations.create(bookie.settings.bookie_id, local._registration(bookie, {}), ephemeral=True)
         return local
@@ -112,8 +90,13 @@ class LocalBookies:
     def bookies(self) -> list[Bookie]:
         return list(self._bookies.values())
 
-    async def serve(self, host: str, first_port: int) -> None:
+    async def serve(self, host: str, first_port: int, ports: Ports) -> None:
         """Opens a gRPC port for each bookie, `first_port` and the ones behind it (0: any), and registers the addresses."""
+        importer = ports.new_worker("grpc-import", 1)
+        try:
+            await importer.run(lambda: importlib.import_module("cepheid_bookie.grpc_server"))
+        finally:
+            await importer.aclose()
         from cepheid_bookie.grpc_server import BookieServer
 
         for place, (name, bookie) in enumerate(self._bookies.items()):
@@ -128,7 +111,7 @@ class LocalBookies:
     async def aclose(self) -> None:
         """Stops serving, then syncs and closes every bookie; the first failure is raised after all were tried."""
         outcomes: list[Any] = []
-        for group in (self._servers, self._connections.values(), self._bookies.values()):
+        for group in (self._servers, self._collectors, self._connections.values(), self._bookies.values()):
             outcomes += await asyncio.gather(*(part.aclose() for part in group), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
