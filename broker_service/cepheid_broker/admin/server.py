@@ -44,13 +44,21 @@ class AdminServer:
         self.port = context.settings.port if port is None else port
         self._tasks = TaskOwner("admin", on_failed)
         self._server: Server | None = None
+        self._listening: socket.socket | None = None
 
     def __repr__(self) -> str:
         return f"<AdminServer {self._host}:{self.port}{'' if self._server is None else ', serving'}>"
 
+    def listen(self) -> None:
+        """Takes the port; requests wait in its backlog. Called by `start` unless it was before. Raises PortInUseError."""
+        if self._listening is None:
+            self._listening = self._open_port()
+
     async def start(self) -> None:
         """Returns when requests are answered. Raises PortInUseError."""
-        listening = self._listen()
+        self.listen()
+        listening = self._listening
+        assert listening is not None
         try:
             importer = self._context.broker.ports.new_worker("admin-import", 1)
             try:
@@ -61,6 +69,7 @@ class AdminServer:
         except BaseException:
             listening.close()
             raise
+        self._listening = None  # uvicorn's now
         self._server = server
         self._tasks.start(server.main_loop(), name="serve")
         log.info("admin.started", extra={"host": self._host, "port": self.port})
@@ -69,10 +78,12 @@ class AdminServer:
         """Requests under way are answered, within the grace of the settings."""
         server, self._server = self._server, None
         await self._tasks.aclose()
+        if self._listening is not None:
+            self._listening.close()
         if server is not None:
             await server.shutdown()
 
-    def _listen(self) -> socket.socket:
+    def _open_port(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
