@@ -21,8 +21,7 @@ BOOKIE_ID = "bench-bookie"
 
 async def serve_bookie(directory: Path) -> None:
     """The bookie's process: prints its port and serves until SIGTERM."""
-    from cepheid_bookie import Bookie, BookieSettings
-    from cepheid_bookie.disk import RealDisk
+    from cepheid_bookie import Bookie, BookieSettings, RealDisk
     from cepheid_bookie.grpc_server import BookieServer
     from cepheid_bookie.rocks_index import RocksBlockIndex
     from cepheid_ports import Ports
@@ -49,8 +48,8 @@ class OneConnection:
         return self._connection
 
 
-async def append(port: int, entry_bytes: int, group_entries: int, window_bytes: int, seconds: float) -> float:
-    """Durable entries a second, with `window_bytes` always on their way."""
+async def append_small_and_large(port: int, arguments: argparse.Namespace) -> tuple[float, float]:
+    """Durable entries a second of 1 KB and of 64 KB, by one client."""
     from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
     from cepheid_ledger.grpc_connection import GrpcConnection
     from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, ledger_records
@@ -61,10 +60,21 @@ async def append(port: int, entry_bytes: int, group_entries: int, window_bytes: 
     store = MemoryStore(MemoryTree())
     placement = RandomPlacement(lambda: [BOOKIE_ID], ports.random)
     client = LedgerClient(OneConnection(connection), ledger_records(store), LedgerIds(store), placement, LedgerSettings(), ports)
+    try:
+        small = await append(client, 1000, arguments.group_entries, arguments.window_bytes, arguments.seconds)
+        return small, await append(client, 64_000, 1, arguments.window_bytes, arguments.seconds)
+    finally:
+        await client.aclose()
+        await connection.aclose()
+
+
+async def append(client: Any, entry_bytes: int, group_entries: int, window_bytes: int, seconds: float) -> float:
+    """Entries a second to a new ledger, with `window_bytes` always on their way."""
     writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1, custom={})
     payloads = [bytes(entry_bytes)] * group_entries
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     entries = 0
+    measuring = True
 
     def on_done(outcome: Any) -> None:
         nonlocal entries
@@ -76,7 +86,7 @@ async def append(port: int, entry_bytes: int, group_entries: int, window_bytes: 
         refill()
 
     def refill() -> None:
-        while writer.in_flight_bytes < window_bytes:
+        while measuring and writer.in_flight_bytes < window_bytes:
             writer.append(payloads, on_done)
 
     refill()
@@ -84,16 +94,10 @@ async def append(port: int, entry_bytes: int, group_entries: int, window_bytes: 
     counted, started = entries, time.perf_counter()
     await load.run_unless_failed(failed, seconds)
     rate_per_s = (entries - counted) / (time.perf_counter() - started)
-    await client.aclose()
-    await connection.aclose()
+    measuring = False
+    await writer.aclose()
     failed.cancel()
     return rate_per_s
-
-
-async def append_small_and_large(port: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """In one loop: gRPC's poller does not like a second one in its process."""
-    small = await append(port, 1000, arguments.group_entries, arguments.window_bytes, arguments.seconds)
-    return small, await append(port, 64_000, 1, arguments.window_bytes, arguments.seconds)
 
 
 def main() -> None:
@@ -110,11 +114,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cepheid-bench-", dir=arguments.data) as directory:
         command = [sys.executable, "-m", "benchmarks.bookie_grpc", "--serve", directory]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bookie:
-            assert bookie.stdout is not None
-            if not (said := bookie.stdout.readline()):
-                raise ServerFailedError("the bookie's process ended before it served")
-            small, large = load.run(append_small_and_large(int(said), arguments))
-            bookie.send_signal(signal.SIGTERM)
+            try:
+                assert bookie.stdout is not None
+                if not (said := bookie.stdout.readline()):
+                    raise ServerFailedError("the bookie's process ended before it served")
+                small, large = load.run(append_small_and_large(int(said), arguments))
+            finally:
+                bookie.send_signal(signal.SIGTERM)
     print_line(
         "bookie_grpc",
         figures={
