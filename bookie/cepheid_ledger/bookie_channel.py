@@ -7,7 +7,7 @@
          └──── on_added / on_add_failed / on_refused_for_good
 
 Rules:
-1. The transport pulls: what arrives while a message is under way travels together in the next.
+1. The transport pulls: what arrives while a message is under way travels together in the next, small groups as one.
 2. A lane's entries go and are answered in order, so "holds everything up to n" is one number. A peer that answers anything
    else has its stream dropped.
 3. A bookie that is overloaded or full gets the refused entries *and all after them* again, until `refusal_retry_s` is over.
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from cepheid_ledger.channel_stream import ChannelStream, Unanswered
 from cepheid_ledger.errors import BookieProtocolError
-from cepheid_ledger.lane import Lane, LaneListener, NoListener
+from cepheid_ledger.lane import Lane, LaneListener, NoListener, merge_small
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ports import TaskOwner
 from cepheid_rpc import AddAnswer, AddRequest, BookieConnection, BookieUnavailableError, Status
@@ -157,7 +157,7 @@ class BookieChannel:
             lane = ready.popleft()
             if lane.refused is not None or not lane.queue:
                 continue
-            taken = lane.take(max_bytes)
+            taken = merge_small(lane.take(max_bytes))
             unanswered = stream.sent.get(lane.ledger_id)
             if unanswered is None:
                 unanswered = stream.sent[lane.ledger_id] = Unanswered()

@@ -103,9 +103,10 @@ class Setting:
             raise BookieUnavailableError(f"{bookie_id} is not registered")
         return self.transport
 
-    def send(self, *ranges: tuple[int, int]) -> None:
+    def send(self, *ranges: tuple[int, int], size: int = 5_000) -> None:
+        """Groups too large to be merged, unless `size` says otherwise."""
         for first, last in ranges:
-            self.channel.send(self.lane, add(7, first, last))
+            self.channel.send(self.lane, add(7, first, last, size))
 
 
 def in_setting(test: object, settings: LedgerSettings = FAST) -> None:
@@ -141,8 +142,24 @@ def test_a_message_is_bounded_and_ledgers_take_turns() -> None:
         lane = s.channel.open_lane(8, Listener())
         s.send(*[(n, n) for n in range(3)])
         s.channel.send(lane, add(8, 0, 0))
-        assert s.transport.take(max_bytes=60) == [(7, 0, 0), (7, 1, 1)], "soft by one request of 46 bytes"
-        assert s.transport.take(max_bytes=60) == [(8, 0, 0), (7, 2, 2)], "the other ledger first, then what was left"
+        assert s.transport.take(max_bytes=6_000) == [(7, 0, 0), (7, 1, 1)], "soft by one request of 5,036 bytes"
+        assert s.transport.take(max_bytes=6_000) == [(8, 0, 0), (7, 2, 2)], "the other ledger first, then what was left"
+
+    in_setting(test)
+
+
+def test_small_groups_of_a_ledger_travel_as_one() -> None:
+    async def test(s: Setting) -> None:
+        s.send((0, 1), (2, 2), size=100)
+        s.send((3, 3))
+        s.send((4, 4), (5, 5), (6, 8), size=100)
+        message = s.transport.source.next_message(1 << 20)
+        assert [ids(request) for request in message] == [(7, 0, 2), (7, 3, 3), (7, 4, 8)]
+        for request in message:
+            request.group.verify()
+        s.transport.answer((7, 0, 1))
+        s.transport.answer((7, 2, 8))
+        assert s.listener.added == [1, 8]
 
     in_setting(test)
 
@@ -417,7 +434,7 @@ def test_a_full_window_gives_up_those_who_can_do_without_this_bookie() -> None:
         spare = Listener(spare=True)
         lane = s.channel.open_lane(8, spare)
         s.channel.send(lane, add(8, 0, 0, size=500))
-        s.send((0, 0))
+        s.send((0, 0), size=10)
         assert spare.failures == []
         s.channel.send(s.lane, add(7, 1, 1, size=600))
         assert "more than 1000 bytes" in spare.failures[0]
