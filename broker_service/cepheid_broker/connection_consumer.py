@@ -24,7 +24,6 @@ from cepheid_broker.subscription import EXCLUSIVE, SHARED, Subscription
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_positions import last_message, position_at_time
 from cepheid_broker.wire_errors import error_text, server_error_of
-from cepheid_ports import CepheidError
 from cepheid_wire import CommandType, ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -86,7 +85,7 @@ class ConsumerCommands:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
                 consumer = await self._create(ask)
-        except (CepheidError, TimeoutError) as error:
+        except Exception as error:  # every request is answered, also when the fault is ours
             self._refuse(ask, error)
         else:
             # Known before SUCCESS is written, so that the FLOW which follows at once finds it; and no entry goes out before
@@ -243,7 +242,7 @@ class ConsumerCommands:
         async def answered() -> None:
             try:
                 await work
-            except (CepheidError, TimeoutError) as error:
+            except Exception as error:  # every request is answered, also when the fault is ours
                 code = server_error_of(error)
                 extra = {"peer": self._peer.address, "request": name, "code": code.name, "error": str(error)}
                 log.info("request.refused", extra=extra)

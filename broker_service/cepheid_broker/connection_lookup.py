@@ -44,7 +44,7 @@ class LookupCommands:
                 topic, may_create=ask.metadata_auto_creation_enabled
             )
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
-        except (CepheidError, TimeoutError) as error:
+        except Exception as error:  # every request is answered, also when the fault is ours
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Failed
             answer.error = cast(Any, int(server_error_of(error)))
             answer.message = error_text(error)
@@ -77,7 +77,7 @@ class LookupCommands:
             if ask.mode != pb.CommandGetTopicsOfNamespace.NON_PERSISTENT:
                 found = await self._services.catalog.topics_of(NamespaceName.parse(ask.namespace))
                 answer.topics.extend(sorted(map(str, found)))
-        except (CepheidError, TimeoutError) as error:
+        except Exception as error:  # every request is answered, also when the fault is ours
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
             return
         answer.topics_hash = topics_hash(list(answer.topics))

@@ -16,7 +16,6 @@ from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
 from cepheid_broker.topic import Topic
 from cepheid_broker.wire_errors import error_text, server_error_of
-from cepheid_ports import CepheidError
 from cepheid_wire import CommandType, SendCommand, parse_send
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -82,7 +81,7 @@ class ProducerCommands:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
                 producer = await self._create(ask)
-        except (CepheidError, TimeoutError) as error:
+        except Exception as error:  # every request is answered, also when the fault is ours
             self._refuse(ask, error)
         else:
             self._closed_by_broker.pop(ask.producer_id, None)

@@ -95,5 +95,5 @@ def _part_of(ident: pb.MessageIdData) -> BatchAck | None:
     words = tuple(word & _WORD for word in ident.ack_set)
     if not any(words):
         return None
-    batch_size = ident.batch_size if ident.HasField("batch_size") else 64 * len(words)
-    return BatchAck(position_of(ident), words, batch_size)
+    # Clients leave out trailing words that are zero, so this may be less than the batch has: the rest is acknowledged.
+    return BatchAck(position_of(ident), words, 64 * len(words))

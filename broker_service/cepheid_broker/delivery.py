@@ -10,6 +10,8 @@ from cepheid_broker.position import Position
 from cepheid_rpc import HEADER_BYTES
 from cepheid_wire import encode_message_header
 
+_WORD = (1 << 64) - 1
+
 UnackedWords = Callable[[Position], Sequence[int] | None]
 
 
@@ -37,7 +39,7 @@ def encode_send(consumer_id: int, send: Send, unacked_words: UnackedWords) -> tu
                     entry_id,
                     end - start,
                     redelivery_count=counts.get(entry_id, 0),
-                    ack_set=unacked_words(Position(ledger_id, entry_id)) or (),
+                    ack_set=[word & _WORD for word in unacked_words(Position(ledger_id, entry_id)) or ()],
                 )
             buffers += (header, view[start:end])
             size_bytes += len(header) + end - start

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.counted_group import count_group
-from cepheid_broker.delivery import UnackedWords, encode_send
+from cepheid_broker.delivery import encode_send
 from cepheid_broker.dispatch import Idle, Read, ReadBack, Send
 from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
@@ -24,7 +24,7 @@ from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import EntryGroup
 
 if TYPE_CHECKING:
-    from cepheid_broker.managed_ledger import ManagedLedger
+    from cepheid_broker.managed_ledger import Cursor, ManagedLedger
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Dispatcher:
         core: DispatchCore,
         ledger: ManagedLedger,
         consumers: Mapping[int, Consumer],
-        unacked_words: UnackedWords,
+        cursor: Cursor,
         settings: DispatchSettings,
         budget: ReadAheadBudget,
         tasks: TaskOwner,
@@ -63,7 +63,7 @@ class Dispatcher:
         self.core = core
         self._ledger = ledger
         self._consumers = consumers
-        self._unacked_words = unacked_words
+        self._cursor = cursor
         self._settings = settings
         self._budget = budget
         self._tasks = tasks
@@ -73,6 +73,7 @@ class Dispatcher:
         self._pass_due = False
         self._closed = False
         self._accounted_bytes = 0
+        self._keeps_up = False  # reads from the tail cache, which therefore keeps what comes next
         self._running: dict[type, Read | ReadBack] = {}  # by kind: at most one each
         self._next: dict[type, Read | ReadBack] = {}  # asked for while another of the kind runs
         self._retry_delay_s = settings.read_retry_s
@@ -93,6 +94,7 @@ class Dispatcher:
 
     def close(self) -> None:
         self._closed = True
+        self._cursor.active_from = None
         if self._retry is not None:
             self._retry.cancel()
         self._budget.used_bytes -= self._accounted_bytes
@@ -115,13 +117,14 @@ class Dispatcher:
         except Exception as error:
             self._on_failed(error)
             return
+        self._cursor.active_from = self.core.read_position if self._keeps_up and self._consumers else None
         pending_bytes = self.core.pending_bytes
         self._budget.used_bytes += pending_bytes - self._accounted_bytes
         self._accounted_bytes = pending_bytes
 
     def _send(self, send: Send) -> int:
         consumer = self._consumers[send.consumer]
-        buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._unacked_words)
+        buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._cursor.unacked_words)
         consumer.peer.write_buffers(buffers)
         consumer.traffic.count(entries, send.messages, size_bytes)
         if send.redelivery_counts:
@@ -136,6 +139,7 @@ class Dispatcher:
         groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
         if groups is not None:
             self.cached_reads += 1
+            self._keeps_up = True
             self._answer(read, groups)
         elif type(read) in self._running:
             self._next[type(read)] = read  # what runs was asked for before a rewind; its answer will be ignored
@@ -146,6 +150,7 @@ class Dispatcher:
     async def _read_storage(self, read: Read | ReadBack) -> None:
         position, max_entries, max_bytes = self._range_of(read)
         self.storage_reads += 1
+        self._keeps_up = False
         try:
             groups = await self._ledger.read(position, max_entries=max_entries, max_bytes=max_bytes)
         except CepheidError as error:

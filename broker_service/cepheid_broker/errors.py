@@ -16,9 +16,7 @@ class ProtocolViolationError(CepheidError):
 
 
 class TopicNotFoundError(BrokerError):
-    hint = (
-        "create the topic, or allow its creation on first use (auto_creation in the broker's settings or the namespace's policies)"
-    )
+    hint = "create the topic, or allow its creation by use: `topic_creation` of the broker, or the namespace's policy"
 
 
 class NamespaceNotFoundError(BrokerError):

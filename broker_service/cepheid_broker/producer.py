@@ -123,13 +123,13 @@ class Producer:
         gathered.payloads.append(payload)
         gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
         gathered.size_bytes += len(payload)
-        self.peer.window.take(len(payload))
 
     def flush(self) -> None:
         """Appends what was gathered in this loop turn."""
         if self._gathered.payloads:
             group, self._gathered = self._gathered, _Group()
             self._pending.append(group)
+            self.peer.window.take(group.size_bytes)
             self.topic.publish(group.payloads, self._on_appended)
 
     def close_when_settled(self, on_settled: Callable[[], None]) -> None:
@@ -167,8 +167,7 @@ class Producer:
 
     def _close(self) -> None:
         self.state = ProducerState.CLOSED
-        group, self._gathered = self._gathered, _Group()
-        self.peer.window.give_back(group.size_bytes)
+        self._gathered = _Group()  # never appended, never counted in the window
         self.topic.on_producer_gone(self)
         self._settle_if_done()
 

@@ -170,6 +170,7 @@ class Subscription:
         self._dispatcher.wake()
         if not self.consumers:
             self.kind = None
+            self.cursor.active_from = None
             if not self.durable and self._seek_done is None and self._grace is None and not self.closed:
                 self._on_unused(self)
 
@@ -186,7 +187,7 @@ class Subscription:
             SharedDispatch(self.cursor, limits) if kind == SHARED else ExclusiveDispatch(self.cursor, limits),
             self._ledger,
             self.consumers,
-            self.cursor.unacked_words,
+            self.cursor,
             dispatch,
             self._budget,
             self._tasks,
@@ -268,8 +269,7 @@ class Subscription:
         if part is None:
             self.cursor.acknowledge_cumulative(position)
         else:
-            self.cursor.acknowledge_cumulative(Position(position.ledger_id, position.entry_id - 1))
-            self.cursor.acknowledge_indexes(part.position, part.unacked_words, part.batch_size)
+            self.cursor.acknowledge_cumulative(position, part.unacked_words, part.batch_size)
         acked = max(0, before - self.cursor.backlog_entries)
         consumer.acked_entries += acked
         self.acked_entries += acked

@@ -42,7 +42,7 @@ class Topics:
         self._settings = settings
         self._tasks = tasks
         self._open: dict[TopicName, Topic] = {}
-        self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
+        self._opening: dict[TopicName, asyncio.Task[Topic | Exception]] = {}
         self._closing: dict[TopicName, asyncio.Task[None]] = {}
         self._retry: dict[TopicName, tuple[float, float]] = {}  # not before this loop time; the pause that led to it
         self._name_prefix = f"{settings.cluster}-{ports.random.getrandbits(40):010x}"
@@ -67,6 +67,7 @@ class Topics:
 
     async def get(self, name: TopicName, *, may_create: bool) -> Topic:
         """The topic, opened and perhaps created. Raises what `TopicCatalog.require` and opening a managed ledger raise."""
+        exists = False
         while True:
             if self._stopping:
                 raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
@@ -74,44 +75,51 @@ class Topics:
                 return topic
             if (closing := self._closing.get(name)) is not None:
                 await asyncio.wait([closing])
-                continue
-            opening = self._opening.get(name)
-            if opening is None:
-                opening = self._tasks.start(self._load(name, may_create), name=f"open {name}")
-                self._opening[name] = opening
-            # Shielded: one client that gives up must not stop the opening that others wait for.
-            return await asyncio.shield(opening)
+                exists = False  # it may have been deleted
+            elif not exists:
+                await self._catalog.require(name, may_create=may_create)
+                exists = True
+            else:
+                return await self._opened_once(name)
 
-    async def _load(self, name: TopicName, may_create: bool) -> Topic:
+    async def _opened_once(self, name: TopicName) -> Topic:
+        opening = self._opening.get(name)
+        if opening is None:
+            opening = self._opening[name] = self._tasks.start(self._load(name), name=f"open {name}")
+        # Shielded: one client that gives up must not stop the opening that others wait for.
+        outcome = await asyncio.shield(opening)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _load(self, name: TopicName) -> Topic | Exception:
+        """An error is a result here: everybody who waits gets it, and it is no failed task."""
         try:
-            await self._catalog.require(name, may_create=may_create)
-            await self._wait_for_retry(name)
-            config = await self._catalog.ledger_config(name)
-            try:
-                ledger = await self._managed_ledgers.open(str(name), config)
-            except CepheidError as error:
-                self._on_not_opened(name, error)
-                raise
-            if self._stopping:
-                await ledger.aclose()
-                raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
-            topic = Topic(name, ledger, self._settings, self.read_ahead_budget, self._tasks, on_failed=self._on_topic_failed)
-            self._open[name] = topic
-            log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})
-            return topic
+            return await self._load_topic(name)
+        except Exception as error:
+            self.failures += 1
+            extra = {"topic": str(name), "error": str(error), "retry_s": self._plan_retry(name)}
+            log.warning("topic.open_failed", extra=extra)
+            return error
         finally:
             self._opening.pop(name, None)
+
+    async def _load_topic(self, name: TopicName) -> Topic:
+        await self._wait_for_retry(name)
+        config = await self._catalog.ledger_config(name)
+        ledger = await self._managed_ledgers.open(str(name), config)
+        if self._stopping:
+            await ledger.aclose()
+            raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
+        topic = Topic(name, ledger, self._settings, self.read_ahead_budget, self._tasks, on_failed=self._on_topic_failed)
+        self._open[name] = topic
+        log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})
+        return topic
 
     async def _wait_for_retry(self, name: TopicName) -> None:
         if name in self._retry:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(max(0.0, self._retry[name][0] - now))
-
-    def _on_not_opened(self, name: TopicName, error: CepheidError) -> None:
-        self.failures += 1
-        retry_s = self._plan_retry(name)
-        extra = {"topic": str(name), "error": str(error), "retry_s": retry_s}
-        log.warning("topic.open_failed", extra=extra)
 
     def _plan_retry(self, name: TopicName) -> float:
         now = asyncio.get_running_loop().time()
