@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import (
     AddAnswer,
     AddRequest,
+    EntryGroup,
     ExplicitLac,
     LacAnswer,
     LacRequest,
@@ -45,20 +47,29 @@ class BookieProbe:
     def add(self, requests: Sequence[AddRequest], on_answers: Callable[[Sequence[AddAnswer]], None]) -> None:
         self._facts.admissions += 1
         admission = self._facts.admissions
+        unanswered: dict[int, deque[AddRequest]] = {}
         for request in requests:
+            unanswered.setdefault(request.group.ledger_id, deque()).append(request)
             self._check_first_bytes(request)
+            self._note(lambda request=request: f"< {'recovery ' * request.recovery}add {_name(request.group)}")
 
         def observed(answers: Sequence[AddAnswer]) -> None:
             for answer in answers:
-                if answer.status is Status.OK:
-                    self._on_ok(answer, requests, admission)
+                self._note(
+                    lambda answer=answer: (
+                        f"> {answer.status.name} {answer.ledger_id}:{answer.first_entry_id}..{answer.last_entry_id}"
+                    )
+                )
+                self._on_answer(answer, unanswered.get(answer.ledger_id, deque()), admission)
             on_answers(answers)
 
         self._bookie.add(requests, observed)
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         held = max(self._facts.ok.get(request.ledger_id, ()), default=-1)
+        self._note(lambda: f"< {'fence' if request.fence else 'lac'} {request.ledger_id}")
         answer = await self._bookie.read_lac(request)
+        self._note(lambda: f"> {answer.status.name} lac {answer.last_add_confirmed} of {request.ledger_id}")
         history, ledger_id = self._history, request.ledger_id
         if answer.status.certain_no:
             record = history.ledgers.get(ledger_id)
@@ -83,7 +94,10 @@ class BookieProbe:
             for entry_id in self._facts.ok.get(request.ledger_id, ())
             if request.first_entry_id <= entry_id <= request.last_entry_id
         ]
+        asked = f"{request.ledger_id}:{request.first_entry_id}..{request.last_entry_id}"
+        self._note(lambda: f"< {'fencing ' * request.fence}read {asked}")
         async for chunk in self._bookie.read(request):
+            self._note(lambda chunk=chunk: f"> {_names(chunk)} for read {asked}")
             for group in chunk.groups:
                 self._check_sent(group.ledger_id, group.first_entry_id, list(group.payloads()))
             for missing in chunk.missing:
@@ -96,31 +110,43 @@ class BookieProbe:
     async def write_lac(self, request: ExplicitLac) -> Status:
         return await self._bookie.write_lac(request)
 
+    def _note(self, text: Callable[[], str]) -> None:
+        if self._history.trace is not None:
+            self._history.note(lambda: f"{self._id} {text()}")
+
     # -- the checks -----------------------------------------------------------------------------------------------------
 
-    def _on_ok(self, answer: AddAnswer, requests: Sequence[AddRequest], admission: int) -> None:
-        history, facts, ledger_id = self._history, self._facts, answer.ledger_id
+    def _on_answer(self, answer: AddAnswer, unanswered: deque[AddRequest], admission: int) -> None:
+        """Answers of one ledger come in the order of its requests: each covers what is next, a part or several of them."""
+        entry_id = answer.first_entry_id
+        while entry_id <= answer.last_entry_id:
+            group = unanswered[0].group if unanswered else None
+            if group is None or not group.first_entry_id <= entry_id <= group.last_entry_id:
+                self._history.violated("S1", f"{self._id} answers {answer}, which is not what it was asked next")
+                return
+            last = min(answer.last_entry_id, group.last_entry_id)
+            if answer.status is Status.OK:
+                self._on_ok(unanswered[0], entry_id, last, admission)
+            if last == group.last_entry_id:
+                unanswered.popleft()
+            entry_id = last + 1
+
+    def _on_ok(self, request: AddRequest, first: int, last: int, admission: int) -> None:
+        history, facts, ledger_id = self._history, self._facts, request.group.ledger_id
         ok = facts.ok.setdefault(ledger_id, {})
-        for entry_id in range(answer.first_entry_id, answer.last_entry_id + 1):
-            request = _request_of(requests, ledger_id, entry_id)
+        for entry_id in range(first, last + 1):
             name = f"{ledger_id}:{entry_id}"
-            if request is None:
-                history.violated("S1", f"{self._id} answered OK for {name}, which was not in that message")
-                continue
             entry = bytes(request.group.entry(entry_id))
             history.check("S1", self._disk.is_durable(entry), f"{self._id} answered OK for {name}, which power loss can take")
-            if not request.recovery:
-                fenced = ledger_id in facts.fenced
-                history.check("S3", not fenced, lambda name=name: f"{self._id} answered OK for {name} after its fence was answered")
-            absent_after = facts.absent.get((ledger_id, entry_id), 0)
-            history.check(
-                "S4",
-                absent_after < admission,
-                lambda name=name: f"{self._id} admitted {name}, denied it to a fencing read, and then answered OK",
-            )
-            facts.ok_admission.setdefault((ledger_id, entry_id), admission)
             known = ok.setdefault(entry_id, entry)
-            history.check("L7", known == entry, lambda name=name: f"{self._id} holds two different entries {name}")
+            history.check("L7", known == entry, f"{self._id} holds two different entries {name}")
+            if request.recovery:
+                continue  # passes fences, and tells no producer anything
+            fenced = ledger_id in facts.fenced
+            history.check("S3", not fenced, f"{self._id} answered OK for {name} after its fence was answered")
+            denied = facts.absent.get((ledger_id, entry_id), 0) >= admission
+            history.check("S4", not denied, f"{self._id} got {name}, denied it to a fencing read, and then answered OK")
+            facts.ok_admission.setdefault((ledger_id, entry_id), admission)
 
     def _on_fenced(self, ledger_id: int) -> None:
         if ledger_id not in self._facts.fenced:
@@ -214,9 +240,10 @@ async def _check_fence(who: str, bookie: ServedBookie, history: History, ledger_
     history.check("S3", answer.status is not Status.OK, lambda: f"{who} forgot its fence; {history.story(ledger_id)}")
 
 
-def _request_of(requests: Sequence[AddRequest], ledger_id: int, entry_id: int) -> AddRequest | None:
-    for request in requests:
-        group = request.group
-        if group.ledger_id == ledger_id and group.first_entry_id <= entry_id <= group.last_entry_id:
-            return request
-    return None
+def _name(group: EntryGroup) -> str:
+    return f"{group.ledger_id}:{group.first_entry_id}..{group.last_entry_id}"
+
+
+def _names(chunk: ReadAnswer) -> str:
+    missing = [f"{m.status.name} {m.first_entry_id}..{m.last_entry_id}" for m in chunk.missing]
+    return ", ".join([*map(_name, chunk.groups), *missing]) or "nothing"

@@ -14,12 +14,11 @@ import errno
 import random
 from collections.abc import Callable, Sequence
 
-from cepheid_bookie.bookie import Bookie
-from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie import Bookie, BookieSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_metadata import LedgerIds, ledger_records
-from cepheid_ports import Ports
+from cepheid_ports import CepheidError, Ports
 from tests.simulation.checks_ledger import ConnectionsProbe, LedgerClientProbe
 from tests.simulation.checks_storage import BookieProbe, check_promises, promises_of
 from tests.simulation.faults import FaultPlan
@@ -123,6 +122,9 @@ class SimBookie:
             self._history.note(f"{self.id} ended while it started: {error!r}")
             node.crash()
             return
+        except CepheidError as error:
+            self._history.violated("S8", f"{self.id} refuses to start after a crash: {error!r}")
+            return
         self.bookie = bookie
         bookie.on_failed = self._on_failed
         self._history.note(f"{self.id}#{node.incarnation} serves")
@@ -134,7 +136,11 @@ class SimBookie:
         index = _synced_copy(self.index)
         promises = promises_of(self._history.bookie(self.id))
         ports = sim_ports(self._loop, random.Random(f"{seed}/ports"), lambda: 0.0)
-        bookie = await Bookie.open(bookie_settings(self.id), disk, index, ports)
+        try:
+            bookie = await Bookie.open(bookie_settings(self.id), disk, index, ports)
+        except CepheidError as error:
+            self._history.violated("S8", f"{self.id} would refuse to start after power loss now: {error!r}")
+            return
         await check_promises(f"a copy of {self.id}'s disk at {self._history.now_s:.6f} s", self.id, bookie, self._history, promises)
         await bookie.aclose()
 

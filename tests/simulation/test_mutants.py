@@ -1,0 +1,30 @@
+"""Every mutant is caught, and by an invariant that speaks of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.seeds import run_seed
+
+MOST_SEEDS = 200
+
+RULES = {
+    "acknowledge before sync": {"S1", "S2", "S3"},
+    "answer a fence before it is durable": {"S3"},
+    "fence not by reads": {"L5", "S4", "L10"},
+    "count a timeout as a negative": {"L10", "L5"},
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.timeout(400)
+def test_a_mutant_is_caught(name: str) -> None:
+    with MUTANTS[name]():
+        for count, seed in enumerate(range(MOST_SEEDS), 1):
+            outcome = run_seed(seed)
+            if outcome.failure is not None:
+                print(f"{name}: {outcome.rule} after {count} seeds: {outcome.failure}")
+                assert outcome.rule in RULES[name], outcome.describe()
+                return
+    pytest.fail(f"{MOST_SEEDS} seeds did not notice: {name}")
