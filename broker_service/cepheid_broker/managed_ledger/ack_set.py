@@ -1,0 +1,293 @@
+"""What a cursor knows to be acknowledged: a pure core.
+
+    5:0 5:1 5:2 | 8:0 8:1 8:2 8:3 …                  mark-delete 5:1: it and everything before is acknowledged
+     ■   ■   □     ■   □   ■   ◧                      above it: one bitmap per ledger (8: {0, 2}), and 8:3 in part
+
+A partly acknowledged batch is kept as the mask of its messages *not* acknowledged (bit i: message i), as the protocol has it
+(ack_set of PulsarApi.proto).
+
+Rules:
+1. The entry after the mark-delete position is never acknowledged: it would have moved the position. Runs cross ledger ends.
+2. Only entries that exist are acknowledged; others are refused, not stored.
+3. Nothing is taken back but by a reset, which makes a new set. A batch's mask only loses bits.
+4. An entry is in a bitmap, or has a mask, or neither; never at or below the mark-delete position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pyroaring import BitMap
+
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_metadata import Position
+
+MAX_BATCH_MESSAGES = 1 << 17
+"""Of one entry. An entry has at most 5 MiB, a message in it at least some 10 bytes of metadata and size; clients batch 1,000."""
+
+Batch = tuple[int, int]
+"""(mask of messages not acknowledged, messages in the batch)."""
+
+
+class AckSet:
+    __slots__ = ("_acked", "_acked_entries", "_batches", "_ledgers", "mark_delete", "revision")
+
+    def __init__(self, ledgers: LedgerList, mark_delete: Position) -> None:
+        self._ledgers = ledgers
+        self.mark_delete = mark_delete
+        self.revision = 0  # counts changes, so that whoever saves knows what it saved
+        self._acked: dict[int, BitMap] = {}
+        self._acked_entries = 0
+        self._batches: dict[int, dict[int, Batch]] = {}
+
+    def __repr__(self) -> str:
+        batches = sum(map(len, self._batches.values()))
+        return f"<AckSet to {self.mark_delete}, {self._acked_entries} entries and parts of {batches} above>"
+
+    @classmethod
+    def restored(
+        cls,
+        ledgers: LedgerList,
+        mark_delete: Position,
+        acked: Iterable[tuple[int, BitMap]],
+        batches: Iterable[tuple[Position, Batch]],
+    ) -> AckSet:
+        """From saved state. What the chain does not have any more is left out; a mark-delete position above the end is
+        taken back to the end (nothing that is written later is acknowledged)."""
+        self = cls(ledgers, ledgers.normalise(mark_delete))
+        for ledger_id, entries in acked:
+            count = ledgers.entries_of(ledger_id)
+            if count is not None:
+                self._add(ledger_id, entries & BitMap(range(self._floor(ledger_id) + 1, count)))
+        for position, (mask, messages) in batches:
+            if ledgers.is_valid(position) and not self.is_acknowledged(position):
+                self._batches.setdefault(position.ledger_id, {})[position.entry_id] = (mask, messages)
+        self._absorb()
+        self.revision = 0
+        return self
+
+    # Acknowledging
+
+    def acknowledge(self, positions: Iterable[Position]) -> list[Position]:
+        """Whole entries. Returns those refused: they do not exist (in this topic, or not yet)."""
+        by_ledger: dict[int, list[int]] = {}
+        for ledger_id, entry_id in positions:
+            entries = by_ledger.get(ledger_id)
+            if entries is None:
+                by_ledger[ledger_id] = [entry_id]
+            else:
+                entries.append(entry_id)
+        refused: list[Position] = []
+        for ledger_id, entries in by_ledger.items():
+            count = self._ledgers.entries_of(ledger_id)
+            floor = self._floor(ledger_id)
+            if count is None or min(entries) <= floor or max(entries) >= count:
+                refused += [Position(ledger_id, entry) for entry in entries if entry > floor and (count is None or entry >= count)]
+                refused += [Position(ledger_id, entry) for entry in entries if entry < 0]
+                entries = [entry for entry in entries if entry > floor and count is not None and entry < count]
+            if entries and not self._extend_run(ledger_id, entries):
+                self._add(ledger_id, entries)
+        self._absorb()
+        return refused
+
+    def acknowledge_cumulative(self, position: Position) -> bool:
+        """Everything up to this entry. False: refused, there is no such entry."""
+        if not (self._ledgers.is_valid(position) or (position.ledger_id in self._ledgers and position.entry_id == -1)):
+            return self._is_trimmed(position)
+        if self._ledgers.rank(position) > self._ledgers.rank(self.mark_delete):
+            self._move_to(position)
+            self._absorb()
+        return True
+
+    def acknowledge_messages(self, position: Position, unacked_mask: int, messages: int) -> bool:
+        """Messages of one batch: those whose bit is not set. False: refused, there is no such entry or batch."""
+        if not 0 < messages <= MAX_BATCH_MESSAGES:
+            return False
+        if not self._ledgers.is_valid(position):
+            return self._is_trimmed(position)
+        if self.is_acknowledged(position):
+            return True
+        batches = self._batches.setdefault(position.ledger_id, {})
+        known = batches.get(position.entry_id)
+        before = (1 << messages) - 1 if known is None else known[0]
+        after = before & unacked_mask
+        if after == 0:
+            self._add(position.ledger_id, (position.entry_id,))
+            self._absorb()
+        elif after != before:
+            batches[position.entry_id] = (after, messages if known is None else known[1])
+            self.revision += 1
+        if not batches:
+            self._batches.pop(position.ledger_id, None)
+        return True
+
+    def acknowledge_messages_cumulative(self, position: Position, unacked_mask: int, messages: int) -> bool:
+        """Every entry before this one, and messages of it: those whose bit is not set."""
+        if not (0 < messages <= MAX_BATCH_MESSAGES and self._ledgers.is_valid(position)):
+            return self._is_trimmed(position)
+        return self.acknowledge_cumulative(self._ledgers.previous_position(position)) and self.acknowledge_messages(
+            position, unacked_mask, messages
+        )
+
+    def skip_to(self, position: Position) -> None:
+        """The chain lost what is before: the mark-delete position goes there if it is further on, or the same gap."""
+        if position > self.mark_delete and self._ledgers.rank(position) >= self._ledgers.rank(self.mark_delete):
+            self._move_to(position)
+            self._absorb()
+
+    # Asking
+
+    @property
+    def acked_entries(self) -> int:
+        """Above the mark-delete position."""
+        return self._acked_entries
+
+    @property
+    def backlog_entries(self) -> int:
+        """Entries not (wholly) acknowledged."""
+        return self._ledgers.total_entries - self._ledgers.rank(self.mark_delete) - self._acked_entries
+
+    @property
+    def acked(self) -> dict[int, BitMap]:
+        """By ledger, for whoever saves it: not to be changed."""
+        return self._acked
+
+    @property
+    def batches(self) -> dict[int, dict[int, Batch]]:
+        return self._batches
+
+    def is_acknowledged(self, position: Position) -> bool:
+        if position <= self.mark_delete:
+            return True
+        entries = self._acked.get(position.ledger_id)
+        return entries is not None and position.entry_id in entries
+
+    def unacked_messages(self, position: Position) -> Batch | None:
+        """None: none of its messages is acknowledged apart from the others."""
+        batches = self._batches.get(position.ledger_id)
+        return None if batches is None else batches.get(position.entry_id)
+
+    def first_unacknowledged(self) -> Position:
+        return self._ledgers.next_position(self.mark_delete)  # rule 1
+
+    def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
+        """What of the entries `first..last` (inclusive) of a ledger is not (wholly) acknowledged, as runs."""
+        first = max(first, self._floor(ledger_id) + 1)
+        if first > last:
+            return []
+        entries = self._acked.get(ledger_id)
+        if entries is None or not entries.range_cardinality(first, last + 1):
+            return [(first, last)]
+        runs: list[tuple[int, int]] = []
+        run_first = first
+        for entry in entries & BitMap(range(first, last + 1)):
+            if entry > run_first:
+                runs.append((run_first, entry - 1))
+            run_first = entry + 1
+        if run_first <= last:
+            runs.append((run_first, last))
+        return runs
+
+    # Changing
+
+    def _floor(self, ledger_id: int) -> int:
+        """Entries of this ledger up to here are below the mark-delete position; -1: none."""
+        mark_ledger_id, mark_entry_id = self.mark_delete
+        if ledger_id == mark_ledger_id:
+            return mark_entry_id
+        return -1 if ledger_id > mark_ledger_id else (1 << 62)
+
+    def _is_trimmed(self, position: Position) -> bool:
+        """Its ledger left the chain after it was acknowledged: a late or repeated acknowledgement, which changes nothing."""
+        return position.ledger_id not in self._ledgers and position <= self.mark_delete
+
+    def _add(self, ledger_id: int, entries: Iterable[int]) -> None:
+        acked = self._acked.get(ledger_id)
+        before = 0
+        if acked is None:
+            acked = self._acked[ledger_id] = BitMap(entries)
+        else:
+            before = len(acked)
+            acked.update(entries)
+        added = len(acked) - before
+        if not acked:
+            del self._acked[ledger_id]
+        if not added:
+            return
+        self._acked_entries += added
+        self.revision += 1
+        batches = self._batches.get(ledger_id)
+        if batches:
+            for entry in [entry for entry in batches if entry in acked] if added > len(batches) else list(entries):
+                batches.pop(entry, None)
+            if not batches:
+                del self._batches[ledger_id]
+
+    def _extend_run(self, ledger_id: int, entries: list[int]) -> bool:
+        """What a consumer that acknowledges in order does: the next entries, without a bitmap. False: it is not that."""
+        first, last = entries[0], entries[-1]
+        if self.mark_delete != (ledger_id, first - 1) or last - first != len(entries) - 1:
+            return False
+        if len(entries) > 1 and entries != list(range(first, last + 1)):
+            return False
+        self._move_to(Position(ledger_id, last))
+        return True
+
+    def _move_to(self, mark_delete: Position) -> None:
+        self.mark_delete = mark_delete
+        self.revision += 1
+        ledger_id, entry_id = mark_delete
+        for acked_id in [acked_id for acked_id in self._acked if acked_id <= ledger_id]:
+            acked = self._acked[acked_id]
+            before = len(acked)
+            if acked_id < ledger_id:
+                acked.clear()
+            else:
+                acked.remove_range(0, entry_id + 1)
+            self._acked_entries -= before - len(acked)
+            if not acked:
+                del self._acked[acked_id]
+        for batch_id in [batch_id for batch_id in self._batches if batch_id <= ledger_id]:
+            batches = self._batches[batch_id]
+            gone = [entry for entry in batches if batch_id < ledger_id or entry <= entry_id]
+            for entry in gone:
+                del batches[entry]
+            if not batches:
+                del self._batches[batch_id]
+
+    def _absorb(self) -> None:
+        """Rule 1: the mark-delete position runs over what is acknowledged right after it."""
+        while self._acked:
+            ledger_id, first = self._ledgers.next_position(self.mark_delete)
+            acked = self._acked.get(ledger_id)
+            if acked is None or first not in acked:
+                return
+            self._move_to(Position(ledger_id, _end_of_run(acked, first)))
+
+
+def _end_of_run(entries: BitMap, first: int) -> int:
+    """The last entry of the run that starts at `first`; doubling steps, since a run may be millions long."""
+    last, step = first, 1
+    while entries.contains_range(last + 1, last + step + 1):
+        last += step
+        step *= 2
+    while step > 1:
+        step //= 2
+        if entries.contains_range(last + 1, last + step + 1):
+            last += step
+    return last
+
+
+def mask_of(words: Sequence[int]) -> int:
+    """The wire's 64-bit words, signed or not, first word lowest, as one mask."""
+    mask = 0
+    for index, word in enumerate(words):
+        mask |= (word & 0xFFFF_FFFF_FFFF_FFFF) << (64 * index)
+    return mask
+
+
+def words_of(batch: Batch) -> tuple[int, ...]:
+    """A batch's mask as the wire's signed 64-bit words."""
+    mask, messages = batch
+    words = [(mask >> (64 * index)) & 0xFFFF_FFFF_FFFF_FFFF for index in range((messages + 63) // 64)]
+    return tuple(word - (1 << 64) if word >> 63 else word for word in words)

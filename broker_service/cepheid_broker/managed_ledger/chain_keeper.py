@@ -1,0 +1,147 @@
+"""The chain record in the hands of the topic's owner.
+
+    commit(plan) ──mutex──► plan(chain) ──► next chain, or none; further operations ──► one multi ──► version + 1
+                                                        └──conflict──► fenced for good
+
+Rules:
+1. One mutex for everything that is written for this topic: rollover, trimming, deletion queue, cursors. A cursor is saved
+   together with a check of the chain's version, so that an old owner's late save fails instead of overwriting.
+2. A conflict means that another opening of the topic has committed: never re-read and retry.
+3. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cepheid_broker.managed_ledger.conditional_write import CONFLICTS, write
+from cepheid_broker.managed_ledger.errors import ManagedLedgerError, ManagedLedgerFailedError, ManagedLedgerFencedError
+from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
+from cepheid_metadata import Chain, Check, MetadataStore, Op, Put, SessionLostError, StoreUnavailableError, chain_records
+from cepheid_ports import TaskOwner
+from cepheid_wire import TopicName
+
+Plan = Callable[[Chain], tuple[Chain | None, Sequence[Op]]]
+"""Gets the chain as it is; returns what it becomes (None: it stays) and what else is written in the same step."""
+
+
+class ChainKeeper:
+    def __init__(
+        self,
+        store: MetadataStore,
+        topic: TopicName,
+        tasks: TaskOwner,
+        settings: ManagedLedgerSettings,
+        on_lost: Callable[[ManagedLedgerError], None],
+    ) -> None:
+        self._store = store
+        self._records = chain_records(store)
+        self._key = self._records.key_of(topic)
+        self._topic = topic
+        self._tasks = tasks
+        self._settings = settings
+        self._on_lost = on_lost
+        self._chain: Chain | None = None
+        self._version = -1
+        self._gone: dict[int, None] = {}
+        self._mutex = asyncio.Lock()
+        self.lost: ManagedLedgerError | None = None
+
+    def __repr__(self) -> str:
+        return f"<ChainKeeper {self._topic} version {self._version}{' lost' if self.lost else ''}>"
+
+    @property
+    def chain(self) -> Chain:
+        assert self._chain is not None, f"{self._topic} has no chain yet"
+        return self._chain
+
+    async def load(self) -> Chain | None:
+        """The record as it is; None: there is none. Raises MetadataError."""
+        found = await self._records.get(self._topic)
+        if found is not None:
+            self._chain, self._version = found
+        return self._chain
+
+    async def take_over(self, chain: Chain) -> None:
+        """What an opening commits: only if nobody else did since `load`. Raises as `commit` does."""
+
+        async def take_over() -> None:
+            async with self._mutex:
+                if self._chain is None:
+                    await self._write([self._records.create_op(self._topic, chain)])
+                    self._chain, self._version = chain, 0
+                else:
+                    await self._replace(chain, ())
+
+        await finish(self._tasks, take_over(), name="take-over")
+
+    async def commit(self, plan: Plan) -> None:
+        """Raises ManagedLedgerFencedError; ManagedLedgerFailedError when the outcome stays unknown: then this opening is over
+        too; StoreUnavailableError and other MetadataErrors: nothing was written."""
+
+        async def commit() -> None:
+            async with self._mutex:
+                chain, ops = plan(self._swept())
+                if chain is not None and chain != self._chain:
+                    await self._replace(chain, ops)
+                elif ops:
+                    await self._write([Check(self._key, self._version), *ops])
+
+        await finish(self._tasks, commit(), name="commit")
+
+    def note_deleted(self, ledger_id: int) -> None:
+        """A ledger of the deletion queue is gone; the next write takes it out."""
+        self._gone[ledger_id] = None
+
+    def waiting_deletions(self) -> list[int]:
+        """The deletion queue, as far as it is not done."""
+        return [ledger_id for ledger_id in self.chain.deletions if ledger_id not in self._gone]
+
+    async def delete(self) -> None:
+        """The record itself goes: the topic's chain ends here."""
+
+        async def delete() -> None:
+            async with self._mutex:
+                await self._write([self._records.delete_op(self._topic, self._version)])
+
+        await finish(self._tasks, delete(), name="delete-chain")
+
+    async def wait_idle(self) -> None:
+        """Until no write is under way."""
+        async with self._mutex:
+            pass
+
+    def _swept(self) -> Chain:
+        if not self._gone:
+            return self.chain
+        return self.chain.replace(deletions=tuple(self.waiting_deletions()))
+
+    async def _replace(self, chain: Chain, ops: Sequence[Op]) -> None:
+        await self._write([Put(self._key, chain.encode(), self._version), *ops])
+        self._chain, self._version = chain, self._version + 1
+        self._gone = {ledger_id: None for ledger_id in self._gone if ledger_id in chain.deletions}
+
+    async def _write(self, ops: Sequence[Op]) -> None:
+        if self.lost is not None:
+            raise self.lost
+        try:
+            await write(self._store, ops, self._settings)
+        except CONFLICTS as error:
+            message = f"{self._topic} was opened by somebody else: {error}"
+            self._lose(ManagedLedgerFencedError(message, topic=str(self._topic)), error)
+        except StoreUnavailableError as error:
+            if not error.outcome_unknown:
+                raise
+            message = f"{self._topic}: what a write to its records did could not be found out"
+            self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
+        except SessionLostError as error:
+            message = f"{self._topic}: the session with the metadata store ended"
+            self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
+
+    def _lose(self, lost: ManagedLedgerError, cause: Exception) -> None:
+        lost.__cause__ = cause
+        self.lost = lost
+        self._on_lost(lost)
+        raise lost

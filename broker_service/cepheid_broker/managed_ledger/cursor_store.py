@@ -1,0 +1,409 @@
+"""Saves a topic's durable cursors.
+
+    dirty cursors ──round──► encode ──┬── small: state inline in the cursor's record ──────────────┬──► one multi with a check
+                                      └── large: snapshot in the topic's cursor ledger ──► record ─┘    of the chain's version
+                                                                     only when it names another ledger than before
+
+Rules:
+1. A round saves everything that is dirty when it starts, whole; who waits joins the next round to start. One at a time.
+2. A saved state is replaced, never patched: the newest one that is durable counts.
+3. A record names a cursor ledger only after the cursor's state is durable there; a ledger that no record names any more goes
+   to the chain's deletion queue in the very write that took the last name away.
+4. A reset raises the generation and is durable before it is visible; what was acknowledged meanwhile is void.
+5. Positions are chosen for cursors, and ledgers for trimming, under one lock: a new cursor never points into what goes.
+6. The old owner is shut out before anything is read: the chain was taken over (its saves check the chain's version), and
+   recovery closes the cursor ledger that it may be writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.cursor import Cursor
+from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
+from cepheid_broker.managed_ledger.cursor_ledger import CursorLedger, Snapshot
+from cepheid_broker.managed_ledger.cursor_state import encode_state
+from cepheid_broker.managed_ledger.errors import (
+    CursorExistsError,
+    ManagedLedgerClosedError,
+    NoSuchCursorError,
+    TooManyCursorsError,
+)
+from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.saved_cursor import SavedCursor, recover_cursors
+from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_ledger import LedgerClient, LedgerError
+from cepheid_metadata import Chain, CursorRecord, MetadataStore, Op, Position, cursor_records
+from cepheid_ports import CepheidError, Ports, TaskOwner
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_WRITE_BYTES = 512 << 10  # of records in one multi: a request to the metadata store is limited to 1 MB
+
+
+class CursorStore:
+    def __init__(
+        self,
+        topic: TopicName,
+        store: MetadataStore,
+        keeper: ChainKeeper,
+        client: LedgerClient,
+        ledgers: LedgerList,
+        flusher: CursorFlusher,
+        config: ManagedLedgerConfig,
+        settings: ManagedLedgerSettings,
+        ports: Ports,
+        positions: asyncio.Lock,
+        on_saved: Callable[[], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._topic = topic
+        self._store = store
+        self._records = cursor_records(store)
+        self._keeper = keeper
+        self._client = client
+        self._ledgers = ledgers
+        self._flusher = flusher
+        self._config = config
+        self._settings = settings
+        self._ports = ports
+        self._positions = positions
+        self._on_saved = on_saved
+        self._tasks = TaskOwner(f"cursors {topic}", on_error)
+        self._saved: dict[str, SavedCursor] = {}
+        self._dirty: dict[str, SavedCursor] = {}
+        self._ledger: CursorLedger | None = None
+        self._known_ledgers: dict[int, None] = {}  # cursor ledgers of this topic that are not in the deletion queue
+        self._writing = asyncio.Lock()
+        self._next_round: asyncio.Future[None] | None = None
+        self._running = False
+        self._closed = False
+        self.rounds = 0
+        self.rewound = 0
+
+    def __repr__(self) -> str:
+        return f"<CursorStore {self._topic}: {len(self._saved)} cursors, {len(self._dirty)} dirty, {self._ledger!r}>"
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    @property
+    def cursors(self) -> Iterable[Cursor]:
+        return [saved.cursor for saved in self._saved.values()]
+
+    @property
+    def by_name(self) -> Mapping[str, Cursor]:
+        return {name: saved.cursor for name, saved in self._saved.items()}
+
+    @property
+    def saved_mark_deletes(self) -> list[Position]:
+        """What is durable: trimming goes by this."""
+        return [saved.mark_delete for saved in self._saved.values()]
+
+    async def recover(self) -> None:
+        """Rule 6."""
+        incarnation = self._keeper.chain.incarnation
+        recovered = await recover_cursors(self._topic, incarnation, self._store, self._client, self._ledgers, self)
+        self._saved, self.rewound = recovered.saved, recovered.rewound
+        self._known_ledgers = dict.fromkeys(self._named_ledgers())
+        if recovered.stale:
+            stale = [self._records.delete_op((self._topic, name), version) for name, version in recovered.stale.items()]
+            await self._keeper.commit(lambda _: (None, stale))
+
+    # Asked by cursors
+
+    def on_changed(self, cursor: Cursor) -> None:
+        saved = self._saved.get(cursor.name)
+        if saved is not None and cursor.name not in self._dirty and not self._closed:
+            self._dirty[cursor.name] = saved
+            self._flusher.note(self)
+
+    async def wait_saved(self, cursor: Cursor) -> None:
+        saved = self._saved.get(cursor.name)
+        if saved is None or saved.cursor is not cursor:
+            raise NoSuchCursorError(f"{self._topic} has no cursor {cursor.name} any more", cursor=cursor.name)
+        if saved.is_dirty:
+            self._dirty[cursor.name] = saved
+            await self._join_round()
+
+    async def reset(self, cursor: Cursor, position: Position) -> None:
+        await self._alone("reset-cursor", partial(self._reset, cursor.name, position), positions=True)
+
+    # Asked by the managed ledger
+
+    async def create(self, name: str, mark_delete: Position, properties: Mapping[str, str]) -> Cursor:
+        return await self._alone("create-cursor", partial(self._create, name, mark_delete, properties), positions=True)
+
+    async def delete(self, name: str) -> None:
+        await self._alone("delete-cursor", partial(self._delete, name))
+
+    async def save_all(self) -> None:
+        """What is dirty. Raises what the stores raise."""
+        if self._dirty:
+            await self._join_round()
+
+    async def save_dirty(self) -> None:
+        """For the flusher."""
+        try:
+            await self.save_all()
+        except (CepheidError, TimeoutError) as error:
+            log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
+            if self._dirty and not self._closed and self._keeper.lost is None:
+                self._flusher.note(self)
+
+    async def aclose(self) -> None:
+        """Saves what is dirty if that is still possible."""
+        if self._closed:
+            return
+        self._closed = True
+        self._flusher.forget(self)
+        if self._next_round is not None:
+            await asyncio.wait([self._next_round])
+        async with self._writing:  # behind whatever was begun
+            if self._dirty and (error := await self._round()) is not None:
+                log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
+        await self._tasks.aclose()
+        if self._ledger is not None:
+            await self._ledger.aclose()
+
+    # Rounds
+
+    async def _join_round(self) -> None:
+        self._check_open()
+        if self._next_round is None:
+            self._next_round = asyncio.get_running_loop().create_future()
+            if not self._running:
+                self._running = True
+                self._tasks.start(self._run_rounds(), name="rounds")
+        await asyncio.shield(self._next_round)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ManagedLedgerClosedError(f"{self._topic} is closed", topic=str(self._topic))
+
+    async def _run_rounds(self) -> None:
+        try:
+            while (joined := self._next_round) is not None:
+                async with self._writing:
+                    self._next_round = None
+                    outcome = await self._round()
+                if outcome is None:
+                    joined.set_result(None)
+                else:
+                    joined.set_exception(outcome)
+                    joined.exception()  # the flusher's rounds have nobody who waits
+        finally:
+            self._running = False
+
+    async def _round(self) -> Exception | None:
+        dirty, self._dirty = self._dirty, {}
+        self.rounds += 1
+        try:
+            await self._save([saved for name, saved in dirty.items() if self._saved.get(name) is saved and saved.is_dirty])
+        except Exception as error:
+            self._dirty = {**dirty, **self._dirty}
+            return error
+        if dirty:
+            self._on_saved()
+        return None
+
+    async def _alone(self, name: str, work: Callable[[], Coroutine[Any, Any, T]], *, positions: bool = False) -> T:
+        """Between rounds, and to its end. `positions`: not while a trim decides."""
+        self._check_open()
+
+        async def alone() -> T:
+            async with self._positions if positions else contextlib.nullcontext(), self._writing:
+                return await work()
+
+        return await finish(self._tasks, alone(), name=name)
+
+    async def _save(self, dirty: Sequence[SavedCursor]) -> None:
+        states = [_State.of(saved) for saved in dirty]
+        if any(map(self._is_large, states)):
+            states = await self._save_large(states)
+        writes: list[tuple[_State, CursorRecord]] = []
+        for state in states:
+            record = self._record_of(state)
+            if record is None:
+                state.note_saved()
+            else:
+                writes.append((state, record))
+        await self._write_records(writes)
+
+    async def _save_large(self, states: list[_State]) -> list[_State]:
+        """Snapshots of the large ones. Returns all states whose records may change: a new cursor ledger takes everybody along."""
+        for attempt in (1, 2):
+            if self._ledger is None or self._ledger.size_bytes >= self._settings.cursor_ledger_max_bytes:
+                names = {state.saved.cursor.name for state in states}
+                states += [
+                    _State.of(saved)
+                    for name, saved in self._saved.items()
+                    if saved.record.cursor_ledger_id is not None and name not in names
+                ]
+                await self._start_ledger()
+            assert self._ledger is not None
+            try:
+                await self._ledger.save([state.snapshot for state in states if self._is_large(state)])
+                return states
+            except LedgerError:
+                ledger, self._ledger = self._ledger, None
+                await ledger.aclose()
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _start_ledger(self) -> None:
+        config, before = self._config, self._ledger
+        writer = await self._client.create(
+            ensemble_size=config.ensemble_size,
+            write_quorum=config.write_quorum,
+            ack_quorum=config.ack_quorum,
+            custom={"topic": str(self._topic), "use": "cursors"},
+        )
+        self._ledger = CursorLedger(writer, self._settings.cursor_part_bytes)
+        self._known_ledgers[writer.ledger_id] = None
+        if before is not None:
+            await before.aclose()
+
+    def _is_large(self, state: _State) -> bool:
+        limit_bytes = self._settings.cursor_inline_bytes
+        if state.saved.record.cursor_ledger_id is not None:
+            limit_bytes //= 2  # so that a cursor near the limit does not move to and fro
+        return len(state.encoded) > limit_bytes
+
+    def _record_of(self, state: _State) -> CursorRecord | None:
+        """None: the record stays as it is, the snapshot is where it says."""
+        record = state.saved.record
+        changes: dict[str, Any] = {"mark_delete": state.mark_delete, "chain_epoch": self._keeper.chain.epoch}
+        if not self._is_large(state):
+            return record.replace(**changes, state=state.encoded, cursor_ledger_id=None)
+        assert self._ledger is not None
+        if record.cursor_ledger_id == self._ledger.ledger_id:
+            return None
+        return record.replace(**changes, state=None, cursor_ledger_id=self._ledger.ledger_id)
+
+    async def _write_records(self, writes: Sequence[tuple[_State, CursorRecord]]) -> None:
+        start = 0
+        while start < len(writes):
+            ops: list[Op] = []
+            size_bytes, end = 0, start
+            while end < len(writes) and size_bytes < _WRITE_BYTES:
+                state, record = writes[end]
+                op = self._records.replace_op((self._topic, state.saved.cursor.name), record, state.saved.version)
+                ops.append(op)
+                size_bytes += len(op.value)
+                end += 1
+            changed = {state.saved.cursor.name: record for state, record in writes[start:end]}
+            await self._commit(ops, changed, retire=end == len(writes))
+            for state, record in writes[start:end]:
+                state.saved.record = record
+                state.saved.version += 1
+                state.note_saved()
+            start = end
+
+    async def _commit(self, ops: Sequence[Op], changed: Mapping[str, CursorRecord | None], *, retire: bool = True) -> None:
+        """Rule 3. `changed`: the records as they will be, None for one that goes."""
+        named = self._named_ledgers(changed)
+        retired = tuple(ledger_id for ledger_id in self._known_ledgers if retire and ledger_id not in named)
+        if self._ledger is not None and self._ledger.ledger_id in retired:
+            ledger, self._ledger = self._ledger, None
+            await ledger.aclose()
+
+        def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
+            return chain.replace(deletions=chain.deletions + retired) if retired else None, ops
+
+        await self._keeper.commit(plan)
+        for ledger_id in retired:
+            del self._known_ledgers[ledger_id]
+
+    def _named_ledgers(self, changed: Mapping[str, CursorRecord | None] | None = None) -> dict[int, None]:
+        records = {name: saved.record for name, saved in self._saved.items()} | dict(changed or {})
+        return {
+            record.cursor_ledger_id: None
+            for record in records.values()
+            if record is not None and record.cursor_ledger_id is not None
+        }
+
+    # What runs alone
+
+    async def _create(self, name: str, mark_delete: Position, properties: Mapping[str, str]) -> Cursor:
+        if name in self._saved:
+            raise CursorExistsError(f"{self._topic} has a cursor {name} already", cursor=name)
+        if len(self._saved) >= self._settings.max_cursors:
+            message = f"{self._topic} has {len(self._saved)} cursors, the limit is {self._settings.max_cursors}"
+            raise TooManyCursorsError(message, cursors=len(self._saved))
+        chain = self._keeper.chain
+        ack_set = AckSet(self._ledgers, self._ledgers.normalise(mark_delete))
+        record = CursorRecord(
+            chain_incarnation=chain.incarnation,
+            chain_epoch=chain.epoch,
+            mark_delete=ack_set.mark_delete,
+            subscription_properties=dict(properties),
+            created_at_ms=self._ports.wall_ms(),
+        )
+        await self._keeper.commit(lambda _: (None, [self._records.create_op((self._topic, name), record)]))
+        cursor = Cursor(name, ack_set, self._ledgers, self, dict(properties))
+        self._saved[name] = SavedCursor(cursor, record, 0)
+        return cursor
+
+    async def _delete(self, name: str) -> None:
+        saved = self._saved.get(name)
+        if saved is None:
+            raise NoSuchCursorError(f"{self._topic} has no cursor {name}", cursor=name)
+        await self._commit([self._records.delete_op((self._topic, name), saved.version)], {name: None})
+        del self._saved[name]
+        self._dirty.pop(name, None)
+        self._on_saved()  # it may have held ledgers
+
+    async def _reset(self, name: str, position: Position) -> None:
+        saved = self._saved.get(name)
+        if saved is None:
+            raise NoSuchCursorError(f"{self._topic} has no cursor {name} any more", cursor=name)
+        ack_set = AckSet(self._ledgers, self._ledgers.previous_position(position))
+        record = saved.record.replace(
+            mark_delete=ack_set.mark_delete,
+            state=encode_state(ack_set),
+            cursor_ledger_id=None,
+            generation=saved.record.generation + 1,
+            chain_epoch=self._keeper.chain.epoch,
+        )
+        await self._commit([self._records.replace_op((self._topic, name), record, saved.version)], {name: record})
+        saved.record, saved.version = record, saved.version + 1
+        saved.cursor.ack_set = ack_set
+        saved.revision, saved.mark_delete = ack_set.revision, ack_set.mark_delete
+        self._dirty.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """One cursor as it is when a round starts."""
+
+    saved: SavedCursor
+    revision: int
+    mark_delete: Position
+    encoded: bytes
+
+    @classmethod
+    def of(cls, saved: SavedCursor) -> _State:
+        ack_set = saved.cursor.ack_set
+        return cls(saved, ack_set.revision, ack_set.mark_delete, encode_state(ack_set))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.saved.cursor.name, self.saved.record.generation, self.encoded)
+
+    def note_saved(self) -> None:
+        self.saved.revision = self.revision
+        self.saved.mark_delete = self.mark_delete

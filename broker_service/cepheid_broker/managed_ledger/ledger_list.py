@@ -1,0 +1,152 @@
+"""Arithmetic of positions over a chain: which entry comes next, how many lie between.
+
+    [5: 3 entries] [6: 0] [8: 2] [9: being written, last 9:0]         entries are numbered through: 5:0 is 0, 8:0 is 3, 9:0 is 5
+     5:-1 … 5:0 … 5:1 … 5:2 = 6:-1 = 6:7 = 8:-1 … 8:0 … 8:1 = 9:-1 … 9:0
+
+A position names an entry, and the gap right after it. Several positions name one gap, so that comparing them as pairs is a
+trap: everything here goes through `rank`, the number of entries at or before the gap.
+
+Rules:
+1. Ledgers that are not in the list count 0 entries; a position in one of them lies where its id would be.
+2. The list is never empty: a topic always has the ledger that it writes, or its last one when it was terminated.
+3. Only the list's own numbers count: the chain record for ended ledgers, what was confirmed for the last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from cepheid_metadata import ChainLedger, Position
+
+
+class LedgerList:
+    """The chain's ledgers; the last one may grow."""
+
+    __slots__ = ("_before", "_entries", "_ids", "_sizes", "last_is_open")
+
+    def __init__(self, ledgers: Sequence[ChainLedger]) -> None:
+        self._ids: list[int] = [-1]
+        self._entries: list[int] = [0]
+        self._sizes: list[int] = [0]
+        self.update(ledgers)
+
+    def update(self, ledgers: Sequence[ChainLedger]) -> None:
+        """The chain has changed. What is confirmed of its open ledger stays."""
+        assert ledgers, "rule 2: a chain has at least one ledger"
+        before = self._ids[-1], self._entries[-1], self._sizes[-1]
+        self._ids = [ledger.ledger_id for ledger in ledgers]
+        assert all(a < b for a, b in pairwise(self._ids)), f"ledger ids do not rise along the chain: {self._ids}"
+        self._entries = [ledger.entries or 0 for ledger in ledgers]
+        self._sizes = [ledger.size_bytes for ledger in ledgers]
+        self.last_is_open = ledgers[-1].is_open
+        if self.last_is_open and self._ids[-1] == before[0]:
+            _, self._entries[-1], self._sizes[-1] = before
+        self._before = list(accumulate(self._entries[:-1], initial=0))
+
+    def __repr__(self) -> str:
+        ledgers = " ".join(f"[{ledger_id}: {count}]" for ledger_id, count in zip(self._ids, self._entries, strict=True))
+        return f"<LedgerList {ledgers}{' open' if self.last_is_open else ''}>"
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return self.entries_of(ledger_id) is not None
+
+    @property
+    def ledger_ids(self) -> Sequence[int]:
+        return self._ids
+
+    @property
+    def last_ledger_id(self) -> int:
+        return self._ids[-1]
+
+    @property
+    def total_entries(self) -> int:
+        return self._before[-1] + self._entries[-1]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self._sizes)
+
+    @property
+    def last_size_bytes(self) -> int:
+        return self._sizes[-1]
+
+    def confirm(self, last_entry_id: int, size_bytes: int) -> None:
+        """The last ledger has grown up to this entry, by this many bytes."""
+        assert self.last_is_open, f"{self!r} has no open ledger"
+        self._entries[-1] = last_entry_id + 1
+        self._sizes[-1] += size_bytes
+
+    def entries_of(self, ledger_id: int) -> int | None:
+        """None: not in the list."""
+        if ledger_id == self._ids[-1]:
+            return self._entries[-1]
+        index = bisect_left(self._ids, ledger_id)
+        return self._entries[index] if index < len(self._ids) and self._ids[index] == ledger_id else None
+
+    def is_ended(self, ledger_id: int) -> bool:
+        """The ledger is in the list and gets no more entries."""
+        return ledger_id in self and not (self.last_is_open and ledger_id == self._ids[-1])
+
+    def ledger_after(self, ledger_id: int) -> int | None:
+        """The next ledger of the list; None after the last."""
+        index = bisect_right(self._ids, ledger_id)
+        return self._ids[index] if index < len(self._ids) else None
+
+    def rank(self, position: Position) -> int:
+        """How many entries of the list are at or before this position."""
+        ledger_id, entry_id = position
+        index = len(self._ids) - 1
+        if ledger_id != self._ids[-1]:
+            index = bisect_left(self._ids, ledger_id)
+            if index == len(self._ids):
+                return self.total_entries
+            if self._ids[index] != ledger_id:
+                return self._before[index]
+        return self._before[index] + min(max(entry_id + 1, 0), self._entries[index])
+
+    def at_rank(self, rank: int) -> Position:
+        """The entry with `rank - 1` entries before it; for rank 0 the edge before the first ledger."""
+        number = min(rank, self.total_entries) - 1
+        if number < 0:
+            return Position(self._ids[0], -1)
+        index = bisect_right(self._before, number) - 1  # of several with this number the last: the others are empty
+        return Position(self._ids[index], number - self._before[index])
+
+    def normalise(self, position: Position) -> Position:
+        """The one name of this gap: the entry before it, or the edge before the first ledger."""
+        return self.at_rank(self.rank(position))
+
+    @property
+    def first_position(self) -> Position:
+        """Just before the first entry."""
+        return Position(self._ids[0], -1)
+
+    @property
+    def last_position(self) -> Position:
+        """The last entry there is; with none the edge before the first ledger."""
+        return self.at_rank(self.total_entries)
+
+    def next_position(self, position: Position) -> Position:
+        """The entry after this gap; at the end the one that will be written next."""
+        rank = self.rank(position)
+        if rank >= self.total_entries:
+            return Position(self._ids[-1], self._entries[-1])
+        return self.at_rank(rank + 1)
+
+    def previous_position(self, position: Position) -> Position:
+        """The gap before this entry."""
+        return self.normalise(Position(position.ledger_id, position.entry_id - 1))
+
+    def is_valid(self, position: Position) -> bool:
+        """An entry of this name exists."""
+        entries = self.entries_of(position.ledger_id)
+        return entries is not None and 0 <= position.entry_id < entries
+
+    def count_between(self, after: Position, last: Position) -> int:
+        """Entries in (after, last]; 0 when `last` lies before `after`."""
+        return max(0, self.rank(last) - self.rank(after))

@@ -1,0 +1,482 @@
+"""A topic's ledgers with its cursors: append, read, and what keeps both going.
+
+    append ──► Appender ──► LedgerWriter            read_cached ──► TopicTail
+                  └─confirmed─► LedgerList, TopicTail, on_appended      read ──► CatchUpReads ──► LedgerReader
+    cursors ──► CursorStore ─────────┐
+    Rollover, Trimmer, terminate ────┴──► ChainKeeper ──► metadata
+
+States: OPEN ──► TERMINATED; either ──► FAILED (an append failed, or another opening won), CLOSED, DELETED. Only OPEN appends;
+from FAILED on this object is over, and the topic is opened again from its records.
+
+Rules:
+1. An append is answered after its entries are durable and readable, in the order of appends; `on_appended` comes after.
+2. Nobody reads above `last_confirmed`.
+3. A successor is recorded in the write that records the end of the ledger before it.
+4. Failed is final. Nothing is re-sent or re-read to save it: recovery decides what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.appender import AppendDone, Appender
+from cepheid_broker.managed_ledger.catch_up import CatchUpReads
+from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
+from cepheid_broker.managed_ledger.chain_deletion import delete_chain, delete_waiting
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.cursor import Cursor
+from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
+from cepheid_broker.managed_ledger.cursor_store import CursorStore
+from cepheid_broker.managed_ledger.errors import (
+    CursorExistsError,
+    EntryTrimmedError,
+    ManagedLedgerClosedError,
+    ManagedLedgerDeletedError,
+    ManagedLedgerError,
+    ManagedLedgerFailedError,
+    TopicTerminatedError,
+)
+from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.opening import take_over_chain
+from cepheid_broker.managed_ledger.rollover import Rollover, close_writer, with_end
+from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_broker.managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
+from cepheid_broker.managed_ledger.tail_cache import TailCache
+from cepheid_broker.managed_ledger.trimmer import Trimmer
+from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter
+from cepheid_metadata import Chain, MetadataError, MetadataStore, Position
+from cepheid_ports import CepheidError, Ports, TaskOwner
+from cepheid_rpc import HEADER_BYTES, Buffer, EntryGroup
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the managed ledgers of a broker share."""
+
+    client: LedgerClient
+    store: MetadataStore
+    tail_cache: TailCache
+    catch_up: CatchUpBudget
+    flusher: CursorFlusher
+    tasks: TaskOwner
+    settings: ManagedLedgerSettings
+    ports: Ports
+    deletion_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
+
+
+class State(enum.Enum):
+    OPEN = "open"
+    TERMINATED = "terminated"
+    FAILED = "failed"
+    CLOSED = "closed"
+    DELETED = "deleted"
+
+
+class ManagedLedger:
+    """Made by `ManagedLedgers.open`."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        config: ManagedLedgerConfig,
+        shared: Surroundings,
+        on_closed: Callable[[ManagedLedger], None],
+    ) -> None:
+        self.topic = topic
+        self.config = config
+        self.state = State.OPEN
+        self.failure: ManagedLedgerError | None = None
+        self.on_appended: list[Callable[[], None]] = []
+        """Called once per answered group."""
+        self.on_failed: list[Callable[[ManagedLedgerError], None]] = []
+        """Called once: drop this object, close it, open the topic again."""
+        self._shared = shared
+        self._on_closed = on_closed
+        self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
+        self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail)
+        self._positions = asyncio.Lock()
+        self._readers: dict[str, Cursor] = {}
+        self._closing: asyncio.Task[None] | None = None
+        self._rolling: asyncio.Task[None] | None = None
+        self._trimming: asyncio.Task[int] | None = None
+        self._deleting: asyncio.Task[None] | None = None
+        self._appended_entries = self._appended_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<ManagedLedger {self.topic} {self.state.value}, last {self.last_confirmed}, {self._cursors!r}>"
+
+    async def open(self) -> None:
+        """Called once, by the factory. When it raises, nothing is left open."""
+        shared = self._shared
+        writer = await take_over_chain(self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.ports)
+        self._ledgers = LedgerList(self._keeper.chain.ledgers)
+        self.last_confirmed = self._ledgers.last_position
+        self._reads = CatchUpReads(str(self.topic), shared.client, self._ledgers, shared.catch_up, shared.settings)
+        self._cursors = CursorStore(
+            self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, self.config, shared.settings,
+            shared.ports, self._positions, self.trim_soon, self._on_defect,
+        )  # fmt: skip
+        self._trimmer = Trimmer(
+            self.topic, self._keeper, self._ledgers, self._cursors, self._readers.values, self._reads.is_reading,
+            self._positions, shared.ports,
+        )  # fmt: skip
+        await self._cursors.recover()
+        self._tail = shared.tail_cache.open_tail(self._needed_from)
+        self._appender: Appender | None = None
+        self._rollover: Rollover | None = None
+        if writer is None:
+            self.state = State.TERMINATED
+        else:
+            self._start_appending(writer)
+        self.tick()
+
+    def _start_appending(self, writer: LedgerWriter) -> None:
+        shared = self._shared
+        window_bytes = shared.settings.append_window_bytes
+        self._appender = Appender(
+            str(self.topic), writer, window_bytes, self._on_confirmed, self._on_answered, self._on_append_failed
+        )
+        self._rollover = Rollover(
+            self.topic, self._keeper, shared.client, self._ledgers, self._appender, shared.settings, shared.ports, self._fail
+        )
+
+    # Appending
+
+    def append(self, payloads: Sequence[Buffer], on_done: AppendDone) -> None:
+        """Stores a group at consecutive entry ids of one ledger. `on_done(first position, count)` once it is durable and
+        readable, or `on_done(error, count)`: then it may be stored or not."""
+        assert payloads, "a group has at least one entry"
+        if self._appender is None or self.state is not State.OPEN:
+            asyncio.get_running_loop().call_soon(on_done, self._refusal(), len(payloads))
+            return
+        self._appender.append(payloads, on_done)
+
+    def _on_confirmed(self, group: EntryGroup) -> None:
+        entries, last = len(group.ends), group.last_entry_id
+        size_bytes = len(group.data) - HEADER_BYTES * entries
+        before = self.last_confirmed
+        self._ledgers.confirm(last, size_bytes)
+        self.last_confirmed = Position(group.ledger_id, last)
+        self._appended_entries += entries
+        self._appended_bytes += size_bytes
+        self._tail.add(group, before)
+
+    def _on_answered(self) -> None:
+        for hook in self.on_appended:
+            hook()
+        if self._rolling is None and self._rollover is not None and self._rollover.is_due():
+            self._rolling = self._tasks.start(self._roll_over(), name="rollover")
+
+    async def _roll_over(self) -> None:
+        assert self._rollover is not None
+        try:
+            await self._rollover.run(self.config)
+        finally:
+            self._rolling = None
+        self.trim_soon()
+
+    # Failing
+
+    def _on_append_failed(self, error: ManagedLedgerError) -> None:
+        if self.state is State.OPEN:
+            self._fail(error)
+
+    def _on_defect(self, error: BaseException) -> None:
+        failure = ManagedLedgerFailedError(f"{self.topic}: a defect: {error!r}", topic=str(self.topic))
+        failure.__cause__ = error
+        self._fail(failure)
+
+    def _fail(self, error: ManagedLedgerError) -> None:
+        """Rule 4."""
+        if not self.is_usable:
+            return
+        self.state, self.failure = State.FAILED, error
+        log.warning("managed_ledger.failed", extra={"topic": str(self.topic), "error": str(error)})
+        if self._appender is not None:
+            self._appender.fail(error)
+        for hook in self.on_failed:
+            hook(error)
+
+    def _refusal(self) -> ManagedLedgerError:
+        topic = str(self.topic)
+        match self.state:
+            case State.TERMINATED:
+                return TopicTerminatedError(f"{topic} was terminated at {self.last_confirmed}", topic=topic)
+            case State.DELETED:
+                return ManagedLedgerDeletedError(f"{topic} was deleted", topic=topic)
+            case State.FAILED if self.failure is not None:
+                return self.failure
+            case _:
+                return ManagedLedgerClosedError(f"{topic} is closed", topic=topic)
+
+    @property
+    def is_usable(self) -> bool:
+        """Reads and cursors work; with `State.OPEN` appends do."""
+        return self.state in (State.OPEN, State.TERMINATED)
+
+    def _check_usable(self) -> None:
+        if not self.is_usable:
+            raise self._refusal()
+
+    # Reading
+
+    def read_cached(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup] | None:
+        """From the first entry at or after `position`; None: it is not in the tail cache; []: there is none yet."""
+        entry = self._entry_at(position)
+        if entry is None:
+            self._tail.note_reader()
+            return []
+        return self._tail.read(entry, max_entries=max_entries, max_bytes=max_bytes)
+
+    async def read(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+        """From the first entry at or after `position`, in order, at least one entry; [] when there is none yet.
+
+        Raises ManagedLedgerError, LedgerError, MetadataError; `retriable` tells whether to ask again.
+        """
+        while True:
+            self._check_usable()
+            entry = self._entry_at(position)
+            if entry is None:
+                return []
+            try:
+                return await self._reads.read(entry, max_entries=max_entries, max_bytes=max_bytes)
+            except EntryTrimmedError:
+                continue
+
+    def _entry_at(self, position: Position) -> Position | None:
+        """The first existing entry at or after `position`."""
+        ledgers = self._ledgers
+        if ledgers.is_valid(position):
+            return position
+        rank = ledgers.rank(Position(position.ledger_id, position.entry_id - 1))
+        return ledgers.at_rank(rank + 1) if rank < ledgers.total_entries else None
+
+    def _needed_from(self) -> Position | None:
+        """For the tail cache: where the slowest active cursor reads next."""
+        needed = [cursor.active_from for cursor in [*self._cursors.cursors, *self._readers.values()] if cursor.active_from]
+        return min(needed, default=None)
+
+    # Positions (LedgerList has the rules)
+
+    @property
+    def ledgers(self) -> LedgerList:
+        return self._ledgers
+
+    @property
+    def chain(self) -> Chain:
+        """The record as last committed."""
+        return self._keeper.chain
+
+    def first_position(self) -> Position:
+        """Just before the first entry."""
+        return self._ledgers.first_position
+
+    def next_position(self, position: Position) -> Position:
+        return self._ledgers.next_position(position)
+
+    def previous_position(self, position: Position) -> Position:
+        return self._ledgers.previous_position(position)
+
+    def is_valid(self, position: Position) -> bool:
+        """An entry of this name exists."""
+        return self._ledgers.is_valid(position)
+
+    def count_between(self, after: Position, last: Position) -> int:
+        """Entries in (after, last]."""
+        return self._ledgers.count_between(after, last)
+
+    # Cursors
+
+    @property
+    def cursors(self) -> Mapping[str, Cursor]:
+        """Durable ones."""
+        return self._cursors.by_name
+
+    async def create_cursor(self, name: str, mark_delete: Position, *, properties: Mapping[str, str] | None = None) -> Cursor:
+        """Everything up to `mark_delete` counts as acknowledged. Raises CursorExistsError,
+        TooManyCursorsError, what stores raise."""
+        self._check_usable()
+        return await self._cursors.create(name, mark_delete, properties or {})
+
+    async def delete_cursor(self, name: str) -> None:
+        """Raises NoSuchCursorError, what stores raise."""
+        self._check_usable()
+        await self._cursors.delete(name)
+
+    def new_non_durable_cursor(self, name: str, mark_delete: Position) -> Cursor:
+        """Raises CursorExistsError. Give it back by `drop_cursor`."""
+        if name in self._readers:
+            raise CursorExistsError(f"{self.topic} has a reader {name} already", cursor=name)
+        ack_set = AckSet(self._ledgers, self._ledgers.normalise(mark_delete))
+        cursor = self._readers[name] = Cursor(name, ack_set, self._ledgers, None, {})
+        return cursor
+
+    def drop_cursor(self, cursor: Cursor) -> None:
+        """A non-durable one."""
+        if self._readers.get(cursor.name) is cursor:
+            del self._readers[cursor.name]
+
+    # Housekeeping
+
+    def tick(self) -> None:
+        """Now and then: what is due by time alone."""
+        if self.is_usable:
+            self._reads.drop_idle()
+            if self.state is State.OPEN and self._rolling is None and self._rollover is not None and self._rollover.is_due():
+                self._rolling = self._tasks.start(self._roll_over(), name="rollover")
+            self.trim_soon()
+            self._delete_soon()
+
+    def trim_soon(self) -> None:
+        """Something moved that may have held ledgers."""
+        if self._trimming is None and self._closing is None and self._trimmer.plan(self.config.retention):
+            self._trimming = self._tasks.start(self._trim_quietly(), name="trim")
+
+    async def trim(self) -> int:
+        """How many ledgers went by retention."""
+        self._check_usable()
+        count = await finish(self._tasks, self._trimmer.run(self.config.retention), name="trim")
+        self._delete_soon()
+        return count
+
+    async def _trim_quietly(self) -> int:
+        try:
+            return await self._trimmer.run(self.config.retention)
+        except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+            log.warning("trim.failed", extra={"topic": str(self.topic), "error": str(error)})
+            return 0
+        finally:
+            self._trimming = None
+            self._delete_soon()
+
+    def _delete_soon(self) -> None:
+        if self._deleting is None and self._closing is None and self._keeper.waiting_deletions():
+            self._deleting = self._tasks.start(self._delete_waiting(), name="delete-ledgers")
+
+    async def _delete_waiting(self) -> None:
+        try:
+            await delete_waiting(self._keeper, self._shared.client, self._shared.deletion_turns)
+        finally:
+            self._deleting = None
+
+    # Ending
+
+    async def terminate(self) -> Position:
+        """No more appends, ever. The position of the last entry; entry -1 of a ledger when there is none."""
+        self._check_usable()
+        return await finish(self._tasks, self._terminate(), name="terminate")
+
+    async def _terminate(self) -> Position:
+        if self.state is State.OPEN and self._appender is not None:
+            self.state = State.TERMINATED
+            try:
+                await self._end_appends(self._appender)
+                end = await close_writer(self._appender.writer, self._shared.settings)
+            except (LedgerError, MetadataError, TimeoutError) as error:
+                failure = ManagedLedgerFailedError(f"{self.topic} could not be terminated: {error}", topic=str(self.topic))
+                self._fail(failure)
+                raise failure from error
+            now_ms = self._shared.ports.wall_ms()
+
+            def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+                ledgers = with_end(chain.ledgers, end, now_ms)
+                return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
+
+            await self._keeper.commit(plan)
+            self._ledgers.update(self._keeper.chain.ledgers)
+            self.last_confirmed = self._ledgers.last_position
+        return self.last_confirmed
+
+    async def delete(self) -> None:
+        """The topic with everything it has. Repeat it (or `ManagedLedgers.delete`) when it fails."""
+        await self.aclose(State.DELETED)
+        shared = self._shared
+        if self._keeper.lost is not None:
+            raise self._keeper.lost
+        work = delete_chain(self.topic, self._keeper, shared.store, shared.client)
+        await finish(shared.tasks, work, name="delete-topic")
+
+    async def aclose(self, state: State = State.CLOSED) -> None:
+        """Waits for appends on their way, saves cursors, ends the ledger; what fails of it is left to the next opening."""
+        if self._closing is None:
+            self._closing = self._shared.tasks.start(self._close(state), name="close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self, state: State) -> None:
+        usable = self.is_usable
+        self.state = state
+        if self._appender is not None:
+            await self._end_appends(self._appender)
+        await self._cursors.aclose()
+        if self._appender is not None:
+            if usable:
+                try:
+                    await self._appender.writer.close()
+                except (CepheidError, TimeoutError) as error:
+                    log.info("managed_ledger.left_open", extra={"topic": str(self.topic), "error": str(error)})
+            await self._appender.writer.aclose()
+        await self._reads.aclose()
+        await self._tasks.aclose()
+        self._shared.tail_cache.close_tail(self._tail)
+        self._on_closed(self)
+
+    async def _end_appends(self, appender: Appender) -> None:
+        """Until everything appended is answered; what takes too long is failed."""
+        if self._rolling is not None:
+            await asyncio.wait([self._rolling])
+        try:
+            async with asyncio.timeout(self._shared.settings.drain_timeout_s):
+                await appender.wait_drained()
+        except TimeoutError:
+            message = f"{self.topic}: appends were not stored within {self._shared.settings.drain_timeout_s} s before its end"
+            appender.fail(ManagedLedgerClosedError(message, topic=str(self.topic)))
+        except ManagedLedgerError:
+            pass  # answered with it
+
+    # Statistics
+
+    def statistics(self) -> ManagedLedgerStatistics:
+        appender, ledgers = self._appender, self._ledgers
+        return ManagedLedgerStatistics(
+            state=self.state.value,
+            last_confirmed=self.last_confirmed,
+            ledgers=self.chain.ledgers,
+            waiting_deletions=len(self._keeper.waiting_deletions()),
+            entries=ledgers.total_entries,
+            size_bytes=ledgers.total_bytes,
+            current_ledger_entries=ledgers.entries_of(ledgers.last_ledger_id) or 0,
+            current_ledger_bytes=ledgers.last_size_bytes,
+            appended_entries=self._appended_entries,
+            appended_bytes=self._appended_bytes,
+            append_waiting_bytes=appender.waiting_bytes if appender else 0,
+            rollovers=self._rollover.count if self._rollover else 0,
+            trimmed_ledgers=self._trimmer.trimmed,
+            catch_up_reads=self._reads.reads,
+            catch_up_bytes=self._reads.read_bytes,
+            cursors_rewound=self._cursors.rewound,
+            cursors={cursor.name: _cursor_statistics(cursor) for cursor in self._all_cursors()},
+        )
+
+    def _all_cursors(self) -> Iterable[Cursor]:
+        return [*self._cursors.by_name.values(), *self._readers.values()]
+
+
+def _cursor_statistics(cursor: Cursor) -> CursorStatistics:
+    return CursorStatistics(
+        mark_delete=cursor.mark_delete,
+        first_unacknowledged=cursor.first_unacknowledged(),
+        backlog_entries=cursor.backlog_entries,
+        acked_entries=cursor.ack_set.acked_entries,
+        durable=cursor.durable,
+        active=cursor.active_from is not None,
+        refused_acks=cursor.refused_acks,
+    )

@@ -1,0 +1,109 @@
+"""Opening a topic's chain: what makes it irrelevant for correctness who believes to own the topic.
+
+    load chain ──► recover the ledger that is not recorded as ended ──► new ledger ──► take the chain over (compare-and-set)
+                   (fences its writer)                                                       └──conflict──► another opening won:
+                                                                                                 delete the new ledger, fail
+Rules:
+1. Nothing is served before the chain was taken over.
+2. Every ledger before the new one is closed at exactly the entries that the chain records.
+3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
+4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it.
+5. Ledger ids rise along the chain: clients compare positions by them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.errors import ChainDamagedError, ManagedLedgerFencedError
+from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
+from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError
+from cepheid_metadata import Chain, ChainLedger, MetadataError
+from cepheid_ports import Ports, TaskOwner
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_INCARNATION_BITS = 64
+
+
+async def take_over_chain(
+    topic: TopicName,
+    keeper: ChainKeeper,
+    client: LedgerClient,
+    config: ManagedLedgerConfig,
+    tasks: TaskOwner,
+    ports: Ports,
+) -> LedgerWriter | None:
+    """The writer of the new ledger; None: the topic is terminated. `tasks` outlives the caller.
+
+    Raises ChainDamagedError, ManagedLedgerFencedError, LedgerError, MetadataError. Nothing is left half open.
+    """
+    found = await keeper.load()
+    chain = found or Chain(incarnation=f"{ports.random.getrandbits(_INCARNATION_BITS):016x}")
+    chain = chain.replace(epoch=chain.epoch + 1, ledgers=await _ended(topic, chain.ledgers, client, ports))
+    if chain.terminated_at is not None:
+        await keeper.take_over(chain)
+        return None
+    return await finish(tasks, _start_ledger(topic, chain, keeper, client, config), name="start-ledger")
+
+
+async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
+    """The next ledger of a chain. Raises LedgerError, MetadataError."""
+    return await client.create(
+        ensemble_size=config.ensemble_size,
+        write_quorum=config.write_quorum,
+        ack_quorum=config.ack_quorum,
+        custom={"topic": str(topic), "use": "entries"},
+        above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions), default=-1),  # rule 5
+    )
+
+
+async def delete_unlinked(client: LedgerClient, writer: LedgerWriter) -> None:
+    """A ledger that certainly no record names. If it fails, its custom fields tell whose it was."""
+    await writer.aclose()
+    try:
+        await client.delete(writer.ledger_id)
+    except (LedgerError, MetadataError, TimeoutError) as error:
+        log.warning("ledger.orphaned", extra={"ledger_id": writer.ledger_id, "error": str(error)})
+
+
+async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports) -> tuple[ChainLedger, ...]:
+    """The chain's ledgers with every end known: the last one may need recovery."""
+    ended: list[ChainLedger] = []
+    for ledger in ledgers:
+        if ledger.is_open:
+            try:
+                end = await client.recover(ledger.ledger_id)
+            except NoSuchLedgerError as error:
+                message = f"{topic}: its chain names ledger {ledger.ledger_id}, which has no metadata"
+                raise ChainDamagedError(message, topic=str(topic), ledger_id=ledger.ledger_id) from error
+            ledger = ChainLedger(
+                ledger_id=ledger.ledger_id,
+                entries=end.last_entry_id + 1,
+                size_bytes=end.length,
+                closed_at_ms=ports.wall_ms(),
+            )
+        ended.append(ledger)
+    return tuple(ended)
+
+
+async def _start_ledger(
+    topic: TopicName, chain: Chain, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
+) -> LedgerWriter:
+    writer = await create_ledger(topic, chain, client, config)
+    kept = [ledger for ledger in chain.ledgers if ledger.entries]
+    empty = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries]
+    chain = chain.replace(
+        ledgers=(*kept, ChainLedger(ledger_id=writer.ledger_id)),
+        deletions=(*chain.deletions, *empty),
+    )
+    try:
+        await keeper.take_over(chain)
+    except (ManagedLedgerFencedError, MetadataError):  # certain: the chain does not name it
+        await delete_unlinked(client, writer)
+        raise
+    return writer

@@ -1,0 +1,138 @@
+"""From one ledger of a topic to the next.
+
+    full ──► create the next ledger ──► switch appends to it ──► drained ──► close ──► record its end and the successor ──► link
+             (appends go on meanwhile)                            (what the successor confirms waits for link)
+
+By size at any age: a huge ledger frees the disks late. By entries once it is old enough: each ledger costs a metadata record,
+and a busy topic would make one every few seconds. By age when it has entries: else an idle topic could never be trimmed.
+Being full is soft: while no next ledger can be made (no metadata store, too few bookies), the present one goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from cepheid_broker.managed_ledger.appender import Appender
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.errors import ManagedLedgerError, ManagedLedgerFailedError
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.opening import create_ledger, delete_unlinked
+from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError, LedgerWriter
+from cepheid_metadata import Chain, ChainLedger, MetadataError, StoreUnavailableError
+from cepheid_ports import Ports
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 10.0
+"""Pause after a next ledger could not be created."""
+
+ENTRY_LIMIT = (1 << 32) - (1 << 20)
+"""Acknowledgements are kept in bitmaps of 32-bit entry ids; the rest is room for what is appended during the rollover."""
+
+
+def is_full(entries: int, size_bytes: int, age_s: float, settings: ManagedLedgerSettings) -> bool:
+    if entries == 0:
+        return False
+    return (
+        size_bytes >= settings.ledger_max_bytes
+        or (entries >= settings.ledger_max_entries and age_s >= settings.ledger_min_age_s)
+        or age_s >= settings.ledger_max_age_s
+        or entries >= ENTRY_LIMIT
+    )
+
+
+class Rollover:
+    """One at a time, by whoever owns the topic."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        keeper: ChainKeeper,
+        client: LedgerClient,
+        ledgers: LedgerList,
+        appender: Appender,
+        settings: ManagedLedgerSettings,
+        ports: Ports,
+        on_failed: Callable[[ManagedLedgerError], None],
+    ) -> None:
+        self._topic = topic
+        self._keeper = keeper
+        self._client = client
+        self._ledgers = ledgers
+        self._appender = appender
+        self._settings = settings
+        self._ports = ports
+        self._on_failed = on_failed
+        self._opened_at = asyncio.get_running_loop().time()  # of the ledger being written
+        self._not_before = 0.0
+        self.count = 0
+
+    def is_due(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        writer = self._appender.writer
+        return now >= self._not_before and is_full(writer.last_add_pushed + 1, writer.length, now - self._opened_at, self._settings)
+
+    async def run(self, config: ManagedLedgerConfig) -> None:
+        """Reports a failure after the switch to `on_failed`; one before it only costs time."""
+        try:
+            writer = await create_ledger(self._topic, self._keeper.chain, self._client, config)
+        except (LedgerError, MetadataError, TimeoutError) as error:
+            self._not_before = asyncio.get_running_loop().time() + RETRY_S
+            log.warning("rollover.postponed", extra={"topic": str(self._topic), "error": str(error)})
+            return
+        if self._appender.failure is not None:
+            await delete_unlinked(self._client, writer)
+            return
+        before = self._appender.switch_to(writer)
+        try:
+            await self._appender.wait_drained()
+            end = await close_writer(before, self._settings)
+            await self._keeper.commit(lambda chain: (self._with_successor(chain, before, end, writer), ()))
+        except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+            self._on_failed(_failure(self._topic, before, error))
+            if not isinstance(self._keeper.lost, ManagedLedgerFailedError):  # else the chain may name it
+                await delete_unlinked(self._client, writer)
+            return
+        self._opened_at = asyncio.get_running_loop().time()
+        self.count += 1
+        self._ledgers.update(self._keeper.chain.ledgers)
+        fields = {"topic": str(self._topic), "ledger_id": writer.ledger_id, "entries_before": end.last_entry_id + 1}
+        log.info("rollover.done", extra=fields)
+        self._appender.link()
+
+    def _with_successor(self, chain: Chain, before: LedgerWriter, end: ClosedLedger, writer: LedgerWriter) -> Chain:
+        confirmed = self._ledgers.entries_of(before.ledger_id)
+        assert confirmed == end.last_entry_id + 1, f"{before!r} ended at {end}, {confirmed} entries were answered"
+        ledgers = with_end(chain.ledgers, end, self._ports.wall_ms())
+        return chain.replace(ledgers=(*ledgers, ChainLedger(ledger_id=writer.ledger_id)))
+
+
+def with_end(ledgers: Sequence[ChainLedger], end: ClosedLedger, now_ms: int) -> tuple[ChainLedger, ...]:
+    """The list with the end of its last ledger."""
+    last = ChainLedger(ledger_id=ledgers[-1].ledger_id, entries=end.last_entry_id + 1, size_bytes=end.length, closed_at_ms=now_ms)
+    return (*ledgers[:-1], last)
+
+
+async def close_writer(writer: LedgerWriter, settings: ManagedLedgerSettings) -> ClosedLedger:
+    """Insists for a while: a store that is away for a moment shall not cost the topic a recovery."""
+    deadline = asyncio.get_running_loop().time() + settings.drain_timeout_s
+    while True:
+        try:
+            return await writer.close()
+        except (StoreUnavailableError, TimeoutError):
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+            await asyncio.sleep(settings.metadata_retry_s)
+
+
+def _failure(topic: TopicName, before: LedgerWriter, error: Exception) -> ManagedLedgerError:
+    if isinstance(error, ManagedLedgerError):
+        return error
+    message = f"{topic}: ledger {before.ledger_id} could not be ended and followed by the next: {error}"
+    failure = ManagedLedgerFailedError(message, topic=str(topic), ledger_id=before.ledger_id)
+    failure.__cause__ = error
+    return failure

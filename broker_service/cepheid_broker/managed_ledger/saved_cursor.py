@@ -1,0 +1,130 @@
+"""A durable cursor together with its record, and how far it is saved; recovered from the records when a topic is opened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.cursor import Cursor, CursorHome
+from cepheid_broker.managed_ledger.cursor_ledger import recover_states
+from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
+from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_ledger import LedgerClient, LedgerLostError, NoSuchLedgerError
+from cepheid_metadata import CursorRecord, Found, MetadataStore, Position, cursor_records, list_cursors
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_RECORDS_AT_ONCE = 256
+
+
+class SavedCursor:
+    __slots__ = ("cursor", "mark_delete", "record", "revision", "version")
+
+    def __init__(self, cursor: Cursor, record: CursorRecord, version: int) -> None:
+        self.cursor = cursor
+        self.record = record
+        self.version = version
+        self.revision = cursor.ack_set.revision  # what is saved of its changes
+        self.mark_delete = cursor.ack_set.mark_delete  # as saved: trimming goes by this
+
+    def __repr__(self) -> str:
+        return f"<SavedCursor {self.cursor.name} at {self.mark_delete}{', dirty' if self.is_dirty else ''}>"
+
+    @property
+    def is_dirty(self) -> bool:
+        return self.revision != self.cursor.ack_set.revision
+
+
+class RecoveredCursors:
+    """What `recover_cursors` found."""
+
+    __slots__ = ("rewound", "saved", "stale")
+
+    def __init__(self) -> None:
+        self.saved: dict[str, SavedCursor] = {}
+        self.stale: dict[str, int] = {}
+        """Versions of records that belong to an earlier topic of this name: to be deleted."""
+        self.rewound = 0
+        """Cursors whose state was lost for good: they start again from the last position in their record."""
+
+
+async def recover_cursors(
+    topic: TopicName, incarnation: str, store: MetadataStore, client: LedgerClient, ledgers: LedgerList, home: CursorHome
+) -> RecoveredCursors:
+    """After the chain was taken over: from then on nobody else saves. Raises what is worth another attempt."""
+    recovered = RecoveredCursors()
+    for name, found in (await _read_records(topic, store)).items():
+        if found.record.chain_incarnation != incarnation:
+            recovered.stale[name] = found.version
+            continue
+        cursor = Cursor(name, AckSet(ledgers, found.record.mark_delete), ledgers, home, found.record.subscription_properties)
+        recovered.saved[name] = SavedCursor(cursor, found.record, found.version)
+    in_ledgers: dict[int, dict[str, int]] = {}
+    for name, saved in recovered.saved.items():
+        record = saved.record
+        if record.cursor_ledger_id is not None:
+            in_ledgers.setdefault(record.cursor_ledger_id, {})[name] = record.generation
+        else:
+            _restore(topic, saved, _inline_state(record), ledgers, recovered)
+    for ledger_id, generations in in_ledgers.items():
+        states = await _ledger_states(topic, client, ledger_id, generations)
+        for name in generations:
+            _restore(topic, recovered.saved[name], states.get(name), ledgers, recovered)
+    return recovered
+
+
+async def _read_records(topic: TopicName, store: MetadataStore) -> dict[str, Found[CursorRecord]]:
+    records = cursor_records(store)
+    names = await list_cursors(store, topic)
+    found: dict[str, Found[CursorRecord]] = {}
+    for start in range(0, len(names), _RECORDS_AT_ONCE):
+        some = names[start : start + _RECORDS_AT_ONCE]
+        answers = await asyncio.gather(*(records.get((topic, name)) for name in some))
+        found.update((name, answer) for name, answer in zip(some, answers, strict=True) if answer is not None)
+    return found
+
+
+def _inline_state(record: CursorRecord) -> CursorState | None:
+    if record.state is None:
+        return CursorState(record.mark_delete)
+    try:
+        return decode_state(record.state)
+    except CursorStateDamagedError:
+        return None
+
+
+async def _ledger_states(
+    topic: TopicName, client: LedgerClient, ledger_id: int, generations: Mapping[str, int]
+) -> dict[str, CursorState]:
+    try:
+        return await recover_states(client, ledger_id, generations)
+    except (NoSuchLedgerError, LedgerLostError) as error:
+        log.error("cursor.ledger_lost", extra={"topic": str(topic), "ledger_id": ledger_id, "error": str(error)})
+        return {}
+
+
+def _restore(
+    topic: TopicName, saved: SavedCursor, state: CursorState | None, ledgers: LedgerList, recovered: RecoveredCursors
+) -> None:
+    cursor = saved.cursor
+    if state is None:
+        recovered.rewound += 1
+        state = CursorState(saved.record.mark_delete)
+        fields = {"topic": str(topic), "subscription": cursor.name, "position": str(state.mark_delete)}
+        log.error("cursor.rewound", extra={**fields, "hint": CursorStateDamagedError.hint})
+    if _is_above(ledgers, state.mark_delete):
+        fields = {"topic": str(topic), "subscription": cursor.name, "position": str(state.mark_delete)}
+        log.error("cursor.above_the_end", extra={**fields, "last": str(ledgers.last_position)})
+    cursor.ack_set = state.ack_set(ledgers)
+    saved.revision = cursor.ack_set.revision
+    saved.mark_delete = cursor.mark_delete
+
+
+def _is_above(ledgers: LedgerList, position: Position) -> bool:
+    """It claims entries that the topic does not have: a record was restored from an old backup, or entries are lost."""
+    entries = ledgers.entries_of(position.ledger_id)
+    return position.entry_id >= entries if entries is not None else position.ledger_id > ledgers.last_ledger_id
