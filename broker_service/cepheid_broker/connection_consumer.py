@@ -15,7 +15,7 @@ from cepheid_broker.connection_lookup import served_topic
 from cepheid_broker.connection_producer import NO_REQUEST
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.consumer_acks import ConsumerAcks, position_of
-from cepheid_broker.errors import ConsumerNotFoundError, NotAllowedError, ProtocolViolationError, ServiceNotReadyError, TooManyError
+from cepheid_broker.errors import BrokerError, ConsumerNotFoundError, NotAllowedError, ProtocolViolationError, ServiceNotReadyError, TooManyError
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.requests import Requests
@@ -166,11 +166,15 @@ class ConsumerCommands:
         elif not (ask.HasField("message_id") or ask.HasField("message_publish_time")):
             self._peer.send_error(ask.request_id, ServerError.METADATA_ERROR, "SEEK without message id and time")
         else:
-            self._start(self._seek(consumer, ask), ask.request_id, "seek")
+            try:
+                topic = self._topic_of(consumer)
+                consumer.subscription.begin_seek()  # at once: a SUBSCRIBE right behind must find it begun
+            except BrokerError as error:
+                self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
+                return
+            self._start(self._seek(topic, consumer.subscription, ask), ask.request_id, "seek")
 
-    async def _seek(self, consumer: Consumer, ask: pb.CommandSeek) -> None:
-        subscription, topic = consumer.subscription, self._topic_of(consumer)
-        subscription.begin_seek()
+    async def _seek(self, topic: Topic, subscription: Subscription, ask: pb.CommandSeek) -> None:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
                 if ask.HasField("message_id"):

@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cepheid_broker.peer import Buffer, Peer
@@ -49,7 +50,7 @@ class ProducerState(enum.Enum):
     CLOSED = "closed"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
     """SENDs of one loop turn, appended together."""
 
@@ -130,7 +131,7 @@ class Producer:
             group, self._gathered = self._gathered, _Group()
             self._pending.append(group)
             self.peer.window.take(group.size_bytes)
-            self.topic.publish(group.payloads, self._on_appended)
+            self.topic.publish(group.payloads, partial(self._on_appended, group))
 
     def close_when_settled(self, on_settled: Callable[[], None]) -> None:
         """Takes nothing more; calls back when everything under way is answered."""
@@ -171,9 +172,9 @@ class Producer:
         self.topic.on_producer_gone(self)
         self._settle_if_done()
 
-    def _on_appended(self, result: Position | CepheidError, count: int) -> None:
-        group = self._pending.popleft()
+    def _on_appended(self, group: _Group, result: Position | CepheidError, count: int) -> None:
         assert count == len(group.payloads), "a group completes whole"
+        self._pending.remove(group)  # the first one, unless it was refused
         self.peer.window.give_back(group.size_bytes)
         if isinstance(result, CepheidError):
             self.close_by_broker(f"a publish failed: {result}")

@@ -90,7 +90,9 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
         description="Largest message, told to clients when they connect. Bookies must accept entries 10 KiB larger.",
     )
     publish_buffer_bytes: PositiveInt = Field(
-        256 * MIB, description="Bytes that all connections together may have published and not answered; then none of them is read."
+        128 * MIB,
+        description="Bytes that all connections together may have published and not answered; then none of them is read. Below "
+        "the append window of managed ledgers, so that backpressure comes before refusals.",
     )
     max_connections: PositiveInt = Field(50_000, description="Connections at one time; more are refused.")
     topic_creation: TopicCreation = TopicCreation()

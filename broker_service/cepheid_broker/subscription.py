@@ -306,7 +306,7 @@ class Subscription:
 
     def end_seek(self) -> None:
         """The answer to the seek is written: whoever subscribed again meanwhile is let in behind it (protocol.md §17)."""
-        assert self._seek_done is not None
+        assert self._seek_done is not None, "begun before"
         self._seek_done.set()
         self._seek_done = None
         if not self.durable and not self.closed:

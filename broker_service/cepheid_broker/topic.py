@@ -29,7 +29,7 @@ from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
-    from cepheid_broker.managed_ledger import ManagedLedger
+    from cepheid_broker.managed_ledger import Cursor, ManagedLedger
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class Topic:
             return self.ledger.first_position()
         return self.ledger.previous_position(position)
 
-    def _adopt(self, name: str, cursor: object) -> Subscription:
+    def _adopt(self, name: str, cursor: Cursor) -> Subscription:
         subscription = Subscription(
             self.name,
             name,
@@ -169,7 +169,7 @@ class Topic:
         subscription.close("its reader is gone")
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
-            self.ledger.close_non_durable_cursor(subscription.name)
+            self.ledger.drop_cursor(subscription.cursor)
 
     async def delete_subscription(self, name: str) -> None:
         async with self._changing:

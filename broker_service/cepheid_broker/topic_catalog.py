@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, TopicNotFoundError
-from cepheid_broker.managed_ledger import ManagedLedgerConfig
+from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_broker.settings import TopicCreation
 from cepheid_metadata import (
     KeyExistsError,
@@ -115,11 +115,8 @@ class TopicCatalog:
             )
         if retention is not None:
             minutes, mib = retention.time_limit_min, retention.size_limit_mb
-            config = replace(
-                config,
-                retention_ms=minutes if minutes < 0 else minutes * 60_000,
-                retention_bytes=mib if mib < 0 else mib << 20,
-            )
+            time_ms = minutes if minutes < 0 else minutes * 60_000
+            config = replace(config, retention=Retention(time_ms, mib if mib < 0 else mib << 20))
         return config
 
     async def creation_in(self, namespace: NamespaceName) -> TopicCreation:

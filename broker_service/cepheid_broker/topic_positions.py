@@ -30,16 +30,16 @@ async def position_at_time(ledger: ManagedLedger, time_ms: int) -> Position:
 
     Binary search: publish times are the clients' clocks, so it is exact only as far as they rise (as in the reference broker).
     """
-    start, end = 0, ledger.count_between(ledger.first_position(), ledger.last_confirmed)
+    ledgers = ledger.ledgers
+    start, end = 0, ledgers.total_entries
     while start < end:  # entries before `start` are older; entries from `end` on are not
         middle = (start + end) // 2
-        position = ledger.position_at(middle)
-        metadata = await _metadata_at(ledger, position)
+        metadata = await _metadata_at(ledger, ledgers.at_rank(middle + 1))
         if metadata is not None and metadata.publish_time_ms < time_ms:
             start = middle + 1
         else:
             end = middle
-    return ledger.position_at(start)
+    return ledgers.next_position(ledgers.at_rank(start))
 
 
 async def _metadata_at(ledger: ManagedLedger, position: Position) -> MetadataView | None:

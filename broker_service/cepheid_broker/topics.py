@@ -107,7 +107,7 @@ class Topics:
     async def _load_topic(self, name: TopicName) -> Topic:
         await self._wait_for_retry(name)
         config = await self._catalog.ledger_config(name)
-        ledger = await self._managed_ledgers.open(str(name), config)
+        ledger = await self._managed_ledgers.open(name, config)
         if self._stopping:
             await ledger.aclose()
             raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
@@ -142,7 +142,7 @@ class Topics:
         try:
             await ledger.aclose()
         except CepheidError as error:
-            log.info("topic.close_failed", extra={"topic": ledger.topic, "error": str(error)})
+            log.info("topic.close_failed", extra={"topic": str(ledger.topic), "error": str(error)})
 
     def _start_closing(self, name: TopicName, work: Awaitable[None]) -> asyncio.Task[None]:
         async def run() -> None:
@@ -183,7 +183,7 @@ class Topics:
             await asyncio.wait([opening])
         if (topic := self._open.pop(name, None)) is not None:
             await topic.unload("the topic is deleted")
-        await self._managed_ledgers.delete(str(name))
+        await self._managed_ledgers.delete(name)
         await self._catalog.delete(name)
         self._retry.pop(name, None)
         log.info("topic.deleted", extra={"topic": str(name)})

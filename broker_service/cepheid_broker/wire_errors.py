@@ -21,6 +21,13 @@ from cepheid_broker.errors import (
     TooManyError,
     TopicNotFoundError,
 )
+from cepheid_broker.managed_ledger import (
+    ManagedLedgerDeletedError,
+    ManagedLedgerError,
+    TooManyCursorsError,
+    TopicTerminatedError,
+)
+from cepheid_ledger import LedgerError
 from cepheid_metadata import MetadataError
 from cepheid_ports import CepheidError
 from cepheid_wire import ChecksumMismatchError, InvalidTopicNameError, ServerError
@@ -41,6 +48,11 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     InvalidTopicNameError: ServerError.NOT_ALLOWED_ERROR,
     ChecksumMismatchError: ServerError.CHECKSUM_ERROR,
     MetadataError: ServerError.METADATA_ERROR,
+    ManagedLedgerError: ServerError.PERSISTENCE_ERROR,
+    LedgerError: ServerError.PERSISTENCE_ERROR,
+    TopicTerminatedError: ServerError.TOPIC_TERMINATED_ERROR,
+    ManagedLedgerDeletedError: ServerError.TOPIC_NOT_FOUND,
+    TooManyCursorsError: ServerError.CONSUMER_BUSY,
 }
 
 
@@ -51,10 +63,8 @@ def server_error_of(error: BaseException) -> ServerError:
     if isinstance(error, CepheidError):
         for kind in type(error).__mro__:
             if kind in SERVER_ERRORS:
-                code = SERVER_ERRORS[kind]
                 # Metadata and storage errors that pass by themselves are answered like a topic that is being loaded.
-                return ServerError.SERVICE_NOT_READY if error.retriable else code
-        return ServerError.SERVICE_NOT_READY if error.retriable else ServerError.PERSISTENCE_ERROR
+                return ServerError.SERVICE_NOT_READY if error.retriable else SERVER_ERRORS[kind]
     log.error("request.failed", extra={"error": repr(error)}, exc_info=error)
     return ServerError.UNKNOWN_ERROR
 

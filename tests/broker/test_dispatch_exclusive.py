@@ -199,9 +199,7 @@ class ExclusiveHistories(RuleBasedStateMachine):
         assert self.permits == self.core.permits(self.consumer) or not self.joined
         if not (self.joined and self.writable and self.permits > 0) or self.core.why_idle() in (Idle.READING, Idle.READ_FAILED):
             return
-        missed = [
-            p for p in self.world.topic.positions()[self.next_index :] if p not in self.world.acks.acknowledged
-        ]
+        missed = [p for p in self.world.topic.positions()[self.next_index :] if p not in self.world.acks.acknowledged]
         assert not missed, f"{missed} could be sent, idle because {self.core.why_idle()}"
 
 

@@ -193,9 +193,7 @@ class SharedHistories(RuleBasedStateMachine):
             self.permits[consumer] -= messages
             self.holder[position] = consumer
             if chunk is not None and len(self.chunk_positions(chunk.uuid)) > 1:
-                earlier = [
-                    p for p in self.chunk_positions(chunk.uuid) if p < position and p not in self.world.acks.acknowledged
-                ]
+                earlier = [p for p in self.chunk_positions(chunk.uuid) if p < position and p not in self.world.acks.acknowledged]
                 assert all(self.holder.get(p) == consumer for p in earlier), "chunks at two consumers, or out of order"
 
     def chunk_positions(self, uuid: str) -> list[Position]:

@@ -1,0 +1,123 @@
+"""A broker over real parts in one loop: memory metadata, one real bookie in a temporary directory, real managed ledgers."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from cepheid_bookie import Bookie, BookieSettings, Cookie, RealDisk
+from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_broker.broker import Broker
+from cepheid_broker.managed_ledger import ManagedLedgerFailedError, ManagedLedgers, ManagedLedgerSettings, TailCache
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.topic import Topic
+from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_metadata import (
+    LedgerIds,
+    MemoryStore,
+    MemoryTree,
+    NamespaceRecord,
+    TenantRecord,
+    ledger_records,
+    namespace_records,
+    tenant_records,
+)
+from cepheid_ports import Ports
+from cepheid_rpc import BookieConnection
+from cepheid_wire import TopicName
+from tests.broker.scripted_client import ScriptedClient
+
+
+class _RefusableLedgers(ManagedLedgers):
+    """Opens no topic while a test says so: storage that is not there for a moment."""
+
+    refuse = False
+
+    async def open(self, *args: Any, **kwargs: Any) -> Any:
+        if self.refuse:
+            raise ManagedLedgerFailedError("planted: no topic is opened now")
+        return await super().open(*args, **kwargs)
+
+
+class _OneBookie:
+    """`BookieConnections` of one in-process bookie."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self._connection = bookie.connection()
+
+    def get(self, bookie_id: str) -> BookieConnection:
+        assert bookie_id == self._connection.bookie_id
+        return self._connection
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+
+class BrokerWorld:
+    """`async with BrokerWorld(max_message_bytes=…) as world`: the keywords are fields of BrokerSettings."""
+
+    def __init__(self, *, ledgers: ManagedLedgerSettings | None = None, **settings: Any) -> None:
+        self.settings = BrokerSettings.model_validate({"port": 0, "topic_retry_s": 0.02, **settings})
+        self._ledger_settings = ledgers or ManagedLedgerSettings()
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+
+    async def _start(self) -> None:
+        opened, ports = self._opened, Ports()
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="cepheid-")))
+        self.store = MemoryStore(MemoryTree())
+        await tenant_records(self.store).create("public", TenantRecord())
+        await namespace_records(self.store).create(("public", "default"), NamespaceRecord())
+        settings = BookieSettings(bookie_id="bookie-1", cluster_id="test")
+        bookie = await Bookie.open(settings, RealDisk(directory), MemoryBlockIndex(), ports)
+        opened.push_async_callback(bookie.aclose)
+        connections = _OneBookie(bookie)
+        opened.push_async_callback(connections.aclose)
+        placement = RandomPlacement(lambda: ["bookie-1"], ports.random)
+        self.ledger_client = LedgerClient(
+            connections, ledger_records(self.store), LedgerIds(self.store), placement, LedgerSettings(), ports
+        )
+        opened.push_async_callback(self.ledger_client.aclose)
+        self.tail_cache = TailCache(64 << 20)
+        self._managed_ledgers = _RefusableLedgers(self.ledger_client, self.store, self.tail_cache, self._ledger_settings, ports)
+        opened.push_async_callback(self._managed_ledgers.aclose)
+        self.broker = Broker(self.settings, self.store, self._managed_ledgers, ports)
+        await self.broker.start()
+        opened.push_async_callback(self.broker.aclose)
+
+    @property
+    def port(self) -> int:
+        return self.broker.port
+
+    async def client(self, *, handshake: bool = True) -> ScriptedClient:
+        return await ScriptedClient.open(self.port, handshake=handshake)
+
+    def topic(self, name: str) -> Topic:
+        topic = self.broker.topics.find(TopicName.parse(name))
+        assert topic is not None, f"{name} is not open"
+        return topic
+
+    async def create_topic(self, name: str, partitions: int = 0) -> None:
+        await self.broker.catalog.create(TopicName.parse(name), partitions)
+
+    async def fence(self, name: str) -> None:
+        """What another broker's takeover does: the topic's open ledger takes no more appends."""
+        await self.ledger_client.recover(self.topic(name).ledger.ledgers.last_ledger_id)
+
+    def refuse_opening_topics(self, refuse: bool) -> None:
+        self._managed_ledgers.refuse = refuse

@@ -1,0 +1,220 @@
+"""A client that does exactly what a test says, and believes nothing: every frame it gets can be looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple, Self, TypeVar
+
+from google.protobuf.message import Message
+
+from cepheid_wire import (
+    BODY_FIELDS,
+    CommandType,
+    FrameSplitter,
+    encode_body,
+    encode_command,
+    encode_tail,
+    parse_command,
+    signed64,
+    verify_tail,
+)
+from cepheid_wire import pulsar_api_pb2 as pb
+
+B = TypeVar("B", bound=Message)
+
+TIMEOUT_S = 5.0
+PUBLISH_TIME_MS = 1_790_000_000_000
+
+
+class Received(NamedTuple):
+    """One frame from the broker."""
+
+    body: Any
+    tail: bytes
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return signed64(self.body.message_id.ledgerId), signed64(self.body.message_id.entryId)
+
+
+class ScriptedClient:
+    """Use `async with await ScriptedClient.open(port)`: connected, handshake done."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._splitter = FrameSplitter(1 << 28)
+        self._received: list[Received] = []
+        self._requests = 0
+        self.answer_pings = True
+
+    @classmethod
+    async def open(cls, port: int, *, handshake: bool = True) -> Self:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        if handshake:
+            client.send(pb.CommandConnect(client_version="scripted", protocol_version=20))
+            await client.expect(pb.CommandConnected)
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except ConnectionError:
+            pass
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    def request_id(self) -> int:
+        self._requests += 1
+        return self._requests - 1  # 0 is a valid id
+
+    # Sending
+
+    def send(self, *bodies: Message) -> None:
+        self.send_bytes(b"".join(map(encode_body, bodies)))
+
+    def send_bytes(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    # Receiving
+
+    async def receive(self, timeout_s: float = TIMEOUT_S) -> Received | None:
+        """The next frame; None when the broker has closed the connection. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not self._received:
+                try:
+                    data = await self._reader.read(1 << 18)
+                except ConnectionError:
+                    return None
+                if not data:
+                    return None
+                for frame in self._splitter.feed(data):
+                    body = getattr(parse_command(frame.command), BODY_FIELDS[frame.type])
+                    if frame.type == CommandType.PING and self.answer_pings:
+                        self.send(pb.CommandPong())
+                    else:
+                        self._received.append(Received(body, bytes(frame.tail)))
+        return self._received.pop(0)
+
+    async def expect(self, kind: type[B], timeout_s: float = TIMEOUT_S) -> B:
+        received = await self.receive(timeout_s)
+        assert received is not None, f"the broker closed the connection instead of sending {kind.__name__}"
+        assert isinstance(received.body, kind), f"expected {kind.__name__}, got {received.body!r}"
+        return received.body
+
+    async def expect_message(self, timeout_s: float = TIMEOUT_S) -> Received:
+        received = await self.receive(timeout_s)
+        assert received is not None, "the broker closed the connection"
+        assert isinstance(received.body, pb.CommandMessage), received.body
+        verify_tail(received.tail)
+        return received
+
+    async def expect_messages(self, count: int) -> list[Received]:
+        return [await self.expect_message() for _ in range(count)]
+
+    async def expect_nothing(self, for_s: float = 0.15) -> None:
+        try:
+            received = await self.receive(for_s)
+        except TimeoutError:
+            return
+        raise AssertionError(f"expected nothing, got {received}")
+
+    async def expect_closed(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Whatever still comes, the connection ends."""
+        async with asyncio.timeout(timeout_s):
+            while await self.receive(timeout_s) is not None:
+                pass
+
+    async def ask(self, body: Message, kind: type[B]) -> B:
+        self.send(body)
+        return await self.expect(kind)
+
+    # Common steps
+
+    async def produce_on(self, topic: str, producer_id: int = 0, **fields: Any) -> pb.CommandProducerSuccess:
+        ask = pb.CommandProducer(topic=full(topic), producer_id=producer_id, request_id=self.request_id(), **fields)
+        answer = await self.ask(ask, pb.CommandProducerSuccess)
+        assert answer.request_id == ask.request_id
+        return answer
+
+    def send_message(self, sequence_id: int, payload: bytes = b"", *, producer_id: int = 0, tail: bytes | None = None) -> None:
+        send = pb.CommandSend(producer_id=producer_id, sequence_id=sequence_id)
+        self.send_bytes(send_frame(send, message(sequence_id, payload) if tail is None else tail))
+
+    async def publish(self, count: int, *, producer_id: int = 0, first_sequence_id: int = 0, messages: int = 0) -> list[Received]:
+        """`count` entries; `messages` above 0: batches of so many. Their receipts."""
+        for sequence_id in range(first_sequence_id, first_sequence_id + count):
+            tail = message(sequence_id, b"payload %d" % sequence_id, messages=messages)
+            self.send_message(sequence_id, producer_id=producer_id, tail=tail)
+        receipts = []
+        for sequence_id in range(first_sequence_id, first_sequence_id + count):
+            received = await self.receive()
+            assert received is not None
+            assert isinstance(received.body, pb.CommandSendReceipt), received.body
+            assert (received.body.producer_id, received.body.sequence_id) == (producer_id, sequence_id)
+            receipts.append(received)
+        return receipts
+
+    async def subscribe(self, topic: str, subscription: str, consumer_id: int = 0, *, permits: int = 0, **fields: Any) -> None:
+        fields.setdefault("subType", pb.CommandSubscribe.Exclusive)
+        fields.setdefault("initialPosition", pb.CommandSubscribe.Earliest)
+        ask = subscribe(topic, subscription, consumer_id, self.request_id(), **fields)
+        success = await self.ask(ask, pb.CommandSuccess)
+        assert success.request_id == ask.request_id
+        if permits:
+            self.send(pb.CommandFlow(consumer_id=consumer_id, messagePermits=permits))
+
+    def acknowledge(self, *positions: tuple[int, int], consumer_id: int = 0, cumulative: bool = False, **fields: Any) -> None:
+        kind = pb.CommandAck.Cumulative if cumulative else pb.CommandAck.Individual
+        ids = [ident(position) for position in positions]
+        self.send(pb.CommandAck(consumer_id=consumer_id, ack_type=kind, message_id=ids, **fields))
+
+    async def acknowledge_saved(self, *positions: tuple[int, int], consumer_id: int = 0, **fields: Any) -> None:
+        """Returns when the broker says that it is durable."""
+        request_id = self.request_id()
+        self.acknowledge(*positions, consumer_id=consumer_id, request_id=request_id, **fields)
+        answer = await self.expect(pb.CommandAckResponse)
+        assert answer.request_id == request_id
+        assert not answer.HasField("error"), answer
+
+    async def ping(self) -> None:
+        """Returns when everything sent before has been looked at."""
+        await self.ask(pb.CommandPing(), pb.CommandPong)
+
+
+def full(topic: str) -> str:
+    return topic if "://" in topic else f"persistent://public/default/{topic}"
+
+
+def subscribe(topic: str, subscription: str, consumer_id: int, request_id: int, **fields: Any) -> pb.CommandSubscribe:
+    return pb.CommandSubscribe(
+        topic=full(topic), subscription=subscription, consumer_id=consumer_id, request_id=request_id, **fields
+    )
+
+
+def ident(position: tuple[int, int], **fields: Any) -> pb.MessageIdData:
+    return pb.MessageIdData(ledgerId=position[0] % (1 << 64), entryId=position[1] % (1 << 64), **fields)
+
+
+def send_frame(send: pb.CommandSend, tail: bytes) -> bytes:
+    return encode_command(pb.BaseCommand(type=pb.BaseCommand.SEND, send=send), tail)
+
+
+def message(
+    sequence_id: int, payload: bytes = b"", *, messages: int = 0, publish_time: int = PUBLISH_TIME_MS, **fields: Any
+) -> bytes:
+    metadata = pb.MessageMetadata(producer_name="scripted", sequence_id=sequence_id, publish_time=publish_time, **fields)
+    if messages:
+        metadata.num_messages_in_batch = messages
+    return encode_tail(metadata, payload)
