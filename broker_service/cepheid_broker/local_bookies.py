@@ -20,7 +20,6 @@ from cepheid_metadata import (
     BookieRegistration,
     MetadataStore,
     available_bookies,
-    bookie_cookies,
 )
 from cepheid_ports import Ports
 from cepheid_rpc import BookieConnection
@@ -52,9 +51,11 @@ class LocalBookies:
         on_failed: Callable[[BaseException], None],
     ) -> LocalBookies:
         """Opens bookies 1..`count` below `data_dir` and registers them. Closes those that opened when one does not."""
-        cookies = MetadataCookies(bookie_cookies(store))
         opened = await asyncio.gather(
-            *(_open_bookie(data_dir, number, cluster_id, cookies, ports) for number in range(1, count + 1)),
+            *(
+                _open_bookie(data_dir / f"bookie-{number}", f"bookie-{number}", cluster_id, store, ports)
+                for number in range(1, count + 1)
+            ),
             return_exceptions=True,
         )
         bookies = [bookie for bookie in opened if isinstance(bookie, Bookie)]
@@ -122,11 +123,10 @@ class LocalBookies:
         return BookieRegistration(bookie_id=bookie.settings.bookie_id, incarnation=bookie.cookie.incarnation, addresses=addresses)
 
 
-async def _open_bookie(data_dir: Path, number: int, cluster_id: str, cookies: MetadataCookies, ports: Ports) -> Bookie:
+async def _open_bookie(directory: Path, bookie_id: str, cluster_id: str, store: MetadataStore, ports: Ports) -> Bookie:
     from cepheid_bookie.rocks_index import RocksBlockIndex
 
-    directory = data_dir / f"bookie-{number}"
     disk = RealDisk(directory)
     index = RocksBlockIndex(directory / "index")
-    settings = BookieSettings(bookie_id=f"bookie-{number}", cluster_id=cluster_id)
-    return await Bookie.open(settings, disk, index, ports, cookies=cookies)
+    cookies = MetadataCookies(store, {"data": (str(directory),)})
+    return await Bookie.open(BookieSettings(bookie_id=bookie_id, cluster_id=cluster_id), disk, index, ports, cookies=cookies)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
@@ -108,8 +108,9 @@ class Standalone:
     async def wait_until_stopped(self, stop: asyncio.Event) -> None:
         """Returns when `stop` is set; raises StandaloneFailedError when a part failed for good."""
         stopping = asyncio.ensure_future(stop.wait())
+        waiting: list[asyncio.Future[Any]] = [stopping, self._failed]
         try:
-            await asyncio.wait([stopping, self._failed], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
         if self._failed.done():
