@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -15,13 +16,14 @@ from cepheid_cli.demo.observations import DeliveryObservations, MessageKey, Publ
 POLL_MS = 200
 
 
-def connect(service_url: str) -> pulsar.Client:
+def connect(service_url: str, log_path: Path) -> pulsar.Client:
+    """A killed server makes the client talk a lot: it talks to a file."""
     return pulsar.Client(
         service_url,
         operation_timeout_seconds=60,
         io_threads=1,
         message_listener_threads=1,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Fatal),  # a killed server makes the client talk a lot
+        logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(log_path)),
     )
 
 
@@ -113,7 +115,8 @@ class SubscriptionReader:
         """Ends the threads and closes the consumers, which sends what they have acknowledged so far."""
         self._stopping.set()
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
         for consumer in self._consumers:
             consumer.close()
 

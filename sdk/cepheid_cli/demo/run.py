@@ -87,7 +87,7 @@ class _Demo:
         )
 
     def run(self) -> None:
-        client = connect(self._server.service_url)
+        client = connect(self._server.service_url, self._server.log_path.with_name("client.log"))
         try:
             with self._progress:
                 exclusive = self._reader(client, self._exclusive)
