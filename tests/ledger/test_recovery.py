@@ -136,6 +136,37 @@ def test_a_bookie_that_fails_during_recovery_is_replaced_in_the_closing_change_o
     run_async(main())
 
 
+def test_a_bookie_that_left_during_recovery_is_not_chosen_again() -> None:
+    """Scenario 7, in the memory of a recovery: b fails, d replaces it and fails too, b is the only one left to choose."""
+
+    async def main() -> None:
+        async with ledger_world("a", "b", "c", "d") as world:
+            writer = await world.create_on("abc")
+            for bookie in "abc":
+                world.cluster[bookie].hold(entries(writer, 0, 4, lac=2))
+            world.cluster["b"].refuse = world.cluster["d"].refuse = Status.IO_ERROR
+            world.cluster["a"].delay_s = world.cluster["c"].delay_s = 0.03  # the quorum comes after both failures
+            assert await world.client.recover(writer.ledger_id) == ClosedLedger(4, 5)
+            assert fragments_of(await world.record(writer.ledger_id)) == {0: "abc", 3: "adc"}
+
+    run_async(main())
+
+
+def test_a_change_behind_the_last_entry_leaves_no_empty_fragment() -> None:
+    async def main() -> None:
+        async with ledger_world("a", "b", "c", "d", settings=FAST.model_copy(update={"recovery_batch_entries": 5})) as world:
+            writer = await world.create_on("abc")
+            for bookie in "abc":
+                world.cluster[bookie].hold(entries(writer, 0, 4, lac=-1))
+                world.cluster[bookie].read_delay_s = 0.1  # the second batch, which finds the end, takes its time
+            world.cluster["c"].refuse, world.cluster["c"].delay_s = Status.IO_ERROR, 0.02
+            assert await world.client.recover(writer.ledger_id) == ClosedLedger(4, 5)
+            assert world.client.statistics().keys() == {"a", "b", "c", "d"}, "d was chosen"
+            assert fragments_of(await world.record(writer.ledger_id)) == {0: "abc"}
+
+    run_async(main())
+
+
 @pytest.mark.parametrize("first_to_close", ["sees-nothing", "sees-copies"])
 def test_two_recoverers_one_copy(first_to_close: str) -> None:
     """Scenario 4: entries 6 and 7 on one bookie that only one recoverer reaches. One end for all (L8), honest LACs (L4)."""
