@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_broker.publish_window import PublishBudget
+from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic import TopicFigures
@@ -35,6 +36,8 @@ class BrokerFigures:
     publish_pauses: int
     read_ahead_bytes: int
     requests_running: int
+    published: TrafficFigures
+    delivered: TrafficFigures
 
 
 class Broker:
@@ -97,6 +100,8 @@ class Broker:
             self._publish_budget.pauses,
             self.topics.read_ahead_budget.used_bytes,
             len(self._tasks),
+            self.topics.totals.published.figures(),
+            self.topics.totals.delivered.figures(),
         )
 
     def _schedule_tick(self) -> None:

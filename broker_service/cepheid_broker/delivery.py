@@ -16,7 +16,7 @@ UnackedWords = Callable[[Position], Sequence[int] | None]
 
 
 def encode_send(consumer_id: int, send: Send, unacked_words: UnackedWords) -> tuple[list[Buffer], int, int]:
-    """Buffers for one `writelines`, how many entries they are, and how many bytes."""
+    """Buffers for one `writelines`, how many entries they are, and how many bytes these have, as their producers sent them."""
     counted, counts = send.counted, send.redelivery_counts
     group = counted.group
     ledger_id, base, ends = group.ledger_id, group.first_entry_id, group.ends
@@ -42,6 +42,6 @@ def encode_send(consumer_id: int, send: Send, unacked_words: UnackedWords) -> tu
                     ack_set=[word & _WORD for word in unacked_words(Position(ledger_id, entry_id)) or ()],
                 )
             buffers += (header, view[start:end])
-            size_bytes += len(header) + end - start
+            size_bytes += end - start
             start = end
     return buffers, entries, size_bytes

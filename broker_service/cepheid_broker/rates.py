@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What went through a producer, consumer, subscription or topic: entries, the messages in them, their bytes."""
+    """What went through a producer, consumer, subscription or topic: entries, the messages in them, their bytes.
 
+    `into`: a sum that counts all of it too, and outlives its parts.
+    """
+
+    into: Traffic | None = None
     entries: int = 0
     messages: int = 0
     size_bytes: int = 0
@@ -21,6 +25,8 @@ class Traffic:
         self.entries += entries
         self.messages += messages
         self.size_bytes += size_bytes
+        if self.into is not None:
+            self.into.count(entries, messages, size_bytes)
 
     def on_tick(self, window_s: float) -> None:
         self.message_rate_per_s = (self.messages - self._last_messages) / window_s
@@ -29,6 +35,18 @@ class Traffic:
 
     def figures(self) -> TrafficFigures:
         return TrafficFigures(self.entries, self.messages, self.size_bytes, self.message_rate_per_s, self.byte_rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTraffic:
+    """Of all topics since the start, those that are closed or deleted included: what a counter needs that never falls."""
+
+    published: Traffic = field(default_factory=Traffic)
+    delivered: Traffic = field(default_factory=Traffic)
+
+    def on_tick(self, window_s: float) -> None:
+        self.published.on_tick(window_s)
+        self.delivered.on_tick(window_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
 from cepheid_broker.errors import ConsumerBusyError, ServiceNotReadyError
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
-from cepheid_broker.rates import Traffic, TrafficFigures
+from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import TopicName
@@ -78,6 +78,7 @@ class Subscription:
         settings: BrokerSettings,
         budget: ReadAheadBudget,
         tasks: TaskOwner,
+        totals: BrokerTraffic,
         *,
         on_unused: Callable[[Subscription], None],
     ) -> None:
@@ -86,7 +87,7 @@ class Subscription:
         self.cursor = cursor
         self.kind: int | None = None  # CommandSubscribe.SubType, while consumers are connected
         self.consumers: dict[int, Consumer] = {}
-        self.delivered = Traffic()
+        self.delivered = Traffic(totals.delivered)
         self.acked_entries = 0
         self._redelivered_messages = 0
         self._ledger = ledger

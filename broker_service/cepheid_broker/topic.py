@@ -22,7 +22,7 @@ from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooMany
 from cepheid_broker.peer import Buffer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.producer import Producer, ProducerFigures
-from cepheid_broker.rates import Traffic, TrafficFigures
+from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription, SubscriptionFigures
 from cepheid_ports import CepheidError, TaskOwner
@@ -50,6 +50,7 @@ class Topic:
         settings: BrokerSettings,
         budget: ReadAheadBudget,
         tasks: TaskOwner,
+        totals: BrokerTraffic,
         *,
         on_failed: Callable[[Topic, BaseException], None],
     ) -> None:
@@ -57,11 +58,12 @@ class Topic:
         self.ledger = ledger
         self.producers: dict[str, Producer] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        self.published = Traffic()
+        self.published = Traffic(totals.published)
         self.closed = False
         self._settings = settings
         self._budget = budget
         self._tasks = tasks
+        self._totals = totals
         self._on_failed = on_failed
         self._changing = asyncio.Lock()  # creation and deletion of subscriptions, one after the other
         for cursor in ledger.cursors.values():
@@ -159,6 +161,7 @@ class Topic:
             self._settings,
             self._budget,
             self._tasks,
+            self._totals,
             on_unused=self._on_unused,
         )
         self.subscriptions[name] = subscription

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_catalog import TopicCatalog
@@ -48,6 +49,7 @@ class Topics:
         self._name_prefix = f"{settings.cluster}-{ports.random.getrandbits(40):010x}"
         self._names_given = 0
         self._stopping = False
+        self.totals = BrokerTraffic()
         self.failures = 0
 
     def __repr__(self) -> str:
@@ -111,7 +113,9 @@ class Topics:
         if self._stopping:
             await ledger.aclose()
             raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
-        topic = Topic(name, ledger, self._settings, self.read_ahead_budget, self._tasks, on_failed=self._on_topic_failed)
+        topic = Topic(
+            name, ledger, self._settings, self.read_ahead_budget, self._tasks, self.totals, on_failed=self._on_topic_failed
+        )
         self._open[name] = topic
         log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})
         return topic
@@ -189,6 +193,7 @@ class Topics:
         log.info("topic.deleted", extra={"topic": str(name)})
 
     def on_tick(self, window_s: float) -> None:
+        self.totals.on_tick(window_s)
         for topic in self._open.values():
             topic.on_tick(window_s)
 

@@ -25,6 +25,10 @@ def broker_families(broker: Broker) -> Iterator[Family]:
     )
     yield gauge("cepheid_broker_topics", "Open topics.", figures.topics_open)
     yield counter("cepheid_broker_topic_failures_total", "Topics that failed and were opened again.", figures.topic_failures)
+    for way, traffic in (("published", figures.published), ("delivered", figures.delivered)):
+        yield counter(f"cepheid_broker_{way}_entries_total", f"Entries {way}.", traffic.entries)
+        yield counter(f"cepheid_broker_{way}_messages_total", f"Messages {way}.", traffic.messages)
+        yield counter(f"cepheid_broker_{way}_bytes_total", f"Bytes of entries {way}.", traffic.size_bytes)
     yield gauge("cepheid_broker_publish_buffer_bytes", "Bytes published and not answered yet.", figures.publish_buffer_bytes)
     yield counter(
         "cepheid_broker_publish_pauses_total",

@@ -5,34 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.topic_stats import iso_time
-from cepheid_broker.topic import Topic
-from cepheid_metadata import Chain, ChainLedger
+from cepheid_metadata import ChainLedger
 
 if TYPE_CHECKING:
-    from cepheid_broker.managed_ledger import Cursor
+    from cepheid_broker.managed_ledger import CursorStatistics, ManagedLedgerStatistics
 
 _NO_LEDGER = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False}
+_STATES = {"open": "LedgerOpened", "terminated": "Terminated", "failed": "Fenced", "closed": "Closed", "deleted": "Closed"}
 
 
-def internal_stats(topic: Topic, chain: Chain, last_ledger_created_at_ms: int) -> dict[str, Any]:
+def internal_stats(figures: ManagedLedgerStatistics, *, pending_entries: int, last_ledger_created_at_ms: int) -> dict[str, Any]:
     """Tools compute from the ledgers how much to offload: in order, with their sizes, the open one last with entries and size 0."""
-    ledger = topic.ledger
-    figures = ledger.statistics()
-    ended_entries = sum(recorded.entries or 0 for recorded in chain.ledgers)
-    ended_bytes = sum(recorded.size_bytes for recorded in chain.ledgers)
     return {
-        "entriesAddedCounter": figures.entries_added,
+        "entriesAddedCounter": figures.appended_entries,
         "numberOfEntries": figures.entries,
         "totalSize": figures.size_bytes,
-        "currentLedgerEntries": max(0, figures.entries - ended_entries),
-        "currentLedgerSize": max(0, figures.size_bytes - ended_bytes),
+        "currentLedgerEntries": figures.current_ledger_entries,
+        "currentLedgerSize": figures.current_ledger_bytes,
         "lastLedgerCreatedTimestamp": iso_time(last_ledger_created_at_ms),
-        "waitingCursorsCount": 0,
-        "pendingAddEntriesCount": sum(producer.pending_entries for producer in topic.producers.values()),
-        "lastConfirmedEntry": str(ledger.last_confirmed),
-        "state": "LedgerOpened" if chain.terminated_at is None else "Terminated",
-        "ledgers": [_ledger(recorded) for recorded in chain.ledgers],
-        "cursors": {name: _cursor(cursor, figures.entries_added) for name, cursor in ledger.cursors.items()},
+        "waitingCursorsCount": sum(cursor.active and cursor.backlog_entries == 0 for cursor in figures.cursors.values()),
+        "pendingAddEntriesCount": pending_entries,
+        "lastConfirmedEntry": str(figures.last_confirmed),
+        "state": _STATES[figures.state],
+        "ledgers": [_ledger(recorded) for recorded in figures.ledgers],
+        "cursors": {name: _cursor(cursor, figures) for name, cursor in figures.cursors.items()},
         "schemaLedgers": [],
         "compactedLedger": _NO_LEDGER,
     }
@@ -49,19 +45,19 @@ def _ledger(recorded: ChainLedger) -> dict[str, Any]:
     }
 
 
-def _cursor(cursor: Cursor, entries_added: int) -> dict[str, Any]:
+def _cursor(cursor: CursorStatistics, figures: ManagedLedgerStatistics) -> dict[str, Any]:
     return {
         "markDeletePosition": str(cursor.mark_delete),
-        "readPosition": str(cursor.first_unacknowledged()),
-        "waitingReadOp": False,
+        "readPosition": str(cursor.first_unacknowledged),
+        "waitingReadOp": cursor.active and cursor.backlog_entries == 0,
         "pendingReadOps": 0,
-        "messagesConsumedCounter": entries_added - cursor.backlog_entries,  # backlog = added - consumed, for who computes it
+        "messagesConsumedCounter": figures.appended_entries - cursor.backlog_entries,  # tools subtract it to get the backlog
         "cursorLedger": -1,
         "cursorLedgerLastEntry": -1,
         "individuallyDeletedMessages": "[]",
         "state": "Open",
-        "active": cursor.active_from is not None,
-        "numberOfEntriesSinceFirstNotAckedMessage": 0,
+        "active": cursor.active,
+        "numberOfEntriesSinceFirstNotAckedMessage": cursor.backlog_entries + cursor.acked_entries,
         "totalNonContiguousDeletedMessagesRange": 0,
         "subscriptionHavePendingRead": False,
         "subscriptionHavePendingReplayRead": False,

@@ -14,7 +14,7 @@ from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.topic_access import open_topic, parts_of, require_plain
 from cepheid_broker.admin.topic_stats import StoredFigures, summed_stats, topic_stats
 from cepheid_broker.topic import Topic
-from cepheid_metadata import chain_records, ledger_records, topic_records
+from cepheid_metadata import ledger_records, topic_records
 from cepheid_wire import TopicName
 
 
@@ -85,8 +85,10 @@ async def _stored(context: AdminContext, topic: Topic, owner_broker: str) -> Sto
 
 async def _internal(context: AdminContext, name: TopicName) -> dict[str, Any]:
     topic = await open_topic(context, name)
-    chain = await chain_records(context.store).get(name)
-    if chain is None:
-        raise NotFoundError(f"Topic {name} is being deleted", topic=str(name))
-    last = await ledger_records(context.store).get(chain.record.ledgers[-1].ledger_id)
-    return internal_stats(topic, chain.record, 0 if last is None else last.record.created_at_ms)
+    figures = topic.ledger.statistics()
+    last = await ledger_records(context.store).get(figures.ledgers[-1].ledger_id)
+    return internal_stats(
+        figures,
+        pending_entries=sum(producer.pending_entries for producer in topic.producers.values()),
+        last_ledger_created_at_ms=0 if last is None else last.record.created_at_ms,
+    )

@@ -155,7 +155,16 @@ def _average_bytes(traffic: TrafficFigures) -> float:
 
 
 _AVERAGED = ("averageMsgSize",)
-_NOT_SUMMED = ("producerId", "topicCreationTimeStamp", "lastOffloadLedgerId", "lastPublishTimeStamp", "avgMessagesPerEntry")
+_NOT_SUMMED = (
+    "producerId",
+    "avgMessagesPerEntry",
+    "topicCreationTimeStamp",
+    "lastPublishTimeStamp",
+    "lastOffloadLedgerId",
+    "backlogQuotaLimitSize",  # -1 is no limit, and so below
+    "backlogQuotaLimitTime",
+    "oldestBacklogMessageAgeSeconds",
+)
 
 
 def _sum(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:

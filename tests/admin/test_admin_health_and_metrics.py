@@ -1,0 +1,170 @@
+"""Probes, and the figures that Prometheus scrapes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from cepheid_broker.admin.prometheus import Family, Sample, counter, encode, gauge, histogram
+from tests.admin.admin_world import NAMESPACE, AdminWorld
+
+FULL = "persistent://public/default"
+SAMPLE = re.compile(r'(?P<name>[a-z_:][a-z0-9_:]*)(\{(?P<labels>([a-z_]+="([^"\\\n]|\\.)*",?)*)\})? (?P<value>\S+)')
+
+
+def scraped(text: str) -> dict[str, float]:
+    """Sums over labels, by name; checks the format on the way."""
+    values: dict[str, float] = {}
+    described: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in described, f"{name} has two blocks"
+            assert (kind == "counter") == name.endswith("_total"), f"{name} is a {kind}"
+            described.append(name)
+        elif not line.startswith("#"):
+            match = SAMPLE.fullmatch(line)
+            assert match is not None, line
+            name = match["name"]
+            assert name.startswith(described[-1]), f"{name} is outside of its block"
+            values[name] = values.get(name, 0.0) + float(match["value"])
+    return values
+
+
+def metrics_of(admin: AdminWorld) -> dict[str, float]:
+    return scraped(admin.get("/metrics").text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/status.html", "OK"), ("/admin/v2/brokers/ready", "ok"), ("/admin/v2/brokers/health", "ok")]
+)
+def test_a_healthy_broker_says_so(admin: AdminWorld, path: str, body: str) -> None:
+    answer = admin.get(path)
+    assert (answer.status_code, answer.text) == (200, body)
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_the_health_check_stores_a_message_out_of_sight(admin: AdminWorld) -> None:
+    before = metrics_of(admin)["cepheid_bookie_added_entries_total"]
+    assert admin.get("/admin/v2/brokers/health?topicVersion=V2").status_code == 200
+    assert metrics_of(admin)["cepheid_bookie_added_entries_total"] == before + 1
+    assert admin.get("/admin/v2/persistent/pulsar/system").json() == []
+
+
+def test_the_version_is_bare_text(admin: AdminWorld) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", admin.get("/admin/v2/brokers/version").text)
+
+
+def test_brokers_and_bookies_are_named(admin: AdminWorld) -> None:
+    here = admin.standalone.admin_url
+    assert admin.get("/admin/v2/brokers").json() == [here.removeprefix("http://")]
+    assert admin.get("/admin/v2/brokers/standalone").json() == [here.removeprefix("http://")]
+    assert admin.get("/admin/v2/brokers/nowhere").status_code == 404
+    assert admin.get("/admin/v2/brokers/leaderBroker").json() == {"brokerId": here.removeprefix("http://"), "serviceUrl": here}
+    assert admin.get("/admin/v2/bookies/all").json() == {"bookies": [{"bookieId": "bookie-1"}]}
+
+
+@pytest.mark.parametrize("topic", ["made-by-a-client", "not-there-yet"])
+def test_lookup_over_http_names_the_broker(admin: AdminWorld, topic: str) -> None:
+    found = admin.get(f"/lookup/v2/topic/persistent/public/default/{topic}").json()
+    assert found["brokerUrl"] == found["nativeUrl"] == admin.standalone.service_url
+    assert found["httpUrl"] == admin.standalone.admin_url
+    assert (found["brokerUrlTls"], found["brokerUrlSsl"]) == ("", ""), "strings, or the C++ client fails"
+    assert admin.get(f"{NAMESPACE}/{topic}/partitions").status_code == 404, "a lookup creates nothing"
+
+
+def test_lookup_of_what_cannot_be(admin: AdminWorld) -> None:
+    override = {"autoTopicCreationOverride": {"allowAutoTopicCreation": False}}
+    admin.put("/admin/v2/namespaces/public/closed", json=override)
+    assert admin.get("/lookup/v2/topic/persistent/public/closed/t").status_code == 404
+    assert admin.get("/lookup/v2/topic/persistent/public/nowhere/t").status_code == 404
+    assert admin.get("/lookup/v2/topic/imaginary/public/default/t").status_code == 412
+
+
+def test_the_scrape_is_prometheus_text(admin: AdminWorld) -> None:
+    for path in ("/metrics", "/metrics/"):
+        answer = admin.get(path)
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        values = scraped(answer.text)
+    assert 10e6 < values["process_resident_memory_bytes"] < 2e9
+    assert values["cepheid_bookie_writable"] == 1
+    assert values["cepheid_broker_tail_cache_limit_bytes"] > 0
+    assert values["cepheid_bookie_journal_sync_duration_seconds_count"] > 0
+
+
+def test_tail_reads_cause_no_bookie_read_and_publishing_is_counted(admin: AdminWorld) -> None:
+    writer = admin.in_thread(lambda: admin.wire_client(f"{FULL}/tailed"))
+    reader = admin.in_thread(lambda: admin.wire_client(f"{FULL}/tailed"))
+    try:
+        admin.in_thread(writer.open_producer)
+        admin.in_thread(lambda: reader.subscribe("s", shared=False, earliest=True))
+        before = metrics_of(admin)
+        messages = reader.receive()
+        for number in range(10):
+            admin.in_thread(lambda number=number: writer.send(number, b"x" * 100))  # type: ignore[misc]
+            assert admin.in_thread(lambda: next(messages).payload) == b"x" * 100
+        after = metrics_of(admin)
+    finally:
+        writer.close()
+        reader.close()
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["cepheid_bookie_read_requests_total"] == 0
+    assert grown["cepheid_bookie_added_entries_total"] == 10
+    assert grown["cepheid_broker_published_messages_total"] == 10
+    assert grown["cepheid_broker_delivered_messages_total"] == 10
+    assert grown["cepheid_broker_tail_cache_hits_total"] >= 10
+    assert after["cepheid_broker_connections"] >= 2
+    assert after["cepheid_broker_topics"] >= 1
+
+
+def test_catching_up_is_told_apart(admin: AdminWorld) -> None:
+    admin.put(f"{NAMESPACE}/caught-up/subscription/s", json={"ledgerId": -1, "entryId": -1})
+    admin.publish(f"{FULL}/caught-up", [b"x" * 100] * 5)
+    admin.put(f"{NAMESPACE}/caught-up/unload")  # the tail cache forgets the topic
+    before = metrics_of(admin)
+    reader = admin.in_thread(lambda: admin.wire_client(f"{FULL}/caught-up"))
+    try:
+        admin.in_thread(lambda: reader.subscribe("s", shared=False, earliest=True))
+        messages = reader.receive()
+        admin.in_thread(lambda: [next(messages) for _ in range(5)])
+    finally:
+        reader.close()
+    assert metrics_of(admin)["cepheid_bookie_read_requests_total"] > before["cepheid_bookie_read_requests_total"]
+
+
+def test_counters_never_fall_when_topics_are_unloaded(admin: AdminWorld) -> None:
+    admin.publish(f"{FULL}/unloaded", [b"a"] * 7)
+    before = metrics_of(admin)["cepheid_broker_published_messages_total"]
+    admin.put(f"{NAMESPACE}/unloaded/unload")
+    assert metrics_of(admin)["cepheid_broker_published_messages_total"] == before
+
+
+def test_families_of_one_name_become_one_block() -> None:
+    text = encode([gauge("a_bytes", "A.", 1, bookie="x"), counter("b_total", "B.", 2), gauge("a_bytes", "A.", 3.5, bookie="y")])
+    assert text.splitlines() == [
+        "# HELP a_bytes A.",
+        "# TYPE a_bytes gauge",
+        'a_bytes{bookie="x"} 1',
+        'a_bytes{bookie="y"} 3.5',
+        "# HELP b_total B.",
+        "# TYPE b_total counter",
+        "b_total 2",
+    ]
+
+
+def test_labels_and_numbers_are_written_as_the_format_wants() -> None:
+    family = Family("a", "gauge", "Say \\ and\nbreak.", (Sample(math.inf, {"name": 'q"u\\o\nte'}),))
+    assert encode([family]).splitlines() == ["# HELP a Say \\\\ and\\nbreak.", "# TYPE a gauge", 'a{name="q\\"u\\\\o\\nte"} +Inf']
+
+
+def test_buckets_are_cumulative() -> None:
+    text = encode([histogram("a_seconds", "A.", [(0.1, 3), (1.0, 0), (math.inf, 2)], 7.5, bookie="x")])
+    assert text.splitlines()[2:] == [
+        'a_seconds_bucket{bookie="x",le="0.1"} 3',
+        'a_seconds_bucket{bookie="x",le="1"} 3',
+        'a_seconds_bucket{bookie="x",le="+Inf"} 5',
+        'a_seconds_sum{bookie="x"} 7.5',
+        'a_seconds_count{bookie="x"} 5',
+    ]
