@@ -62,19 +62,27 @@ def test_an_acknowledgement_forgotten_by_a_kill_is_found() -> None:
     for event in EVENTS:
         seen.on_delivery((1, event.event_id, -1), event.event_id, [])
     seen.acknowledged_at_s[(1, 0, -1)] = 100.0
-    assert all(check.held for check in check_subscription(EVENTS, seen))
+    assert all(check.held for check in check_subscription(EVENTS, seen, [103.0]))
     seen.on_delivery((1, 0, -1), 0, [101.0])  # within the two seconds: allowed
-    assert all(check.held for check in check_subscription(EVENTS, seen))
+    assert all(check.held for check in check_subscription(EVENTS, seen, [103.0]))
     seen.on_delivery((1, 0, -1), 0, [103.0])
-    assert [check.held for check in check_subscription(EVENTS, seen)] == [True, False]
+    assert [check.held for check in check_subscription(EVENTS, seen, [103.0])] == [True, False]
     assert seen.redelivered == 2
 
 
 def test_a_missing_event_fails_the_subscription() -> None:
     seen = DeliveryObservations("shared")
     seen.on_delivery((1, 0, -1), 0, [])
-    seen.on_acknowledged((1, 0, -1))
-    assert [check.held for check in check_subscription(EVENTS, seen)] == [False, True]
+    seen.acknowledged_at_s[(1, 0, -1)] = 100.0
+    assert [check.held for check in check_subscription(EVENTS, seen, [103.0])] == [False, True]
+
+
+def test_acknowledgements_too_young_to_judge_do_not_pass_the_check() -> None:
+    seen = DeliveryObservations("shared")
+    seen.on_delivery((1, 0, -1), 0, [])
+    seen.acknowledged_at_s[(1, 0, -1)] = 102.0
+    assert not check_subscription(EVENTS, seen, [103.0])[1].held
+    assert not check_subscription(EVENTS, seen, [])[1].held
 
 
 def test_percentiles() -> None:

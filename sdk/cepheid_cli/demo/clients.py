@@ -14,6 +14,7 @@ from cepheid_cli.demo.flights import FlightEvent, event_id_of
 from cepheid_cli.demo.observations import DeliveryObservations, MessageKey, PublishObservations
 
 POLL_MS = 200
+PACED_MESSAGES = 100  # a paced consumer looks at the clock after so many
 
 
 def connect(service_url: str, log_path: Path) -> pulsar.Client:
@@ -37,7 +38,7 @@ class Publisher:
             producer_name="flights",
             send_timeout_millis=0,  # the demo waits through the kills: a resend is the client's, a failure would be ours
             block_if_queue_full=True,
-            max_pending_messages=4_000,
+            max_pending_messages=1_500,
             batching_enabled=True,
             batching_max_messages=500,
             batching_max_allowed_size_in_bytes=128 * 1024,
@@ -68,7 +69,10 @@ class Publisher:
 
 
 class SubscriptionReader:
-    """One or more consumers of one subscription, each a thread that receives, notes, and acknowledges every message."""
+    """One or more consumers of one subscription, each a thread that receives, notes, and acknowledges every message.
+
+    `rate_per_s` bounds all of them together, for work that should last until something happens to the server.
+    """
 
     def __init__(
         self,
@@ -79,10 +83,12 @@ class SubscriptionReader:
         shared: bool,
         consumers: int,
         killed_at_s: Sequence[float],
+        rate_per_s: float | None = None,
     ) -> None:
         self._seen = seen
         self._killed_at_s = killed_at_s
         self._lock = threading.Lock()
+        self._pause_s = 0.0 if rate_per_s is None else PACED_MESSAGES * consumers / rate_per_s
         self._stopping = threading.Event()
         self._last_delivery_at_s = time.monotonic()
         self.failure: BaseException | None = None
@@ -121,13 +127,18 @@ class SubscriptionReader:
             consumer.close()
 
     def _receive(self, consumer: Any) -> None:
+        taken, due_s = 0, time.monotonic()
         try:
             while not self._stopping.is_set():
+                if self._pause_s and taken and taken % PACED_MESSAGES == 0:
+                    due_s += self._pause_s
+                    time.sleep(max(0.0, due_s - time.monotonic()))
                 try:
                     message = consumer.receive(timeout_millis=POLL_MS)
                 except pulsar.Timeout:
                     continue
                 self._take(consumer, message)
+                taken += 1
         except BaseException as error:
             self.failure = error
 
