@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cepheid_metadata import Position
 from tests.simulation.checks_storage import check_promises, promises_of
+from tests.simulation.checks_topic import check_all_entries
 from tests.simulation.cluster import SimBroker
 from tests.simulation.workload_ledgers import EXPECTED
 
@@ -20,21 +22,47 @@ _REST_S = 60.0
 async def audit(world: World) -> None:
     history = world.history
     for broker in world.brokers.values():
-        pending = world.ledger_workload.pending.get(broker.process)
-        if pending is not None:
-            await _wait(world, "V9", lambda pending=pending: pending.count < 8, f"appends of {broker.process} are never answered")
+        for workload in (world.ledger_workload, world.topic_workload):
+            pending = workload.pending.get(broker.process)
+            if pending is not None:
+                await _wait(
+                    world, "V9", lambda pending=pending: pending.count == 0, f"appends of {broker.process} are never answered"
+                )
     for broker in world.brokers.values():
         broker.crash()
     auditor = SimBroker("auditor", world.tree, world.network, world.plan, history, list(world.bookies))
     auditor.start()
-    done = world.spawn(auditor.node, _read_everything(world, auditor), "audit")
+    done = world.spawn(auditor.node, _read_topic(world, auditor), "audit of topics")
+    await _wait(world, "V4", done.done, "some topic cannot be opened, read and written")
+    done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
     await _wait(world, "V1", done.done, "some ledger cannot be recovered and read")
     for bookie in world.bookies.values():
         assert bookie.bookie is not None
         await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
 
 
-async def _read_everything(world: World, auditor: SimBroker) -> None:
+async def _read_topic(world: World, auditor: SimBroker) -> None:
+    workload = world.topic_workload
+    while True:
+        managed_ledger = await workload.open(auditor)
+        if managed_ledger is None:
+            await asyncio.sleep(0.5)
+            continue
+        try:
+            entries: list[tuple[Position, bytes]] = []
+            position = managed_ledger.first_position()
+            while groups := await managed_ledger.read(position, max_entries=100, max_bytes=100_000):
+                entries += workload.check_groups(managed_ledger, groups)
+                position = Position(entries[-1][0].ledger_id, entries[-1][0].entry_id + 1)
+            check_all_entries(world.history, workload.model, entries)
+            if await workload.append((auditor.process, 0), managed_ledger):
+                return
+        except EXPECTED as error:
+            world.history.note(f"audit of topics: {error!r}")
+        await asyncio.sleep(0.5)
+
+
+async def _read_ledgers(world: World, auditor: SimBroker) -> None:
     history = world.history
     for ledger_id in list(history.ledgers):
         while True:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from cepheid_bookie import Bookie, BookieSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_broker.managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_metadata import LedgerIds, ledger_records
 from cepheid_ports import CepheidError, Ports
@@ -41,6 +42,18 @@ LEDGER_SETTINGS = LedgerSettings(
     quarantine_s=2.0,
     metadata_timeout_s=5.0,
     reconnect_delay_max_s=1.0,
+)
+MANAGED_LEDGER_SETTINGS = ManagedLedgerSettings(
+    ledger_max_entries=12,
+    ledger_min_age_s=0.0,
+    ledger_max_age_s=5.0,
+    drain_timeout_s=3.0,
+    metadata_timeout_s=4.0,
+    housekeeping_s=1.0,
+    cursor_flush_s=0.1,
+    cursor_inline_bytes=60,  # so that a few holes move a cursor to its ledger and back
+    cursor_part_bytes=40,
+    cursor_ledger_max_bytes=2 * KIB,
 )
 _WALL_START_MS = 1_700_000_000_000
 
@@ -221,6 +234,13 @@ class SimBroker:
             connections, ledger_records(self.store), LedgerIds(self.store, block=10), placement, LEDGER_SETTINGS, self.ports
         )
         self.ledgers = LedgerClientProbe(self.client, history, process)
+        self.managed_ledgers = ManagedLedgers(
+            self.ledgers,  # type: ignore[arg-type] # behaves as one
+            self.store,
+            TailCache(8 * KIB, keep_s=0.5),
+            MANAGED_LEDGER_SETTINGS,
+            self.ports,
+        )
 
     def crash(self) -> None:
         self._history.note(f"{self.process} crashed")

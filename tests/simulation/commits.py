@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cepheid_metadata import Create, Delete, LedgerMetadata, Op, Put, keys
+from cepheid_metadata import Chain, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
 from tests.simulation.checks_ledger import LedgerRecordChecks
+from tests.simulation.checks_topic import TopicRecordChecks
 from tests.simulation.history import History
 
 
 class CommitChecks:
-    def __init__(self, history: History, ledgers: LedgerRecordChecks) -> None:
-        self._history = history
-        self._ledgers = ledgers
+    def __init__(self, history: History) -> None:
+        self._ledgers = LedgerRecordChecks(history)
+        self._topics = TopicRecordChecks(history)
 
     def on_commit(self, ops: Sequence[Op], process: str) -> None:
         for op in ops:
             if op.key.startswith(f"{keys.LEDGERS_KEY}/") and op.key not in keys.NOT_LEDGERS:
                 self._on_ledger(op, process)
+            elif op.key.startswith(f"{keys.CHAINS_KEY}/") and isinstance(op, Create | Put):
+                self._topics.on_chain(op.key, Chain.decode(op.value, op.key), process)
+            elif op.key.startswith(f"{keys.CURSORS_KEY}/") and not isinstance(op, Check):
+                record = None if isinstance(op, Delete) else CursorRecord.decode(op.value, op.key)
+                self._topics.on_cursor(op.key, record)
 
     def _on_ledger(self, op: Op, process: str) -> None:
         match op:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cepheid_metadata import Chain, CursorRecord, LedgerMetadata, Position
+from cepheid_metadata import Chain, CursorRecord, LedgerMetadata
+from tests.simulation.topic_model import TopicModel
 from tests.simulation.virtual_loop import START_S, VirtualLoop
 
 
@@ -48,15 +49,6 @@ class RecovererFacts:
     negatives: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # bookie → ranges it certainly does not have
 
 
-@dataclass(slots=True)
-class Append:
-    """One append call of a topic's workload and its fate."""
-
-    payloads: list[bytes]
-    position: Position | None = None
-    failed: bool = False
-
-
 class History:
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -74,8 +66,9 @@ class History:
         self.bookies: dict[str, BookieFacts] = {}
         self.recoverers: dict[tuple[str, int], RecovererFacts] = {}
         # Topics
-        self.chains: dict[str, Chain] = {}  # by key of the record
-        self.appends: dict[str, list[Append]] = {}  # by topic, in the order of the answers
+        self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
+        self.openings: dict[tuple[str, str], int] = {}  # how often a process began to open a chain
+        self.chains: dict[str, Chain] = {}  # the committed records
         self.cursor_records: dict[str, CursorRecord] = {}
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ class Outcome:
         cause = self.failure.__cause__
         lines = [f"seed {self.seed:#x} FAILED after {done}: {self.failure}"]
         if cause is not None:
-            lines += traceback.format_exception(cause)
+            lines += [line.rstrip() for line in traceback.format_exception(cause)[-6:]]
         lines.append(f"replay: python -m tests.simulation --seed {self.seed:#x} --trace")
         return "\n".join(lines)
 

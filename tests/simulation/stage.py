@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from tests.simulation.checks_ledger import LedgerRecordChecks
 from tests.simulation.cluster import SimBookie, SimBroker
 from tests.simulation.commits import CommitChecks
 from tests.simulation.faults import CALM, FaultPlan, Faults
@@ -33,7 +32,7 @@ class Stage:
         if trace:
             self.history.trace = []
         self.tree = SimTree()
-        self.tree.on_commit = CommitChecks(self.history, LedgerRecordChecks(self.history)).on_commit
+        self.tree.on_commit = CommitChecks(self.history).on_commit
         self.network = Network(self.plan)
         self.bookies: dict[str, SimBookie] = {}
         self.brokers: dict[str, SimBroker] = {}

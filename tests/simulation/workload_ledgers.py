@@ -54,11 +54,12 @@ class LedgerWorkload:
         self._quorums = quorums
         self._payloads = 0
         self.pending: dict[str, Pending] = {}  # by process
+        self.stopped = False
 
     async def write(self, broker: SimBroker) -> None:
         """Ledger after ledger."""
         rng, quorums = self._random, self._quorums
-        while True:
+        while not self.stopped:
             try:
                 writer = await broker.ledgers.create(
                     ensemble_size=quorums.ensemble_size,
@@ -95,7 +96,7 @@ class LedgerWorkload:
             writer.append(payloads, on_done)
             await asyncio.sleep(rng.choice((0.0, 0.0, 0.001, 0.01, 0.05)))
             await pending.wait_below(8)
-            if failed:
+            if failed or self.stopped:
                 return
         if rng.random() < 0.8:
             await pending.wait_below(1)

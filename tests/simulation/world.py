@@ -15,6 +15,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.stage import Stage
 from tests.simulation.workload_ledgers import LedgerWorkload, Quorums
+from tests.simulation.workload_topics import TopicWorkload
 
 _QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3))
 _MOST_REPLAYS = 4
@@ -36,6 +37,7 @@ class World(Stage):
         self.quorums = Quorums(*self.random.choice(_QUORUMS))
         self.build(self.quorums.ensemble_size + self.random.randrange(3))
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
+        self.topic_workload = TopicWorkload("orders", self.random, self.history, self.quorums)
         for bookie in self.bookies.values():
             bookie.start()
         for broker in self.brokers.values():
@@ -46,6 +48,7 @@ class World(Stage):
             self._visit_ledgers()
             nemesis.act()
         self.history.note("healing")
+        self.ledger_workload.stopped = self.topic_workload.stopped = True
         self.plan.heal()
         await nemesis.heal()
         await audit(self)
@@ -54,6 +57,7 @@ class World(Stage):
         """Starts a broker's process and what runs in it."""
         broker.start()
         self.spawn(broker.node, self.ledger_workload.write(broker), "write")
+        self.spawn(broker.node, self.topic_workload.own(broker), "own")
 
     def on_bookie_down(self, bookie: SimBookie) -> None:
         self.later(self.random.choice((0.05, 0.3, 1.0, 4.0)), lambda: bookie.node.alive or bookie.start())

@@ -1,0 +1,159 @@
+"""Checks of a topic's chain and cursors (M1-M4, M6, C1-C4, C7): at each commit, after each opening, and in the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cepheid_metadata import Chain, CursorRecord, Position
+from tests.simulation.history import History
+from tests.simulation.topic_model import BATCH_MESSAGES, CursorModel, TopicModel
+
+_WHOLE = (1 << BATCH_MESSAGES) - 1
+
+
+class TopicRecordChecks:
+    """Looks at each commit of a chain or cursor record."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._reigning: dict[str, tuple[str, int]] = {}  # by chain: the opening that committed last
+        self._deposed: dict[str, dict[tuple[str, int], None]] = {}
+
+    def on_chain(self, key: str, chain: Chain, process: str) -> None:
+        history = self._history
+        opening = (process, history.openings.get((process, key), 0))
+        deposed = self._deposed.setdefault(key, {})
+        before = self._reigning.get(key)
+        if before is not None and before != opening:
+            deposed[before] = None
+        self._reigning[key] = opening
+        history.check(
+            "M1", opening not in deposed, lambda: f"{process} (opening {opening[1]}) writes {key} after {before} had taken it over"
+        )
+        known = history.chains.get(key)
+        history.check(
+            "M1", known is None or chain.epoch >= known.epoch, lambda: f"{key} fell from epoch {known.epoch} to {chain.epoch}"
+        )  # type: ignore[union-attr]
+        self._check_trimmed(key, known, chain)
+        history.chains[key] = chain
+        for ledger in chain.ledgers:
+            if ledger.entries is None:
+                continue
+            record = history.ledgers.get(ledger.ledger_id) or history.deleted.get(ledger.ledger_id)
+            last = None if record is None else record.last_entry_id
+            history.check(
+                "M2",
+                last == ledger.entries - 1,
+                lambda ledger=ledger: f"{process} records {ledger.entries} entries in {key}; {history.story(ledger.ledger_id)}",
+            )
+            gone = ledger.ledger_id not in history.ledgers
+            history.check("M7", not gone, lambda ledger=ledger: f"{key} names ledger {ledger.ledger_id}, which was deleted")
+
+    def _check_trimmed(self, key: str, before: Chain | None, chain: Chain) -> None:
+        """M6: what leaves the chain was acknowledged by every cursor."""
+        topic = self._history.topics.get(key)
+        if topic is None or before is None:
+            return
+        kept = [ledger.ledger_id for ledger in chain.ledgers]
+        for ledger_id in [ledger.ledger_id for ledger in before.ledgers if ledger.ledger_id not in kept]:
+            topic.trimmed[ledger_id] = None
+            for position in [position for position in topic.stored if position.ledger_id == ledger_id]:
+                consumed = topic.is_consumed(position)
+                self._history.check("M6", consumed, lambda p=position: f"{topic.name}: {p} left the chain and is not acknowledged")
+
+    def on_cursor(self, key: str, record: CursorRecord | None) -> None:
+        history = self._history
+        if record is None:
+            history.cursor_records.pop(key, None)
+            return
+        before = history.cursor_records.get(key)
+        history.cursor_records[key] = record
+        if before is None or before.chain_incarnation != record.chain_incarnation:
+            return
+        history.check(
+            "C7",
+            record.chain_epoch >= before.chain_epoch,
+            lambda: f"{key}: epoch {before.chain_epoch} is followed by {record.chain_epoch}",
+        )
+        moved_on = record.generation > before.generation or (
+            record.generation == before.generation and record.mark_delete >= before.mark_delete
+        )
+        ends = [f"{saved.mark_delete} of generation {saved.generation}" for saved in (before, record)]
+        history.check("C1", moved_on, lambda: f"{key}: {ends[0]} is followed by {ends[1]}")
+
+
+def check_opened(history: History, topic: TopicModel, managed_ledger: Any) -> None:
+    """A new owner: everything told to producers and consumers before it is there (M3, C2), and nothing else (C3)."""
+    for position in topic.stored:
+        there = managed_ledger.is_valid(position)
+        history.check(
+            "M3",
+            there or topic.may_be_gone(position),
+            lambda p=position: f"{topic.name} opened without {p}, which was acknowledged: {managed_ledger!r}",
+        )
+    for name, model in list(topic.cursors.items()):
+        cursor = managed_ledger.cursors.get(name)
+        if cursor is None:
+            history.check("C2", not model.certain, f"{topic.name} opened without cursor {name}")
+            del topic.cursors[name]
+            continue
+        model.certain = True
+        _check_cursor(history, topic, model, cursor, managed_ledger)
+    for name in managed_ledger.cursors:
+        history.check("C3", name in topic.cursors, f"{topic.name} has a cursor {name} that nobody made")
+
+
+def _check_cursor(history: History, topic: TopicModel, model: CursorModel, cursor: Any, managed_ledger: Any) -> None:
+    name = f"cursor {model.name} of {topic.name}"
+    for position in topic.stored:
+        if not managed_ledger.is_valid(position):
+            continue  # trimmed
+        acked = _acked_messages(cursor, position)
+        lost, invented = model.must.messages_of(position) & ~acked, acked & ~model.allowed.messages_of(position)
+        history.check(
+            "C2", not lost, lambda p=position, lost=lost: f"{name} lost messages {lost:#b} of {p}, reported as saved: {cursor!r}"
+        )
+        history.check(
+            "C3",
+            not invented,
+            lambda p=position, i=invented: f"{name} has messages {i:#b} of {p} acknowledged, nobody did: {cursor!r}",
+        )
+
+
+def _acked_messages(cursor: Any, position: Position) -> int:
+    if cursor.is_acknowledged(position):
+        return _WHOLE
+    words = cursor.unacked_words(position)
+    return 0 if words is None else _WHOLE & ~(words[0] & _WHOLE)
+
+
+def check_entry(history: History, topic: TopicModel, position: Position, payload: bytes) -> None:
+    """Something was read: it is what was acknowledged there (M9), or at least something that somebody appended."""
+    expected = topic.stored.get(position)
+    history.check(
+        "M9",
+        expected is None or expected == payload,
+        lambda: f"{topic.name}: {position} reads {payload!r}, acknowledged was {expected!r}",
+    )
+    history.check("M4", payload in topic.sent, lambda: f"{topic.name}: {position} reads {payload!r}, which nobody appended")
+
+
+def check_all_entries(history: History, topic: TopicModel, entries: list[tuple[Position, bytes]]) -> None:
+    """The whole chain, read from its start (M3, M4)."""
+    found = dict(entries)
+    for position, payload in topic.stored.items():
+        kept = found.get(position) == payload
+        history.check(
+            "M3",
+            kept or (position not in found and topic.may_be_gone(position)),
+            lambda p=position: f"{topic.name}: {p} was acknowledged and reads {found.get(p)!r}",
+        )
+    seen: dict[bytes, Position] = {}
+    for position, payload in entries:
+        check_entry(history, topic, position, payload)
+        first = seen.setdefault(payload, position)
+        history.check(
+            "M4", first == position, lambda p=position, f=first: f"{topic.name}: one append is stored twice, at {f} and {p}"
+        )
+    order = [position for position, _ in entries]
+    history.check("M3", order == sorted(order), f"{topic.name}: entries are read in the order {order}")

@@ -1,0 +1,87 @@
+"""What must, and what may, be true of a topic and its cursors, as their clients were told.
+
+    memory ≤ allowed     what one live cursor object was given to acknowledge; what anybody ever was
+    must ≤ allowed       what was reported as saved: it holds after every crash, until a reset
+
+A save or a reset whose outcome nobody was told leaves both outcomes open: `allowed` grows, `must` shrinks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cepheid_metadata import Position
+
+BATCH_MESSAGES = 8
+_WHOLE = (1 << BATCH_MESSAGES) - 1
+NOWHERE = Position(-1, -1)
+
+
+@dataclass(slots=True)
+class Acked:
+    """A set of acknowledgements: everything up to a position, single entries, single messages of batches (bit i: message i)."""
+
+    upto: Position = NOWHERE
+    entries: dict[Position, None] = field(default_factory=dict)
+    messages: dict[Position, int] = field(default_factory=dict)
+
+    def covers(self, position: Position) -> bool:
+        return position <= self.upto or position in self.entries or self.messages.get(position, 0) == _WHOLE
+
+    def messages_of(self, position: Position) -> int:
+        return _WHOLE if self.covers(position) else self.messages.get(position, 0)
+
+    def add(self, other: Acked) -> None:
+        self.upto = max(self.upto, other.upto)
+        self.entries.update(other.entries)
+        for position, mask in other.messages.items():
+            self.messages[position] = self.messages.get(position, 0) | mask
+
+    def copy(self) -> Acked:
+        return Acked(self.upto, dict(self.entries), dict(self.messages))
+
+    def before(self, position: Position) -> Acked:
+        """The part that a reset to `position` leaves acknowledged as well."""
+        return Acked(
+            min(self.upto, Position(position.ledger_id, position.entry_id - 1)),
+            {entry: None for entry in self.entries if entry < position},
+            {entry: mask for entry, mask in self.messages.items() if entry < position},
+        )
+
+
+@dataclass(slots=True)
+class CursorModel:
+    name: str
+    certain: bool = False  # False: its creation or deletion has an unknown outcome
+    allowed: Acked = field(default_factory=Acked)
+    must: Acked = field(default_factory=Acked)
+    resets: int = 0  # begun: what was asked before one says nothing after it
+
+    def begin_reset(self, position: Position) -> None:
+        self.resets += 1
+        self.must = self.must.before(position)
+        self.allowed.add(Acked(Position(position.ledger_id, position.entry_id - 1)))
+
+    def end_reset(self, position: Position) -> None:
+        """It is known to be done: nothing from `position` on is acknowledged."""
+        self.must = Acked(Position(position.ledger_id, position.entry_id - 1))
+        self.allowed = self.must.copy()
+
+
+@dataclass(slots=True)
+class TopicModel:
+    name: str
+    sent: dict[bytes, None] = field(default_factory=dict)  # payloads of all append calls
+    stored: dict[Position, bytes] = field(default_factory=dict)  # acknowledged to the producer
+    trimmed: dict[int, None] = field(default_factory=dict)  # ledgers that left the chain
+    cursors: dict[str, CursorModel] = field(default_factory=dict)
+    # (number of the append, its last position) that was answered last, by opening: only within one opening is the order of
+    # answers that of entries. A process that slept tells late what was stored before its successor began.
+    answered: dict[tuple[str, int], tuple[int, Position]] = field(default_factory=dict)
+
+    def may_be_gone(self, position: Position) -> bool:
+        return position.ledger_id in self.trimmed
+
+    def is_consumed(self, position: Position) -> bool:
+        """Every cursor that surely exists may have acknowledged it: retention may take it."""
+        return all(cursor.allowed.covers(position) for cursor in self.cursors.values() if cursor.certain)

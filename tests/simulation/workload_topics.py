@@ -1,0 +1,259 @@
+"""Brokers that own a topic, or believe so: append, read, acknowledge, reset, roll over, give up, take over.
+
+    own ──► open ──► check what the last owner promised ──► serve until it fails, or a while ──► close, or just stop ──► open …
+
+Two brokers run this loop for one topic: each opening deposes the other, which finds out at its next write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from cepheid_broker.managed_ledger import (
+    ManagedLedger,
+    ManagedLedgerConfig,
+    ManagedLedgerError,
+    Retention,
+    State,
+)
+from cepheid_metadata import Position, keys
+from cepheid_wire import TopicName
+from tests.simulation.checks_topic import check_entry, check_opened
+from tests.simulation.cluster import SimBroker
+from tests.simulation.history import History
+from tests.simulation.topic_model import BATCH_MESSAGES, NOWHERE, Acked, CursorModel, TopicModel
+from tests.simulation.workload_ledgers import EXPECTED, Pending, Quorums
+
+_WHOLE = (1 << BATCH_MESSAGES) - 1
+_MOST_PENDING = 6
+_CURSORS = ("fast", "slow")
+
+
+class TopicWorkload:
+    def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums) -> None:
+        self.topic = TopicName.parse(f"persistent://public/default/{name}")
+        self.model = TopicModel(str(self.topic))
+        self._random = rng
+        self._history = history
+        history.topics[keys.chain_key(self.topic)] = self.model
+        self.config = ManagedLedgerConfig(
+            ensemble_size=quorums.ensemble_size,
+            write_quorum=quorums.write_quorum,
+            ack_quorum=quorums.ack_quorum,
+            retention=rng.choice((Retention(), Retention(time_ms=-1, size_bytes=-1))),
+        )
+        self._payloads = 0
+        self._appends = 0
+        self._memories: dict[Any, tuple[CursorModel, int, Acked]] = {}
+        self.pending: dict[str, Pending] = {}  # by process
+        self.stopped = False
+
+    async def own(self, broker: SimBroker) -> None:
+        """Again and again, with pauses in which somebody else may."""
+        rng = self._random
+        while not self.stopped:
+            await asyncio.sleep(rng.choice((0.0, 0.2, 1.0, 3.0)))
+            managed_ledger = await self.open(broker)
+            if managed_ledger is None:
+                continue
+            await self._serve(broker, managed_ledger)
+            if rng.random() < 0.5:
+                await managed_ledger.aclose()
+
+    async def open(self, broker: SimBroker) -> ManagedLedger | None:
+        """None: not now. What was promised before is checked."""
+        history = self._history
+        opening = (broker.process, keys.chain_key(self.topic))
+        history.openings[opening] = history.openings.get(opening, 0) + 1
+        history.did("open")
+        try:
+            managed_ledger = await broker.managed_ledgers.open(self.topic, self.config)
+        except EXPECTED as error:
+            history.note(f"{broker.process} cannot open {self.topic}: {error}")
+            return None
+        history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
+        if managed_ledger.state is State.OPEN:
+            check_opened(history, self.model, managed_ledger)
+        return managed_ledger
+
+    async def _serve(self, broker: SimBroker, managed_ledger: ManagedLedger) -> None:
+        rng = self._random
+        opening = (broker.process, self._history.openings[(broker.process, keys.chain_key(self.topic))])
+        for _ in range(rng.choice((3, 20, 60))):
+            if managed_ledger.state is not State.OPEN or self.stopped:
+                return
+            await asyncio.sleep(rng.choice((0.0, 0.001, 0.01, 0.05)))
+            try:
+                await self._act(opening, managed_ledger)
+            except EXPECTED as error:
+                self._history.note(f"{broker.process} {self.topic}: {error!r}")
+
+    async def _act(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
+        rng = self._random
+        cursor = managed_ledger.cursors.get(rng.choice(_CURSORS))
+        draw = rng.random()
+        if draw < 0.5:
+            await self.pending.setdefault(opening[0], Pending()).wait_below(_MOST_PENDING)
+            self.append(opening, managed_ledger)
+        elif draw < 0.6:
+            await self._read(managed_ledger)
+        elif cursor is None:
+            await self._create_cursor(managed_ledger, rng.choice(_CURSORS))
+        elif draw < 0.88:
+            self._acknowledge(cursor)
+        elif draw < 0.95:
+            await self._save(cursor)
+        elif draw < 0.98:
+            await self._reset(managed_ledger, cursor)
+        elif draw < 0.99:
+            await self._delete_cursor(managed_ledger, cursor.name)
+        else:
+            self._history.did("trim")
+            await managed_ledger.trim()
+
+    # Producers
+
+    def append(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> asyncio.Future[bool]:
+        """Whether it was stored, as far as the producer is told."""
+        rng, model, history = self._random, self.model, self._history
+        payloads = [self._payload() for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+        history.did("publish")
+        self._appends += 1
+        number = self._appends
+        model.sent.update(dict.fromkeys(payloads))
+        pending = self.pending.setdefault(opening[0], Pending())
+        pending.begin()
+        told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def on_done(outcome: Position | ManagedLedgerError, count: int) -> None:
+            pending.end()
+            history.check("V9", count == len(payloads), f"{self.topic}: {len(payloads)} entries were answered as {count}")
+            if isinstance(outcome, Position):
+                self._on_stored(opening, number, outcome, payloads, managed_ledger)
+            if not told.done():
+                told.set_result(isinstance(outcome, Position))
+
+        managed_ledger.append(payloads, on_done)
+        return told
+
+    def _on_stored(
+        self, opening: tuple[str, int], number: int, first: Position, payloads: list[bytes], managed_ledger: ManagedLedger
+    ) -> None:
+        model, history, name = self.model, self._history, str(self.topic)
+        for position in (Position(first.ledger_id, first.entry_id + index) for index in range(len(payloads))):
+            history.check("M3", position not in model.stored, f"{name}: two appends were told {position}")
+            model.stored[position] = payloads[position.entry_id - first.entry_id]
+        last = Position(first.ledger_id, first.entry_id + len(payloads) - 1)
+        history.check("M9", managed_ledger.last_confirmed >= last, f"{name}: told {last} before it can be read")
+        before = model.answered.get(opening, (0, NOWHERE))
+        history.check("M3", before < (number, first) and before[1] < first, f"{name}: told {first} after {before[1]}")
+        model.answered[opening] = number, last
+
+    async def _read(self, managed_ledger: ManagedLedger) -> None:
+        rng = self._random
+        self._history.did("read")
+        stored = list(self.model.stored)
+        start = rng.choice(stored) if stored else managed_ledger.first_position()
+        groups = managed_ledger.read_cached(start, max_entries=5, max_bytes=2_000)
+        if groups is None:
+            groups = await managed_ledger.read(start, max_entries=5, max_bytes=2_000)
+        self.check_groups(managed_ledger, groups)
+
+    def check_groups(self, managed_ledger: ManagedLedger, groups: list[Any]) -> list[tuple[Position, bytes]]:
+        entries: list[tuple[Position, bytes]] = []
+        for group in groups:
+            for entry_id, payload in enumerate(group.payloads(), group.first_entry_id):
+                entries.append((Position(group.ledger_id, entry_id), bytes(payload)))
+        for position, payload in entries:
+            check_entry(self._history, self.model, position, payload)
+            last = managed_ledger.last_confirmed
+            self._history.check(
+                "L9", position <= last, lambda p=position, last=last: f"{self.topic}: {p} was read, the last entry is {last}"
+            )
+        return entries
+
+    # Consumers
+
+    def _acknowledge(self, cursor: Any) -> None:
+        rng, model, stored = self._random, self.model.cursors.get(cursor.name), list(self.model.stored)
+        if model is None or not stored:
+            return  # a deposed owner still has a cursor that was deleted
+        self._history.did("acknowledge")
+        near = [position for position in stored if position > cursor.mark_delete][:20] or stored[-3:]
+        kind = rng.choice(("single", "single", "some", "cumulative", "messages"))
+        mark_before = cursor.mark_delete
+        if kind == "cumulative":
+            asked = Acked(upto=rng.choice(near[: max(1, len(near) // 2)]))
+            model.allowed.add(asked)
+            accepted = cursor.acknowledge_cumulative(asked.upto)
+        elif kind == "messages":
+            position, messages = rng.choice(near), rng.randrange(1, _WHOLE + 1)
+            asked = Acked(messages={position: messages})
+            model.allowed.add(asked)
+            accepted = cursor.acknowledge_indexes(position, (_WHOLE & ~messages,), BATCH_MESSAGES)
+        else:
+            asked = Acked(entries=dict.fromkeys(rng.sample(near, min(len(near), 1 if kind == "single" else 4))))
+            model.allowed.add(asked)
+            accepted = not cursor.acknowledge(asked.entries)
+        if accepted:
+            self._memory(cursor, model).add(asked)
+        self._history.check("C1", cursor.mark_delete >= mark_before, f"{cursor!r} moved back from {mark_before}")
+
+    async def _save(self, cursor: Any) -> None:
+        """What a client does that asks for a response to its acknowledgements."""
+        self._history.did("save")
+        model = self.model.cursors.get(cursor.name)
+        if model is None:
+            return
+        resets, asked = model.resets, self._memory(cursor, model).copy()
+        await cursor.saved()
+        if self.model.cursors.get(cursor.name) is model and model.resets == resets:
+            model.must.add(asked)
+
+    async def _reset(self, managed_ledger: ManagedLedger, cursor: Any) -> None:
+        model = self.model.cursors.get(cursor.name)
+        targets = [position for position in self.model.stored if managed_ledger.is_valid(position)]
+        if model is None or not targets:
+            return
+        self._history.did("reset")
+        position = self._random.choice(targets)
+        model.begin_reset(position)
+        resets = model.resets
+        await cursor.reset(position)
+        known = self.model.cursors.get(cursor.name) is model and model.resets == resets
+        if known and managed_ledger.is_valid(position):
+            model.end_reset(position)
+            first = cursor.first_unacknowledged()
+            self._history.check("C4", first == position, lambda: f"{cursor!r} was reset to {position} and starts at {first}")
+
+    async def _create_cursor(self, managed_ledger: ManagedLedger, name: str) -> None:
+        if name in self.model.cursors:
+            return  # it is there, and this owner is deposed; or somebody tried, and the next opening will tell
+        self._history.did("create cursor")
+        mark_delete = self._random.choice((managed_ledger.first_position(), managed_ledger.last_confirmed))
+        model = self.model.cursors[name] = CursorModel(name, allowed=Acked(upto=mark_delete))
+        cursor = await managed_ledger.create_cursor(name, mark_delete)
+        model.allowed.add(Acked(upto=cursor.mark_delete))
+        model.certain = True
+
+    async def _delete_cursor(self, managed_ledger: ManagedLedger, name: str) -> None:
+        model = self.model.cursors.get(name)
+        if model is not None:
+            self._history.did("delete cursor")
+            model.certain = False
+            await managed_ledger.delete_cursor(name)
+            if self.model.cursors.get(name) is model:
+                del self.model.cursors[name]
+
+    def _memory(self, cursor: Any, model: CursorModel) -> Acked:
+        """What this very object was given since the last reset; another owner's object has its own."""
+        found = self._memories.get(cursor)
+        if found is None or found[0] is not model or found[1] != model.resets:
+            found = self._memories[cursor] = model, model.resets, Acked()
+        return found[2]
+
+    def _payload(self) -> bytes:
+        self._payloads += 1
+        return f"{self.topic.local_name}-{self._payloads}".encode() + b"." * self._random.choice((0, 10, 10, 300))
