@@ -15,7 +15,14 @@ from cepheid_broker.connection_lookup import served_topic
 from cepheid_broker.connection_producer import NO_REQUEST
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.consumer_acks import ConsumerAcks, position_of
-from cepheid_broker.errors import BrokerError, ConsumerNotFoundError, NotAllowedError, ProtocolViolationError, ServiceNotReadyError, TooManyError
+from cepheid_broker.errors import (
+    BrokerError,
+    ConsumerNotFoundError,
+    NotAllowedError,
+    ProtocolViolationError,
+    ServiceNotReadyError,
+    TooManyError,
+)
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.requests import Requests

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from cepheid_bookie import Bookie, BookieSettings, Cookie, RealDisk
+from cepheid_bookie import Bookie, BookieSettings, RealDisk
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.broker import Broker
 from cepheid_broker.managed_ledger import ManagedLedgerFailedError, ManagedLedgers, ManagedLedgerSettings, TailCache

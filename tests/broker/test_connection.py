@@ -10,12 +10,13 @@ import struct
 import pytest
 
 from cepheid_broker.settings import ConnectionSettings
-from cepheid_wire import ServerError, encode_body, encode_command
+from cepheid_wire import ServerError, encode_body
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
-from tests.broker.scripted_client import full, message, send_frame
+from tests.broker.scripted_client import full, message, send_frame, subscribe
 from tests.support import run_async, wait_until
 
+SCHEMA = pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)
 QUICK = ConnectionSettings(handshake_timeout_s=0.3, keepalive_s=0.15, liveness_probe_s=0.2)
 
 
@@ -113,10 +114,7 @@ def test_one_request_id_may_be_in_flight_twice_for_different_commands() -> None:
     [
         (struct.pack(">II", 100_000_000, 4) + b"\x08\x12", "the limit is"),  # oversized frame
         (struct.pack(">II", 20, 400) + bytes(400), "cannot be in a frame"),
-        (
-            encode_command(pb.BaseCommand(type=pb.BaseCommand.CONNECTED, connected=pb.CommandConnected(server_version="x"))),
-            "not for a broker",
-        ),
+        (encode_body(pb.CommandConnected(server_version="x")), "not for a broker"),
         (struct.pack(">II", 6, 2) + b"\x08\x7f", "type"),  # a command that does not exist
         (encode_body(pb.CommandFlow(consumer_id=0, messagePermits=0))[:-2], None),
         (b"GET / HTTP/1.1\r\n\r\n", "limit"),
@@ -151,9 +149,7 @@ def hostile_stream(rng: random.Random) -> bytes:
         encode_body(pb.CommandLookupTopic(topic=full("f"), request_id=1)),
         encode_body(pb.CommandPartitionedTopicMetadata(topic=full("f"), request_id=2)),
         encode_body(pb.CommandProducer(topic=full("f"), producer_id=0, request_id=3)),
-        encode_body(
-            pb.CommandSubscribe(topic=full("f"), subscription="s", subType=pb.CommandSubscribe.Shared, consumer_id=0, request_id=4)
-        ),
+        encode_body(subscribe("f", "s", 0, 4, subType=pb.CommandSubscribe.Shared)),
         encode_body(pb.CommandFlow(consumer_id=0, messagePermits=1000)),
         encode_body(pb.CommandAck(consumer_id=0, ack_type=0, message_id=[pb.MessageIdData(ledgerId=3, entryId=1 << 63)])),
         encode_body(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=0)),

@@ -134,7 +134,7 @@ def test_chunks_of_a_consumer_that_left_all_go_to_the_same_other_one() -> None:
 
 def test_a_chunk_does_not_overtake_an_earlier_one_that_is_read_back() -> None:
     world = world_with(0, consumers=2, permits=100)
-    for index in range(2):
+    for _ in range(2):
         world.append(1, Chunk("p-0", is_last=False))
     world.settle()
     owner = world.sent[0][0]

@@ -1,0 +1,61 @@
+"""Short ways to use the official client in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pulsar
+
+TIMEOUT_MS = 10_000
+EARLIEST = pulsar.InitialPosition.Earliest
+
+
+@contextmanager
+def client_of(url: str, **options: Any) -> Iterator[pulsar.Client]:
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), operation_timeout_seconds=15, **options)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def publish(client: pulsar.Client, topic: str, payloads: list[bytes], **options: Any) -> list[pulsar.MessageId]:
+    """Waits for every receipt."""
+    producer = client.create_producer(topic, block_if_queue_full=True, **options)
+    receipts: list[pulsar.MessageId | Exception] = []
+
+    def on_receipt(result: Any, message_id: pulsar.MessageId) -> None:
+        receipts.append(message_id if result == pulsar.Result.Ok else RuntimeError(str(result)))
+
+    for payload in payloads:
+        producer.send_async(payload, on_receipt)
+    producer.flush()
+    producer.close()
+    failures = [receipt for receipt in receipts if isinstance(receipt, Exception)]
+    assert not failures, failures
+    assert len(receipts) == len(payloads)
+    return receipts  # type: ignore[return-value]
+
+
+def receive(consumer: pulsar.Consumer, count: int, *, acknowledge: bool = True) -> list[pulsar.Message]:
+    received = []
+    for _ in range(count):
+        message = consumer.receive(TIMEOUT_MS)
+        if acknowledge:
+            consumer.acknowledge(message)
+        received.append(message)
+    return received
+
+
+def assert_silent(consumer: Any, for_ms: int = 300) -> None:
+    try:
+        message = consumer.receive(for_ms)
+    except pulsar.Timeout:
+        return
+    raise AssertionError(f"got {message.data()!r} ({message.message_id()})")
+
+
+def payloads_of(messages: list[pulsar.Message]) -> list[bytes]:
+    return [message.data() for message in messages]

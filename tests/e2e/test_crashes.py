@@ -1,0 +1,93 @@
+"""The official client through crashes of the server: nothing acknowledged is lost, order holds, saved acknowledgements stay."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from cepheid_testkit import ProcessCluster
+from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, payloads_of, publish, receive
+
+
+@pytest.mark.parametrize("bookies", [1, 3])
+def test_a_producer_goes_on_through_a_kill_and_nothing_is_lost_or_swapped(tmp_path: Path, bookies: int) -> None:
+    count = 4000
+    with ProcessCluster(tmp_path / "data", bookies=bookies) as cluster, client_of(cluster.service_url) as client:
+        client.subscribe("t", "keeps", initial_position=EARLIEST, receiver_queue_size=1)  # what nobody subscribes to is trimmed
+        producer = client.create_producer("t", block_if_queue_full=True, send_timeout_millis=60_000)
+        receipts: dict[int, object] = {}
+        for n in range(count):
+            producer.send_async(b"%d" % n, lambda result, _, n=n: receipts.__setitem__(n, result))
+            if n == count // 2:
+                wait_for(lambda: len(receipts) > 100, "some receipts")
+                cluster.kill()
+                cluster.start()
+        producer.flush()
+        assert set(receipts.values()) == {pulsar.Result.Ok}
+        assert len(receipts) == count
+        reader = client.create_reader("t", pulsar.MessageId.earliest)
+        first_seen: dict[int, None] = {}
+        while reader.has_message_available():
+            first_seen.setdefault(int(reader.read_next(TIMEOUT_MS).data()))
+        assert list(first_seen) == list(range(count)), "first occurrences are in the order of sending, and none is missing"
+
+
+def test_a_consumer_goes_on_through_a_kill_and_old_acknowledgements_stay(tmp_path: Path) -> None:
+    count = 3000
+    with ProcessCluster(tmp_path / "data") as cluster, client_of(cluster.service_url) as client:
+        publish(client, "t", [b"%d" % n for n in range(count)])
+        consumer = client.subscribe("t", "s", initial_position=EARLIEST, consumer_type=pulsar.ConsumerType.Shared)
+        before: list[int] = []
+        for _ in range(count // 2):
+            message = consumer.receive(TIMEOUT_MS)
+            consumer.acknowledge(message)
+            before.append(int(message.data()))
+        time.sleep(1.5)  # grouped by the client for 100 ms, saved by the broker within 500 ms
+        cluster.kill()
+        cluster.start()
+        after: list[int] = []
+        while len(set(before) | set(after)) < count:
+            message = consumer.receive(20_000)
+            consumer.acknowledge(message)
+            after.append(int(message.data()))
+        assert not set(before) & set(after), "an acknowledgement that was saved was forgotten"
+
+
+def test_a_clean_restart_redelivers_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path / "data") as cluster, client_of(cluster.service_url) as client:
+        publish(client, "t", [b"%d" % n for n in range(100)])
+        consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+        receive(consumer, 50)
+        time.sleep(0.3)  # the client groups acknowledgements for 100 ms before it sends them
+        cluster.stop()
+        cluster.start()
+        assert payloads_of(receive(consumer, 50)) == [b"%d" % n for n in range(50, 100)]
+
+
+def test_clients_that_wait_are_served_when_the_server_comes(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path / "data") as cluster:
+        cluster.stop()
+        outcome: list[object] = []
+
+        def use() -> None:
+            with client_of(cluster.service_url) as client:
+                outcome.append(publish(client, "t", [b"x"]))
+
+        waiting = threading.Thread(target=use)
+        waiting.start()
+        time.sleep(0.5)
+        assert not outcome
+        cluster.start()
+        waiting.join(20)
+        assert len(outcome) == 1
+
+
+def wait_for(condition: object, what: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
