@@ -15,6 +15,7 @@ from cepheid_broker.managed_ledger import (
     ManagedLedgerError,
     ManagedLedgers,
     ManagedLedgerSettings,
+    Retention,
     TailCache,
 )
 from cepheid_ledger import LedgerClient, RandomPlacement
@@ -39,7 +40,10 @@ TOPIC = TopicName.parse("persistent://public/default/orders")
 SETTINGS = ManagedLedgerSettings(
     cursor_flush_s=0.02, metadata_retry_s=0.002, metadata_timeout_s=1.0, drain_timeout_s=2.0, ledger_min_age_s=0.0
 )
-ONE_BOOKIE = ManagedLedgerConfig()
+KEEP = Retention(-1, -1)
+ONE_BOOKIE = ManagedLedgerConfig(retention=KEEP)
+THREE_BOOKIES = ManagedLedgerConfig(3, 3, 2, KEEP)
+TRIM = ManagedLedgerConfig()
 
 
 class Clock:

@@ -70,6 +70,7 @@ class Surroundings:
     tasks: TaskOwner
     settings: ManagedLedgerSettings
     ports: Ports
+    unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)
     deletion_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
 
 
@@ -105,6 +106,8 @@ class ManagedLedger:
         self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail)
         self._positions = asyncio.Lock()
         self._readers: dict[str, Cursor] = {}
+        self._appender: Appender | None = None  # None: terminated
+        self._rollover: Rollover | None = None
         self._closing: asyncio.Task[None] | None = None
         self._rolling: asyncio.Task[None] | None = None
         self._trimming: asyncio.Task[int] | None = None
@@ -117,7 +120,9 @@ class ManagedLedger:
     async def open(self) -> None:
         """Called once, by the factory. When it raises, nothing is left open."""
         shared = self._shared
-        writer = await take_over_chain(self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.ports)
+        writer = await take_over_chain(
+            self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
+        )
         self._ledgers = LedgerList(self._keeper.chain.ledgers)
         self.last_confirmed = self._ledgers.last_position
         self._reads = CatchUpReads(str(self.topic), shared.client, self._ledgers, shared.catch_up, shared.settings)
@@ -131,8 +136,6 @@ class ManagedLedger:
         )  # fmt: skip
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
-        self._appender: Appender | None = None
-        self._rollover: Rollover | None = None
         if writer is None:
             self.state = State.TERMINATED
         else:
@@ -408,12 +411,11 @@ class ManagedLedger:
     async def aclose(self, state: State = State.CLOSED) -> None:
         """Waits for appends on their way, saves cursors, ends the ledger; what fails of it is left to the next opening."""
         if self._closing is None:
-            self._closing = self._shared.tasks.start(self._close(state), name="close")
+            usable, self.state = self.is_usable, state
+            self._closing = self._shared.tasks.start(self._close(usable), name="close")
         await asyncio.shield(self._closing)
 
-    async def _close(self, state: State) -> None:
-        usable = self.is_usable
-        self.state = state
+    async def _close(self, usable: bool) -> None:
         if self._appender is not None:
             await self._end_appends(self._appender)
         await self._cursors.aclose()

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -36,19 +37,33 @@ async def take_over_chain(
     client: LedgerClient,
     config: ManagedLedgerConfig,
     tasks: TaskOwner,
+    unfinished: dict[TopicName, asyncio.Future[None]],
     ports: Ports,
 ) -> LedgerWriter | None:
     """The writer of the new ledger; None: the topic is terminated. `tasks` outlives the caller.
 
-    Raises ChainDamagedError, ManagedLedgerFencedError, LedgerError, MetadataError. Nothing is left half open.
+    `unfinished` are this process's openings that were cancelled and are on their way to their end: to come after them is not
+    to conflict with them. Raises ChainDamagedError, ManagedLedgerFencedError, LedgerError, MetadataError. Nothing is left half
+    open.
     """
+    while topic in unfinished:
+        await asyncio.wait([unfinished[topic]])
     found = await keeper.load()
     chain = found or Chain(incarnation=f"{ports.random.getrandbits(_INCARNATION_BITS):016x}")
     chain = chain.replace(epoch=chain.epoch + 1, ledgers=await _ended(topic, chain.ledgers, client, ports))
     if chain.terminated_at is not None:
         await keeper.take_over(chain)
         return None
-    return await finish(tasks, _start_ledger(topic, chain, keeper, client, config), name="start-ledger")
+
+    async def start_ledger() -> LedgerWriter:
+        ended = unfinished[topic] = asyncio.get_running_loop().create_future()
+        try:
+            return await _start_ledger(topic, chain, keeper, client, config)
+        finally:
+            del unfinished[topic]
+            ended.set_result(None)
+
+    return await finish(tasks, start_ledger(), name="start-ledger")
 
 
 async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:

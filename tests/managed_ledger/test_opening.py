@@ -1,0 +1,225 @@
+"""Opening a topic: owners that come at the same time, answers that get lost, cancelled at every await, ledgers that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_broker.managed_ledger import ChainDamagedError, ManagedLedger, ManagedLedgerConfig, ManagedLedgerError, State
+from cepheid_ledger import NotEnoughBookiesError
+from cepheid_metadata import LedgerState, StoreUnavailableError, ledger_records
+from tests.managed_ledger.losing_store import LosingStore, SteppingStore
+from tests.managed_ledger.topic_world import THREE_BOOKIES, TOPIC, Broker, TopicWorld, append, append_all, read_all, topic_world
+from tests.support import run_async, wait_until
+
+
+async def assert_nothing_dangles(world: TopicWorld) -> None:
+    """M2, M7, M8: every ledger is in the chain or its deletion queue; every one before the last is closed where recorded."""
+    chain = await world.chain()
+    records = await world.ledger_records()
+    listed = [item.ledger_id for item in chain.ledgers]
+    assert set(records) <= {*listed, *chain.deletions}, "orphaned ledgers"
+    assert set(listed) <= set(records), "the chain names ledgers that do not exist"
+    for item in chain.ledgers[:-1]:
+        assert records[item.ledger_id].state is LedgerState.CLOSED
+        assert records[item.ledger_id].last_entry_id == item.entries - 1  # type: ignore[operator]
+
+
+def test_a_new_owner_shuts_the_old_one_out() -> None:
+    async def main() -> None:
+        async with topic_world("a", "b", "c") as world:
+            config = THREE_BOOKIES
+            old, failures = await world.broker().open(config), []
+            old.on_failed.append(failures.append)
+            cursor = await old.create_cursor("sub", old.first_position())
+            positions = await append_all(old, 5)
+            new = await world.broker(seed=2).open(config)
+            with pytest.raises(ManagedLedgerError):
+                await append(old, b"late")
+            assert old.state is State.FAILED
+            assert len(failures) == 1
+            cursor.acknowledge(positions)
+            with pytest.raises(ManagedLedgerError):
+                await cursor.saved()
+            assert new.cursors["sub"].backlog_entries == 5
+            assert (await append(new, b"n")).ledger_id > positions[0].ledger_id
+            assert await read_all(new) == [b"m0", b"m1", b"m2", b"m3", b"m4", b"n"]
+            await assert_nothing_dangles(world)
+
+    run_async(main())
+
+
+def test_a_late_save_of_the_old_owner_fails_instead_of_overwriting() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            old = await world.broker().open()
+            cursor = await old.create_cursor("sub", old.first_position())
+            positions = await append_all(old, 3)
+            cursor.acknowledge(positions[:1])
+            new = await world.broker(seed=2).open()
+            with pytest.raises(ManagedLedgerError, match="opened by somebody else"):
+                await cursor.saved()
+            assert old.state is State.FAILED
+            assert new.cursors["sub"].backlog_entries == 3
+            new.cursors["sub"].acknowledge(positions)
+            await new.cursors["sub"].saved()
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("owners", [2, 4])
+def test_of_owners_that_open_at_once_one_serves(owners: int) -> None:
+    async def main() -> None:
+        for seed in range(25):
+            async with topic_world() as world:
+                first = world.broker(seed=99)
+                expected = await append_all(await first.open(), seed % 3)
+                await first.crash()
+                brokers = [world.broker(store=SteppingStore(world.tree), seed=seed + index) for index in range(owners)]
+                opened = await asyncio.gather(*(broker.open() for broker in brokers), return_exceptions=True)
+                ledgers = [ledger for ledger in opened if isinstance(ledger, ManagedLedger)]
+                for ledger in opened:
+                    assert isinstance(ledger, ManagedLedger | ManagedLedgerError), ledger
+                assert ledgers
+                answers = await asyncio.gather(*(append(ledger, b"x") for ledger in ledgers), return_exceptions=True)
+                stored = [answer for answer in answers if not isinstance(answer, BaseException)]
+                assert len(stored) >= 1
+                survivor = await world.broker(seed=77).open()
+                assert await read_all(survivor) == [f"m{index}".encode() for index in range(len(expected))] + [b"x"] * len(stored)
+                await wait_until(lambda survivor=survivor: survivor.statistics().waiting_deletions == 0)
+                await assert_nothing_dangles(world)
+
+    run_async(main(), 60)
+
+
+def test_one_broker_opens_a_topic_once() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker(store=SteppingStore(world.tree))
+            ledgers = await asyncio.gather(*(broker.open() for _ in range(5)))
+            assert all(ledger is ledgers[0] for ledger in ledgers)
+            assert await broker.open() is ledgers[0]
+            assert (await world.chain()).epoch == 1
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("lost", ["answer", "request"])
+def test_a_take_over_whose_answer_got_lost(lost: str) -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            await append_all(await world.broker().open(), 2)
+            store = LosingStore(world.tree)
+            store.lose = lambda _: lost if store.lost == 0 else None
+            ledger = await world.broker(store=store, seed=2).open()
+            assert store.lost == 1
+            await append(ledger, b"x")
+            assert await read_all(ledger) == [b"m0", b"m1", b"x"]
+            assert (await world.chain()).epoch == 2
+            await assert_nothing_dangles(world)
+
+    run_async(main())
+
+
+def test_a_take_over_that_arrives_after_it_was_tried_again() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            store = LosingStore(world.tree)
+
+            def lose(_: object) -> str | None:
+                if store.lost == 0:
+                    asyncio.get_running_loop().call_soon(lambda: arrived.append(asyncio.ensure_future(store.deliver_late())))
+                    return "late"
+                return None
+
+            arrived: list[asyncio.Future[None]] = []
+            store.lose = lose
+            ledger = await world.broker(store=store).open()
+            await asyncio.gather(*arrived, return_exceptions=True)
+            await append(ledger, b"x")
+            await assert_nothing_dangles(world)
+
+    run_async(main())
+
+
+def test_cancelled_at_every_await() -> None:
+    async def opened_in(world: TopicWorld, broker: Broker, turns: int) -> bool:
+        opening = asyncio.ensure_future(broker.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        return not isinstance((await asyncio.gather(opening, return_exceptions=True))[0], BaseException)
+
+    async def main() -> None:
+        turns, done = 0, False
+        while not done:
+            async with topic_world() as world:
+                first = world.broker()
+                ledger = await first.open()
+                cursor = await ledger.create_cursor("sub", ledger.first_position())
+                positions = await append_all(ledger, 3)
+                cursor.acknowledge(positions[1:2])
+                await cursor.saved()
+                await first.crash()
+                broker = world.broker(store=SteppingStore(world.tree), seed=2)
+                done = await opened_in(world, broker, turns)
+                turns += 1
+                ledger = await broker.open()
+                await append(ledger, b"x")
+                assert await read_all(ledger) == [b"m0", b"m1", b"m2", b"x"]
+                assert ledger.cursors["sub"].backlog_entries == 3
+                await wait_until(lambda ledger=ledger: ledger.statistics().waiting_deletions == 0)
+                await assert_nothing_dangles(world)
+                assert broker.tail_cache.statistics().topics == 1
+        assert turns > 20, "the opening has that many awaits"
+
+    run_async(main(), 90)
+
+
+def test_a_ledger_of_the_chain_without_metadata_is_an_alarm() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            positions = await append_all(await broker.open(), 2)
+            await broker.crash()
+            await ledger_records(world.broker().store).delete(positions[0].ledger_id, None)
+            with pytest.raises(ChainDamagedError, match=f"ledger {positions[0].ledger_id}"):
+                await world.broker(seed=2).open()
+            assert [item.ledger_id for item in (await world.chain()).ledgers] == [positions[0].ledger_id], "nothing was changed"
+
+    run_async(main())
+
+
+def test_an_opening_that_fails_leaves_nothing_and_succeeds_later() -> None:
+    async def main() -> None:
+        async with topic_world("a", "b", "c") as world:
+            broker = world.broker()
+            with pytest.raises(NotEnoughBookiesError):
+                await broker.open(ManagedLedgerConfig(5, 5, 3))
+            assert broker.ledgers.opened == {}
+            store = LosingStore(world.tree)
+            broker = world.broker(store=store)
+            store.unreachable = True
+            with pytest.raises(StoreUnavailableError):
+                await broker.open()
+            store.unreachable = False
+            await append(await broker.open(), b"x")
+            assert list(broker.ledgers.opened) == [TOPIC]
+
+    run_async(main())
+
+
+def test_ids_rise_along_a_chain_that_changes_hands() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            a, b = world.broker(), world.broker(seed=2)
+            last = -1
+            for broker in (a, b, a, b):
+                ledger = await broker.open()
+                position = await append(ledger, b"x")
+                assert position.ledger_id > last
+                last = position.ledger_id
+                await ledger.aclose()
+
+    run_async(main())
