@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cepheid_bookie.duration_histogram import DurationHistogram
 from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError, JournalWriter
 from cepheid_ports import Worker
 from cepheid_rpc import Buffer
@@ -54,7 +55,7 @@ class Journal:
         self.written_batches = 0
         self.written_records = 0
         self.refused_batches = 0
-        self.sync_seconds = 0.0  # submission to report, so with the worker's queue and the loop's delay
+        self.sync_times = DurationHistogram()  # submission to report, so with the worker's queue and the loop's delay
 
     def __repr__(self) -> str:
         return f"<Journal at {self.durable}, {self.queued_bytes} B waiting{', failed' if self._failed else ''}>"
@@ -112,7 +113,7 @@ class Journal:
             return self._writer.write_batch(batch.parts, batch.size_bytes, batch.records)
 
         def on_done(position: JournalPosition | None, error: BaseException | None) -> None:
-            self.sync_seconds += asyncio.get_running_loop().time() - started
+            self.sync_times.observe(asyncio.get_running_loop().time() - started)
             if position is not None:
                 self.durable = position
                 self.written_bytes += batch.size_bytes

@@ -39,6 +39,7 @@ class BookieStatistics:
     journal_refused_batches: int
     journal_queued_bytes: int
     journal_sync_seconds: float
+    journal_sync_buckets: tuple[tuple[float, int], ...]  # (upper bound in seconds, syncs)
     journal_durable_sequence: int
     # write cache and checkpoints
     cache_bytes: int
@@ -99,7 +100,8 @@ def take_statistics(
         journal_bytes=journal.written_bytes,
         journal_refused_batches=journal.refused_batches,
         journal_queued_bytes=journal.queued_bytes,
-        journal_sync_seconds=journal.sync_seconds,
+        journal_sync_seconds=journal.sync_times.total_s,
+        journal_sync_buckets=journal.sync_times.buckets(),
         journal_durable_sequence=journal.durable.sequence,
         cache_bytes=cache.used_bytes,
         flushes=checkpointer.flushes,

@@ -58,6 +58,7 @@ class InlineWorker:
         self._on_crash = on_crash
         self._pending = 0
         self._held: list[tuple[Callable[[], Any], OnDone]] | None = None
+        self.crash_before_report = False  # the work is done, nobody hears of it
 
     def submit(self, work: Callable[[], Any], on_done: OnDone) -> None:
         self._pending += 1
@@ -97,11 +98,15 @@ class InlineWorker:
         try:
             result, error = work(), None
         except NodeCrashed:
+            self._pending -= 1
             self._on_crash()
             return
         except BaseException as caught:
             result, error = None, caught
         self._pending -= 1
+        if self.crash_before_report:
+            self._on_crash()
+            return
         on_done(result, error)
 
 
