@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cepheid_broker.admin.prometheus import Family, Sample, counter, gauge
+from cepheid_broker.admin.prometheus import Family, Sample, counter, gauge, histogram
 
 if TYPE_CHECKING:
     from cepheid_bookie import BookieStatistics
@@ -52,12 +52,12 @@ def _adds(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
 
 
 def _journal(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
-    labels = {"bookie": bookie}
-    yield Family(
+    yield histogram(
         "cepheid_bookie_journal_sync_duration_seconds",
-        "summary",
         "Time to write and sync a batch, its way to the thread and back included.",
-        (Sample(figures.journal_sync_seconds, labels, "_sum"), Sample(figures.journal_batches, labels, "_count")),
+        figures.journal_sync_buckets,
+        figures.journal_sync_seconds,
+        bookie=bookie,
     )
     yield counter("cepheid_bookie_journal_records_total", "Records synced.", figures.journal_records, bookie=bookie)
     yield counter("cepheid_bookie_journal_bytes_total", "Bytes synced.", figures.journal_bytes, bookie=bookie)

@@ -11,7 +11,7 @@ from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Kind = Literal["counter", "gauge", "summary", "histogram"]
+Kind = Literal["counter", "gauge", "histogram"]
 Labels = Mapping[str, str]
 
 
