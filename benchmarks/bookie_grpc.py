@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--window-bytes", type=int, default=8 << 20, help="bytes on their way")
+    parser.add_argument("--window-bytes", type=int, default=16 << 20, help="bytes on their way")
     parser.add_argument("--group-entries", type=int, default=32, help="1 KB entries appended at once")
     parser.add_argument("--data", help="parent directory of the bookie's data")
     arguments = parser.parse_args()

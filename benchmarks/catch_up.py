@@ -7,7 +7,7 @@ import asyncio
 import time
 
 from benchmarks import load
-from benchmarks.raw_client import open_connection, open_counter, open_publisher
+from benchmarks.raw_client import open_connection, open_counter, open_publisher, subscribe
 from benchmarks.report import print_line
 from benchmarks.server import Server, add_arguments
 
@@ -17,6 +17,7 @@ TOPIC = "persistent://public/default/bench-catch-up-{}"
 async def fill(server: Server, entry_bytes: int, entries: int) -> None:
     topic = TOPIC.format(entry_bytes)
     connection = await open_connection(server.url, topic)
+    await subscribe(connection, topic, "bench", earliest=True)  # without a subscription nothing would be kept
     publisher = await open_publisher(connection, topic, bytes(entry_bytes))
     await load.publish_all(connection, publisher, entries, window=max(32, min(1000, 8_000_000 // entry_bytes)))
     connection.close()

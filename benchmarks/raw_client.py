@@ -258,12 +258,17 @@ async def open_counter(
     connection: Connection, topic: str, subscription: str, *, earliest: bool, permits: int = 1000, ack_every: int = 1000
 ) -> Counter:
     """An Exclusive subscription. Entries must not be batches: a permit is counted for each."""
-    subscribe = pb.CommandSubscribe(
+    await subscribe(connection, topic, subscription, earliest=earliest)
+    return Counter(connection, 1, permits, ack_every)
+
+
+async def subscribe(connection: Connection, topic: str, subscription: str, *, earliest: bool) -> None:
+    """Makes the subscription when it does not exist; without permits nothing is delivered."""
+    command = pb.CommandSubscribe(
         topic=topic, subscription=subscription, subType=pb.CommandSubscribe.Exclusive, consumer_id=1, consumer_name="bench"
     )
-    subscribe.initialPosition = pb.CommandSubscribe.Earliest if earliest else pb.CommandSubscribe.Latest
-    await connection.ask(subscribe)
-    return Counter(connection, 1, permits, ack_every)
+    command.initialPosition = pb.CommandSubscribe.Earliest if earliest else pb.CommandSubscribe.Latest
+    await connection.ask(command)
 
 
 def batch_payload(messages: int, message_bytes: int) -> bytes:

@@ -133,14 +133,26 @@ class Server:
                 return int(line.split()[1]) * 1024 / 1e6
         raise ServerFailedError("the server has no memory: it is gone")
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric over its labels, from /metrics; 0 when the server does not know it or has no admin URL."""
+    def metric(self, name: str) -> float | None:
+        """The sum of a metric over its labels, from /metrics. None when there is no admin URL, or nobody knows the name."""
         if self.admin_url is None:
-            return 0.0
-        with urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+            return None
+        lines = _read_when_served(f"{self.admin_url}/metrics").splitlines()
         values = [float(line.rpartition(" ")[2]) for line in lines if line.partition(" ")[0].partition("{")[0] == name]
-        return sum(values)
+        return sum(values) if values else None
+
+
+def _read_when_served(url: str) -> str:
+    """The admin API opens a moment after the protocol's port."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def is_listening(host: str, port: int) -> bool:

@@ -41,9 +41,13 @@ def main() -> None:
     with Server(arguments) as server:
         reads_before = server.metric(READS_METRIC)
         latencies_s = load.run(publish_and_consume(server, arguments))
+        reads = server.metric(READS_METRIC)
         print_line(
             "tail_latency",
-            figures={**latency_figures(latencies_s), "bookie_reads": server.metric(READS_METRIC) - reads_before},
+            figures={
+                **latency_figures(latencies_s),
+                "bookie_reads": None if reads is None or reads_before is None else reads - reads_before,
+            },
             load={
                 "entries_per_s": arguments.rate,
                 "entry_bytes": arguments.entry_bytes,
