@@ -133,7 +133,7 @@ def test_a_data_directory_in_use_is_named(tmp_path: Path) -> None:
         assert second.end() == 1
         (line,) = [line for line in second.err if line.startswith("cepheid: ")]
         assert str(tmp_path / "data") in line
-        assert "in use" in line
+        assert "another process" in line
 
 
 def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:
