@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pyroaring import BitMap
+
+from cepheid_broker.admin.internal_stats import acked_ranges
 from cepheid_broker.admin.topic_stats import StoredFigures, summed_stats, topic_stats
 from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.topic import TopicFigures
@@ -82,6 +85,13 @@ def test_what_lies_below_a_topic(admin: AdminWorld) -> None:
     cursor = stats["cursors"]["s"]
     assert cursor["readPosition"] == f"{first[0][0]}:{first[0][1]}"
     assert stats["entriesAddedCounter"] - cursor["messagesConsumedCounter"] == 3, "what tools take for the backlog"
+
+
+def test_what_was_acknowledged_out_of_order_is_shown() -> None:
+    assert acked_ranges({}) == []
+    acked = {12: BitMap([4, 5, 7]), 13: BitMap([0])}
+    assert acked_ranges(acked) == ["(12:3..12:5]", "(12:6..12:7]", "(13:-1..13:0]"]
+    assert acked_ranges({1: BitMap(range(0, 5000, 2))})[-1] == "…"
 
 
 def test_an_average_is_not_added_up() -> None:

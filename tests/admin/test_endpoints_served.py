@@ -35,7 +35,7 @@ def served() -> dict[tuple[str, str], APIRoute]:
     return {
         (method, shape(route.path)): route
         for route in routes()
-        for method in sorted(route.methods)
+        for method in sorted(route.methods or ())
         if not route.path.startswith(OURS)
     }
 

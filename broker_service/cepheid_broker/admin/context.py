@@ -37,7 +37,9 @@ class AdminSettings(BaseModel, frozen=True, extra="forbid"):
         8080, le=65535, description="Port of the admin API, metrics and lookup over HTTP. 0: any free one."
     )
     max_partitions: PositiveInt = Field(10_000, description="Partitions that one topic may be given.")
-    max_requests: PositiveInt = Field(1024, description="Requests at one time; more are answered 503.")
+    max_connections: PositiveInt = Field(
+        1024, description="Connections at one time. While there are more, requests are answered 503."
+    )
     health_timeout_s: PositiveFloat = Field(10.0, description="How long the health check may take to publish and read one message.")
     stop_grace_s: PositiveFloat = Field(2.0, description="How long a stop waits for requests under way.")
 

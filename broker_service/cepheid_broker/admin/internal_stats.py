@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.topic_stats import iso_time
 from cepheid_metadata import ChainLedger
 
 if TYPE_CHECKING:
+    from pyroaring import BitMap
+
     from cepheid_broker.managed_ledger import CursorStatistics, ManagedLedgerStatistics
 
 _NO_LEDGER = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False}
+_MAX_SHOWN_ENTRIES = 1000  # acknowledged out of order, per cursor: the text is for people
 _STATES = {"open": "LedgerOpened", "terminated": "Terminated", "failed": "Fenced", "closed": "Closed", "deleted": "Closed"}
 
 
-def internal_stats(figures: ManagedLedgerStatistics, *, pending_entries: int, last_ledger_created_at_ms: int) -> dict[str, Any]:
-    """Tools compute from the ledgers how much to offload: in order, with their sizes, the open one last with entries and size 0."""
+def internal_stats(
+    figures: ManagedLedgerStatistics,
+    acked: Mapping[str, Mapping[int, BitMap]],
+    *,
+    pending_entries: int,
+    last_ledger_created_at_ms: int,
+) -> dict[str, Any]:
+    """`acked`: by cursor, what it has acknowledged above its mark-delete position.
+
+    Tools compute from the ledgers how much to offload: in order, with their sizes, the open one last with entries and size 0."""
     return {
         "entriesAddedCounter": figures.appended_entries,
         "numberOfEntries": figures.entries,
@@ -28,10 +40,31 @@ def internal_stats(figures: ManagedLedgerStatistics, *, pending_entries: int, la
         "lastConfirmedEntry": str(figures.last_confirmed),
         "state": _STATES[figures.state],
         "ledgers": [_ledger(recorded) for recorded in figures.ledgers],
-        "cursors": {name: _cursor(cursor, figures) for name, cursor in figures.cursors.items()},
+        "cursors": {name: _cursor(cursor, figures, acked_ranges(acked[name])) for name, cursor in figures.cursors.items()},
         "schemaLedgers": [],
         "compactedLedger": _NO_LEDGER,
     }
+
+
+def acked_ranges(acked: Mapping[int, BitMap]) -> list[str]:
+    """As Pulsar writes them: `(12:3..12:5]` is entries 4 and 5 of ledger 12. Ends with `…` where it was cut off."""
+    ranges: list[str] = []
+    shown = 0
+    for ledger_id, entries in acked.items():
+        first = last = None
+        for entry_id in entries:
+            if last is not None and entry_id == last + 1:
+                last = entry_id
+            else:
+                if first is not None:
+                    ranges.append(f"({ledger_id}:{first - 1}..{ledger_id}:{last}]")
+                first = last = entry_id
+            shown += 1
+            if shown == _MAX_SHOWN_ENTRIES:
+                return [*ranges, "…"]
+        if first is not None:
+            ranges.append(f"({ledger_id}:{first - 1}..{ledger_id}:{last}]")
+    return ranges
 
 
 def _ledger(recorded: ChainLedger) -> dict[str, Any]:
@@ -45,7 +78,7 @@ def _ledger(recorded: ChainLedger) -> dict[str, Any]:
     }
 
 
-def _cursor(cursor: CursorStatistics, figures: ManagedLedgerStatistics) -> dict[str, Any]:
+def _cursor(cursor: CursorStatistics, figures: ManagedLedgerStatistics, acked: list[str]) -> dict[str, Any]:
     return {
         "markDeletePosition": str(cursor.mark_delete),
         "readPosition": str(cursor.first_unacknowledged),
@@ -54,11 +87,11 @@ def _cursor(cursor: CursorStatistics, figures: ManagedLedgerStatistics) -> dict[
         "messagesConsumedCounter": figures.appended_entries - cursor.backlog_entries,  # tools subtract it to get the backlog
         "cursorLedger": -1,
         "cursorLedgerLastEntry": -1,
-        "individuallyDeletedMessages": "[]",
+        "individuallyDeletedMessages": f"[{','.join(acked)}]",
         "state": "Open",
         "active": cursor.active,
         "numberOfEntriesSinceFirstNotAckedMessage": cursor.backlog_entries + cursor.acked_entries,
-        "totalNonContiguousDeletedMessagesRange": 0,
+        "totalNonContiguousDeletedMessagesRange": len(acked),
         "subscriptionHavePendingRead": False,
         "subscriptionHavePendingReplayRead": False,
         "properties": {},

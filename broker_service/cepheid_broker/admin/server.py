@@ -117,10 +117,11 @@ class AdminServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=settings.max_requests,
+            limit_concurrency=settings.max_connections + 1,  # uvicorn refuses the one that reaches its limit
             timeout_graceful_shutdown=max(1, round(settings.stop_grace_s)),
         )
         config.load()
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it has a line for each request that is one too many
         server = Server(config)
         server.lifespan = config.lifespan_class(config)  # what Server.serve does, which would take the process's signals too
         return server

@@ -89,6 +89,7 @@ async def _internal(context: AdminContext, name: TopicName) -> dict[str, Any]:
     last = await ledger_records(context.store).get(figures.ledgers[-1].ledger_id)
     return internal_stats(
         figures,
+        {name: cursor.ack_set.acked for name, cursor in topic.ledger.cursors.items()},
         pending_entries=sum(producer.pending_entries for producer in topic.producers.values()),
         last_ledger_created_at_ms=0 if last is None else last.record.created_at_ms,
     )
