@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
 from cepheid_broker.admin.prometheus import Family, Sample, counter, encode, gauge, histogram
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
+DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
 FULL = "persistent://public/default"
 SAMPLE = re.compile(r'(?P<name>[a-z_:][a-z0-9_:]*)(\{(?P<labels>([a-z_]+="([^"\\\n]|\\.)*",?)*)\})? (?P<value>\S+)')
 
@@ -92,6 +94,13 @@ def test_the_scrape_is_prometheus_text(admin: AdminWorld) -> None:
     assert values["cepheid_bookie_writable"] == 1
     assert values["cepheid_broker_tail_cache_limit_bytes"] > 0
     assert values["cepheid_bookie_journal_sync_duration_seconds_count"] > 0
+
+
+def test_the_docs_list_every_metric(admin: AdminWorld) -> None:
+    admin.publish(f"{FULL}/documented", [b"a"])  # some have samples only once there is something to count
+    named = re.findall(r"^# TYPE (\w+) (\w+)$", admin.get("/metrics").text, re.MULTILINE)
+    documented = re.findall(r"`((?:cepheid|process)_\w+)`", DOCS.read_text())
+    assert sorted(documented) == sorted(name for name, _ in named)
 
 
 def test_tail_reads_cause_no_bookie_read_and_publishing_is_counted(admin: AdminWorld) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -41,6 +42,24 @@ def test_a_port_in_use_is_named(admin: AdminWorld) -> None:
     port = int(admin.standalone.admin_url.rpartition(":")[2])
     with pytest.raises(PortInUseError, match=f"127.0.0.1:{port}"):
         admin.run(another_server(admin, port).start())
+
+
+def test_a_start_that_is_given_up_leaves_nothing(admin: AdminWorld) -> None:
+    async def give_up() -> int:
+        server = another_server(admin)
+        server.listen()
+        starting = asyncio.ensure_future(server.start())
+        await asyncio.sleep(0)
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        await server.aclose()
+        return server.port
+
+    port = admin.run(give_up())
+    assert not any(thread.name.startswith("admin-import") for thread in threading.enumerate())
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # the port is free again
 
 
 def test_an_idle_connection_does_not_hold_up_the_stop(admin: AdminWorld) -> None:

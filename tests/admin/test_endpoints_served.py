@@ -19,6 +19,7 @@ from cepheid_broker.listener import PortInUseError
 from cepheid_ports import CepheidError
 
 TABLE = Path(__file__).parents[1] / "reference" / "pulsar-admin" / "endpoints.csv"
+DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
 OURS = ("/cepheid/",)
 
 
@@ -68,6 +69,12 @@ def test_what_issue_and_docs_promise_is_served() -> None:
         ("GET", "/lookup/v2/topic/{}/{}/{}/{}"),
     ):
         assert endpoint in have
+
+
+def test_the_docs_list_what_is_served() -> None:
+    rows = re.findall(r"^\| `(/[^`]+)` \| ([A-Z ]+) \|", DOCS.read_text(), re.MULTILINE)
+    documented = {(method, path) for path, methods in rows for method in methods.split()}
+    assert documented == {(method, route.path) for route in routes() for method in route.methods or ()}
 
 
 def test_handlers_run_in_the_loop() -> None:

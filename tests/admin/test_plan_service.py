@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.admin.admin_world import TOPICS, AdminWorld, running_admin
 
 FULL = "persistent://public/kept"
 NAMESPACE = f"{TOPICS}/public/kept"
+DOCS = Path(__file__).parents[2] / "docs" / "plan-service.md"
 PLAN = "/cepheid/v1/plan"
 
 
@@ -74,6 +77,20 @@ def test_the_whole_history_is_read_from_the_bookies(cluster: AdminWorld, replica
     assert [ledger["entries"] for ledger in part["ledgers"]] == [200, 200, None], "the open ledger has no recorded end"
     assert part["end"] == {"ledger_id": published[-1][0], "entry_id": published[-1][1]}
     assert cluster.run(read_history(plan, replica)) == published
+
+
+def names_in(answer: Any) -> set[str]:
+    if isinstance(answer, list):
+        return {name for item in answer for name in names_in(item)}
+    return {name for key, value in answer.items() for name in ({key} | names_in(value))} if isinstance(answer, dict) else set()
+
+
+def test_the_docs_name_every_field(cluster: AdminWorld) -> None:
+    cluster.publish(f"{FULL}/documented", [b"a"])
+    plan = plan_of(cluster, f"{FULL}/documented")
+    example = re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert example is not None
+    assert names_in({**plan, "bookies": {}}) == names_in({**json.loads(example[1]), "bookies": {}}) - {"…"}
 
 
 def test_partitions_have_a_plan_each(cluster: AdminWorld) -> None:
