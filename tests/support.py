@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -28,3 +29,10 @@ async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, wha
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"{what} did not hold within {timeout_s} s"
         await asyncio.sleep(0.002)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody had a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -17,14 +17,9 @@ from pathlib import Path
 import pytest
 
 from cepheid_cli.wire_client import WireClient, probe_produce
+from tests.support import free_port
 
 TOPIC = "persistent://public/default/t"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

@@ -1,0 +1,49 @@
+"""What README.md and `cepheid demo` promise, run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from cepheid_testkit import ProcessCluster
+from tests.support import free_port
+
+ROOT = Path(__file__).parents[2]
+WIDE = {**os.environ, "COLUMNS": "200"}
+
+
+def test_the_ten_lines_of_the_readme(cluster: ProcessCluster) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len([line for line in block.splitlines() if line]) <= 10
+    code = block.replace("pulsar://127.0.0.1:6650", cluster.service_url)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^stored at \(\d+,0,-1,-1\)$", done.stdout, flags=re.MULTILINE), done.stdout
+    assert "read again: b'hello'" in done.stdout
+
+
+def test_produce_and_consume_of_the_command_line(cluster: ProcessCluster) -> None:
+    def cepheid(*words: str) -> str:
+        command = [sys.executable, "-m", "cepheid_cli", *words, "--url", cluster.service_url]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "200"}
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert re.fullmatch(r"\d+:0\n\d+:1\n", cepheid("produce", "cli-topic", "hello", "wörld", "--key", "k"))
+    assert re.findall(r"k  (\S+)", cepheid("consume", "cli-topic", "--earliest", "-n", "1")) == ["hello"]
+    assert re.findall(r"k  (\S+)", cepheid("consume", "cli-topic", "-n", "1")) == ["wörld"], "the first one is acknowledged"
+
+
+def test_the_demo_on_a_part_of_the_flights(tmp_path: Path) -> None:
+    ports = ["--port", str(free_port()), "--admin-port", str(free_port())]
+    command = [sys.executable, "-m", "cepheid_cli", "demo", "--events", "40000", "--data", str(tmp_path / "demo"), *ports]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=WIDE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    promises = re.findall(r"│ (yes|NO) ", done.stdout)
+    assert promises == ["yes"] * 9, done.stdout
+    assert done.stdout.count("SIGKILL") == 2
