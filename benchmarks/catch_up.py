@@ -11,11 +11,9 @@ from benchmarks.raw_client import open_connection, open_counter, open_publisher,
 from benchmarks.report import print_line
 from benchmarks.server import Server, add_arguments
 
-TOPIC = "persistent://public/default/bench-catch-up-{}"
-
 
 async def fill(server: Server, entry_bytes: int, entries: int) -> None:
-    topic = TOPIC.format(entry_bytes)
+    topic = server.topic(f"catch-up-{entry_bytes}")
     connection = await open_connection(server.url, topic)
     await subscribe(connection, topic, "bench", earliest=True)  # without a subscription nothing would be kept
     publisher = await open_publisher(connection, topic, bytes(entry_bytes))
@@ -24,7 +22,7 @@ async def fill(server: Server, entry_bytes: int, entries: int) -> None:
 
 
 async def catch_up(server: Server, entry_bytes: int, entries: int, permits: int) -> dict[str, float]:
-    topic = TOPIC.format(entry_bytes)
+    topic = server.topic(f"catch-up-{entry_bytes}")
     connection = await open_connection(server.url, topic)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     started, server_cpu, own_cpu = time.perf_counter(), server.cpu_s(), time.process_time()

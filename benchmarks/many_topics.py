@@ -12,8 +12,6 @@ from benchmarks.raw_client import Connection, open_connection, open_publisher
 from benchmarks.report import print_line
 from benchmarks.server import Server, add_arguments
 
-TOPIC = "persistent://public/default/bench-many-{:05d}"
-
 
 async def publish_to_each(server: Server, topics: int, at_once: int, entry_bytes: int) -> float:
     """One producer and one publish per topic; seconds until the last receipt."""
@@ -30,16 +28,16 @@ async def publish_to_each(server: Server, topics: int, at_once: int, entry_bytes
     payload = bytes(entry_bytes)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(at_once):
-            tasks.create_task(_open_and_publish(connection, todo, payload))
+            tasks.create_task(_open_and_publish(server, connection, todo, payload))
     await load.wait_unless_failed(done, connection)
     elapsed = time.perf_counter() - started
     connection.close()
     return elapsed
 
 
-async def _open_and_publish(connection: Connection, todo: Iterator[int], payload: bytes) -> None:
+async def _open_and_publish(server: Server, connection: Connection, todo: Iterator[int], payload: bytes) -> None:
     for number in todo:
-        publisher = await open_publisher(connection, TOPIC.format(number), payload, producer_id=number)
+        publisher = await open_publisher(connection, server.topic(f"many-{number:05d}"), payload, producer_id=number)
         publisher.send(1)
 
 

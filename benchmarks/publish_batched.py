@@ -9,13 +9,12 @@ from benchmarks.raw_client import batch_payload, open_connection, open_publisher
 from benchmarks.report import print_line
 from benchmarks.server import Server, add_arguments
 
-TOPIC = "persistent://public/default/bench-publish-batched"
-
 
 async def publish(server: Server, arguments: argparse.Namespace) -> load.Measured:
-    connection = await open_connection(server.url, TOPIC)
+    topic = server.topic("publish-batched")
+    connection = await open_connection(server.url, topic)
     payload = batch_payload(arguments.batch, arguments.message_bytes)
-    publisher = await open_publisher(connection, TOPIC, payload, num_messages=arguments.batch)
+    publisher = await open_publisher(connection, topic, payload, num_messages=arguments.batch)
     load.keep_window(connection, publisher, arguments.window)
     measured = await load.measure(
         server, lambda: connection.receipts, warmup_s=1.0, seconds=arguments.seconds, failed=connection.failed

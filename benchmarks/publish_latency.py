@@ -9,12 +9,11 @@ from benchmarks.raw_client import open_connection, open_publisher
 from benchmarks.report import latency_figures, print_line
 from benchmarks.server import Server, add_arguments
 
-TOPIC = "persistent://public/default/bench-publish-latency"
-
 
 async def publish(server: Server, arguments: argparse.Namespace) -> list[float]:
-    connection = await open_connection(server.url, TOPIC)
-    publisher = await open_publisher(connection, TOPIC, bytes(arguments.entry_bytes))
+    topic = server.topic("publish-latency")
+    connection = await open_connection(server.url, topic)
+    publisher = await open_publisher(connection, topic, bytes(arguments.entry_bytes))
     warmup_s = 1.0
     sender = load.PacedSender(connection, publisher, arguments.rate, warmup_s + arguments.seconds)
     arrivals = load.Arrivals()

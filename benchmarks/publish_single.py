@@ -9,12 +9,11 @@ from benchmarks.raw_client import open_connection, open_publisher
 from benchmarks.report import print_line
 from benchmarks.server import Server, add_arguments
 
-TOPIC = "persistent://public/default/bench-publish-single"
-
 
 async def publish(server: Server, arguments: argparse.Namespace) -> load.Measured:
-    connection = await open_connection(server.url, TOPIC)
-    publisher = await open_publisher(connection, TOPIC, bytes(arguments.entry_bytes))
+    topic = server.topic("publish-single")
+    connection = await open_connection(server.url, topic)
+    publisher = await open_publisher(connection, topic, bytes(arguments.entry_bytes))
     load.keep_window(connection, publisher, arguments.window)
     measured = await load.measure(
         server, lambda: connection.receipts, warmup_s=1.0, seconds=arguments.seconds, failed=connection.failed

@@ -68,6 +68,10 @@ class Server:
         else:
             shutil.rmtree(self.root, ignore_errors=True)
 
+    def topic(self, name: str) -> str:
+        """A topic that no earlier run has used, so that nothing of it is counted."""
+        return f"persistent://public/default/bench-{name}-{os.getpid()}"
+
     @property
     def settings(self) -> dict[str, object]:
         """For the JSON line."""

@@ -11,16 +11,16 @@ from benchmarks.raw_client import RefusedError, open_connection, open_publisher
 from benchmarks.report import percentile, print_line
 from benchmarks.server import Server, add_arguments
 
-TOPIC = "persistent://public/default/bench-startup"
 LIMIT_S = 60.0
 
 
 async def first_produce(server: Server, started: float) -> float:
     """Seconds from `started` to a receipt; tries again until somebody answers, as a client does."""
+    topic = server.topic("startup")
     while True:
         try:
-            connection = await open_connection(server.url, TOPIC)
-            publisher = await open_publisher(connection, TOPIC, b"hello")
+            connection = await open_connection(server.url, topic)
+            publisher = await open_publisher(connection, topic, b"hello")
             await load.publish_all(connection, publisher, 1, 1)
             connection.close()
             return time.perf_counter() - started

@@ -10,15 +10,15 @@ from benchmarks.raw_client import open_connection, open_counter, open_publisher
 from benchmarks.report import latency_figures, print_line
 from benchmarks.server import Server, add_arguments
 
-TOPIC = "persistent://public/default/bench-tail-latency"
 READS_METRIC = "cepheid_bookie_read_requests_total"
 
 
 async def publish_and_consume(server: Server, arguments: argparse.Namespace) -> list[float]:
-    producing = await open_connection(server.url, TOPIC)
-    consuming = await open_connection(server.url, TOPIC)
-    publisher = await open_publisher(producing, TOPIC, bytes(arguments.entry_bytes))
-    counter = await open_counter(consuming, TOPIC, "bench", earliest=False)
+    topic = server.topic("tail-latency")
+    producing = await open_connection(server.url, topic)
+    consuming = await open_connection(server.url, topic)
+    publisher = await open_publisher(producing, topic, bytes(arguments.entry_bytes))
+    counter = await open_counter(consuming, topic, "bench", earliest=False)
     warmup_s = 1.0
     sender = load.PacedSender(producing, publisher, arguments.rate, warmup_s + arguments.seconds)
     arrivals = load.Arrivals()
