@@ -119,11 +119,11 @@ def test_unacknowledged_runs() -> None:
 
 
 def test_a_long_run_is_absorbed_at_once() -> None:
-    chain = ledger_list((1, 3_000_000), (2, 5))
+    chain = ledger_list((1, 300_000), (2, 5))
     acks = AckSet(chain, at("1:-1"))
-    acks.acknowledge(Position(1, entry) for entry in range(1, 3_000_000))
+    acks.acknowledge(Position(1, entry) for entry in range(1, 300_000))
     acks.acknowledge([at("1:0")])
-    assert acks.mark_delete == at("1:2999999")
+    assert acks.mark_delete == at("1:299999")
     assert acks.backlog_entries == 5
 
 

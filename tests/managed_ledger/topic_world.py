@@ -33,9 +33,13 @@ from cepheid_metadata import (
 from cepheid_ports import Ports
 from cepheid_rpc import Buffer, EntryGroup
 from cepheid_wire import TopicName
-from tests.ledger.ledger_world import FAST
+from tests.ledger.ledger_world import FAST as FAST_LEDGERS
 from tests.ledger.memory_bookie import MemoryCluster
 
+# Nothing here waits for a bookie's timeout; they are long so that a busy machine does not fail tests.
+LEDGERS = FAST_LEDGERS.model_copy(
+    update={"add_timeout_s": 10.0, "read_timeout_s": 10.0, "recovery_timeout_s": 10.0, "metadata_timeout_s": 10.0}
+)
 TOPIC = TopicName.parse("persistent://public/default/orders")
 SETTINGS = ManagedLedgerSettings(
     cursor_flush_s=0.02, metadata_retry_s=0.002, metadata_timeout_s=1.0, drain_timeout_s=2.0, ledger_min_age_s=0.0
@@ -104,7 +108,7 @@ class TopicWorld:
         store = store or MortalStore(self.tree)
         rng = random.Random(seed)
         placement = RandomPlacement(self.cluster.available, rng)
-        client = LedgerClient(self.cluster, ledger_records(store), LedgerIds(store), placement, FAST, Ports(random=rng))
+        client = LedgerClient(self.cluster, ledger_records(store), LedgerIds(store), placement, LEDGERS, Ports(random=rng))
         tail_cache = TailCache(cache_bytes)
         ports = Ports(wall_ms=self.clock, random=random.Random(seed))
         ledgers = ManagedLedgers(client, store, tail_cache, settings or self.settings, ports)

@@ -19,7 +19,17 @@ from cepheid_broker.managed_ledger.conditional_write import CONFLICTS, write
 from cepheid_broker.managed_ledger.errors import ManagedLedgerError, ManagedLedgerFailedError, ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
-from cepheid_metadata import Chain, Check, MetadataStore, Op, Put, SessionLostError, StoreUnavailableError, chain_records
+from cepheid_metadata import (
+    Chain,
+    ChainLedger,
+    Check,
+    MetadataStore,
+    Op,
+    Put,
+    SessionLostError,
+    StoreUnavailableError,
+    chain_records,
+)
 from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName
 
@@ -48,6 +58,8 @@ class ChainKeeper:
         self._gone: dict[int, None] = {}
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
+        self.on_ledgers: Callable[[Sequence[ChainLedger]], None] = lambda _: None
+        """Called with the ledgers as committed, in the same step: who keeps a list of them is never behind."""
 
     def __repr__(self) -> str:
         return f"<ChainKeeper {self._topic} version {self._version}{' lost' if self.lost else ''}>"
@@ -121,6 +133,7 @@ class ChainKeeper:
     async def _replace(self, chain: Chain, ops: Sequence[Op]) -> None:
         await self._write([Put(self._key, chain.encode(), self._version), *ops])
         self._chain, self._version = chain, self._version + 1
+        self.on_ledgers(chain.ledgers)
         self._gone = {ledger_id: None for ledger_id in self._gone if ledger_id in chain.deletions}
 
     async def _write(self, ops: Sequence[Op]) -> None:

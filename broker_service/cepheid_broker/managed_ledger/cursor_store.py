@@ -384,6 +384,7 @@ class CursorStore:
         saved.cursor.ack_set = ack_set
         saved.revision, saved.mark_delete = ack_set.revision, ack_set.mark_delete
         self._dirty.pop(name, None)
+        self._on_saved()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ class ManagedLedger:
         self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
         self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail)
         self._positions = asyncio.Lock()
+        self._terminating = asyncio.Lock()
         self._readers: dict[str, Cursor] = {}
         self._appender: Appender | None = None  # None: terminated
         self._rollover: Rollover | None = None
@@ -124,11 +125,12 @@ class ManagedLedger:
             self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
         )
         self._ledgers = LedgerList(self._keeper.chain.ledgers)
+        self._keeper.on_ledgers = self._ledgers.update
         self.last_confirmed = self._ledgers.last_position
         self._reads = CatchUpReads(str(self.topic), shared.client, self._ledgers, shared.catch_up, shared.settings)
         self._cursors = CursorStore(
             self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, self.config, shared.settings,
-            shared.ports, self._positions, self.trim_soon, self._on_defect,
+            shared.ports, self._positions, self._on_cursors_saved, self._on_defect,
         )  # fmt: skip
         self._trimmer = Trimmer(
             self.topic, self._keeper, self._ledgers, self._cursors, self._readers.values, self._reads.is_reading,
@@ -176,7 +178,7 @@ class ManagedLedger:
     def _on_answered(self) -> None:
         for hook in self.on_appended:
             hook()
-        if self._rolling is None and self._rollover is not None and self._rollover.is_due():
+        if self.state is State.OPEN and self._rolling is None and self._rollover is not None and self._rollover.is_due():
             self._rolling = self._tasks.start(self._roll_over(), name="rollover")
 
     async def _roll_over(self) -> None:
@@ -339,6 +341,10 @@ class ManagedLedger:
             self.trim_soon()
             self._delete_soon()
 
+    def _on_cursors_saved(self) -> None:
+        self.trim_soon()
+        self._delete_soon()
+
     def trim_soon(self) -> None:
         """Something moved that may have held ledgers."""
         if self._trimming is None and self._closing is None and self._trimmer.plan(self.config.retention):
@@ -379,25 +385,30 @@ class ManagedLedger:
         return await finish(self._tasks, self._terminate(), name="terminate")
 
     async def _terminate(self) -> Position:
-        if self.state is State.OPEN and self._appender is not None:
-            self.state = State.TERMINATED
-            try:
-                await self._end_appends(self._appender)
-                end = await close_writer(self._appender.writer, self._shared.settings)
-            except (LedgerError, MetadataError, TimeoutError) as error:
-                failure = ManagedLedgerFailedError(f"{self.topic} could not be terminated: {error}", topic=str(self.topic))
-                self._fail(failure)
-                raise failure from error
-            now_ms = self._shared.ports.wall_ms()
-
-            def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
-                ledgers = with_end(chain.ledgers, end, now_ms)
-                return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
-
-            await self._keeper.commit(plan)
-            self._ledgers.update(self._keeper.chain.ledgers)
-            self.last_confirmed = self._ledgers.last_position
+        async with self._terminating:  # a second caller hears of the end only when it is recorded
+            if self.chain.terminated_at is None:
+                self._check_usable()
+                self.state = State.TERMINATED
+                try:
+                    await self._record_termination()
+                except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+                    failure = ManagedLedgerFailedError(f"{self.topic} could not be terminated: {error}", topic=str(self.topic))
+                    self._fail(failure)
+                    raise failure from error
         return self.last_confirmed
+
+    async def _record_termination(self) -> None:
+        assert self._appender is not None
+        await self._end_appends(self._appender)
+        end = await close_writer(self._appender.writer, self._shared.settings)
+        now_ms = self._shared.ports.wall_ms()
+
+        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+            ledgers = with_end(chain.ledgers, end, now_ms)
+            return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
+
+        await self._keeper.commit(plan)
+        self.last_confirmed = self._ledgers.last_position
 
     async def delete(self) -> None:
         """The topic with everything it has. Repeat it (or `ManagedLedgers.delete`) when it fails."""
@@ -405,6 +416,7 @@ class ManagedLedger:
         shared = self._shared
         if self._keeper.lost is not None:
             raise self._keeper.lost
+        self._keeper.on_ledgers = lambda _: None
         work = delete_chain(self.topic, self._keeper, shared.store, shared.client)
         await finish(shared.tasks, work, name="delete-topic")
 

@@ -99,7 +99,6 @@ class Rollover:
             return
         self._opened_at = asyncio.get_running_loop().time()
         self.count += 1
-        self._ledgers.update(self._keeper.chain.ledgers)
         fields = {"topic": str(self._topic), "ledger_id": writer.ledger_id, "entries_before": end.last_entry_id + 1}
         log.info("rollover.done", extra=fields)
         self._appender.link()

@@ -4,7 +4,7 @@
 
 Rules:
 1. The decision and the positions of cursors are under one lock: what is decided on stays true until it is recorded.
-2. First the record, then the list in memory, then any data: a crash in between leaves the deletion queue, nothing dangling.
+2. First the record (and the list in memory with it), then any data: a crash in between leaves the deletion queue.
 3. The clock that decides never runs faster than the loop's since opening: a wall clock that jumps ahead expires nothing.
 """
 
@@ -83,7 +83,6 @@ class Trimmer:
                 return chain.replace(ledgers=chain.ledgers[count:], deletions=deletions), ()
 
             await self._keeper.commit(plan)
-            self._ledgers.update(self._keeper.chain.ledgers)
             for cursor in self._readers():
                 cursor.leave_trimmed(edge)
         self.trimmed += count
