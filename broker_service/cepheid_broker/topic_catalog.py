@@ -13,6 +13,9 @@ from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, Topic
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_broker.settings import TopicCreation
 from cepheid_metadata import (
+    BadVersionError,
+    Check,
+    Found,
     KeyExistsError,
     MetadataStore,
     NamespaceRecord,
@@ -71,9 +74,17 @@ class TopicCatalog:
         """Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError."""
         if partitions and topic.is_partition:
             raise NotAllowedError(f"topic {topic} is named like a partition and cannot have partitions", topic=str(topic))
-        await self._require_namespace(topic.namespace)
         record = TopicRecord(partitions=partitions, properties=dict(properties or {}), created_at_ms=self._ports.wall_ms())
-        await self._records.create(topic, record)
+        noun = (topic.namespace.tenant, topic.namespace.local_name)
+        while True:
+            found = await self._find_namespace(topic.namespace)
+            # One step with a look at the namespace: who deletes it marks it first, and then no topic is made in it any more.
+            check = Check(self._namespaces.key_of(noun), found.version)
+            try:
+                await self._store.multi([check, self._records.create_op(topic, record)])
+                return
+            except (BadVersionError, NoSuchKeyError):
+                continue  # the namespace changed meanwhile
 
     async def grow(self, topic: TopicName, partitions: int) -> None:
         """More partitions. Raises TopicNotFoundError, NotAllowedError (fewer, or not partitioned), BadVersionError."""
@@ -127,7 +138,10 @@ class TopicCatalog:
         return TopicCreation(allowed=override.allowed, topic_type=override.topic_type, partitions=override.partitions or 1)
 
     async def _require_namespace(self, namespace: NamespaceName) -> NamespaceRecord:
+        return (await self._find_namespace(namespace)).record
+
+    async def _find_namespace(self, namespace: NamespaceName) -> Found[NamespaceRecord]:
         found = await self._namespaces.get((namespace.tenant, namespace.local_name))
         if found is None or found.record.deleted:
             raise NamespaceNotFoundError(f"namespace {namespace} does not exist", namespace=str(namespace))
-        return found.record
+        return found

@@ -42,7 +42,10 @@ class AdminWorld:
         return self.run(asyncio.to_thread(work))
 
     def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
-        return self.run(self._client.request(method, path, **request))
+        return self.run(self.send(method, path, **request))
+
+    async def send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        return await self._client.request(method, path, **request)
 
     def get(self, path: str, **request: Any) -> httpx.Response:
         return self.ask("GET", path, **request)

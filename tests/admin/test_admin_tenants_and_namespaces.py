@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -135,6 +136,22 @@ def test_what_was_read_can_be_sent_back(admin: AdminWorld) -> None:
     policies = admin.get(f"{NAMESPACES}/public/default").json()
     assert admin.put(f"{NAMESPACES}/public/copied", json=policies).status_code == 204
     assert admin.get(f"{NAMESPACES}/public/copied").json() == policies
+
+
+def test_a_topic_is_not_made_in_a_namespace_that_goes(admin: AdminWorld) -> None:
+    """Whoever comes first wins; both succeeding would leave a topic that nobody can list."""
+    outcomes = set()
+    for round_number in range(30):
+        namespace, topic = f"{NAMESPACES}/public/race-{round_number}", f"/admin/v2/persistent/public/race-{round_number}/t"
+        admin.put(namespace)
+
+        async def race(namespace: str = namespace, topic: str = topic, late_ms: float = round_number / 10) -> tuple[int, int]:
+            deleting = asyncio.ensure_future(admin.send("DELETE", namespace))
+            await asyncio.sleep(late_ms / 1000)
+            return (await admin.send("PUT", topic)).status_code, (await deleting).status_code
+
+        outcomes.add(admin.run(race()))
+    assert outcomes <= {(204, 409), (404, 204)}, outcomes
 
 
 def test_a_namespace_with_topics_is_not_deleted_and_goes_on(admin: AdminWorld) -> None:
