@@ -54,10 +54,11 @@ def health(context: AdminContext) -> APIRouter:
 async def _publish_and_read(context: AdminContext) -> None:
     broker = context.broker
     name = TopicName(PERSISTENT, HEALTH_NAMESPACE, f"__health-{broker.port}")  # hidden from lists
-    try:
-        await broker.catalog.create(name, 0)
-    except KeyExistsError:
-        pass
+    if await broker.catalog.partitions(name) is None:  # not by use: that may be switched off
+        try:
+            await broker.catalog.create(name, 0)
+        except KeyExistsError:  # by another check at the same time
+            pass
     topic = await broker.topics.get(name, may_create=False)
     now_ms = broker.ports.wall_ms()
     sent = encode_tail(pb.MessageMetadata(producer_name="health", sequence_id=now_ms, publish_time=now_ms), b"health")
