@@ -8,7 +8,8 @@ Batches are written one at a time, each after the one before was synced (journal
 Rule 1: torn batches are cut whole; nothing of them was answered.
 Rule 2: damage of synced data stops the start. Never skipped: it may hide acknowledged entries and fences.
 Rule 3: what is read here is made durable first. A crash of the process alone leaves batches and names that the system has and the
-disk does not: what this start builds on must not be lost by the next power loss.
+disk does not: what this start builds on must not be lost by the next power loss. The header that the new mark will point behind
+is written again: after a sync that failed, the system shows bytes that later syncs do not write.
 Rule 4: entries bypass the fence: a fence earlier in the log must not drop later recovery adds.
 """
 
@@ -61,6 +62,8 @@ class JournalReplay:
             last = place == len(segments) - 1
             file = self._disk.open(segment_path(segment_id))
             try:
+                if last:
+                    file.pwrite(file.pread(ALIGNMENT, 0), 0)
                 file.sync()
                 header = self._header(file, segment_id, last=last)
                 if header is None:
