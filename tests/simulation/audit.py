@@ -65,7 +65,7 @@ async def _read_topic(world: World, auditor: SimBroker) -> None:
 async def _read_ledgers(world: World, auditor: SimBroker) -> None:
     history = world.history
     for ledger_id in list(history.ledgers):
-        while True:
+        while ledger_id in history.ledgers:  # else its topic has deleted it meanwhile
             try:
                 end = await auditor.ledgers.recover(ledger_id)
                 reader = await auditor.ledgers.open_reader(ledger_id)

@@ -16,17 +16,16 @@ class TopicRecordChecks:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._reigning: dict[str, tuple[str, int]] = {}  # by chain: the opening that committed last
         self._deposed: dict[str, dict[tuple[str, int], None]] = {}
 
     def on_chain(self, key: str, chain: Chain, process: str) -> None:
         history = self._history
         opening = (process, history.openings.get((process, key), 0))
         deposed = self._deposed.setdefault(key, {})
-        before = self._reigning.get(key)
+        before = history.reigning.get(key)
         if before is not None and before != opening:
             deposed[before] = None
-        self._reigning[key] = opening
+        history.reigning[key] = opening
         history.check(
             "M1", opening not in deposed, lambda: f"{process} (opening {opening[1]}) writes {key} after {before} had taken it over"
         )

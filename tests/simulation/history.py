@@ -68,6 +68,7 @@ class History:
         # Topics
         self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
         self.openings: dict[tuple[str, str], int] = {}  # how often a process began to open a chain
+        self.reigning: dict[str, tuple[str, int]] = {}  # by chain: the opening that committed last
         self.chains: dict[str, Chain] = {}  # the committed records
         self.cursor_records: dict[str, CursorRecord] = {}
 

@@ -73,6 +73,7 @@ class LedgerWorkload:
                 continue
             self._history.note(f"{broker.process} writes ledger {writer.ledger_id}")
             await self._fill(writer, self.pending.setdefault(broker.process, Pending()))
+            await asyncio.sleep(rng.choice((0.0, 0.1, 0.4)))
             if rng.random() < 0.5:
                 self._history.did("close")
                 try:
@@ -94,7 +95,7 @@ class LedgerWorkload:
             self._history.did("append")
             pending.begin()
             writer.append(payloads, on_done)
-            await asyncio.sleep(rng.choice((0.0, 0.0, 0.001, 0.01, 0.05)))
+            await asyncio.sleep(rng.choice((0.0, 0.001, 0.01, 0.05, 0.2)))
             await pending.wait_below(8)
             if failed or self.stopped:
                 return
