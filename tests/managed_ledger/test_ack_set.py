@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cepheid_broker.managed_ledger.ack_set import MAX_BATCH_MESSAGES, AckSet, mask_of, words_of
+from cepheid_broker.managed_ledger.ack_set import MAX_BATCH_BITS, MAX_BATCH_MESSAGES, AckSet, mask_of, words_of
 from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_state
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import ChainLedger, Position
@@ -107,6 +107,14 @@ def test_batches_that_cannot_be_are_refused(position: str, messages: int) -> Non
     acks = ack_set("5:-1")
     assert not acks.acknowledge_messages(at(position), 1, messages)
     assert acks.batches == {}
+
+
+def test_batches_in_part_are_bounded() -> None:
+    acks = AckSet(ledger_list((3, 2_000)), at("3:-1"))
+    accepted = [acks.acknowledge_messages(Position(3, entry), bits(0), MAX_BATCH_MESSAGES) for entry in range(1, 1_500)]
+    assert accepted == [True] * (MAX_BATCH_BITS // MAX_BATCH_MESSAGES) + [False] * (1_499 - MAX_BATCH_BITS // MAX_BATCH_MESSAGES)
+    assert acks.acknowledge_messages(at("3:1"), 0, MAX_BATCH_MESSAGES), "what is known goes on"
+    assert acks.acknowledge_messages(at("3:1400"), bits(0), MAX_BATCH_MESSAGES)
 
 
 def test_unacknowledged_runs() -> None:
@@ -272,7 +280,7 @@ class AckSetHistories(RuleBasedStateMachine):
         assert self.acks.acked_entries == sum(map(len, self.acks.acked.values()))
         assert all(self.acks.acked.values()), "no empty bitmaps"
         assert all(self.acks.batches.values()), "no empty batches"
-        assert self.acks.revision >= 0
+        assert self.acks._batch_bits == MESSAGES * sum(map(len, self.acks.batches.values()))
 
 
 AckSetHistories.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -14,7 +14,7 @@ from cepheid_broker.managed_ledger import (
     State,
     TooManyAppendsError,
 )
-from cepheid_metadata import Position
+from cepheid_metadata import BadVersionError, Position
 from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
@@ -204,5 +204,70 @@ def test_a_bookie_that_hangs_delays_closing_by_a_bounded_time() -> None:
             with pytest.raises(ManagedLedgerError):
                 await pending
             world.cluster["a"].hang = False
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("wins", ["closing", "rollover"])
+def test_closing_during_a_rollover_that_fails_answers_everything(wins: str) -> None:
+    async def main() -> None:
+        async with topic_world(settings=SMALL) as world:
+            store = LosingStore(world.tree)
+            ledger = await world.broker(store=store).open()
+            await append_all(ledger, 4)
+            multi = store.multi
+            gate = asyncio.Event()
+
+            async def held_multi(ops):  # type: ignore[no-untyped-def]
+                await gate.wait()
+                if wins == "rollover":
+                    return await multi(ops)
+                raise BadVersionError("somebody else was here", op_index=0)
+
+            store.multi = held_multi  # type: ignore[method-assign]
+            await append(ledger, b"full")
+            await wait_until(lambda: ledger._appender is not None and ledger._appender.is_switching)
+            late = [append(ledger, b"n") for _ in range(3)]
+            ending = [asyncio.ensure_future(ledger.aclose()), asyncio.ensure_future(ledger.aclose())]
+            await asyncio.sleep(0.01)
+            gate.set()
+            await asyncio.gather(*ending)
+            outcomes = await asyncio.gather(*late, return_exceptions=True)
+            if wins == "rollover":
+                assert all(isinstance(outcome, Position) for outcome in outcomes)
+            else:
+                assert all(isinstance(outcome, ManagedLedgerError) for outcome in outcomes)
+            store.multi = multi  # type: ignore[method-assign]
+
+    run_async(main())
+
+
+def test_terminating_and_closing_at_once() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            world.cluster["a"].delay_s = 0.01
+            ledger = await world.broker().open()
+            futures = [append(ledger, b"x") for _ in range(3)]
+            await asyncio.gather(ledger.terminate(), ledger.aclose(), return_exceptions=True)
+            assert len(await asyncio.gather(*futures)) == 3
+
+    run_async(main())
+
+
+def test_a_session_that_ends_fails_every_topic() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            failed: list[object] = []
+            ledger.on_failed.append(failed.append)
+            pending = append(ledger, b"x")
+            broker.store.expire_session()
+            with pytest.raises(ManagedLedgerFailedError, match="session"):
+                await pending
+            assert len(failed) == 1
+            broker.store.renew_session()
+            ledger = await broker.open()
+            await append(ledger, b"y")
 
     run_async(main())

@@ -25,12 +25,15 @@ from cepheid_metadata import Position
 MAX_BATCH_MESSAGES = 1 << 17
 """Of one entry. An entry has at most 5 MiB, a message in it at least some 10 bytes of metadata and size; clients batch 1,000."""
 
+MAX_BATCH_BITS = 1 << 27
+"""Messages of all partly acknowledged batches of a cursor (16 MiB of masks): clients say how large a batch is."""
+
 Batch = tuple[int, int]
 """(mask of messages not acknowledged, messages in the batch)."""
 
 
 class AckSet:
-    __slots__ = ("_acked", "_acked_entries", "_batches", "_ledgers", "mark_delete", "revision")
+    __slots__ = ("_acked", "_acked_entries", "_batch_bits", "_batches", "_ledgers", "mark_delete", "revision")
 
     def __init__(self, ledgers: LedgerList, mark_delete: Position) -> None:
         self._ledgers = ledgers
@@ -39,6 +42,7 @@ class AckSet:
         self._acked: dict[int, BitMap] = {}
         self._acked_entries = 0
         self._batches: dict[int, dict[int, Batch]] = {}
+        self._batch_bits = 0
 
     def __repr__(self) -> str:
         batches = sum(map(len, self._batches.values()))
@@ -62,6 +66,7 @@ class AckSet:
         for position, (mask, messages) in batches:
             if ledgers.is_valid(position) and not self.is_acknowledged(position):
                 self._batches.setdefault(position.ledger_id, {})[position.entry_id] = (mask, messages)
+                self._batch_bits += messages
         self._absorb()
         self.revision = 0
         return self
@@ -100,25 +105,27 @@ class AckSet:
         return True
 
     def acknowledge_messages(self, position: Position, unacked_mask: int, messages: int) -> bool:
-        """Messages of one batch: those whose bit is not set. False: refused, there is no such entry or batch."""
+        """Messages of one batch: those whose bit is not set. False: refused, there is no such entry or batch, or
+        too many batches are acknowledged in part."""
         if not 0 < messages <= MAX_BATCH_MESSAGES:
             return False
         if not self._ledgers.is_valid(position):
             return self._is_trimmed(position)
         if self.is_acknowledged(position):
             return True
-        batches = self._batches.setdefault(position.ledger_id, {})
-        known = batches.get(position.entry_id)
-        before = (1 << messages) - 1 if known is None else known[0]
+        known = self.unacked_messages(position)
+        before, messages = ((1 << messages) - 1, messages) if known is None else known
         after = before & unacked_mask
         if after == 0:
             self._add(position.ledger_id, (position.entry_id,))
             self._absorb()
         elif after != before:
-            batches[position.entry_id] = (after, messages if known is None else known[1])
+            if known is None:
+                if self._batch_bits + messages > MAX_BATCH_BITS:
+                    return False
+                self._batch_bits += messages
+            self._batches.setdefault(position.ledger_id, {})[position.entry_id] = (after, messages)
             self.revision += 1
-        if not batches:
-            self._batches.pop(position.ledger_id, None)
         return True
 
     def acknowledge_messages_cumulative(self, position: Position, unacked_mask: int, messages: int) -> bool:
@@ -218,10 +225,8 @@ class AckSet:
         self.revision += 1
         batches = self._batches.get(ledger_id)
         if batches:
-            for entry in [entry for entry in batches if entry in acked] if added > len(batches) else list(entries):
-                batches.pop(entry, None)
-            if not batches:
-                del self._batches[ledger_id]
+            candidates = batches if len(batches) < added else entries
+            self._forget_batches(ledger_id, [entry for entry in candidates if entry in batches and entry in acked])
 
     def _extend_run(self, ledger_id: int, entries: list[int]) -> bool:
         """What a consumer that acknowledges in order does: the next entries, without a bitmap. False: it is not that."""
@@ -248,20 +253,31 @@ class AckSet:
             if not acked:
                 del self._acked[acked_id]
         for batch_id in [batch_id for batch_id in self._batches if batch_id <= ledger_id]:
-            batches = self._batches[batch_id]
-            gone = [entry for entry in batches if batch_id < ledger_id or entry <= entry_id]
-            for entry in gone:
-                del batches[entry]
-            if not batches:
-                del self._batches[batch_id]
+            gone = [entry for entry in self._batches[batch_id] if batch_id < ledger_id or entry <= entry_id]
+            self._forget_batches(batch_id, gone)
+
+    def _forget_batches(self, ledger_id: int, entries: Iterable[int]) -> None:
+        batches = self._batches[ledger_id]
+        for entry in entries:
+            _, messages = batches.pop(entry)
+            self._batch_bits -= messages
+        if not batches:
+            del self._batches[ledger_id]
 
     def _absorb(self) -> None:
         """Rule 1: the mark-delete position runs over what is acknowledged right after it."""
         while self._acked:
-            ledger_id, first = self._ledgers.next_position(self.mark_delete)
+            ledger_id, entry_id = self.mark_delete
+            first = entry_id + 1
             acked = self._acked.get(ledger_id)
             if acked is None or first not in acked:
-                return
+                count = self._ledgers.entries_of(ledger_id)
+                if count is not None and first < count:
+                    return
+                ledger_id, first = self._ledgers.next_position(self.mark_delete)
+                acked = self._acked.get(ledger_id)
+                if acked is None or first not in acked:
+                    return
             self._move_to(Position(ledger_id, _end_of_run(acked, first)))
 
 

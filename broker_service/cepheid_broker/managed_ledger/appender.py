@@ -86,14 +86,16 @@ class Appender:
         Raises what failed it."""
         segment = self._draining or self._current
         if segment.unconfirmed and self.failure is None:
-            assert self._drained is None, "one waits at a time"
-            self._drained = asyncio.get_running_loop().create_future()
-            try:
-                await self._drained
-            finally:
-                self._drained = None
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
         if self.failure is not None:
             raise self.failure
+
+    def _tell_drained(self) -> None:
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
 
     def link(self) -> None:
         """The chain names the ledger now: what it has confirmed is answered."""
@@ -111,8 +113,7 @@ class Appender:
             return
         self.failure = error
         self._current.held.clear()
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._tell_drained()
         while self._pending:
             on_done, entries, _ = self._pending.popleft()
             self._call(on_done, error, entries)
@@ -130,8 +131,8 @@ class Appender:
             self.fail(error)
         elif segment.linked:
             self._answer(outcome)
-            if segment.unconfirmed == 0 and self._drained is not None and not self._drained.done():
-                self._drained.set_result(None)
+            if segment.unconfirmed == 0:
+                self._tell_drained()
         else:
             segment.held.append(outcome)
 

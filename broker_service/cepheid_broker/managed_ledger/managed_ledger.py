@@ -147,9 +147,7 @@ class ManagedLedger:
     def _start_appending(self, writer: LedgerWriter) -> None:
         shared = self._shared
         window_bytes = shared.settings.append_window_bytes
-        self._appender = Appender(
-            str(self.topic), writer, window_bytes, self._on_confirmed, self._on_answered, self._on_append_failed
-        )
+        self._appender = Appender(str(self.topic), writer, window_bytes, self._on_confirmed, self._on_answered, self._fail)
         self._rollover = Rollover(
             self.topic, self._keeper, shared.client, self._ledgers, self._appender, shared.settings, shared.ports, self._fail
         )
@@ -191,25 +189,22 @@ class ManagedLedger:
 
     # Failing
 
-    def _on_append_failed(self, error: ManagedLedgerError) -> None:
-        if self.state is State.OPEN:
-            self._fail(error)
-
     def _on_defect(self, error: BaseException) -> None:
         failure = ManagedLedgerFailedError(f"{self.topic}: a defect: {error!r}", topic=str(self.topic))
         failure.__cause__ = error
         self._fail(failure)
 
     def _fail(self, error: ManagedLedgerError) -> None:
-        """Rule 4."""
-        if not self.is_usable:
-            return
-        self.state, self.failure = State.FAILED, error
-        log.warning("managed_ledger.failed", extra={"topic": str(self.topic), "error": str(error)})
+        """Rule 4. Appends are answered whatever the state is, the hooks hear of it once."""
+        was_usable = self.is_usable
+        if was_usable:
+            self.state, self.failure = State.FAILED, error
+            log.warning("managed_ledger.failed", extra={"topic": str(self.topic), "error": str(error)})
         if self._appender is not None:
             self._appender.fail(error)
-        for hook in self.on_failed:
-            hook(error)
+        if was_usable:
+            for hook in self.on_failed:
+                hook(error)
 
     def _refusal(self) -> ManagedLedgerError:
         topic = str(self.topic)
@@ -410,6 +405,10 @@ class ManagedLedger:
         await self._keeper.commit(plan)
         self.last_confirmed = self._ledgers.last_position
 
+    def fail(self, error: ManagedLedgerError) -> None:
+        """From outside: whoever owns the broker knows that this opening is over."""
+        self._fail(error)
+
     async def delete(self) -> None:
         """The topic with everything it has. Repeat it (or `ManagedLedgers.delete`) when it fails."""
         await self.aclose(State.DELETED)
@@ -428,20 +427,27 @@ class ManagedLedger:
         await asyncio.shield(self._closing)
 
     async def _close(self, usable: bool) -> None:
-        if self._appender is not None:
-            await self._end_appends(self._appender)
-        await self._cursors.aclose()
-        if self._appender is not None:
-            if usable:
-                try:
-                    await self._appender.writer.close()
-                except (CepheidError, TimeoutError) as error:
-                    log.info("managed_ledger.left_open", extra={"topic": str(self.topic), "error": str(error)})
-            await self._appender.writer.aclose()
-        await self._reads.aclose()
-        await self._tasks.aclose()
-        self._shared.tail_cache.close_tail(self._tail)
-        self._on_closed(self)
+        try:
+            if self._appender is not None:
+                await self._end_appends(self._appender)
+                self._appender.fail(self._refusal())  # whatever a failed rollover may have left
+            await self._cursors.aclose()
+            if self._appender is not None:
+                await self._end_ledger(self._appender.writer, usable)
+            await self._reads.aclose()
+            await self._tasks.aclose()
+        finally:
+            self._shared.tail_cache.close_tail(self._tail)
+            self._on_closed(self)
+
+    async def _end_ledger(self, writer: LedgerWriter, usable: bool) -> None:
+        """It spares the next opening a recovery; when it fails, recovery it is."""
+        if usable:
+            try:
+                await writer.close()
+            except (CepheidError, TimeoutError) as error:
+                log.info("managed_ledger.left_open", extra={"topic": str(self.topic), "error": str(error)})
+        await writer.aclose()
 
     async def _end_appends(self, appender: Appender) -> None:
         """Until everything appended is answered; what takes too long is failed."""

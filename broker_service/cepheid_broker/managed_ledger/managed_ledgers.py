@@ -13,13 +13,13 @@ from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_broker.managed_ledger.chain_deletion import delete_chain
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
-from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError
+from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerFailedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger, Surroundings
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_broker.managed_ledger.tail_cache import TailCache
 from cepheid_ledger import LedgerClient
-from cepheid_metadata import MetadataStore
+from cepheid_metadata import MetadataStore, SessionState
 from cepheid_ports import Ports, SingleFlight, TaskOwner
 from cepheid_wire import TopicName
 
@@ -53,6 +53,7 @@ class ManagedLedgers:
         )
         self._open: dict[TopicName, ManagedLedger] = {}
         self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
+        self._unsubscribe = store.subscribe(self._on_session)
         self._ticking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -95,6 +96,7 @@ class ManagedLedgers:
     async def aclose(self) -> None:
         """Closes all of them: saves cursors, ends ledgers."""
         self._closed = True
+        self._unsubscribe()
         await self._flights.aclose()
         opened = list(self._open.values())
         for start in range(0, len(opened), _CLOSED_AT_ONCE):
@@ -112,6 +114,14 @@ class ManagedLedgers:
         await managed_ledger.open()
         self._open[topic] = managed_ledger
         return managed_ledger
+
+    def _on_session(self, state: SessionState) -> None:
+        """The session ended: whoever takes the topics over may have begun. Stop answering; open again from the records."""
+        if state is SessionState.LOST:
+            for managed_ledger in list(self._open.values()):
+                topic = str(managed_ledger.topic)
+                message = f"{topic}: the session with the metadata store ended"
+                managed_ledger.fail(ManagedLedgerFailedError(message, topic=topic))
 
     def _forget(self, managed_ledger: ManagedLedger) -> None:
         if self._open.get(managed_ledger.topic) is managed_ledger:
