@@ -14,6 +14,7 @@ from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.rates import TrafficFigures
+from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic import TopicFigures
@@ -36,6 +37,7 @@ class BrokerFigures:
     publish_pauses: int
     read_ahead_bytes: int
     requests_running: int
+    refusals: int
     published: TrafficFigures
     delivered: TrafficFigures
 
@@ -57,8 +59,16 @@ class Broker:
         self._tasks = TaskOwner("broker")
         self.topics = Topics(self.catalog, managed_ledgers, settings, self._tasks, ports)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
+        self._refusals = RefusalLog()
         services = Services(
-            settings, self.catalog, self.topics, self._publish_budget, self._tasks, ports, lambda: self._listener.port
+            settings=settings,
+            catalog=self.catalog,
+            topics=self.topics,
+            publish_budget=self._publish_budget,
+            refusals=self._refusals,
+            tasks=self._tasks,
+            ports=ports,
+            listening_port=lambda: self._listener.port,
         )
         self._listener = Listener(services)
         self._tick: asyncio.TimerHandle | None = None
@@ -100,6 +110,7 @@ class Broker:
             self._publish_budget.pauses,
             self.topics.read_ahead_budget.used_bytes,
             len(self._tasks),
+            self._refusals.refusals,
             self.topics.totals.published.figures(),
             self.topics.totals.delivered.figures(),
         )

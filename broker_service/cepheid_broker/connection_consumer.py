@@ -7,7 +7,6 @@ Commands for an id that is not open are ignored when they have no answer (FLOW, 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
@@ -33,8 +32,6 @@ from cepheid_broker.topic_positions import last_message, position_at_time
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_wire import CommandType, ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 MAX_FLOW = (1 << 31) - 1  # clients count permits in an int32; more is damage or an attack
 MAX_NAME_CHARS = 1000
@@ -62,7 +59,7 @@ class ConsumerCommands:
         self._requests = requests
         self._open: dict[int, Consumer] = {}
         self._opening: dict[int, asyncio.Task[None]] = {}
-        acks = ConsumerAcks(peer, self._open)
+        acks = ConsumerAcks(peer, self._open, services.refusals)
         self.table: Mapping[int, Callable[[Any], None]] = {
             CommandType.SUBSCRIBE: self._on_subscribe,
             CommandType.FLOW: self._on_flow,
@@ -139,14 +136,15 @@ class ConsumerCommands:
 
     def _refuse(self, ask: pb.CommandSubscribe, error: BaseException) -> None:
         code = server_error_of(error)
-        extra = {
-            "topic": ask.topic[:300],
-            "subscription": ask.subscription[:300],
-            "peer": self._peer.address,
-            "code": code.name,
-            "error": str(error),
-        }
-        log.info("consumer.refused", extra=extra)
+        self._services.refusals.note(
+            "consumer.refused",
+            (ask.topic, ask.subscription, code),
+            topic=ask.topic[:300],
+            subscription=ask.subscription[:300],
+            peer=self._peer.address,
+            code=code.name,
+            error=str(error),
+        )
         self._peer.send_error(ask.request_id, code, error_text(error))
         if code not in _FAIL_AT_ONCE:
             # Without it a C++ client never tries again: it thinks that it is connected already (protocol.md §12.4).
@@ -255,8 +253,9 @@ class ConsumerCommands:
                 await work
             except Exception as error:  # every request is answered, also when the fault is ours
                 code = server_error_of(error)
-                extra = {"peer": self._peer.address, "request": name, "code": code.name, "error": str(error)}
-                log.info("request.refused", extra=extra)
+                self._services.refusals.note(
+                    "request.refused", (name, code), request=name, peer=self._peer.address, code=code.name, error=str(error)
+                )
                 self._peer.send_error(request_id, code, error_text(error))
 
         self._requests.start(answered(), name=name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +17,6 @@ from cepheid_broker.topic import Topic
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_wire import CommandType, SendCommand, parse_send
 from cepheid_wire import pulsar_api_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 NO_REQUEST = (1 << 64) - 1  # -1: a close that the broker started (protocol.md §19)
 NO_SEQUENCE_ID = -1
@@ -111,6 +108,7 @@ class ProducerCommands:
             epoch=ask.epoch,
             metadata={pair.key: pair.value for pair in ask.metadata},
             connected_at_ms=self._services.ports.wall_ms(),
+            refusals=self._services.refusals,
             on_closed_by_broker=self._on_closed_by_broker,
         )
         topic.add_producer(producer)
@@ -139,8 +137,14 @@ class ProducerCommands:
 
     def _refuse(self, ask: pb.CommandProducer, error: BaseException) -> None:
         code = server_error_of(error)
-        extra = {"topic": ask.topic[:300], "peer": self._peer.address, "code": code.name, "error": str(error)}
-        log.info("producer.refused", extra=extra)
+        self._services.refusals.note(
+            "producer.refused",
+            (ask.topic, code),
+            topic=ask.topic[:300],
+            peer=self._peer.address,
+            code=code.name,
+            error=str(error),
+        )
         self._peer.send_error(ask.request_id, code, error_text(error))
 
     # The end

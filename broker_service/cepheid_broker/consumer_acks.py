@@ -9,20 +9,20 @@ from typing import Any, cast
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
+from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.subscription import SHARED, BatchAck
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
 from cepheid_wire import ServerError, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 
-log = logging.getLogger(__name__)
-
 _WORD = (1 << 64) - 1
 
 
 class ConsumerAcks:
-    def __init__(self, peer: Peer, consumers: Mapping[int, Consumer]) -> None:
+    def __init__(self, peer: Peer, consumers: Mapping[int, Consumer], refusals: RefusalLog) -> None:
         self._peer = peer
+        self._refusals = refusals
         self._consumers = consumers
 
     def on_ack(self, ack: pb.CommandAck) -> None:
@@ -36,8 +36,15 @@ class ConsumerAcks:
             return
         if ack.HasField("validation_error"):
             error = pb.CommandAck.ValidationError.Name(ack.validation_error)
-            extra = {"subscription": consumer.subscription.name, "error": error, "entries": len(ack.message_id)}
-            log.warning("consumer.could_not_use_message", extra=extra)
+            subscription = consumer.subscription
+            self._refusals.note(
+                "consumer.could_not_use_message",
+                (subscription.topic, subscription.name, error),
+                level=logging.WARNING,
+                topic=str(subscription.topic),
+                subscription=subscription.name,
+                error=error,
+            )
         if ack.ack_type == pb.CommandAck.Individual:
             self._individual(consumer, ack)
         else:
@@ -59,8 +66,15 @@ class ConsumerAcks:
         subscription = consumer.subscription
         if len(ack.message_id) != 1 or subscription.kind == SHARED:
             # As the reference: ignored, and success is reported if an answer was asked for (protocol.md §15).
-            extra = {"subscription": subscription.name, "type": subscription.type_name, "ids": len(ack.message_id)}
-            log.warning("consumer.cumulative_ack_ignored", extra=extra)
+            self._refusals.note(
+                "consumer.cumulative_ack_ignored",
+                (subscription.topic, subscription.name),
+                level=logging.WARNING,
+                topic=str(subscription.topic),
+                subscription=subscription.name,
+                type=subscription.type_name,
+                ids=len(ack.message_id),
+            )
             return
         ident = ack.message_id[0]
         subscription.acknowledge_cumulative(consumer, position_of(ident), _part_of(ident) if ident.ack_set else None)

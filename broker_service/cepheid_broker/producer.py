@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cepheid_broker.peer import Buffer, Peer
 from cepheid_broker.position import Position
 from cepheid_broker.rates import Traffic, TrafficFigures
+from cepheid_broker.refusal_log import RefusalLog
 from cepheid_ports import CepheidError
 from cepheid_wire import (
     ChecksumMismatchError,
@@ -85,6 +86,7 @@ class Producer:
         epoch: int = 0,
         metadata: dict[str, str] | None = None,
         connected_at_ms: int = 0,
+        refusals: RefusalLog,
         on_closed_by_broker: Callable[[Producer], None],
     ) -> None:
         self.topic = topic
@@ -97,6 +99,7 @@ class Producer:
         self.state = ProducerState.OPEN
         self.traffic = Traffic()
         self.checksum_errors = 0
+        self._refusals = refusals
         self._on_closed_by_broker = on_closed_by_broker
         self._on_settled: Callable[[], None] | None = None
         self._gathered = _Group()
@@ -197,8 +200,15 @@ class Producer:
 
     def _refuse(self, send: SendCommand, error: ChecksumMismatchError) -> None:
         self.checksum_errors += 1
-        extra = {"topic": str(self.topic.name), "producer": self.name, "sequence_id": send.sequence_id, "error": str(error)}
-        log.warning("publish.checksum_mismatch", extra=extra)
+        self._refusals.note(
+            "publish.checksum_mismatch",
+            (self.topic.name, self.name),
+            level=logging.WARNING,
+            topic=str(self.topic.name),
+            producer=self.name,
+            sequence_id=send.sequence_id,
+            error=str(error),
+        )
         frame = encode_body(
             pb.CommandSendError(
                 producer_id=self.producer_id,

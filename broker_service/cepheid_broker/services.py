@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cepheid_broker.publish_window import PublishBudget
+from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic_catalog import TopicCatalog
 from cepheid_broker.topics import Topics
@@ -18,6 +19,7 @@ class Services:
     catalog: TopicCatalog
     topics: Topics
     publish_budget: PublishBudget
+    refusals: RefusalLog
     tasks: TaskOwner
     ports: Ports
     listening_port: Callable[[], int]

@@ -1,0 +1,41 @@
+"""Log lines for what peers can repeat at will: the first at once, then one for many every half minute.
+
+producer.refused  0.0 s  logged          0.1 s, 0.3 s, 0.7 s … counted          30.2 s  logged, repeated=12
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 30.0
+MAX_KEYS = 1000
+
+
+class RefusalLog:
+    """One per broker. Keys beyond the bound are forgotten, oldest first: they are logged as new when they come again."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, Hashable], tuple[float, int]] = OrderedDict()  # logged at; repeated since
+        self.refusals = 0
+
+    def note(self, event: str, key: Hashable, *, level: int = logging.INFO, **extra: Any) -> None:
+        """`key` says what counts as the same: a topic and a code, say."""
+        self.refusals += 1
+        now = asyncio.get_running_loop().time()
+        logged_at, repeated = self._seen.get((event, key), (-WINDOW_S, 0))
+        if now - logged_at < WINDOW_S:
+            self._seen[event, key] = (logged_at, repeated + 1)
+            return
+        if repeated:
+            extra["repeated"] = repeated
+        log.log(level, event, extra=extra)
+        self._seen[event, key] = (now, 0)
+        self._seen.move_to_end((event, key))
+        if len(self._seen) > MAX_KEYS:
+            self._seen.popitem(last=False)
