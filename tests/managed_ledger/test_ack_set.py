@@ -95,7 +95,7 @@ def test_cumulative_inside_a_batch() -> None:
 def test_a_whole_acknowledgement_ends_a_part() -> None:
     acks = ack_set("5:-1")
     acks.acknowledge_messages(at("8:1"), bits(1), 2)
-    acks.acknowledge([at("8:1")])
+    acks.acknowledge([at("8:1"), at("8:1")])
     assert acks.batches == {}
     acks.acknowledge_messages(at("9:1"), bits(1), 2)
     acks.acknowledge_cumulative(at("9:2"))

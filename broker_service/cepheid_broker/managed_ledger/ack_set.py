@@ -258,7 +258,7 @@ class AckSet:
 
     def _forget_batches(self, ledger_id: int, entries: Iterable[int]) -> None:
         batches = self._batches[ledger_id]
-        for entry in entries:
+        for entry in dict.fromkeys(entries):  # a client may name an entry twice
             _, messages = batches.pop(entry)
             self._batch_bits -= messages
         if not batches:
