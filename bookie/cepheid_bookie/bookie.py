@@ -180,6 +180,7 @@ class Bookie:
         )
         self._access = LedgerAccess(ledgers, self._journal, self._checkpointer, lambda: self.state is BookieState.SERVING)
         self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
+        ledgers.start()
         self._space.look_now()
 
     def __repr__(self) -> str:
@@ -363,6 +364,7 @@ class Bookie:
         self._reader.stop()
         self._space.stop()
         self._checkpointer.stop()
+        self._ledgers.stop()
         await self._workers.aclose()
         for connection in list(self._connections):
             connection.on_bookie_stopped("is stopped")
@@ -383,6 +385,7 @@ class Bookie:
         log.error("bookie.failed", extra={"bookie": self.settings.bookie_id, "error": repr(error), "hint": hint})
         self._space.stop()
         self._checkpointer.stop()
+        self._ledgers.stop()
         self._journal.fail(error)
         self._reader.stop()
         self._admission.refuse_waiting(Status.STOPPED)

@@ -20,6 +20,7 @@ from cepheid_bookie.ledger_record import NOT_DELETED, LedgerRecord
 from cepheid_ports import Worker
 
 _BLANK_KEY = bytes(16)
+_EVICTION_DELAY_S = 0.25
 
 
 class LedgerState:
@@ -68,7 +69,9 @@ class LedgerTable:
         self._index = index
         self._worker = worker
         self._cached_last = cached_last
-        self._limit = self._evict_at = limit
+        self._limit = limit
+        self._timer: asyncio.TimerHandle | None = None
+        self._serving = False
         self._known = BitMap64()
         self._tombstones = BitMap64()
         self._loaded: dict[int, LedgerState] = {}
@@ -179,13 +182,25 @@ class LedgerTable:
         for state in self._flushing.values():
             state.flushing = False
         self._flushing = {}
-        self._evict()
+        if not self._serving:
+            self._evict()
+        elif len(self._loaded) > self._limit:
+            self._evict_later()
 
     def on_flush_failed(self) -> None:
         for state in self._flushing.values():
             state.flushing = False
             self.mark_dirty(state)
         self._flushing = {}
+
+    def start(self) -> None:
+        """Replay is over: from now on the loop owns the table."""
+        self._serving = True
+
+    def stop(self) -> None:
+        self._serving = False
+        if self._timer is not None:
+            self._timer.cancel()
 
     def delete(self, state: LedgerState, now_ms: int) -> None:
         """Makes a tombstone: fenced, without entries."""
@@ -201,18 +216,23 @@ class LedgerTable:
 
     def _put(self, state: LedgerState) -> LedgerState:
         self._loaded[state.ledger_id] = state
-        if len(self._loaded) > self._evict_at:
-            self._evict(keep=state)
+        if self._serving and len(self._loaded) > self._limit:
+            self._evict_later()
         return state
 
-    def _evict(self, keep: LedgerState | None = None) -> None:
-        """Down to the limit, longest loaded first: coming back costs one look into the index, so nothing is kept about use.
+    def _evict_later(self) -> None:
+        """Not in this turn: whoever asked for a load still has to use it, and loads that push each other out would never end."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_EVICTION_DELAY_S, self._on_timer)
 
-        `keep` was put this moment and is in its caller's hands: forgotten now, it would be a second object of its ledger (rule 1).
-        """
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._evict()  # what is dirty stays; its flush comes back here
+
+    def _evict(self) -> None:
+        """Down to the limit, longest loaded first: coming back costs one look into the index, so nothing is kept about use."""
         surplus = len(self._loaded) - self._limit
         if surplus > 0:
-            clean = [state for state in self._loaded.values() if not state.dirty and not state.flushing and state is not keep]
+            clean = [state for state in self._loaded.values() if not state.dirty and not state.flushing]
             for state in clean[:surplus]:
                 del self._loaded[state.ledger_id]
-        self._evict_at = max(self._limit, len(self._loaded)) + self._limit // 8  # not at every load when most are dirty

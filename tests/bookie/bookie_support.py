@@ -189,7 +189,10 @@ async def add(bookie: Bookie, *groups: EntryGroup, recovery: bool = False, key: 
     return await add_requests(bookie, [AddRequest(group, key, recovery) for group in groups])
 
 
-async def add_requests(bookie: Bookie, requests: Sequence[AddRequest]) -> list[AddAnswer]:
+async def add_requests(
+    bookie: Bookie, requests: Sequence[AddRequest], on_answer: Callable[[AddAnswer], None] = lambda _: None
+) -> list[AddAnswer]:
+    """As `add`; `on_answer` sees each answer in the moment it comes."""
     collected: list[AddAnswer] = []
     waiting = sum(len(request.group) for request in requests)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,6 +200,8 @@ async def add_requests(bookie: Bookie, requests: Sequence[AddRequest]) -> list[A
     def on_answers(answers: Sequence[AddAnswer]) -> None:
         nonlocal waiting
         collected.extend(answers)
+        for answer in answers:
+            on_answer(answer)
         waiting -= sum(answer.last_entry_id - answer.first_entry_id + 1 for answer in answers)
         if waiting <= 0 and not done.done():
             done.set_result(None)

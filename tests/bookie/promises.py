@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cepheid_bookie import Bookie
-from cepheid_rpc import AddRequest, EntryGroup, ExplicitLac, LacRequest, Status
+from cepheid_rpc import AddAnswer, AddRequest, EntryGroup, ExplicitLac, LacRequest, Status
 from tests.bookie.bookie_support import KEY, add_requests, entries_of, group_of, read_all
 
 
@@ -16,16 +16,21 @@ class Promises:
         self.fenced: dict[int, None] = {}
         self.fence_asked: dict[int, None] = {}
         self.lac: dict[int, int] = {}
+        self.broken: list[str] = []
 
     async def add(self, bookie: Bookie, *groups: EntryGroup, recovery: bool = False) -> list[Status]:
         for group in groups:
             self.sent.update({(group.ledger_id, i): entry for i, entry in entries_of([group]).items()})
-        answers = await add_requests(bookie, [AddRequest(group, KEY, recovery) for group in groups])
-        for answer in answers:
+
+        def on_answer(answer: AddAnswer) -> None:
             if answer.status is Status.OK:
-                assert recovery or answer.ledger_id not in self.fenced, "a regular add was answered OK after the fence"
+                if not recovery and answer.ledger_id in self.fenced:
+                    self.broken.append(f"{answer} of a regular add after the fence was answered")
                 for i in range(answer.first_entry_id, answer.last_entry_id + 1):
                     self.ok[answer.ledger_id, i] = self.sent[answer.ledger_id, i]
+
+        answers = await add_requests(bookie, [AddRequest(group, KEY, recovery) for group in groups], on_answer)
+        assert not self.broken, self.broken
         return [answer.status for answer in answers]
 
     async def fence(self, bookie: Bookie, ledger_id: int) -> None:
@@ -68,5 +73,5 @@ class Promises:
             assert sent.get(i) == entry, f"entry {ledger_id}:{i} is not what was sent"
         answer = await bookie.read_lac(LacRequest(ledger_id, KEY))
         if promised:
-            assert answer.highest_entry is not None
+            assert answer.highest_entry is not None, f"{answer} of ledger {ledger_id}, which holds {max(promised)}"
             assert answer.highest_entry.first_entry_id >= max(promised)
