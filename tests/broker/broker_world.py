@@ -41,6 +41,15 @@ class _RefusableLedgers(ManagedLedgers):
         return await super().open(*args, **kwargs)
 
 
+class _FillableDisk(RealDisk):
+    """Says that it is full while a test says so."""
+
+    full = False
+
+    def free_bytes(self) -> int:
+        return 0 if self.full else super().free_bytes()
+
+
 class _OneBookie:
     """`BookieConnections` of one in-process bookie."""
 
@@ -58,9 +67,10 @@ class _OneBookie:
 class BrokerWorld:
     """`async with BrokerWorld(max_message_bytes=…) as world`: the keywords are fields of BrokerSettings."""
 
-    def __init__(self, *, ledgers: ManagedLedgerSettings | None = None, **settings: Any) -> None:
+    def __init__(self, *, ledgers: ManagedLedgerSettings | None = None, refusal_retry_s: float = 10.0, **settings: Any) -> None:
         self.settings = BrokerSettings.model_validate({"port": 0, "topic_retry_s": 0.02, **settings})
         self._ledger_settings = ledgers or ManagedLedgerSettings()
+        self._client_settings = LedgerSettings(refusal_retry_s=refusal_retry_s)
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -83,14 +93,15 @@ class BrokerWorld:
         self.store = MemoryStore(MemoryTree())
         await tenant_records(self.store).create("public", TenantRecord())
         await namespace_records(self.store).create(("public", "default"), NamespaceRecord())
-        settings = BookieSettings(bookie_id="bookie-1", cluster_id="test")
-        bookie = await Bookie.open(settings, RealDisk(directory), MemoryBlockIndex(), ports)
+        settings = BookieSettings(bookie_id="bookie-1", cluster_id="test", disk_check_interval_s=0.001)
+        self.disk = _FillableDisk(directory)
+        bookie = self._bookie = await Bookie.open(settings, self.disk, MemoryBlockIndex(), ports)
         opened.push_async_callback(bookie.aclose)
         connections = _OneBookie(bookie)
         opened.push_async_callback(connections.aclose)
         placement = RandomPlacement(lambda: ["bookie-1"], ports.random)
         self.ledger_client = LedgerClient(
-            connections, ledger_records(self.store), LedgerIds(self.store), placement, LedgerSettings(), ports
+            connections, ledger_records(self.store), LedgerIds(self.store), placement, self._client_settings, ports
         )
         opened.push_async_callback(self.ledger_client.aclose)
         self.tail_cache = TailCache(64 << 20)
@@ -118,6 +129,14 @@ class BrokerWorld:
     async def fence(self, name: str) -> None:
         """What another broker's takeover does: the topic's open ledger takes no more appends."""
         await self.ledger_client.recover(self.topic(name).ledger.ledgers.last_ledger_id)
+
+    async def fill_disk(self, client: ScriptedClient, sequence_id: int) -> int:
+        """The bookie looks at its disk when adds come in, so a few entries make it see. Returns the next sequence id."""
+        self.disk.full = True
+        while self._bookie.writable:
+            await client.publish(1, first_sequence_id=sequence_id)
+            sequence_id += 1
+        return sequence_id
 
     def refuse_opening_topics(self, refuse: bool) -> None:
         self._managed_ledgers.refuse = refuse

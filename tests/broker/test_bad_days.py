@@ -1,0 +1,207 @@
+"""Bad days of a broker: a full disk, a topic that fails again and again, seeks and openings that are interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_broker.errors import TopicNotFoundError
+from cepheid_broker.managed_ledger import ManagedLedgerFailedError
+from cepheid_wire import ServerError, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.broker.broker_world import BrokerWorld
+from tests.broker.scripted_client import ScriptedClient, full, ident, subscribe
+from tests.support import run_async, wait_until
+
+TOPIC = TopicName.parse("t")
+
+
+async def all_payloads(client: ScriptedClient, count: int) -> list[bytes]:
+    await client.subscribe("t", "audit", 99, permits=1000)
+    return [m.tail.rsplit(b"payload ", 1)[1] for m in await client.expect_messages(count)]
+
+
+def test_producers_wait_while_the_disk_is_full_and_go_on_when_there_is_space() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.publish(5)
+            next_id = await world.fill_disk(client, 5)
+            for sequence_id in (next_id, next_id + 1):
+                client.send_message(sequence_id, b"payload %d" % sequence_id)
+            await client.expect_nothing(0.2)
+            await client.ping()
+            world.disk.full = False
+            assert [(await client.expect(pb.CommandSendReceipt)).sequence_id for _ in range(2)] == [next_id, next_id + 1]
+            assert await all_payloads(client, next_id + 2) == [b"%d" % n for n in range(next_id + 2)]
+
+    run_async(main())
+
+
+def test_a_disk_that_stays_full_closes_producers_and_loses_nothing_that_was_answered() -> None:
+    async def main() -> None:
+        async with BrokerWorld(refusal_retry_s=0.1) as world, await world.client() as client:
+            await client.produce_on("t", initial_subscription_name="audit")  # what nobody subscribes to is trimmed
+            await client.publish(5)
+            next_id = await world.fill_disk(client, 5)
+            for sequence_id in range(next_id, next_id + 4):
+                client.send_message(sequence_id, b"payload %d" % sequence_id)
+            await client.expect(pb.CommandCloseProducer)
+            await client.ping()
+            world.disk.full = False
+            await client.produce_on("t", epoch=1)
+            await client.publish(4, first_sequence_id=next_id)
+            assert await all_payloads(client, next_id + 4) == [b"%d" % n for n in range(next_id + 4)]
+
+    run_async(main())
+
+
+def test_a_topic_that_cannot_be_opened_is_tried_again_with_growing_pauses() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            world.refuse_opening_topics(True)
+            began = asyncio.get_running_loop().time()
+            for request_id in range(4):
+                client.send(pb.CommandProducer(topic=full("t"), producer_id=0, request_id=request_id))
+                assert (await client.expect(pb.CommandError)).error == ServerError.SERVICE_NOT_READY
+            assert asyncio.get_running_loop().time() - began > 0.02 + 0.04 + 0.08
+            assert world.broker.statistics().topic_failures == 4
+            world.refuse_opening_topics(False)
+            await client.produce_on("t")
+
+    run_async(main())
+
+
+def test_many_who_ask_for_a_topic_at_once_open_it_once_and_share_its_failure() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            topics = world.broker.topics
+            opened = await asyncio.gather(*(topics.get(TOPIC, may_create=True) for _ in range(20)))
+            assert len(set(map(id, opened))) == 1
+            await topics.unload(TOPIC)
+            world.refuse_opening_topics(True)
+            outcomes = await asyncio.gather(*(topics.get(TOPIC, may_create=True) for _ in range(20)), return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {ManagedLedgerFailedError}
+            assert topics.failures == 1
+
+    run_async(main())
+
+
+def test_who_gives_up_on_an_opening_does_not_stop_it_for_others() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            topics = world.broker.topics
+            impatient = asyncio.create_task(topics.get(TOPIC, may_create=True))
+            patient = asyncio.create_task(topics.get(TOPIC, may_create=True))
+            await asyncio.sleep(0)
+            impatient.cancel()
+            assert (await patient).name == TOPIC
+            with pytest.raises(asyncio.CancelledError):
+                await impatient
+
+    run_async(main())
+
+
+def test_one_who_may_not_create_does_not_spoil_it_for_one_who_may() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            topics = world.broker.topics
+            outcomes = await asyncio.gather(
+                topics.get(TOPIC, may_create=False), topics.get(TOPIC, may_create=True), return_exceptions=True
+            )
+            assert isinstance(outcomes[0], TopicNotFoundError)
+            assert not isinstance(outcomes[1], BaseException)
+
+    run_async(main())
+
+
+def test_deleting_forgets_everything_and_a_topic_made_anew_is_empty() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.publish(5)
+            await client.subscribe("t", "s", permits=10)
+            await client.expect_messages(5)
+            with pytest.raises(Exception, match="1 producers and 1 consumers"):
+                await world.broker.topics.delete(TOPIC)
+            await world.broker.topics.delete(TOPIC, force=True)
+            await client.expect(pb.CommandCloseProducer)
+            await client.expect(pb.CommandCloseConsumer)
+            with pytest.raises(TopicNotFoundError):
+                await world.broker.topics.delete(TOPIC)
+            await client.produce_on("t", epoch=1)
+            assert list(world.topic("t").subscriptions) == []
+            await client.publish(1)
+            assert await all_payloads(client, 1) == [b"0"]
+
+    run_async(main())
+
+
+def test_a_client_that_vanishes_in_a_seek_leaves_a_subscription_that_works() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.publish(5)
+            for _ in range(20):
+                rude = await world.client()
+                rude.send(
+                    subscribe("t", "s", 0, 1, subType=pb.CommandSubscribe.Exclusive),
+                    pb.CommandFlow(consumer_id=0, messagePermits=10),
+                )
+                await rude.expect(pb.CommandSuccess)
+                rude.send(pb.CommandSeek(consumer_id=0, request_id=2, message_id=ident((-1, -1))))
+                rude.abort()
+            await wait_until(lambda: world.broker.statistics().connections == 1)
+            await client.subscribe("t", "s", permits=10)
+            await client.expect_message()
+
+    run_async(main())
+
+
+def test_nothing_is_left_over_when_clients_come_and_go() -> None:
+    """Budgets back at zero, no consumer, producer or request remembered."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            for round_number in range(10):
+                client = await world.client()
+                await client.produce_on("t", producer_name="p")
+                client.send_message(0, bytes(10_000))
+                client.send_message(1, bytes(10_000))
+                client.send(subscribe("t", "s", 0, 1, subType=pb.CommandSubscribe.Shared))
+                while not isinstance((await client.receive()).body, pb.CommandSuccess):  # type: ignore[union-attr]
+                    pass
+                client.send(pb.CommandFlow(consumer_id=0, messagePermits=round_number + 1))
+                client.abort()
+                await wait_until(lambda: world.broker.statistics().connections == 0)
+            topic = world.topic("t")
+            await wait_until(lambda: world.broker.statistics().publish_buffer_bytes == 0)
+            assert not topic.producers
+            assert not topic.subscriptions["s"].consumers
+            figures = world.broker.statistics()
+            assert (figures.read_ahead_bytes, figures.requests_running) == (0, 0)
+
+    run_async(main())
+
+
+def test_stopping_answers_what_is_under_way_and_ends_connections() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            client = await world.client()
+            await client.produce_on("t")
+            await client.subscribe("t", "s")
+            for sequence_id in range(10):
+                client.send_message(sequence_id)
+            await client.drain()
+            await wait_until(lambda: world.topic("t").published.entries > 0 or bool(world.topic("t").producers))
+            await client.ping()
+            await world.broker.aclose()
+            receipts = []
+            while (received := await client.receive()) is not None:
+                if isinstance(received.body, pb.CommandSendReceipt):
+                    receipts.append(received.body.sequence_id)
+            assert receipts == list(range(10))
+            await client.close()
+
+    run_async(main())

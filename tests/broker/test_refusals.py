@@ -1,0 +1,74 @@
+"""Every error has its code on the wire; what repeats is logged once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+
+import pytest
+
+import cepheid_broker.errors
+import cepheid_broker.managed_ledger
+import cepheid_ledger
+import cepheid_metadata
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
+from cepheid_broker.refusal_log import MAX_KEYS, RefusalLog
+from cepheid_broker.wire_errors import error_text, server_error_of
+from cepheid_ports import CepheidError
+from cepheid_wire import ServerError
+from tests.support import run_async
+
+
+def all_errors() -> list[type[CepheidError]]:
+    modules = (cepheid_broker.errors, cepheid_broker.managed_ledger, cepheid_ledger, cepheid_metadata)
+    found = {
+        kind: None
+        for module in modules
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and issubclass(kind, CepheidError) and kind is not CepheidError
+    }
+    found.pop(cepheid_broker.errors.ProtocolViolationError)  # has no answer: the connection closes
+    return list(found)
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_every_error_of_ours_has_a_code(kind: type[CepheidError], caplog: pytest.LogCaptureFixture) -> None:
+    code = server_error_of(kind("it happened"))
+    assert not caplog.records, "an error without a code is logged as a bug"
+    if kind.retriable:
+        assert code is ServerError.SERVICE_NOT_READY, "clients try again"
+    else:
+        assert code is not ServerError.SERVICE_NOT_READY, "clients would try again for ever"
+
+
+def test_an_unexpected_exception_is_logged_and_its_text_is_kept_from_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    assert server_error_of(KeyError("secret")) is ServerError.UNKNOWN_ERROR
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "secret" not in error_text(KeyError("secret"))
+    assert error_text(NotAllowedError("why")) == "why"
+    assert server_error_of(TimeoutError()) is ServerError.SERVICE_NOT_READY
+    assert "retry" in error_text(ServiceNotReadyError("loading"))
+
+
+def test_repetitions_are_counted_and_told_with_the_next_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        caplog.set_level(logging.INFO, logger="cepheid_broker")
+        refusals, now = RefusalLog(), [100.0]
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+        for _ in range(5):
+            refusals.note("producer.refused", "t", code="X")
+        refusals.note("producer.refused", "other", code="X")
+        assert len(caplog.records) == 2
+        now[0] += 31
+        refusals.note("producer.refused", "t", code="X")
+        assert caplog.records[2].__dict__["repeated"] == 4
+        for number in range(2 * MAX_KEYS):
+            refusals.note("producer.refused", number, code="X")
+        assert len(refusals._seen) <= MAX_KEYS
+        assert refusals.refusals == 7 + 2 * MAX_KEYS
+        monkeypatch.undo()
+
+    run_async(main())
