@@ -95,12 +95,15 @@ class SimBookie:
         on_fence: Callable[[SimBookie], None] = lambda _: None,
     ) -> None:
         self.id = bookie_id
+        self.settings = bookie_settings(bookie_id)
         self.disk = SimDisk(plan.random)
         self.index = MemoryBlockIndex()
         self.node = Node(bookie_id, 0)
         self.node.alive = False
         self.bookie: Bookie | None = None
         self.power_lost = False
+        self.work_delay_s: float | None = None  # for scripts: how long every work of its threads takes
+        self.observed = True  # False: without checks of every entry, for scripts with very many
         self._network = network
         self._plan = plan
         self._history = history
@@ -127,8 +130,9 @@ class SimBookie:
     async def _open(self, node: Node) -> None:
         ports = sim_ports(self._loop, self._plan.random, self._work_delay_s)
         try:
-            bookie = await Bookie.open(bookie_settings(self.id), self.disk, self.index, ports)
+            bookie = await Bookie.open(self.settings, self.disk, self.index, ports)
             probe = BookieProbe(self.id, bookie, self.disk, self._history, lambda: self._on_fence(self))
+            served = probe if self.observed else bookie
             promises = promises_of(self._history.bookie(self.id))
             await check_promises(self.id, self.id, bookie, self._history, promises)
         except (NodeCrashed, OSError) as error:  # an injected failure at start ends the process: an operator starts it again
@@ -141,7 +145,7 @@ class SimBookie:
         self.bookie = bookie
         bookie.on_failed = self._on_failed
         self._history.note(f"{self.id}#{node.incarnation} serves")
-        self._network.serve(self.id, node, probe)
+        self._network.serve(self.id, node, served)
 
     async def replay_copy(self, seed: str) -> None:
         """Power loss without the loss: opens a bookie on a copy of what is durable now, and asks it for all that was promised."""
@@ -150,7 +154,7 @@ class SimBookie:
         promises = promises_of(self._history.bookie(self.id))
         ports = sim_ports(self._loop, random.Random(f"{seed}/ports"), lambda: 0.0)
         try:
-            bookie = await Bookie.open(bookie_settings(self.id), disk, index, ports)
+            bookie = await Bookie.open(self.settings, disk, index, ports)
         except CepheidError as error:
             self._history.violated("S8", f"{self.id} would refuse to start after power loss now: {error!r}")
             return
@@ -189,6 +193,8 @@ class SimBookie:
 
     def _work_delay_s(self) -> float:
         plan, faults = self._plan, self._plan.faults
+        if self.work_delay_s is not None:
+            return self.work_delay_s
         if plan.strikes("slow disk", faults.slow_sync):
             return plan.between(faults.slow_sync_s)
         return plan.between(faults.disk_delay_s)
@@ -207,6 +213,8 @@ class SimBroker:
         self._history = history
         self._bookies = tuple(bookies)
         self._loop = asyncio.get_running_loop()
+        self.settings = MANAGED_LEDGER_SETTINGS
+        self.observed = True  # False: see SimBookie
         self.node = Node(name, 0)
         self.node.alive = False
 
@@ -235,10 +243,10 @@ class SimBroker:
         )
         self.ledgers = LedgerClientProbe(self.client, history, process)
         self.managed_ledgers = ManagedLedgers(
-            self.ledgers,  # type: ignore[arg-type] # behaves as one
+            self.ledgers if self.observed else self.client,  # type: ignore[arg-type] # behaves as one
             self.store,
             TailCache(8 * KIB, keep_s=0.5),
-            MANAGED_LEDGER_SETTINGS,
+            self.settings,
             self.ports,
         )
 

@@ -13,8 +13,12 @@ from unittest import mock
 
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
+from cepheid_broker.managed_ledger import cursor_store
+from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_ledger import recovery
 from cepheid_ledger.recovery_state import RecoveryReads
+from cepheid_metadata import Position
 from cepheid_rpc import ReadRequest, Status
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -77,12 +81,27 @@ def count_a_timeout_as_a_negative() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def drop_holes_when_saving_a_cursor() -> Iterator[None]:
+    """Beyond a few, acknowledged entries above the mark-delete position are left out of what is saved."""
+
+    def encode_few(ack_set: AckSet) -> bytes:
+        few = AckSet(ack_set._ledgers, ack_set.mark_delete)
+        for ledger_id, entries in ack_set.acked.items():
+            few.acknowledge([Position(ledger_id, entry_id) for entry_id in list(entries)[:2]])
+        return encode_state(few)
+
+    with mock.patch.object(cursor_store, "encode_state", encode_few):
+        yield
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
         acknowledge_before_sync,
         answer_a_fence_before_it_is_durable,
         fence_not_by_reads,
+        drop_holes_when_saving_a_cursor,
         count_a_timeout_as_a_negative,
     )
 }

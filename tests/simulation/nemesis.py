@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cepheid_metadata import MemoryStore, SessionState
 from tests.simulation.cluster import SimBookie, SimBroker
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Nemesis:
             self._cut_wire,
             self._fill_disk,
             self._pause_broker,
+            self._expire_session,
             self._lose_power_everywhere,
         )
 
@@ -42,6 +44,8 @@ class Nemesis:
         for broker in world.brokers.values():
             if broker.node.paused:
                 broker.node.resume()
+            if broker.node.alive:
+                _renew(broker.store.memory)
             if not broker.node.alive:
                 world.begin(broker)
         while not all(bookie.serving for bookie in world.bookies.values()):
@@ -104,9 +108,24 @@ class Nemesis:
 
             self._world.later(self._random.choice((0.3, 1.5, 6.0)), free)
 
+    def _expire_session(self) -> None:
+        """The metadata store gives the broker up; it gets a new session a while later."""
+        broker = self._some_broker()
+        if broker is None or broker.store.memory.session_state is SessionState.LOST:
+            return
+        self._world.plan.count("metadata session expired")
+        memory = broker.store.memory
+        memory.expire_session()
+        self._world.later(self._random.choice((0.1, 1.0, 3.0)), lambda: _renew(memory))
+
     def _pause_broker(self) -> None:
         if (broker := self._some_broker()) is not None:
             self._world.plan.count("broker paused")
             node = broker.node
             node.pause()
             self._world.later(self._random.choice((0.1, 1.0, 7.0)), lambda: node.paused and node.resume())
+
+
+def _renew(memory: MemoryStore) -> None:
+    if memory.session_state is SessionState.LOST:
+        memory.renew_session()

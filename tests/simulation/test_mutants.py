@@ -13,6 +13,7 @@ RULES = {
     "acknowledge before sync": {"S1", "S2", "S3"},
     "answer a fence before it is durable": {"S3"},
     "fence not by reads": {"L5", "S4", "L10"},
+    "drop holes when saving a cursor": {"C2"},
     "count a timeout as a negative": {"L10", "L5"},
 }
 

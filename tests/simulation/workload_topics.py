@@ -75,7 +75,10 @@ class TopicWorkload:
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
         key = keys.chain_key(self.topic)
-        if history.reigning.get(key) == (broker.process, history.openings[opening]):  # else a later owner's promises are out already
+        if history.reigning.get(key) == (
+            broker.process,
+            history.openings[opening],
+        ):  # else a later owner's promises are out already
             check_opened(history, self.model, managed_ledger)
         return managed_ledger
 

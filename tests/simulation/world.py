@@ -46,6 +46,7 @@ class World(Stage):
         while sum(self.history.operations.values()) < self._wanted_operations or self.plan.total() < _FEWEST_FAULTS:
             await asyncio.sleep(self.random.expovariate(10.0))
             self._visit_ledgers()
+            self._replay_some_disk()
             nemesis.act()
         self.history.note("healing")
         self.ledger_workload.stopped = self.topic_workload.stopped = True
@@ -71,6 +72,11 @@ class World(Stage):
         self._replays += 1
         seed = f"{self.seed}/replay/{self._replays}"
         self.start_outside(bookie.replay_copy(seed), f"replay {self._replays}")
+
+    def _replay_some_disk(self) -> None:
+        serving = [bookie for bookie in self.bookies.values() if bookie.serving]
+        if serving and self._replays < _MOST_REPLAYS and self.random.random() < 0.05:
+            self.replay(self.random.choice(serving))
 
     def _visit_ledgers(self) -> None:
         """Somebody recovers or reads some ledger, perhaps the one that is being written."""
