@@ -42,5 +42,11 @@ class BlockCorruptError(BookieError):
     hint = "the entries have to be read from another replica; check the disk"
 
 
+class IndexCorruptError(BookieError):
+    """Damage inside what the block index had synced: it would deny entries, or forget fences."""
+
+    hint = "restore the index directory from a copy, or declare this bookie damaged and start it under a new bookie id"
+
+
 class CookieError(BookieError):
     """The directories do not belong to this bookie as metadata knows it."""

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch, WriteOptions
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
-from cepheid_bookie.errors import FormatVersionError
+from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record
 
 _BLOCK_KEY = struct.Struct(">cQQQQ")
@@ -37,6 +37,8 @@ def _options() -> Options:
     options.set_write_buffer_size(2 << 20)
     options.set_max_write_buffer_number(2)
     options.set_max_total_wal_size(8 << 20)
+    # By default the database opens with damage inside its log and drops, silently, every synced write behind it.
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_keep_log_file_num(2)
     options.set_max_open_files(64)
     options.set_max_background_jobs(2)
@@ -55,7 +57,12 @@ class RocksBlockIndex(BlockIndex):
     """The database in the directory `path`."""
 
     def __init__(self, path: str | Path) -> None:
-        self._db = Rdict(str(path), options=_options())
+        try:
+            self._db = Rdict(str(path), options=_options())
+        except Exception as error:  # rocksdict has no class of its own for it
+            if "Corruption" not in str(error):
+                raise
+            raise IndexCorruptError(f"the block index {path} is damaged: {error}", path=str(path)) from error
         self._synced = WriteOptions()
         self._synced.sync = True
         version = self._db.get(_VERSION_KEY)

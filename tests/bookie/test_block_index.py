@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef
-from cepheid_bookie.errors import FormatVersionError
+from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_bookie.rocks_index import RocksBlockIndex
@@ -194,6 +194,36 @@ while True:
     print(n, flush=True)
     n += 1
 """
+
+
+def _killed_after(path: Path, batches: int) -> Path:
+    """An index whose process was killed after that many synced batches; returns the database's log, which holds them."""
+    with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= batches:
+                process.kill()
+                break
+    return max(path.glob("*.log"), key=lambda log: log.stat().st_size)
+
+
+def test_damage_inside_the_log_of_the_database_is_an_error_and_never_a_shorter_index(tmp_path: Path) -> None:
+    """Dropped silently, the synced batches behind it would be certain noes for entries that are there, and fences undone."""
+    log = _killed_after(tmp_path / "index", 20)
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(IndexCorruptError, match="is damaged"):
+        RocksBlockIndex(tmp_path / "index")
+
+
+def test_a_batch_cut_at_the_end_of_the_log_of_the_database_is_no_damage(tmp_path: Path) -> None:
+    """Power went while it was written: nobody was told that it is there."""
+    log = _killed_after(tmp_path / "index", 20)
+    log.write_bytes(log.read_bytes()[:-30])
+    index = RocksBlockIndex(tmp_path / "index")
+    assert index.last_entry_id(0) >= 19 * 10 + 9
+    index.close()
 
 
 @pytest.mark.parametrize("after", [1, 200])
