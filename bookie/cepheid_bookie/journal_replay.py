@@ -93,7 +93,8 @@ class JournalReplay:
         header = decode_segment_header(file.pread(ALIGNMENT, 0))
         end = self.report.end
         if header is not None and header.segment_id == segment_id:
-            if segment_id != self._mark.segment_id and header.first_sequence != end.sequence:
+            # Below: the batch before is one that a full disk refused, but whole (journal_writer.py, rule 2). Nothing is missing.
+            if segment_id != self._mark.segment_id and header.first_sequence > end.sequence:
                 raise JournalCorruptError(
                     f"{segment_path(end.segment_id)} ends at batch {end.sequence - 1} (offset {end.offset}), "
                     f"but {segment_path(segment_id)} proves that batches up to {header.first_sequence - 1} were synced",
@@ -135,7 +136,7 @@ class JournalReplay:
 
     def _check_end(self, file: DiskFile, header: SegmentHeader, offset: int, sequence: int, *, last: bool, clean: bool) -> None:
         """No intact batch at `offset`. A later one in this segment proves that this one was synced."""
-        for later_offset, later in self._later_batches(file, header, offset):
+        for later_offset, later in self._batches(file, header.segment_id, header.nonce, offset + ALIGNMENT):
             if later > sequence:
                 raise JournalCorruptError(
                     f"{segment_path(header.segment_id)} is damaged at offset {offset} (batch {sequence}): "
@@ -147,20 +148,20 @@ class JournalReplay:
             self.report.cut_offset = offset
 
     @staticmethod
-    def _later_batches(file: DiskFile, header: SegmentHeader, offset: int) -> Iterator[tuple[int, int]]:
-        """(offset, sequence) of every intact batch header behind `offset`."""
-        size, start = file.size(), offset + ALIGNMENT
+    def _batches(file: DiskFile, segment_id: int, nonce: bytes | None, start: int) -> Iterator[tuple[int, int]]:
+        """(offset, sequence) of every intact batch header from `start` on."""
+        size = file.size()
         while start < size:
             chunk = file.pread(_SCAN_BYTES, start)
             if not chunk:
                 return
             for place in range(0, len(chunk), ALIGNMENT):
-                batch = decode_batch_header(chunk[place : place + BATCH_HEADER_BYTES], header.segment_id, header.nonce)
+                batch = decode_batch_header(chunk[place : place + BATCH_HEADER_BYTES], segment_id, nonce)
                 if batch is not None:
                     yield start + place, batch.sequence
             start += _SCAN_BYTES
 
-    @staticmethod
-    def _was_used(file: DiskFile, segment_id: int) -> bool:
+    @classmethod
+    def _was_used(cls, file: DiskFile, segment_id: int) -> bool:
         """Whether a segment that lost its header has a batch. A lost sector may show bytes of other files: only its own count."""
-        return decode_batch_header(file.pread(BATCH_HEADER_BYTES, ALIGNMENT), segment_id, None) is not None
+        return next(cls._batches(file, segment_id, None, ALIGNMENT), None) is not None

@@ -27,7 +27,7 @@ from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError, Jo
 from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record
 from cepheid_rpc import Buffer
 from tests.bookie.bookie_support import KEY, InlineWorker, KiB, group_of
-from tests.simulation.sim_disk import SimDisk
+from tests.simulation.sim_disk import SimDisk, SimFile
 from tests.support import run_async
 
 
@@ -230,3 +230,22 @@ def test_after_a_failed_sync_nothing_is_written_or_durable_any_more() -> None:
 
 def test_alignment_rounds_up() -> None:
     assert [align(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
+
+
+def test_a_full_disk_that_takes_all_but_the_padding_of_a_batch_is_no_damage_after_the_next_segment() -> None:
+    """The refused batch is whole on the disk, and the segment behind it begins with the same sequence: that proves no loss."""
+    disk = new_disk()
+    writer = new_writer(disk)
+    write(writer, 0)
+    written_whole = SimFile.pwritev
+
+    def full_at_the_padding(file: SimFile, buffers: Sequence[Buffer], offset: int) -> None:
+        written_whole(file, buffers[:-1], offset)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimFile, "pwritev", full_at_the_padding)
+        with pytest.raises(JournalSpaceError):
+            write(writer, 1)
+    write(writer, 2, size=100 * KiB)  # goes to a segment of its own
+    assert [first for first in replayed(disk) if first != 1] == [0, 2]

@@ -116,6 +116,13 @@ def test_a_damaged_segment_header_stops_the_start_if_the_segment_was_used(segmen
         replayed(disk)
 
 
+def test_a_segment_that_lost_its_header_and_its_first_batch_was_used_if_any_batch_is_there() -> None:
+    disk, positions = written(3)
+    disk.open(segment_path(1)).pwrite(bytes(positions[0].offset), 0)
+    with pytest.raises(JournalCorruptError, match="offset 0"):
+        replayed(disk)
+
+
 def test_a_segment_whose_creation_was_cut_is_removed() -> None:
     disk, positions = written(3)
     file = disk.open(segment_path(2), create=True)
