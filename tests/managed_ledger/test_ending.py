@@ -43,7 +43,7 @@ async def rolled(ledger: ManagedLedger, ledgers: int) -> list[list[Position]]:
         (position,) = await append_all(ledger, 1, f"r{number}-")
         by_ledger.setdefault(position.ledger_id, []).append(position)
         number += 1
-        await wait_until(lambda: ledger._rolling is None)
+        await wait_until(lambda: not ledger._upkeep.is_rolling)
     return list(by_ledger.values())
 
 
@@ -243,7 +243,7 @@ def test_terminating_an_empty_topic_during_a_rollover_and_twice_at_once() -> Non
             futures = [append(ledger, b"x") for _ in range(5)]
             await futures[-1]
             futures.append(append(ledger, b"next"))
-            assert ledger._rolling is not None
+            assert ledger._upkeep.is_rolling
             first, second = await asyncio.gather(ledger.terminate(), ledger.terminate())
             assert first == second == await futures[-1]
             assert len(await read_all(ledger)) == 6

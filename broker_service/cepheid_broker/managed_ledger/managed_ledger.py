@@ -21,16 +21,13 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.appender import AppendDone, Appender
 from cepheid_broker.managed_ledger.catch_up import CatchUpReads
-from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
-from cepheid_broker.managed_ledger.chain_deletion import delete_chain, delete_waiting
+from cepheid_broker.managed_ledger.chain_deletion import delete_chain
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor import Cursor
-from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_broker.managed_ledger.cursor_store import CursorStore
 from cepheid_broker.managed_ledger.errors import (
     CursorExistsError,
@@ -45,33 +42,18 @@ from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.opening import take_over_chain
 from cepheid_broker.managed_ledger.rollover import Rollover, close_writer, with_end
-from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
 from cepheid_broker.managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
-from cepheid_broker.managed_ledger.tail_cache import TailCache
+from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.trimmer import Trimmer
-from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter
-from cepheid_metadata import Chain, MetadataError, MetadataStore, Position
-from cepheid_ports import CepheidError, Ports, TaskOwner
+from cepheid_broker.managed_ledger.upkeep import Upkeep
+from cepheid_ledger import LedgerError, LedgerWriter
+from cepheid_metadata import Chain, MetadataError, Position
+from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import HEADER_BYTES, Buffer, EntryGroup
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the managed ledgers of a broker share."""
-
-    client: LedgerClient
-    store: MetadataStore
-    tail_cache: TailCache
-    catch_up: CatchUpBudget
-    flusher: CursorFlusher
-    tasks: TaskOwner
-    settings: ManagedLedgerSettings
-    ports: Ports
-    unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)
-    deletion_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
 
 
 class State(enum.Enum):
@@ -108,11 +90,7 @@ class ManagedLedger:
         self._terminating = asyncio.Lock()
         self._readers: dict[str, Cursor] = {}
         self._appender: Appender | None = None  # None: terminated
-        self._rollover: Rollover | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._rolling: asyncio.Task[None] | None = None
-        self._trimming: asyncio.Task[int] | None = None
-        self._deleting: asyncio.Task[None] | None = None
         self._appended_entries = self._appended_bytes = 0
 
     def __repr__(self) -> str:
@@ -132,25 +110,26 @@ class ManagedLedger:
             self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, self.config, shared.settings,
             shared.ports, self._positions, self._on_cursors_saved, self._on_defect,
         )  # fmt: skip
-        self._trimmer = Trimmer(
-            self.topic, self._keeper, self._ledgers, self._cursors, self._readers.values, self._reads.is_reading,
-            self._positions, shared.ports,
-        )  # fmt: skip
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
         if writer is None:
             self.state = State.TERMINATED
-        else:
-            self._start_appending(writer)
+        self._upkeep = self._new_upkeep(writer)
         self.tick()
 
-    def _start_appending(self, writer: LedgerWriter) -> None:
-        shared = self._shared
-        window_bytes = shared.settings.append_window_bytes
-        self._appender = Appender(str(self.topic), writer, window_bytes, self._on_confirmed, self._on_answered, self._fail)
-        self._rollover = Rollover(
-            self.topic, self._keeper, shared.client, self._ledgers, self._appender, shared.settings, shared.ports, self._fail
+    def _new_upkeep(self, writer: LedgerWriter | None) -> Upkeep:
+        topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
+        trimmer = Trimmer(
+            topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, shared.ports
         )
+        rollover = None
+        if writer is not None:
+            window_bytes = shared.settings.append_window_bytes
+            self._appender = appender = Appender(
+                str(topic), writer, window_bytes, self._on_confirmed, self._on_answered, self._fail
+            )
+            rollover = Rollover(topic, keeper, shared.client, ledgers, appender, shared.settings, shared.ports, self._fail)
+        return Upkeep(topic, keeper, shared.client, trimmer, rollover, shared.deletion_turns, lambda: self.config, self._tasks)
 
     # Appending
 
@@ -176,16 +155,7 @@ class ManagedLedger:
     def _on_answered(self) -> None:
         for hook in self.on_appended:
             hook()
-        if self.state is State.OPEN and self._rolling is None and self._rollover is not None and self._rollover.is_due():
-            self._rolling = self._tasks.start(self._roll_over(), name="rollover")
-
-    async def _roll_over(self) -> None:
-        assert self._rollover is not None
-        try:
-            await self._rollover.run(self.config)
-        finally:
-            self._rolling = None
-        self.trim_soon()
+        self._roll_if_due()
 
     # Failing
 
@@ -262,8 +232,7 @@ class ManagedLedger:
 
     def _needed_from(self) -> Position | None:
         """For the tail cache: where the slowest active cursor reads next."""
-        needed = [cursor.active_from for cursor in [*self._cursors.cursors, *self._readers.values()] if cursor.active_from]
-        return min(needed, default=None)
+        return min((cursor.active_from for cursor in self._all_cursors() if cursor.active_from), default=None)
 
     # Positions (LedgerList has the rules)
 
@@ -325,52 +294,26 @@ class ManagedLedger:
         if self._readers.get(cursor.name) is cursor:
             del self._readers[cursor.name]
 
-    # Housekeeping
+    # Upkeep
 
     def tick(self) -> None:
         """Now and then: what is due by time alone."""
         if self.is_usable:
             self._reads.drop_idle()
-            if self.state is State.OPEN and self._rolling is None and self._rollover is not None and self._rollover.is_due():
-                self._rolling = self._tasks.start(self._roll_over(), name="rollover")
-            self.trim_soon()
-            self._delete_soon()
-
-    def _on_cursors_saved(self) -> None:
-        self.trim_soon()
-        self._delete_soon()
-
-    def trim_soon(self) -> None:
-        """Something moved that may have held ledgers."""
-        if self._trimming is None and self._closing is None and self._trimmer.plan(self.config.retention):
-            self._trimming = self._tasks.start(self._trim_quietly(), name="trim")
+            self._roll_if_due()
+            self._upkeep.clean()
 
     async def trim(self) -> int:
-        """How many ledgers went by retention."""
+        """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
         self._check_usable()
-        count = await finish(self._tasks, self._trimmer.run(self.config.retention), name="trim")
-        self._delete_soon()
-        return count
+        return await self._upkeep.trim()
 
-    async def _trim_quietly(self) -> int:
-        try:
-            return await self._trimmer.run(self.config.retention)
-        except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
-            log.warning("trim.failed", extra={"topic": str(self.topic), "error": str(error)})
-            return 0
-        finally:
-            self._trimming = None
-            self._delete_soon()
+    def _roll_if_due(self) -> None:
+        if self.state is State.OPEN:
+            self._upkeep.roll_if_due()
 
-    def _delete_soon(self) -> None:
-        if self._deleting is None and self._closing is None and self._keeper.waiting_deletions():
-            self._deleting = self._tasks.start(self._delete_waiting(), name="delete-ledgers")
-
-    async def _delete_waiting(self) -> None:
-        try:
-            await delete_waiting(self._keeper, self._shared.client, self._shared.deletion_turns)
-        finally:
-            self._deleting = None
+    def _on_cursors_saved(self) -> None:
+        self._upkeep.clean()
 
     # Ending
 
@@ -423,6 +366,7 @@ class ManagedLedger:
         """Waits for appends on their way, saves cursors, ends the ledger; what fails of it is left to the next opening."""
         if self._closing is None:
             usable, self.state = self.is_usable, state
+            self._upkeep.stop()
             self._closing = self._shared.tasks.start(self._close(usable), name="close")
         await asyncio.shield(self._closing)
 
@@ -451,8 +395,7 @@ class ManagedLedger:
 
     async def _end_appends(self, appender: Appender) -> None:
         """Until everything appended is answered; what takes too long is failed."""
-        if self._rolling is not None:
-            await asyncio.wait([self._rolling])
+        await self._upkeep.wait_rolled()
         try:
             async with asyncio.timeout(self._shared.settings.drain_timeout_s):
                 await appender.wait_drained()
@@ -462,10 +405,8 @@ class ManagedLedger:
         except ManagedLedgerError:
             pass  # answered with it
 
-    # Statistics
-
     def statistics(self) -> ManagedLedgerStatistics:
-        appender, ledgers = self._appender, self._ledgers
+        ledgers = self._ledgers
         return ManagedLedgerStatistics(
             state=self.state.value,
             last_confirmed=self.last_confirmed,
@@ -477,26 +418,14 @@ class ManagedLedger:
             current_ledger_bytes=ledgers.last_size_bytes,
             appended_entries=self._appended_entries,
             appended_bytes=self._appended_bytes,
-            append_waiting_bytes=appender.waiting_bytes if appender else 0,
-            rollovers=self._rollover.count if self._rollover else 0,
-            trimmed_ledgers=self._trimmer.trimmed,
+            append_waiting_bytes=self._appender.waiting_bytes if self._appender else 0,
+            rollovers=self._upkeep.rollovers,
+            trimmed_ledgers=self._upkeep.trimmed_ledgers,
             catch_up_reads=self._reads.reads,
             catch_up_bytes=self._reads.read_bytes,
             cursors_rewound=self._cursors.rewound,
-            cursors={cursor.name: _cursor_statistics(cursor) for cursor in self._all_cursors()},
+            cursors={cursor.name: CursorStatistics.of(cursor) for cursor in self._all_cursors()},
         )
 
     def _all_cursors(self) -> Iterable[Cursor]:
         return [*self._cursors.by_name.values(), *self._readers.values()]
-
-
-def _cursor_statistics(cursor: Cursor) -> CursorStatistics:
-    return CursorStatistics(
-        mark_delete=cursor.mark_delete,
-        first_unacknowledged=cursor.first_unacknowledged(),
-        backlog_entries=cursor.backlog_entries,
-        acked_entries=cursor.ack_set.acked_entries,
-        durable=cursor.durable,
-        active=cursor.active_from is not None,
-        refused_acks=cursor.refused_acks,
-    )

@@ -15,8 +15,9 @@ from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerFailedError
 from cepheid_broker.managed_ledger.finish import finish
-from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger, Surroundings
+from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.tail_cache import TailCache
 from cepheid_ledger import LedgerClient
 from cepheid_metadata import MetadataStore, SessionState

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_metadata import ChainLedger, Position
 
 
@@ -18,6 +19,18 @@ class CursorStatistics:
     durable: bool
     active: bool
     refused_acks: int
+
+    @classmethod
+    def of(cls, cursor: Cursor) -> CursorStatistics:
+        return cls(
+            mark_delete=cursor.mark_delete,
+            first_unacknowledged=cursor.first_unacknowledged(),
+            backlog_entries=cursor.backlog_entries,
+            acked_entries=cursor.ack_set.acked_entries,
+            durable=cursor.durable,
+            active=cursor.active_from is not None,
+            refused_acks=cursor.refused_acks,
+        )
 
 
 @dataclass(frozen=True, slots=True)

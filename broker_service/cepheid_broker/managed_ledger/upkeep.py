@@ -1,0 +1,119 @@
+"""What a topic does unasked: one rollover, one trim and one working off of the deletion queue at a time.
+
+    an answered append, a tick ──► rollover due?          a save of cursors, a rollover, a tick ──► anything to trim?
+    a trim, a retired cursor ledger, the opening ──► deletion queue
+
+A failure of these is logged and tried again; only a rollover that has switched ledgers fails the topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from cepheid_broker.managed_ledger.chain_deletion import delete_waiting
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.errors import ManagedLedgerError
+from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.managed_ledger.rollover import Rollover
+from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
+from cepheid_broker.managed_ledger.trimmer import Trimmer
+from cepheid_ledger import LedgerClient, LedgerError
+from cepheid_metadata import MetadataError
+from cepheid_ports import TaskOwner
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    def __init__(
+        self,
+        topic: TopicName,
+        keeper: ChainKeeper,
+        client: LedgerClient,
+        trimmer: Trimmer,
+        rollover: Rollover | None,
+        deletion_turns: asyncio.Semaphore,
+        config: Callable[[], ManagedLedgerConfig],
+        tasks: TaskOwner,
+    ) -> None:
+        self._topic = topic
+        self._keeper = keeper
+        self._client = client
+        self._trimmer = trimmer
+        self._rollover = rollover  # None: the topic was terminated
+        self._deletion_turns = deletion_turns
+        self._config = config
+        self._tasks = tasks
+        self._rolling: asyncio.Task[None] | None = None
+        self._trimming: asyncio.Task[None] | None = None
+        self._deleting: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        busy = [name for name in ("rolling", "trimming", "deleting") if getattr(self, f"_{name}") is not None]
+        return f"<Upkeep of {self._topic}: {', '.join(busy) or 'idle'}>"
+
+    @property
+    def rollovers(self) -> int:
+        return self._rollover.count if self._rollover else 0
+
+    @property
+    def trimmed_ledgers(self) -> int:
+        return self._trimmer.trimmed
+
+    @property
+    def is_rolling(self) -> bool:
+        return self._rolling is not None
+
+    def roll_if_due(self) -> None:
+        if self._rolling is None and self._rollover is not None and not self._stopped and self._rollover.is_due():
+            self._rolling = self._tasks.start(self._roll_over(self._rollover), name="rollover")
+
+    def clean(self) -> None:
+        """Something moved that may have held ledgers, or left the chain."""
+        if not self._stopped:
+            if self._trimming is None and self._trimmer.plan(self._config().retention):
+                self._trimming = self._tasks.start(self._trim_quietly(), name="trim")
+            if self._deleting is None and self._keeper.waiting_deletions():
+                self._deleting = self._tasks.start(self._delete_waiting(), name="delete-ledgers")
+
+    async def trim(self) -> int:
+        """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
+        count = await finish(self._tasks, self._trimmer.run(self._config().retention), name="trim")
+        self.clean()
+        return count
+
+    async def wait_rolled(self) -> None:
+        """Until no rollover is under way; bounded by what bounds a failing write."""
+        if self._rolling is not None:
+            await asyncio.wait([self._rolling])
+
+    def stop(self) -> None:
+        """Nothing new is started from now on."""
+        self._stopped = True
+
+    async def _roll_over(self, rollover: Rollover) -> None:
+        try:
+            await rollover.run(self._config())
+        finally:
+            self._rolling = None
+        self.clean()
+
+    async def _trim_quietly(self) -> None:
+        try:
+            await self._trimmer.run(self._config().retention)
+        except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+            log.warning("trim.failed", extra={"topic": str(self._topic), "error": str(error)})
+            return
+        finally:
+            self._trimming = None
+        self.clean()
+
+    async def _delete_waiting(self) -> None:
+        try:
+            await delete_waiting(self._keeper, self._client, self._deletion_turns)
+        finally:
+            self._deleting = None
