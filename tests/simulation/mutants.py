@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from cepheid_bookie.checkpoint import Checkpointer, FlushStore
+from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.managed_ledger import cursor_store
+from cepheid_broker.managed_ledger import chain_keeper, cursor_store, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_ledger import recovery
 from cepheid_ledger.recovery_state import RecoveryReads
-from cepheid_metadata import Position
+from cepheid_ledger.writer_state import WriterState
+from cepheid_metadata import Check, Position, Put
 from cepheid_rpc import ReadRequest, Status
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -95,6 +99,126 @@ def drop_holes_when_saving_a_cursor() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def take_the_mark_after_the_flush() -> Iterator[None]:
+    """What was journaled during a flush is below the mark, and neither in the log nor in the index."""
+    on_flushed = Checkpointer._on_flushed
+
+    def late(self: Checkpointer) -> None:
+        self._taken = self._journal.durable
+        on_flushed(self)
+
+    with mock.patch.object(Checkpointer, "_on_flushed", late):
+        yield
+
+
+@contextlib.contextmanager
+def take_an_empty_cache_for_an_empty_checkpoint() -> Iterator[None]:
+    """Without entries nothing is flushed, fences and LACs included; the mark moves."""
+    flush = FlushStore.flush
+
+    def shortcut(self: FlushStore, half: Any, records: Any) -> None:
+        if half.ledgers:
+            flush(self, half, records)
+
+    with mock.patch.object(FlushStore, "flush", shortcut):
+        yield
+
+
+@contextlib.contextmanager
+def rename_the_mark_without_directory_sync() -> Iterator[None]:
+    """Segments are deleted by a mark that power loss takes back."""
+    save = MarkFile.save
+
+    def unsynced(self: MarkFile, mark: Any) -> None:
+        disk = self._disk
+        self._disk = _UnsyncedNames(disk)
+        try:
+            save(self, mark)
+        finally:
+            self._disk = disk
+
+    with mock.patch.object(MarkFile, "save", unsynced):
+        yield
+
+
+class _UnsyncedNames:
+    def __init__(self, disk: Any) -> None:
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def sync_dir(self, path: str) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def confirm_below_the_ack_quorum() -> Iterator[None]:
+    confirm = WriterState._confirm
+
+    def early(self: WriterState) -> Any:
+        quorum = self._ack_quorum
+        self._ack_quorum = max(1, quorum - 1)
+        try:
+            return confirm(self)
+        finally:
+            self._ack_quorum = quorum
+
+    with mock.patch.object(WriterState, "_confirm", early):
+        yield
+
+
+@contextlib.contextmanager
+def recover_without_waiting_for_copies() -> Iterator[None]:
+    """The ledger is closed as soon as its end is known, whatever holds its last entries."""
+
+    async def do_not_wait(self: recovery.WriteBack, limit_bytes: int) -> None:
+        pass
+
+    with mock.patch.object(recovery.WriteBack, "wait_below", do_not_wait):
+        yield
+
+
+@contextlib.contextmanager
+def write_the_chain_again_after_a_conflict() -> Iterator[None]:
+    """A deposed owner reads the version that is there, and goes on."""
+    write = ChainKeeper._write
+
+    async def insist(self: ChainKeeper, ops: Any) -> None:
+        found = await self._records.get(self._topic)
+        if found is not None:
+            self._version = found.version
+            ops = [Put(op.key, op.value, found.version) if isinstance(op, Put) and op.key == self._key else op for op in ops]
+        await write(self, ops)
+
+    with mock.patch.object(ChainKeeper, "_write", insist):
+        yield
+
+
+@contextlib.contextmanager
+def save_cursors_without_a_look_at_the_chain() -> Iterator[None]:
+    """Whoever was deposed may still save."""
+    write = chain_keeper.write
+
+    async def unchecked(store: Any, ops: Any, settings: Any) -> None:
+        await write(store, [op for op in ops if not isinstance(op, Check)], settings)
+
+    with mock.patch.object(chain_keeper, "write", unchecked):
+        yield
+
+
+@contextlib.contextmanager
+def trim_without_asking_the_cursors() -> Iterator[None]:
+    plan_trim = trimmer.plan_trim
+
+    def greedy(ledgers: Any, **options: Any) -> int:
+        return plan_trim(ledgers, **{**options, "acknowledged_entries": None})
+
+    with mock.patch.object(trimmer, "plan_trim", greedy):
+        yield
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -103,5 +227,13 @@ MUTANTS: dict[str, Mutant] = {
         fence_not_by_reads,
         drop_holes_when_saving_a_cursor,
         count_a_timeout_as_a_negative,
+        take_the_mark_after_the_flush,
+        take_an_empty_cache_for_an_empty_checkpoint,
+        rename_the_mark_without_directory_sync,
+        confirm_below_the_ack_quorum,
+        recover_without_waiting_for_copies,
+        write_the_chain_again_after_a_conflict,
+        save_cursors_without_a_look_at_the_chain,
+        trim_without_asking_the_cursors,
     )
 }
