@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
 from cepheid_bookie.checkpoint import Checkpointer
@@ -100,10 +101,10 @@ class Admission:
     def refuse_waiting(self, status: Status) -> None:
         """Nothing that waits will be admitted."""
         self._cancel_timer()
-        waiting, self._waiting = self._waiting, deque()
-        for held in self._awaiting_load.values():
-            waiting.extend(held)
+        # Of one ledger, what waits for its load came before what waits for room.
+        waiting = [*chain.from_iterable(self._awaiting_load.values()), *self._waiting]
         self._awaiting_load.clear()
+        self._waiting.clear()
         self.waiting_bytes = 0
         for request, on_answers in waiting:
             self._refuse(request, on_answers, status)
@@ -118,10 +119,10 @@ class Admission:
         group = request.group
         ledger_id, first, count = group.ledger_id, group.first_entry_id, len(group.ends)
         state = self._ledgers.get(ledger_id)
+        if ledger_id in self._awaiting_load or (state is None and self._ledgers.is_known(ledger_id)):
+            self._wait_for_load(request, on_answers)  # loaded by now perhaps, but others came before and have their turn first
+            return
         if state is None:
-            if self._ledgers.is_known(ledger_id):
-                self._wait_for_load(request, on_answers)
-                return
             if len(request.master_key) != MASTER_KEY_BYTES:
                 self._refuse(request, on_answers, Status.BAD_REQUEST)
                 return

@@ -56,7 +56,16 @@ class Unanswered:
         self.next_entry_id = -1  # where the next answer starts when it is inside the first item, else -1
 
     def is_next(self, answer: AddAnswer) -> bool:
-        """Whether this answers what has to be answered next. Peers are not trusted."""
-        items = self.items
-        expected = items[0][2].group.first_entry_id if self.next_entry_id < 0 else self.next_entry_id
-        return answer.first_entry_id == expected <= answer.last_entry_id <= items[-1][0]
+        """Whether this answers what has to be answered next: a request, a part of it, or adjoining ones. Peers are not trusted.
+
+        Ids need not rise from request to request: a recovery may send lower ones than the writer before it.
+        """
+        begins = self.next_entry_id
+        expected = answer.first_entry_id
+        for item_last, _, request in self.items:
+            if expected != (begins if begins >= 0 else request.group.first_entry_id):
+                return False
+            if answer.last_entry_id <= item_last:
+                return answer.last_entry_id >= expected
+            expected, begins = item_last + 1, -1
+        return False

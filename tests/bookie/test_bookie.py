@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -243,6 +243,55 @@ def test_answers_of_a_ledger_keep_the_order_of_its_requests_refusals_included() 
             ]
             assert [a.status for a in await late] == [Status.FENCED]
             assert (await fence).highest_entry == group_of(7, 2)
+
+    run_async(main())
+
+
+def collecting(order: list[tuple[int, Status]], ledger_id: int = 7) -> Callable[[Sequence[AddAnswer]], None]:
+    """Answers of one ledger, entry by entry, in the order in which they come."""
+
+    def on_answers(answers: Sequence[AddAnswer]) -> None:
+        for answer in answers:
+            if answer.ledger_id == ledger_id:
+                order.extend((entry_id, answer.status) for entry_id in range(answer.first_entry_id, answer.last_entry_id + 1))
+
+    return on_answers
+
+
+def test_an_add_in_the_turn_of_a_load_does_not_overtake_what_waited_for_the_load() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await added(bookie, group_of(7, 0))
+        async with machine.bookie() as bookie:  # knows the ledger, and has not loaded it
+            order: list[tuple[int, Status]] = []
+            on_answers = collecting(order)
+            bookie.add([AddRequest(group_of(7, 1), KEY)], on_answers)
+            asyncio.get_running_loop().call_soon(bookie.add, [AddRequest(group_of(7, 2), KEY)], on_answers)  # after the load ended
+            await wait_until(lambda: len(order) == 2)
+            assert order == [(1, Status.OK), (2, Status.OK)]
+
+    run_async(main())
+
+
+def test_refusals_of_what_waits_for_a_load_come_before_those_of_what_waits_for_room() -> None:
+    async def main() -> None:
+        machine = Machine(settings=small_settings(waiting_s=0.05))
+        async with machine.bookie() as bookie:
+            await added(bookie, group_of(7, 0))
+        async with machine.bookie() as bookie:
+            order: list[tuple[int, Status]] = []
+            on_answers = collecting(order)
+            machine.workers["read"].hold()
+            machine.workers["flush"].hold()
+            bookie.add([AddRequest(group_of(7, 1), KEY)], on_answers)
+            bookie.add([AddRequest(group_of(8, i, size=2 * KiB), KEY) for i in range(12)], on_answers)
+            assert bookie.is_full
+            bookie.add([AddRequest(group_of(7, 2), KEY)], on_answers)
+            await wait_until(lambda: len(order) == 2)
+            machine.workers["read"].release()
+            machine.workers["flush"].release()
+            assert order == [(1, Status.OVERLOADED), (2, Status.OVERLOADED)]
 
     run_async(main())
 

@@ -365,6 +365,37 @@ def test_an_answer_for_two_lanes_of_one_ledger_reaches_both() -> None:
     in_setting(test)
 
 
+def test_a_recovery_that_sends_lower_entries_does_not_make_the_answers_of_the_writer_before_it_look_wrong() -> None:
+    async def test(s: Setting) -> None:
+        s.send((5, 6), (7, 7))
+        s.transport.take()
+        s.channel.close_lane(s.lane)
+        recovery = Listener()
+        lane = s.channel.open_lane(7, recovery)
+        s.channel.send(lane, add(7, 3, 4))
+        s.transport.take()
+        s.transport.answer((7, 5, 7), status=Status.FENCED)
+        s.transport.answer((7, 3, 4))
+        assert (recovery.added, recovery.failures) == ([4], [])
+        assert s.channel.statistics().streams_broken == 0
+
+    in_setting(test)
+
+
+def test_an_answer_across_a_gap_between_requests_drops_the_stream() -> None:
+    async def test(s: Setting) -> None:
+        s.send((3, 4))
+        s.transport.take()
+        lane = s.channel.open_lane(7, Listener())
+        s.channel.send(lane, add(7, 6, 9))
+        s.transport.take()
+        s.transport.answer((7, 3, 6))
+        assert s.listener.added == []
+        assert "which it was not asked" in s.listener.failures[0]
+
+    in_setting(test)
+
+
 def test_answers_to_a_closed_lane_are_not_taken_for_those_of_its_successor() -> None:
     async def test(s: Setting) -> None:
         s.send((0, 0))
