@@ -128,7 +128,7 @@ class EntryGroup:
         if first == 0 and last == len(self.ends) - 1:
             return self
         start = self._start(first)
-        ends = self.ends[first : last + 1] if start == 0 else [end - start for end in self.ends[first : last + 1]]
+        ends = self.ends[first : last + 1] if start == 0 else array("I", [end - start for end in self.ends[first : last + 1]])
         return EntryGroup(self.ledger_id, first_entry_id, ends, memoryview(self.data)[start : self.ends[last]])
 
     def verify(self) -> None:
@@ -171,7 +171,9 @@ def encode_group(
         ends.append(end)
         entry_id += 1
     assert ends, "a group has at least one entry"
-    return EntryGroup(ledger_id, first_entry_id, ends, b"".join(parts))
+    # An array, as `decode_group` makes it: groups stay in caches by the ten thousand, and each list there would be one more object
+    # for the garbage collector to walk over while the loop stands still.
+    return EntryGroup(ledger_id, first_entry_id, array("I", ends), b"".join(parts))
 
 
 def merge_groups(groups: Sequence[EntryGroup]) -> EntryGroup:
@@ -184,7 +186,7 @@ def merge_groups(groups: Sequence[EntryGroup]) -> EntryGroup:
         assert not ends or group.first_entry_id == groups[0].first_entry_id + len(ends), "groups are not adjacent"
         ends.extend(base + end for end in group.ends)
         base += len(group.data)
-    return EntryGroup(groups[0].ledger_id, groups[0].first_entry_id, ends, b"".join([group.data for group in groups]))
+    return EntryGroup(groups[0].ledger_id, groups[0].first_entry_id, array("I", ends), b"".join([group.data for group in groups]))
 
 
 _GROUP_HEADER = struct.Struct("<qqII")
