@@ -183,7 +183,7 @@ def test_a_cursor_ledger_that_is_full_or_broken_is_replaced() -> None:
                     await cursor.saved()
                     ledger_ids.add((await record_of(world, cursor.name)).cursor_ledger_id)
             assert len(ledger_ids) > 5
-            broken = ledger._cursors._ledger
+            broken = ledger._cursors._cursor_ledgers.current
             assert broken is not None
             world.cluster[broken.writer.metadata.last_fragment.ensemble[0]].fence(broken.ledger_id)
             cursors[0].acknowledge(positions[2:3])

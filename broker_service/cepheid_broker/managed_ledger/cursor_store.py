@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
-from cepheid_broker.managed_ledger.cursor_ledger import CursorLedger, Snapshot
+from cepheid_broker.managed_ledger.cursor_ledgers import CursorLedgers
 from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_broker.managed_ledger.errors import (
     CursorExistsError,
@@ -39,7 +38,7 @@ from cepheid_broker.managed_ledger.errors import (
 )
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
-from cepheid_broker.managed_ledger.saved_cursor import SavedCursor, recover_cursors
+from cepheid_broker.managed_ledger.saved_cursor import CursorSave, SavedCursor, recover_cursors
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import LedgerClient, LedgerError
 from cepheid_metadata import Chain, CursorRecord, MetadataStore, Op, Position, cursor_records
@@ -76,16 +75,15 @@ class CursorStore:
         self._client = client
         self._ledgers = ledgers
         self._flusher = flusher
-        self._config = config
         self._settings = settings
         self._ports = ports
         self._positions = positions
         self._on_saved = on_saved
+        self._on_error = on_error
         self._tasks = TaskOwner(f"cursors {topic}", on_error)
         self._saved: dict[str, SavedCursor] = {}
         self._dirty: dict[str, SavedCursor] = {}
-        self._ledger: CursorLedger | None = None
-        self._known_ledgers: dict[int, None] = {}  # cursor ledgers of this topic that are not in the deletion queue
+        self._cursor_ledgers = CursorLedgers(topic, client, config, settings)
         self._writing = asyncio.Lock()
         self._next_round: asyncio.Future[None] | None = None
         self._running = False
@@ -94,7 +92,7 @@ class CursorStore:
         self.rewound = 0
 
     def __repr__(self) -> str:
-        return f"<CursorStore {self._topic}: {len(self._saved)} cursors, {len(self._dirty)} dirty, {self._ledger!r}>"
+        return f"<CursorStore {self._topic}: {len(self._saved)} cursors, {len(self._dirty)} dirty, {self._cursor_ledgers!r}>"
 
     def __len__(self) -> int:
         return len(self._saved)
@@ -117,7 +115,7 @@ class CursorStore:
         incarnation = self._keeper.chain.incarnation
         recovered = await recover_cursors(self._topic, incarnation, self._store, self._client, self._ledgers, self)
         self._saved, self.rewound = recovered.saved, recovered.rewound
-        self._known_ledgers = dict.fromkeys(self._named_ledgers())
+        self._cursor_ledgers.remember(self._named_ledgers({}))
         if recovered.stale:
             stale = [self._records.delete_op((self._topic, name), version) for name, version in recovered.stale.items()]
             await self._keeper.commit(lambda _: (None, stale))
@@ -158,7 +156,7 @@ class CursorStore:
         """For the flusher."""
         try:
             await self.save_all()
-        except (CepheidError, TimeoutError) as error:
+        except Exception as error:  # defects were told to `on_error`, and other topics are saved in the same go
             log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
             if self._dirty and not self._closed and self._keeper.lost is None:
                 self._flusher.note(self)
@@ -175,8 +173,7 @@ class CursorStore:
             if self._dirty and (error := await self._round()) is not None:
                 log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
         await self._tasks.aclose()
-        if self._ledger is not None:
-            await self._ledger.aclose()
+        await self._cursor_ledgers.aclose()
 
     # Rounds
 
@@ -214,6 +211,8 @@ class CursorStore:
             await self._save([saved for name, saved in dirty.items() if self._saved.get(name) is saved and saved.is_dirty])
         except Exception as error:
             self._dirty = {**dirty, **self._dirty}
+            if not isinstance(error, CepheidError | TimeoutError):
+                self._on_error(error)  # a defect: saving must not stop unnoticed
             return error
         if dirty:
             self._on_saved()
@@ -230,106 +229,68 @@ class CursorStore:
         return await finish(self._tasks, alone(), name=name)
 
     async def _save(self, dirty: Sequence[SavedCursor]) -> None:
-        states = [_State.of(saved) for saved in dirty]
-        if any(map(self._is_large, states)):
-            states = await self._save_large(states)
-        writes: list[tuple[_State, CursorRecord]] = []
-        for state in states:
-            record = self._record_of(state)
+        saves = [CursorSave.of(saved) for saved in dirty]
+        if any(map(self._is_large, saves)):
+            saves = await self._save_large(saves)
+        changes: list[tuple[CursorSave, CursorRecord]] = []
+        for save in saves:
+            ledger = self._cursor_ledgers.current if self._is_large(save) else None
+            record = save.record(self._keeper.chain.epoch, None if ledger is None else ledger.ledger_id)
             if record is None:
-                state.note_saved()
+                save.note_saved()
             else:
-                writes.append((state, record))
-        await self._write_records(writes)
+                changes.append((save, record))
+        await self._write_records(changes)
 
-    async def _save_large(self, states: list[_State]) -> list[_State]:
-        """Snapshots of the large ones. Returns all states whose records may change: a new cursor ledger takes everybody along."""
+    def _is_large(self, save: CursorSave) -> bool:
+        return save.is_large(self._settings.cursor_inline_bytes)
+
+    async def _save_large(self, saves: list[CursorSave]) -> list[CursorSave]:
+        """Snapshots of the large ones. Returns all whose records may change: a new cursor ledger takes everybody along."""
         for attempt in (1, 2):
-            if self._ledger is None or self._ledger.size_bytes >= self._settings.cursor_ledger_max_bytes:
-                names = {state.saved.cursor.name for state in states}
-                states += [
-                    _State.of(saved)
-                    for name, saved in self._saved.items()
-                    if saved.record.cursor_ledger_id is not None and name not in names
-                ]
-                await self._start_ledger()
-            assert self._ledger is not None
+            if self._cursor_ledgers.needs_new:
+                names = {save.name for save in saves}
+                others = [saved for name, saved in self._saved.items() if name not in names]
+                saves += [CursorSave.of(saved) for saved in others if saved.record.cursor_ledger_id is not None]
+                await self._cursor_ledgers.start_new()
             try:
-                await self._ledger.save([state.snapshot for state in states if self._is_large(state)])
-                return states
+                await self._cursor_ledgers.save([save.snapshot for save in saves if self._is_large(save)])
+                break
             except LedgerError:
-                ledger, self._ledger = self._ledger, None
-                await ledger.aclose()
                 if attempt == 2:
                     raise
-        raise AssertionError("unreachable")
+        return saves
 
-    async def _start_ledger(self) -> None:
-        config, before = self._config, self._ledger
-        writer = await self._client.create(
-            ensemble_size=config.ensemble_size,
-            write_quorum=config.write_quorum,
-            ack_quorum=config.ack_quorum,
-            custom={"topic": str(self._topic), "use": "cursors"},
-        )
-        self._ledger = CursorLedger(writer, self._settings.cursor_part_bytes)
-        self._known_ledgers[writer.ledger_id] = None
-        if before is not None:
-            await before.aclose()
-
-    def _is_large(self, state: _State) -> bool:
-        limit_bytes = self._settings.cursor_inline_bytes
-        if state.saved.record.cursor_ledger_id is not None:
-            limit_bytes //= 2  # so that a cursor near the limit does not move to and fro
-        return len(state.encoded) > limit_bytes
-
-    def _record_of(self, state: _State) -> CursorRecord | None:
-        """None: the record stays as it is, the snapshot is where it says."""
-        record = state.saved.record
-        changes: dict[str, Any] = {"mark_delete": state.mark_delete, "chain_epoch": self._keeper.chain.epoch}
-        if not self._is_large(state):
-            return record.replace(**changes, state=state.encoded, cursor_ledger_id=None)
-        assert self._ledger is not None
-        if record.cursor_ledger_id == self._ledger.ledger_id:
-            return None
-        return record.replace(**changes, state=None, cursor_ledger_id=self._ledger.ledger_id)
-
-    async def _write_records(self, writes: Sequence[tuple[_State, CursorRecord]]) -> None:
+    async def _write_records(self, changes: Sequence[tuple[CursorSave, CursorRecord]]) -> None:
         start = 0
-        while start < len(writes):
+        while start < len(changes):
             ops: list[Op] = []
             size_bytes, end = 0, start
-            while end < len(writes) and size_bytes < _WRITE_BYTES:
-                state, record = writes[end]
-                op = self._records.replace_op((self._topic, state.saved.cursor.name), record, state.saved.version)
+            while end < len(changes) and size_bytes < _WRITE_BYTES:
+                save, record = changes[end]
+                op = self._records.replace_op((self._topic, save.name), record, save.saved.version)
                 ops.append(op)
                 size_bytes += len(op.value)
                 end += 1
-            changed = {state.saved.cursor.name: record for state, record in writes[start:end]}
-            await self._commit(ops, changed, retire=end == len(writes))
-            for state, record in writes[start:end]:
-                state.saved.record = record
-                state.saved.version += 1
-                state.note_saved()
+            await self._commit(ops, {save.name: record for save, record in changes[start:end]}, retire=end == len(changes))
+            for save, record in changes[start:end]:
+                save.saved.record = record
+                save.saved.version += 1
+                save.note_saved()
             start = end
 
     async def _commit(self, ops: Sequence[Op], changed: Mapping[str, CursorRecord | None], *, retire: bool = True) -> None:
         """Rule 3. `changed`: the records as they will be, None for one that goes."""
-        named = self._named_ledgers(changed)
-        retired = tuple(ledger_id for ledger_id in self._known_ledgers if retire and ledger_id not in named)
-        if self._ledger is not None and self._ledger.ledger_id in retired:
-            ledger, self._ledger = self._ledger, None
-            await ledger.aclose()
+        retired = await self._cursor_ledgers.retire(self._named_ledgers(changed)) if retire else ()
 
         def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
             return chain.replace(deletions=chain.deletions + retired) if retired else None, ops
 
         await self._keeper.commit(plan)
-        for ledger_id in retired:
-            del self._known_ledgers[ledger_id]
+        self._cursor_ledgers.forget(retired)
 
-    def _named_ledgers(self, changed: Mapping[str, CursorRecord | None] | None = None) -> dict[int, None]:
-        records = {name: saved.record for name, saved in self._saved.items()} | dict(changed or {})
+    def _named_ledgers(self, changed: Mapping[str, CursorRecord | None]) -> dict[int, None]:
+        records = {name: saved.record for name, saved in self._saved.items()} | dict(changed)
         return {
             record.cursor_ledger_id: None
             for record in records.values()
@@ -385,26 +346,3 @@ class CursorStore:
         saved.revision, saved.mark_delete = ack_set.revision, ack_set.mark_delete
         self._dirty.pop(name, None)
         self._on_saved()
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """One cursor as it is when a round starts."""
-
-    saved: SavedCursor
-    revision: int
-    mark_delete: Position
-    encoded: bytes
-
-    @classmethod
-    def of(cls, saved: SavedCursor) -> _State:
-        ack_set = saved.cursor.ack_set
-        return cls(saved, ack_set.revision, ack_set.mark_delete, encode_state(ack_set))
-
-    @property
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.saved.cursor.name, self.saved.record.generation, self.encoded)
-
-    def note_saved(self) -> None:
-        self.saved.revision = self.revision
-        self.saved.mark_delete = self.mark_delete

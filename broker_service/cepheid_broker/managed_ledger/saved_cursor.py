@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.cursor import Cursor, CursorHome
-from cepheid_broker.managed_ledger.cursor_ledger import recover_states
-from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
+from cepheid_broker.managed_ledger.cursor_ledger import Snapshot, recover_states
+from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state, encode_state
 from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_ledger import LedgerClient, LedgerLostError, NoSuchLedgerError
@@ -37,6 +38,49 @@ class SavedCursor:
     @property
     def is_dirty(self) -> bool:
         return self.revision != self.cursor.ack_set.revision
+
+
+@dataclass(frozen=True, slots=True)
+class CursorSave:
+    """One cursor as it is when a round of saving starts."""
+
+    saved: SavedCursor
+    revision: int
+    mark_delete: Position
+    state: bytes
+
+    @classmethod
+    def of(cls, saved: SavedCursor) -> CursorSave:
+        ack_set = saved.cursor.ack_set
+        return cls(saved, ack_set.revision, ack_set.mark_delete, encode_state(ack_set))
+
+    @property
+    def name(self) -> str:
+        return self.saved.cursor.name
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.name, self.saved.record.generation, self.state)
+
+    def is_large(self, inline_bytes: int) -> bool:
+        # Half of it on the way back, so that a cursor near the limit does not move to and fro.
+        return len(self.state) > (inline_bytes if self.saved.record.cursor_ledger_id is None else inline_bytes // 2)
+
+    def record(self, chain_epoch: int, cursor_ledger_id: int | None) -> CursorRecord | None:
+        """What the record becomes; None: it stays, the newer snapshot is where it says."""
+        before = self.saved.record
+        if cursor_ledger_id is not None and before.cursor_ledger_id == cursor_ledger_id:
+            return None
+        return before.replace(
+            mark_delete=self.mark_delete,
+            chain_epoch=chain_epoch,
+            state=self.state if cursor_ledger_id is None else None,
+            cursor_ledger_id=cursor_ledger_id,
+        )
+
+    def note_saved(self) -> None:
+        self.saved.revision = self.revision
+        self.saved.mark_delete = self.mark_delete
 
 
 class RecoveredCursors:
