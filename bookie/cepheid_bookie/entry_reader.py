@@ -109,6 +109,8 @@ class EntryReader:
         position, left = first, max(max_bytes, 1)
         while position <= last and left > 0:
             answer = self._from_cache(ledger_id, position, last, min(left, MAX_MESSAGE_BYTES))
+            if answer is not None and position > first:
+                await asyncio.sleep(0)  # a long run of cached entries is not read in one turn
             if answer is None:
                 gap_end = self._cache.first_from(ledger_id, position)
                 gap_last = last if gap_end is None else min(last, gap_end - 1)

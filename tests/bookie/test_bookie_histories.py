@@ -119,6 +119,7 @@ def test_reads_see_every_entry_while_flushes_run_under_them() -> None:
 
             async def read() -> None:
                 while not done:
+                    await asyncio.sleep(0)  # a read from memory needs no wait of its own
                     upto = written
                     entries, _ = await read_all(bookie, 7, 0, max(upto - 1, 0))
                     assert len(entries) >= upto, f"{upto - len(entries)} entries are nowhere"
