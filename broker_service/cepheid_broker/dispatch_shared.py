@@ -318,6 +318,9 @@ class SharedDispatch:
         return self._send(turn, counted, taken, messages), chunk_entry_id if chunk_entry_id >= 0 else counted.last + 1
 
     def _send_chunk(self, counted: CountedGroup, entry_id: int, chunk: Chunk, turn: _Consumer) -> Send | None:
+        first_again = self._replay.first()
+        if first_again is not None and first_again < (counted.ledger_id, entry_id):
+            return None  # perhaps an earlier chunk, asked for again while this one was read: it stays, and is read once more
         owner = self._chunk_owners.get(chunk.uuid)
         if owner is None:
             owner = self._chunk_owners[chunk.uuid] = turn

@@ -150,6 +150,24 @@ def test_a_chunk_does_not_overtake_an_earlier_one_that_is_read_back() -> None:
     assert [p.entry_id for _, p, _ in world.sent] == [0, 1, 2]
 
 
+def test_a_chunk_asked_for_again_is_not_overtaken_by_one_that_was_being_read_back() -> None:
+    world = world_with(0, consumers=1, permits=100)
+    for _ in range(2):
+        world.append(1, Chunk("p-0", is_last=False))
+    world.settle()
+    world.reads_at_once = False
+    world.core.on_redeliver(1, None)
+    world.sent.clear()
+    world.settle()
+    world.finish_read(0, max_entries=1)
+    world.settle()  # chunk 0 is sent, chunk 1 is being read
+    world.core.on_redeliver(1, [Position(3, 0)])
+    while world.reads:
+        world.finish_read(0)
+        world.settle()
+    assert [p.entry_id for _, p, _ in world.sent] == [0, 0, 1]
+
+
 def test_entries_that_were_trimmed_do_not_hold_up_redelivery() -> None:
     world = world_with(4, consumers=1)
     world.settle()
