@@ -34,6 +34,9 @@ class TopicRecordChecks:
             "M1", known is None or chain.epoch >= known.epoch, lambda: f"{key} fell from epoch {known.epoch} to {chain.epoch}"
         )  # type: ignore[union-attr]
         self._check_trimmed(key, known, chain)
+        history.note(
+            lambda: f"{process} chain epoch {chain.epoch} {[(ledger.ledger_id, ledger.entries) for ledger in chain.ledgers]}"
+        )
         history.chains[key] = chain
         for ledger in chain.ledgers:
             if ledger.entries is None:
@@ -65,6 +68,8 @@ class TopicRecordChecks:
         if record is None:
             history.cursor_records.pop(key, None)
             return
+        where = f"generation {record.generation} epoch {record.chain_epoch} ledger {record.cursor_ledger_id}"
+        history.note(f"cursor record {key} mark-delete {record.mark_delete} {where}")
         before = history.cursor_records.get(key)
         history.cursor_records[key] = record
         if before is None or before.chain_incarnation != record.chain_incarnation:

@@ -21,68 +21,27 @@ import errno
 import posixpath
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from cepheid_bookie.disk import DirectoryInUseError
 from cepheid_rpc import Buffer
 from tests.simulation.node import NodeCrashed
-
-SECTOR_BYTES = 512
-_ROOT = "."
-
-
-@dataclass(slots=True)
-class _Write:
-    """`data` at `offset`; with `data` None the file was cut or grown (with zeros) to `offset`."""
-
-    offset: int
-    data: bytes | None
-
-
-@dataclass(slots=True)
-class _Inode:
-    content: bytearray = field(default_factory=bytearray)
-    durable: bytearray = field(default_factory=bytearray)
-    unsynced: list[_Write] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _NameChange:
-    """`path` now names `inode` (None: a directory when `is_dir`, else nothing); with `old`, which lost the name."""
-
-    path: str
-    inode: _Inode | None
-    old: str = ""
-    is_dir: bool = False
-
-
-@dataclass(slots=True)
-class _Names:
-    files: dict[str, _Inode] = field(default_factory=dict)
-    dirs: dict[str, None] = field(default_factory=lambda: {_ROOT: None})
-
-    def apply(self, change: _NameChange) -> None:
-        if change.is_dir:
-            self.dirs[change.path] = None
-        elif change.inode is None:
-            self.files.pop(change.path, None)
-        else:
-            if change.old:
-                self.files.pop(change.old, None)
-            self.files[change.path] = change.inode
-
-    def drop_orphans(self) -> None:
-        """What lies in a directory that is not there is not there."""
-        for path in sorted(self.dirs):
-            if path != _ROOT and _parent(path) not in self.dirs:
-                del self.dirs[path]
-        for path in list(self.files):
-            if _parent(path) not in self.dirs:
-                del self.files[path]
+from tests.simulation.sim_medium import (
+    ROOT,
+    Inode,
+    NameChange,
+    Names,
+    Write,
+    apply_write,
+    distinct,
+    lose_unsynced,
+    normal_path,
+    parent_of,
+)
 
 
 class SimFile:
-    def __init__(self, disk: SimDisk, path: str, inode: _Inode) -> None:
+    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
         self._disk = disk
         self._path = path
         self._inode = inode
@@ -128,7 +87,7 @@ class SimFile:
             inode.unsynced.clear()  # the kernel dropped the pages and will report success next time
             raise
         for write in inode.unsynced:
-            _apply(inode.durable, write)
+            apply_write(inode.durable, write)
         inode.unsynced.clear()
 
     def close(self) -> None:
@@ -148,13 +107,13 @@ class SimFile:
 
     def _put(self, data: bytes, offset: int) -> None:
         if data:
-            write = _Write(offset, data)
-            _apply(self._inode.content, write)
+            write = Write(offset, data)
+            apply_write(self._inode.content, write)
             self._inode.unsynced.append(write)
 
     def _resize(self, size_bytes: int) -> None:
-        write = _Write(size_bytes, None)
-        _apply(self._inode.content, write)
+        write = Write(size_bytes, None)
+        apply_write(self._inode.content, write)
         self._inode.unsynced.append(write)
 
     def _check_open(self) -> None:
@@ -175,9 +134,9 @@ class SimDisk:
         self.dead = False
         self._locked = False
         self._failures: list[tuple[str, str, int]] = []
-        self._names = _Names()
-        self._durable_names = _Names()
-        self._unsynced_names: list[_NameChange] = []
+        self._names = Names()
+        self._durable_names = Names()
+        self._unsynced_names: list[NameChange] = []
 
     def __repr__(self) -> str:
         unsynced = sum(len(inode.unsynced) for inode in self._names.files.values())
@@ -189,63 +148,63 @@ class SimDisk:
     # -- Disk -----------------------------------------------------------------------------------------------------------
 
     def open(self, path: str, *, create: bool = False) -> SimFile:
-        path = _normal(path)
+        path = normal_path(path)
         self._check_alive()
         inode = self._names.files.get(path)
         if inode is None:
-            if not create or _parent(path) not in self._names.dirs:
+            if not create or parent_of(path) not in self._names.dirs:
                 raise FileNotFoundError(errno.ENOENT, "no such file in the simulated disk", path)
             self._operation("create", path)
             self._check_space(1)
-            inode = _Inode()
-            self._change_names(_NameChange(path, inode))
+            inode = Inode()
+            self._change_names(NameChange(path, inode))
         return SimFile(self, path, inode)
 
     def exists(self, path: str) -> bool:
         self._check_alive()
-        path = _normal(path)
+        path = normal_path(path)
         return path in self._names.files or path in self._names.dirs
 
     def listdir(self, path: str) -> list[str]:
         self._check_alive()
-        path = _normal(path)
+        path = normal_path(path)
         if path not in self._names.dirs:
             raise FileNotFoundError(errno.ENOENT, "no such directory in the simulated disk", path)
-        everything = [*self._names.files, *(name for name in self._names.dirs if name != _ROOT)]
-        return sorted(posixpath.basename(name) for name in everything if _parent(name) == path)
+        everything = [*self._names.files, *(name for name in self._names.dirs if name != ROOT)]
+        return sorted(posixpath.basename(name) for name in everything if parent_of(name) == path)
 
     def mkdir(self, path: str) -> None:
-        path = _normal(path)
+        path = normal_path(path)
         self._check_alive()
         if path in self._names.dirs:
             return
-        self.mkdir(_parent(path))
+        self.mkdir(parent_of(path))
         self._operation("mkdir", path)
-        self._change_names(_NameChange(path, None, is_dir=True))
+        self._change_names(NameChange(path, None, is_dir=True))
 
     def rename(self, old: str, new: str) -> None:
-        old, new = _normal(old), _normal(new)
+        old, new = normal_path(old), normal_path(new)
         inode = self._existing(old)
-        if _parent(new) not in self._names.dirs:
+        if parent_of(new) not in self._names.dirs:
             raise FileNotFoundError(errno.ENOENT, "no such directory in the simulated disk", new)
         self._operation("rename", new)
-        self._change_names(_NameChange(new, inode, old=old))
+        self._change_names(NameChange(new, inode, old=old))
 
     def unlink(self, path: str) -> None:
-        path = _normal(path)
+        path = normal_path(path)
         self._existing(path)
         self._operation("unlink", path)
-        self._change_names(_NameChange(path, None))
+        self._change_names(NameChange(path, None))
 
     def sync_dir(self, path: str) -> None:
-        path = _normal(path)
+        path = normal_path(path)
         self._check_alive()
         if path not in self._names.dirs:
             raise FileNotFoundError(errno.ENOENT, "no such directory in the simulated disk", path)
         self._operation("sync_dir", path)
-        kept: list[_NameChange] = []
+        kept: list[NameChange] = []
         for change in self._unsynced_names:
-            if _parent(change.path) == path:
+            if parent_of(change.path) == path:
                 self._durable_names.apply(change)
             else:
                 kept.append(change)
@@ -272,7 +231,7 @@ class SimDisk:
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
         """Damages one synced byte, as a decaying medium does."""
-        inode = self._names.files[_normal(path)]
+        inode = self._names.files[normal_path(path)]
         inode.content[offset] ^= 1 << bit
         if offset < len(inode.durable):
             inode.durable[offset] ^= 1 << bit
@@ -286,15 +245,15 @@ class SimDisk:
         """The machine ended: a random part of what was not synced is there."""
         self.dead = True
         stale = b"".join(bytes(inode.durable) for inode in self._names.files.values())
-        survivors = _Names(dict(self._durable_names.files), dict(self._durable_names.dirs))
+        survivors = Names(dict(self._durable_names.files), dict(self._durable_names.dirs))
         for change in self._unsynced_names:
             if self.random.random() < 0.5:
                 survivors.apply(change)
         survivors.drop_orphans()
-        for inode in _distinct(survivors.files.values()):
-            _lose_unsynced(inode, stale, self.random)
+        for inode in distinct(survivors.files.values()):
+            lose_unsynced(inode, stale, self.random)
         self._names = survivors
-        self._durable_names = _Names(dict(survivors.files), dict(survivors.dirs))
+        self._durable_names = Names(dict(survivors.files), dict(survivors.dirs))
         self._unsynced_names = []
         return self._successor()
 
@@ -302,14 +261,14 @@ class SimDisk:
         """What the next process would find if power were lost now; this disk goes on."""
         copy = SimDisk(rng, capacity_bytes=self.capacity_bytes)
         inodes = {
-            id(inode): _Inode(bytearray(inode.content), bytearray(inode.durable), list(inode.unsynced))
+            id(inode): Inode(bytearray(inode.content), bytearray(inode.durable), list(inode.unsynced))
             for inode in [*self._names.files.values(), *self._durable_names.files.values()]
         }
         for mine, its in ((self._names, copy._names), (self._durable_names, copy._durable_names)):
             its.dirs = dict(mine.dirs)
             its.files = {path: inodes[id(inode)] for path, inode in mine.files.items()}
         copy._unsynced_names = [
-            replace(change, inode=None if change.inode is None else inodes.get(id(change.inode), _Inode()))
+            replace(change, inode=None if change.inode is None else inodes.get(id(change.inode), Inode()))
             for change in self._unsynced_names
         ]
         return copy.power_loss()
@@ -373,11 +332,11 @@ class SimDisk:
         if grown_bytes > 0 and (self.full or self.used_bytes() + grown_bytes > self.capacity_bytes):
             raise OSError(errno.ENOSPC, "no space left on the simulated disk")
 
-    def _change_names(self, change: _NameChange) -> None:
+    def _change_names(self, change: NameChange) -> None:
         self._names.apply(change)
         self._unsynced_names.append(change)
 
-    def _existing(self, path: str) -> _Inode:
+    def _existing(self, path: str) -> Inode:
         self._check_alive()
         if path not in self._names.files:
             raise FileNotFoundError(errno.ENOENT, "no such file in the simulated disk", path)
@@ -386,65 +345,3 @@ class SimDisk:
     def _check_alive(self) -> None:
         if self.dead:
             raise NodeCrashed("this disk belongs to a process that ended")
-
-
-def _normal(path: str) -> str:
-    return posixpath.normpath(path)
-
-
-def _parent(path: str) -> str:
-    return posixpath.dirname(path) or _ROOT
-
-
-def _distinct(inodes: object) -> list[_Inode]:
-    return list({id(inode): inode for inode in inodes}.values())  # type: ignore[attr-defined]
-
-
-def _apply(content: bytearray, write: _Write) -> None:
-    if write.data is None:
-        del content[write.offset :]
-        content.extend(bytes(write.offset - len(content)))
-        return
-    if write.offset > len(content):
-        content.extend(bytes(write.offset - len(content)))
-    content[write.offset : write.offset + len(write.data)] = write.data
-
-
-def _lose_unsynced(inode: _Inode, stale: bytes, rng: random.Random) -> None:
-    """Decides for each unsynced write what of it reached the medium; what is decided is durable from now on."""
-    durable, synced_size = inode.durable, len(inode.durable)
-    written: list[tuple[int, int]] = []
-    for write in inode.unsynced:
-        fate = rng.choice(("whole", "nothing", "sectors"))
-        if fate == "nothing":
-            continue
-        if write.data is None:
-            _apply(durable, write)
-            synced_size = min(synced_size, len(durable))
-            continue
-        for start, end in _sectors(write.offset, len(write.data)):
-            if fate == "whole" or rng.random() < 0.5:
-                _apply(durable, _Write(start, write.data[start - write.offset : end - write.offset]))
-                written.append((start, end))
-    if len(durable) > synced_size and stale and rng.random() < 0.5:
-        _expose_stale(durable, synced_size, written, stale, rng)
-    inode.content = bytearray(durable)
-    inode.unsynced.clear()
-
-
-def _expose_stale(durable: bytearray, grown_from: int, written: list[tuple[int, int]], stale: bytes, rng: random.Random) -> None:
-    """The file grew but not all of its new sectors were written: some show what lay there before, in other files."""
-    for start, end in _sectors(grown_from, len(durable) - grown_from):
-        if any(start < written_end and written_start < end for written_start, written_end in written):
-            continue
-        if rng.random() < 0.5:
-            source = rng.randrange(len(stale))
-            piece = stale[source : source + end - start]
-            durable[start : start + len(piece)] = piece
-
-
-def _sectors(offset: int, size_bytes: int) -> list[tuple[int, int]]:
-    """The parts of [offset, offset + size_bytes) that lie in one sector each."""
-    end = offset + size_bytes
-    starts = [offset, *range((offset // SECTOR_BYTES + 1) * SECTOR_BYTES, end, SECTOR_BYTES)]
-    return list(zip(starts, [*starts[1:], end], strict=True))

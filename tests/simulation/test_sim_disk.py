@@ -9,7 +9,8 @@ import pytest
 
 from cepheid_bookie.disk import DirectoryInUseError
 from tests.simulation.node import NodeCrashed
-from tests.simulation.sim_disk import SECTOR_BYTES, SimDisk
+from tests.simulation.sim_disk import SimDisk
+from tests.simulation.sim_medium import SECTOR_BYTES
 
 
 def new_disk(seed: int = 1) -> SimDisk:

@@ -187,7 +187,7 @@ class TopicWorkload:
         self._history.did("acknowledge")
         near = [position for position in stored if position > cursor.mark_delete][:20] or stored[-3:]
         kind = rng.choice(("single", "single", "some", "cumulative", "messages"))
-        mark_before = cursor.mark_delete
+        mark_before, revision_before = cursor.mark_delete, cursor.ack_set.revision
         if kind == "cumulative":
             asked = Acked(upto=rng.choice(near[: max(1, len(near) // 2)]))
             model.allowed.add(asked)
@@ -201,7 +201,8 @@ class TopicWorkload:
             asked = Acked(entries=dict.fromkeys(rng.sample(near, min(len(near), 1 if kind == "single" else 4))))
             model.allowed.add(asked)
             accepted = not cursor.acknowledge(asked.entries)
-        if accepted:
+        # What was acknowledged already claims nothing: a deposed owner, to whom it looks so, has nothing to save and says so.
+        if accepted and cursor.ack_set.revision != revision_before:
             self._memory(cursor, model).add(asked)
         self._history.check("C1", cursor.mark_delete >= mark_before, f"{cursor!r} moved back from {mark_before}")
 
@@ -215,6 +216,7 @@ class TopicWorkload:
         await cursor.saved()
         if self.model.cursors.get(cursor.name) is model and model.resets == resets:
             model.must.add(asked)
+            self._history.note(lambda: f"{cursor!r} reports as saved: {asked!r}")
 
     async def _reset(self, managed_ledger: ManagedLedger, cursor: Any) -> None:
         model = self.model.cursors.get(cursor.name)
@@ -224,9 +226,11 @@ class TopicWorkload:
         self._history.did("reset")
         position = self._random.choice(targets)
         model.begin_reset(position)
+        self._history.note(f"{cursor!r} is reset to {position}")
         resets = model.resets
         await cursor.reset(position)
         known = self.model.cursors.get(cursor.name) is model and model.resets == resets
+        self._history.note(f"{cursor!r} was reset to {position}")
         if known and managed_ledger.is_valid(position):
             model.end_reset(position)
             first = cursor.first_unacknowledged()
