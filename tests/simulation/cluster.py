@@ -25,6 +25,7 @@ from tests.simulation.checks_storage import BookieProbe, check_promises, promise
 from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
 from tests.simulation.node import Node, NodeCrashed
+from tests.simulation.sim_connection import SimConnections
 from tests.simulation.sim_disk import SimDisk
 from tests.simulation.sim_network import Network
 from tests.simulation.sim_store import SimStore, SimTree
@@ -236,7 +237,7 @@ class SimBroker:
         plan, history, process = self._plan, self._history, self.process
         self.ports = sim_ports(self._loop, plan.random, lambda: plan.between(plan.faults.disk_delay_s))
         self.store = SimStore(self._tree, plan, process)
-        connections = ConnectionsProbe(self._network.connections(self.node), history, process)
+        connections = ConnectionsProbe(SimConnections(self._network, self.node), history, process)
         placement = RandomPlacement(lambda: self._bookies, plan.random, LEDGER_SETTINGS.quarantine_s)
         self.client = LedgerClient(
             connections, ledger_records(self.store), LedgerIds(self.store, block=10), placement, LEDGER_SETTINGS, self.ports

@@ -17,19 +17,13 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
 
-from cepheid_ports import CepheidError
 from cepheid_rpc import (
-    MAX_MESSAGE_BYTES,
     AddAnswer,
     AddRequest,
-    AddSource,
-    BookieUnavailableError,
     DigestMismatchError,
-    EntryGroup,
     ExplicitLac,
     LacAnswer,
     LacRequest,
@@ -39,10 +33,8 @@ from cepheid_rpc import (
     Status,
 )
 from tests.simulation.faults import FaultPlan
-from tests.simulation.node import Node, NodeCrashed
-
-_WRITE_S = (0.0, 0.0005)  # how long a transport takes to take a message: what arrives meanwhile travels together
-_SPACING_S = 1e-9
+from tests.simulation.node import Node
+from tests.simulation.sim_wire import Call, SimAddStream
 
 
 class ServedBookie(Protocol):
@@ -84,10 +76,7 @@ class Network:
         self._blocked: dict[tuple[str, str, str], None] = {}
         self._held: list[tuple[tuple[str, str, str], Callable[[], None]]] = []
         self._streams: list[SimAddStream] = []
-        self._calls: list[_Call] = []
-
-    def connections(self, node: Node) -> SimConnections:
-        return SimConnections(self, node)
+        self._calls: list[Call] = []
 
     # -- what happens to machines and wires -----------------------------------------------------------------------------
 
@@ -144,279 +133,11 @@ class Network:
     def add_stream(self, stream: SimAddStream) -> None:
         self._streams.append(stream)
 
-    def add_call(self, call: _Call) -> None:
+    def add_call(self, call: Call) -> None:
         self._calls.append(call)
 
-    def forget(self, wire: SimAddStream | _Call) -> None:
+    def forget(self, wire: SimAddStream | Call) -> None:
         if isinstance(wire, SimAddStream):
             self._streams.remove(wire)
         else:
             self._calls.remove(wire)
-
-
-class SimConnections:
-    """The registry of one client process (`cepheid_ledger.BookieConnections`)."""
-
-    def __init__(self, network: Network, node: Node) -> None:
-        self._network = network
-        self._node = node
-        self._connections: dict[str, SimConnection] = {}
-
-    def get(self, bookie_id: str) -> SimConnection:
-        if bookie_id not in self._connections:
-            self._connections[bookie_id] = SimConnection(self._network, self._node, bookie_id)
-        return self._connections[bookie_id]
-
-
-class _Wire:
-    """What add streams and calls share: two ends, one incarnation of the server, messages in order, an end."""
-
-    def __init__(self, network: Network, node: Node, bookie_id: str, kind: str) -> None:
-        self.network = network
-        self.node = node
-        self.bookie_id = bookie_id
-        self.kind = kind
-        self.host: Host | None = network.hosts.get(bookie_id)
-        self.broken = False
-        self._breaking = False
-        self._last_to_bookie_s = 0.0
-        self._last_to_client_s = 0.0
-
-    def to_bookie(self, act: Callable[[Host], None]) -> None:
-        """Sends one message; what it does happens in the bookie's process."""
-        faults, plan = self.network.plan.faults, self.network.plan
-        if self.host is None:  # nobody listens: refused at once
-            self.break_off(f"{self.bookie_id} refused the connection", plan.between(faults.delay_s))
-            return
-        if self._breaking:
-            return  # into the void, until the client notices
-        if plan.strikes("message lost", faults.loss):
-            self.break_off("silence", faults.silence_s)
-            return
-        if plan.strikes("reset before the server acted", faults.reset):
-            self.break_off("connection reset", plan.between(faults.delay_s))
-            return
-        loop = asyncio.get_running_loop()
-        when = self._last_to_bookie_s = max(loop.time() + self.network.delay_s(), self._last_to_bookie_s + _SPACING_S)
-        loop.call_at(when, self._arrive, self.host, act, context=self.host.node.context)
-
-    def _arrive(self, host: Host, act: Callable[[Host], None]) -> None:
-        def deliver() -> None:
-            if not self._breaking and host.node.alive:
-                host.node.call_soon(act, host)
-
-        if not self.network.pass_wire(self.node.name, self.bookie_id, self.kind, deliver):
-            self._break_if_silent()
-
-    def to_client(self, act: Callable[[], None]) -> None:
-        """As `to_bookie`, the other way; called by the bookie's process."""
-        faults, plan = self.network.plan.faults, self.network.plan
-        if self._breaking:
-            return
-        if plan.strikes("answer lost", faults.loss):
-            self.break_off("silence", faults.silence_s)
-            return
-        if plan.strikes("reset after the server acted", faults.reset):
-            self.break_off("connection reset", plan.between(faults.delay_s))
-            return
-        loop = asyncio.get_running_loop()
-        when = self._last_to_client_s = max(loop.time() + self.network.delay_s(), self._last_to_client_s + _SPACING_S)
-        loop.call_at(when, self._return, act, context=self.node.context)
-
-    def _return(self, act: Callable[[], None]) -> None:
-        def deliver() -> None:
-            if not self._breaking:
-                self.node.call_soon(act)
-
-        if not self.network.pass_wire(self.bookie_id, self.node.name, f"{self.kind} answer", deliver):
-            self._break_if_silent()
-
-    def _break_if_silent(self) -> None:
-        """A message is stuck in a partition: if that lasts, keepalive ends the connection."""
-        silence_s = self.network.plan.faults.silence_s
-
-        def check() -> None:
-            network, client, bookie = self.network, self.node.name, self.bookie_id
-            if network.is_blocked(client, bookie, self.kind) or network.is_blocked(bookie, client, f"{self.kind} answer"):
-                self.break_off("silence", 0.0)
-
-        self.node.call_later(silence_s, check)
-
-    def break_off(self, reason: str, after_s: float) -> None:
-        """From now on nothing gets through; the client hears of it after `after_s`."""
-        if not self._breaking:
-            self._breaking = True
-            self.node.call_later(after_s, self._tell_broken, reason)
-
-    def _tell_broken(self, reason: str) -> None:
-        if not self.broken:
-            self.end()
-            self.on_broken(BookieUnavailableError(f"{self.bookie_id}: {reason}", bookie=self.bookie_id))
-
-    def end(self) -> None:
-        if not self.broken:
-            self.broken = self._breaking = True
-            self.network.forget(self)  # type: ignore[arg-type]
-
-    def on_broken(self, error: BookieUnavailableError) -> None:
-        raise NotImplementedError
-
-
-class SimAddStream(_Wire):
-    def __init__(self, network: Network, node: Node, bookie_id: str, source: AddSource) -> None:
-        super().__init__(network, node, bookie_id, "add")
-        self._source = source
-        self._pull_due = False
-        network.add_stream(self)
-        if self.host is None:
-            self.break_off(f"{bookie_id} refused the connection", network.delay_s())
-
-    def wake(self) -> None:
-        if not self._pull_due and not self.broken:
-            self._pull_due = True
-            self.node.call_soon(self._pull)
-
-    async def aclose(self) -> None:
-        self.end()
-
-    def on_broken(self, error: BookieUnavailableError) -> None:
-        self._source.on_broken(error)
-
-    def _pull(self) -> None:
-        self._pull_due = False
-        if self.broken:
-            return
-        requests = self._source.next_message(MAX_MESSAGE_BYTES)
-        if requests:
-            self._send(tuple(requests))
-            self._pull_due = True
-            self.node.call_later(self.network.plan.between(_WRITE_S), self._pull)
-
-    def _send(self, requests: tuple[AddRequest, ...]) -> None:
-        plan = self.network.plan
-        if plan.strikes("bit flipped on the wire", plan.faults.corrupt):
-            requests = _with_flipped_bit(requests, plan)
-        self.to_bookie(lambda host: host.add(requests, self._answer))
-        if self.host is not None and plan.strikes("add message duplicated", plan.faults.duplicate):
-            self._send_again(requests, self.host)
-
-    def _send_again(self, requests: tuple[AddRequest, ...], host: Host) -> None:
-        def arrive() -> None:
-            host.add(requests, lambda answers: None)
-
-        delay_s = self.network.plan.between(self.network.plan.faults.late_s)
-        asyncio.get_running_loop().call_later(delay_s, arrive, context=host.node.context)
-
-    def _answer(self, answers: Sequence[AddAnswer]) -> None:
-        self.to_client(lambda: None if self.broken else self._source.on_answers(answers))
-
-
-class _Call(_Wire):
-    """One request and its answers (one, or several for a read)."""
-
-    def __init__(self, network: Network, node: Node, bookie_id: str, kind: str) -> None:
-        super().__init__(network, node, bookie_id, kind)
-        self._task: asyncio.Task[Any] | None = None
-        self.answers: asyncio.Queue[Any] = asyncio.Queue()
-        network.add_call(self)
-
-    def start(self, serve: Callable[[Host], Coroutine[Any, Any, None]]) -> None:
-        def act(host: Host) -> None:
-            if not self.broken:
-                self._task = host.node.start(self._serve(serve, host), name="serve")
-
-        self.to_bookie(act)
-
-    async def _serve(self, serve: Callable[[Host], Coroutine[Any, Any, None]], host: Host) -> None:
-        try:
-            await serve(host)
-        except NodeCrashed:
-            host.node.crash()
-        except CepheidError as error:  # the gRPC server ends the call with a status: the client knows nothing
-            self.answer(BookieUnavailableError(f"{self.bookie_id} failed: {error}", bookie=self.bookie_id))
-
-    def answer(self, answer: Any) -> None:
-        self.to_client(lambda: self.answers.put_nowait(answer))
-
-    async def next_answer(self) -> Any:
-        """The next answer; None when there are no more. Raises BookieUnavailableError."""
-        answer = await self.answers.get()
-        if isinstance(answer, BookieUnavailableError):
-            raise answer
-        return answer
-
-    def finish(self) -> None:
-        """The caller wants no more: what still runs for it is cancelled, as an RPC is."""
-        self.end()
-        task, host = self._task, self.host
-        if task is not None and host is not None and not task.done():
-            host.node.call_soon(task.cancel)
-
-    def on_broken(self, error: BookieUnavailableError) -> None:
-        self.answers.put_nowait(error)
-
-
-class SimConnection:
-    """One bookie as seen by one client process."""
-
-    def __init__(self, network: Network, node: Node, bookie_id: str) -> None:
-        self._network = network
-        self._node = node
-        self._bookie_id = bookie_id
-
-    def __repr__(self) -> str:
-        return f"<SimConnection {self._node.name} to {self._bookie_id}>"
-
-    @property
-    def bookie_id(self) -> str:
-        return self._bookie_id
-
-    def open_add_stream(self, source: AddSource) -> SimAddStream:
-        return SimAddStream(self._network, self._node, self._bookie_id, source)
-
-    async def read_lac(self, request: LacRequest) -> LacAnswer:
-        return await self._ask("fence" if request.fence else "lac", lambda host: host.bookie.read_lac(request))
-
-    async def write_lac(self, request: ExplicitLac) -> Status:
-        return await self._ask("explicit lac", lambda host: host.bookie.write_lac(request))
-
-    async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
-        kind = "recovery read" if request.fence else "read"
-        call = _Call(self._network, self._node, self._bookie_id, kind)
-
-        async def serve(host: Host) -> None:
-            async for chunk in host.bookie.read(request):
-                call.answer(chunk)
-            call.answer(None)
-
-        try:
-            call.start(serve)
-            while (chunk := await call.next_answer()) is not None:
-                yield chunk
-        finally:
-            call.finish()
-
-    async def aclose(self) -> None:
-        pass
-
-    async def _ask(self, kind: str, ask: Callable[[Host], Coroutine[Any, Any, Any]]) -> Any:
-        call = _Call(self._network, self._node, self._bookie_id, kind)
-
-        async def serve(host: Host) -> None:
-            call.answer(await ask(host))
-
-        try:
-            call.start(serve)
-            return await call.next_answer()
-        finally:
-            call.finish()
-
-
-def _with_flipped_bit(requests: tuple[AddRequest, ...], plan: FaultPlan) -> tuple[AddRequest, ...]:
-    victim = plan.random.randrange(len(requests))
-    request = requests[victim]
-    data = bytearray(request.group.data)
-    data[plan.random.randrange(len(data))] ^= 1 << plan.random.randrange(8)
-    group = EntryGroup(request.group.ledger_id, request.group.first_entry_id, request.group.ends, bytes(data))
-    damaged = AddRequest(group, request.master_key, request.recovery)
-    return (*requests[:victim], damaged, *requests[victim + 1 :])

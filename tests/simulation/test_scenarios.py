@@ -22,6 +22,7 @@ from tests.simulation.cluster import SimBookie, SimBroker
 from tests.simulation.faults import CALM
 from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.sim_connection import SimConnections
 from tests.simulation.stage import Stage
 from tests.support import wait_until
 
@@ -80,7 +81,7 @@ async def restart(bookie: SimBookie) -> None:
 async def fencing_read(script: Script, broker: SimBroker, bookie_id: str, ledger_id: int) -> list[Any]:
     """What a recoverer's read of entry 0 answers."""
     key = master_key_of(script.history.ledgers[ledger_id])
-    connection = script.network.connections(broker.node).get(bookie_id)
+    connection = SimConnections(script.network, broker.node).get(bookie_id)
 
     async def read() -> list[Any]:
         return [chunk async for chunk in connection.read(ReadRequest(ledger_id, 0, 0, fence=True, master_key=key))]

@@ -22,7 +22,9 @@ from cepheid_rpc import (
 )
 from tests.simulation.faults import CALM, FaultPlan, Faults
 from tests.simulation.node import Node
-from tests.simulation.sim_network import Network, SimAddStream
+from tests.simulation.sim_connection import SimConnections
+from tests.simulation.sim_network import Network
+from tests.simulation.sim_wire import SimAddStream
 from tests.simulation.virtual_loop import run_simulated
 from tests.support import wait_until
 
@@ -84,7 +86,7 @@ class Pair:
         self.network = Network(self.plan)
         self.client, self.server, self.bookie = Node("broker"), Node("b1"), EchoBookie()
         self.network.serve("b1", self.server, self.bookie)
-        self.connection = self.network.connections(self.client).get("b1")
+        self.connection = SimConnections(self.network, self.client).get("b1")
         self.source = Source()
 
     def send(self, *entry_ids: int) -> SimAddStream:
