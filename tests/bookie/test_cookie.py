@@ -1,0 +1,146 @@
+"""Whose directories: the table of decisions, and starts on directories that are not right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cepheid_bookie import Bookie, Cookie, MetadataCookies
+from cepheid_bookie.cookie import Found, decide, load_cookie, save_cookie
+from cepheid_bookie.disk import DirectoryInUseError
+from cepheid_bookie.errors import BookieError, CookieError, FormatVersionError
+from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_metadata import MemoryStore, MemoryTree
+from tests.bookie.bookie_support import Machine, added, group_of, read_all
+from tests.simulation.sim_disk import SimDisk
+from tests.support import run_async
+
+MINE = Cookie("bookie-1", "test", "fresh")
+OLD = Cookie("bookie-1", "test", "old")
+EMPTY, DATA = Found(None, False), Found(None, True)
+STAMPED, FULL = Found(OLD, False), Found(OLD, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "journal", "recorded", "asked", "expected"),
+    [
+        (EMPTY, EMPTY, None, True, (MINE, True)),  # new
+        (EMPTY, EMPTY, None, False, (MINE, True)),
+        (STAMPED, EMPTY, None, True, (OLD, True)),  # stamping cut short: new and empty
+        (STAMPED, STAMPED, None, True, (OLD, True)),  # cut before metadata heard of it
+        (STAMPED, EMPTY, None, False, (OLD, True)),
+        (FULL, FULL, OLD, True, (OLD, False)),
+        (STAMPED, STAMPED, OLD, True, (OLD, False)),
+        (FULL, FULL, None, False, (OLD, False)),
+    ],
+)
+def test_starts(data: Found, journal: Found, recorded: Cookie | None, asked: bool, expected: tuple[Cookie, bool]) -> None:
+    assert decide(MINE, {"data": data, "journal": journal}, recorded, asked=asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "journal", "recorded", "asked", "reason"),
+    [
+        (EMPTY, EMPTY, OLD, True, "data, journal is not stamped: its data is gone"),  # a blank disk under a known id
+        (FULL, EMPTY, OLD, True, "journal is not stamped: its data is gone"),
+        (EMPTY, FULL, OLD, True, "data is not stamped: its data is gone"),
+        (FULL, FULL, None, True, "metadata has no cookie of bookie bookie-1, but there is data in data, journal"),
+        (DATA, EMPTY, None, True, "there is data in data"),
+        (FULL, EMPTY, None, False, "journal of bookie bookie-1 is not stamped"),
+        (DATA, DATA, None, False, "is not stamped, but there is data"),
+        (FULL, FULL, Cookie("bookie-1", "test", "newer"), True, "metadata knows incarnation newer .* the directories are of old"),
+        (FULL, Found(Cookie("bookie-1", "test", "x"), True), OLD, True, "different incarnations .data: old, journal: x"),
+        (Found(Cookie("bookie-2", "test", "old"), True), FULL, OLD, True, "data belongs to bookie bookie-2, not to bookie-1"),
+        (Found(Cookie("bookie-1", "prod", "old"), True), FULL, OLD, True, "data belongs to cluster 'prod', this is cluster 'test'"),
+        (FULL, FULL, Cookie("bookie-1", "prod", "old"), True, "metadata belongs to cluster 'prod'"),
+    ],
+)
+def test_refuses_with_the_exact_reason(data: Found, journal: Found, recorded: Cookie | None, asked: bool, reason: str) -> None:
+    with pytest.raises(CookieError, match=reason) as caught:
+        decide(MINE, {"data": data, "journal": journal}, recorded, asked=asked)
+    assert ";" in str(caught.value), "and what to do"
+
+
+def test_a_directory_of_another_version_is_refused_by_name() -> None:
+    disk = SimDisk(random.Random(1))
+    save_cookie(disk, Cookie("bookie-1", "test", "x", format_version=9))
+    with pytest.raises(FormatVersionError, match="the data directory has storage format 9, this version reads 1"):
+        load_cookie(disk, "the data directory")
+
+
+def test_an_unreadable_cookie_is_no_missing_one() -> None:
+    disk = SimDisk(random.Random(1))
+    disk.open("VERSION", create=True).pwrite(b"garbage", 0)
+    with pytest.raises(CookieError, match="cannot be read"):
+        load_cookie(disk, "here")
+
+
+@pytest.mark.parametrize("operation", range(14))
+def test_a_first_start_with_metadata_cut_anywhere_starts(operation: int) -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        cookies = MetadataCookies(store, {"data": ("/d",)})
+        machine = Machine(operation)
+        machine.crash_at(operation)
+        machine_open = machine.open
+
+        async def open_with_cookies(**changes: object) -> Bookie:
+            del changes
+            return await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+
+        machine.open = open_with_cookies  # type: ignore[method-assign]
+        await machine.run_until_crash(lambda bookie: added(bookie, group_of(7, 0)))
+        machine.restart()
+        async with machine.bookie() as bookie:
+            await added(bookie, group_of(7, 1))
+        machine.restart()
+        async with machine.bookie() as bookie:
+            entries, _ = await read_all(bookie, 7, 1, 1)
+            assert entries
+        machine.open = machine_open  # type: ignore[method-assign]
+        await store.aclose()
+
+    run_async(main())
+
+
+def test_a_wiped_disk_under_a_known_id_does_not_start() -> None:
+    """Or it would deny what it acknowledged, and take adds that it had refused for a fence."""
+
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        cookies = MetadataCookies(store, {"data": ("/d",)})
+        machine = Machine()
+        bookie = await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+        await added(bookie, group_of(7, 0))
+        await bookie.aclose()
+        with pytest.raises(CookieError, match="its data is gone"):
+            await Bookie.open(machine.settings, machine.disk.wiped(), MemoryBlockIndex(), machine.ports(), cookies=cookies)
+        await store.aclose()
+
+    run_async(main())
+
+
+def test_a_directory_in_use_or_of_another_bookie_is_refused_and_left_as_it_is() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            with pytest.raises(DirectoryInUseError):
+                await machine.open()
+            machine.index.closed = False
+            await added(bookie, group_of(7, 0))
+        with pytest.raises(CookieError, match="belongs to bookie bookie-1, not to bookie-2"):
+            await machine.open(bookie_id="bookie-2")
+        with pytest.raises(CookieError, match="belongs to cluster 'test'"):
+            await machine.open(cluster_id="elsewhere")
+        async with machine.bookie() as bookie:  # the refusals released the lock and changed nothing
+            entries, _ = await read_all(bookie, 7, 0, 0)
+            assert entries
+
+    run_async(main())
+
+
+def test_every_refusal_of_a_start_says_what_to_do() -> None:
+    for error_type in BookieError.__subclasses__():
+        if error_type is not CookieError:  # whose messages end with it
+            assert error_type.hint, error_type

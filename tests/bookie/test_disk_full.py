@@ -1,0 +1,207 @@
+"""Disks that fill up: adds are refused before and at the end, fences and recovery go on, service comes back with the space."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from cepheid_bookie import Bookie, BookieState
+from cepheid_rpc import LacRequest, Status
+from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, small_settings
+from tests.bookie.promises import Promises
+from tests.simulation.sim_disk import SimDisk
+from tests.support import run_async, wait_until
+
+
+def test_below_the_minimum_regular_adds_are_refused_and_everything_else_goes_on() -> None:
+    async def main() -> None:
+        machine = Machine(settings=small_settings(min_free_data_bytes=512 * KiB))
+        changes: list[bool] = []
+        async with machine.bookie() as bookie:
+            bookie.on_writable = changes.append
+            await added(bookie, group_of(7, 0))
+            machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
+            await wait_until_refused(bookie, Status.NO_SPACE)
+            assert not bookie.writable
+            await added(bookie, group_of(7, 0), recovery=True)
+            assert (await bookie.read_lac(LacRequest(7, KEY, fence=True))).status is Status.OK
+            assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
+            assert (await bookie.read_lac(LacRequest(8, KEY, fence=True))).status.certain_no
+            machine.disk.capacity_bytes = 1 << 30
+            await wait_until(lambda: bookie.writable)
+            await added(bookie, group_of(9, 0))
+            assert changes == [False, True]
+
+    run_async(main())
+
+
+async def wait_until_refused(bookie: Bookie, status: Status) -> None:
+    """Adds to ever new ledgers until one is refused with `status`; all before are OK."""
+    ledger_id, answers = 1_000, [Status.OK]
+    while answers == [Status.OK]:
+        ledger_id += 1
+        answers = [answer.status for answer in await add(bookie, group_of(ledger_id, 0))]
+    assert answers == [status]
+
+
+def test_a_bookie_that_starts_on_a_full_disk_refuses_adds_and_serves_reads() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await added(bookie, group_of(7, 0))
+        machine.settings = small_settings(min_free_journal_bytes=1 << 40)
+        async with machine.bookie() as bookie:
+            assert [a.status for a in await add(bookie, group_of(7, 1))] == [Status.NO_SPACE]
+            assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_journal_disk_that_fills_refuses_the_batch_and_serves_again_when_there_is_space(seed: int) -> None:
+    async def main() -> None:
+        machine, promises = Machine(seed), Promises()
+        journal_disk = SimDisk(machine.random)
+        bookie = await open_with_journal(machine, journal_disk)
+        await promises.add(bookie, group_of(7, 0, size=900))
+        journal_disk.capacity_bytes = journal_disk.used_bytes() + machine.random.randrange(0, 40_000)
+        refused = False
+        for first in range(1, 80):
+            (status,) = await promises.add(bookie, group_of(7, first, size=9_000))
+            refused = refused or status is Status.NO_SPACE
+            if refused:
+                break
+        assert refused
+        assert bookie.state is BookieState.SERVING
+        status = (await bookie.read_lac(LacRequest(9, KEY, fence=True))).status
+        assert status in (Status.NO_SPACE, Status.NO_ENTRY), "a fence is durable or not answered as one"
+        if status is Status.NO_ENTRY:
+            promises.fenced[9] = promises.fence_asked[9] = None
+        journal_disk.capacity_bytes = 1 << 30
+        await wait_until(lambda: bookie.writable)
+        assert await promises.add(bookie, group_of(7, 500, 3)) == [Status.OK]
+        await promises.fence(bookie, 9)
+        assert 9 in promises.fenced
+        machine.restart()
+        bookie = await open_with_journal(machine, journal_disk.power_loss())
+        await promises.check(bookie)
+        await bookie.aclose()
+
+    run_async(main())
+
+
+async def open_with_journal(machine: Machine, journal_disk: SimDisk) -> Bookie:
+    return await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), journal_disk=journal_disk)
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "pwritev", "sync"])
+def test_a_flush_that_finds_the_data_disk_full_keeps_its_half_and_its_mark_until_it_gets_through(operation: str) -> None:
+    async def main() -> None:
+        machine, promises = Machine(operation), Promises()
+        bookie = await machine.open()
+        await promises.add(bookie, group_of(7, 0, 20, size=500))
+        full = True
+
+        def on_operation(name: str, path: str) -> None:
+            if full and name == operation and path.startswith("entrylog"):
+                raise OSError(errno.ENOSPC, "no space left")
+
+        machine.disk.on_operation = on_operation
+        with pytest.raises(OSError, match="no space"):
+            await bookie.checkpoint()
+        mark = bookie.statistics().mark_sequence
+        await wait_until(lambda: bookie.statistics().failed_flushes > 3)  # it keeps trying
+        assert bookie.statistics().mark_sequence == mark
+        assert not bookie.writable
+        assert [a.status for a in await add(bookie, group_of(7, 20))] == [Status.NO_SPACE]
+        await promises.add(bookie, group_of(7, 21), recovery=True)
+        await promises.check(bookie)  # reads see the half that is stuck
+        copy = Machine(f"{operation}/copy", machine.settings, machine.disk.copy_after_power_loss(machine.random))
+        copy.index._now, copy.index._synced = machine.index._synced.copy(), machine.index._synced.copy()
+        async with copy.bookie() as other:
+            await promises.check(other)
+        full = False
+        await wait_until(lambda: bookie.writable)
+        await promises.add(bookie, group_of(7, 22))
+        await bookie.aclose()
+        machine.restart()
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
+
+    run_async(main())
+
+
+def test_adds_that_wait_for_room_are_refused_as_soon_as_the_disk_is_full() -> None:
+    async def main() -> None:
+        machine = Machine()
+        bookie = await machine.open()
+        full = True
+
+        def on_operation(name: str, path: str) -> None:
+            if full and name == "pwritev" and path.startswith("entrylog"):
+                raise OSError(errno.ENOSPC, "no space left")
+
+        machine.disk.on_operation = on_operation
+        answers = await add(bookie, *[group_of(7, i, size=2 * KiB) for i in range(30)])
+        fates = [answer.status for answer in answers]
+        assert fates == [Status.OK, Status.NO_SPACE]
+        assert bookie.statistics().waiting_bytes == 0
+        full = False
+        await wait_until(lambda: bookie.writable)
+        entries, _ = await read_all(bookie, 7, 0, 29)
+        assert sorted(entries) == list(range(answers[0].last_entry_id + 1)), "a refused add left a trace"
+        await bookie.aclose()
+
+    run_async(main())
+
+
+def test_an_endless_shortage_does_not_fill_the_disk_with_copies() -> None:
+    async def main() -> None:
+        machine = Machine()
+        bookie = await machine.open()
+        await added(bookie, group_of(7, 0, 20, size=500))
+        machine.disk.fail("sync", "entrylog", errno.ENOSPC)
+        used = machine.disk.used_bytes()
+        with pytest.raises(OSError, match="injected"):
+            await bookie.checkpoint()
+        for _ in range(5):
+            machine.disk.fail("sync", "entrylog", errno.ENOSPC)
+        await wait_until(lambda: bookie.statistics().failed_flushes == 6)
+        assert machine.disk.used_bytes() <= used + 4 * KiB
+        await wait_until(lambda: bookie.writable)
+        await bookie.aclose()
+
+    run_async(main())
+
+
+def test_a_close_on_a_full_disk_ends_and_the_journal_has_it_all() -> None:
+    async def main() -> None:
+        machine, promises = Machine(), Promises()
+        bookie = await machine.open()
+        await promises.add(bookie, group_of(7, 0, 20, size=500))
+
+        def on_operation(name: str, path: str) -> None:
+            if path.startswith("entrylog"):
+                raise OSError(errno.ENOSPC, "no space left")
+
+        machine.disk.on_operation = on_operation
+        await bookie.aclose()
+        machine.restart()
+        machine.disk.on_operation = None
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
+
+    run_async(main())
+
+
+def test_requests_of_a_refused_batch_may_be_sent_again() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            machine.disk.fail("create", "journal/", errno.ENOSPC)
+            assert [a.status for a in await add(bookie, group_of(7, 0, 2))] == [Status.NO_SPACE]
+            await wait_until(lambda: bookie.writable)
+            await added(bookie, group_of(7, 0, 2))
+
+    run_async(main())

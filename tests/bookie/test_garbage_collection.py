@@ -1,0 +1,224 @@
+"""What metadata no longer has goes, after two looks and a third; what it has, or might have, stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers
+from cepheid_metadata import Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
+from cepheid_rpc import ExplicitLac, LacRequest, Status
+from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, small_settings
+from tests.support import run_async, wait_until
+
+
+class Metadata:
+    """A script: what each listing says, and what direct reads say."""
+
+    def __init__(self, *ledgers: int) -> None:
+        self.ledgers = set(ledgers)
+        self.hidden: set[int] = set()  # a follower that lags does not list these
+        self.failing = False
+        self.during_listing = lambda: None
+
+    async def listing(self) -> Collection[int]:
+        await asyncio.sleep(0)
+        self.during_listing()
+        if self.failing:
+            raise ConnectionError("the listing ended early")
+        return self.ledgers - self.hidden
+
+    async def exists(self, ledger_id: int) -> bool:
+        return ledger_id in self.ledgers
+
+
+async def filled(bookie: Bookie, *ledgers: int) -> None:
+    for ledger_id in ledgers:
+        await added(bookie, group_of(ledger_id, 0, 5))
+
+
+def test_a_ledger_goes_at_the_second_pass_that_misses_it() -> None:
+    async def main() -> None:
+        async with Machine().bookie() as bookie:
+            await filled(bookie, 1, 2, 3)
+            metadata = Metadata(1, 3)
+            collector = GarbageCollector(bookie, metadata)
+            assert (await collector.collect()).deleted == ()
+            assert (await collector.collect()).deleted == (2,)
+            assert bookie.ledgers() == [1, 3]
+            _, missing = await read_all(bookie, 2, 0, 4)
+            assert set(missing.values()) == {Status.NO_LEDGER}
+            assert await read_all(bookie, 3, 0, 4) == (entries_of([group_of(3, 0, 5)]), {})
+
+    run_async(main())
+
+
+def test_a_deleted_ledger_refuses_its_old_writer_and_stays_refused_after_a_restart() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await filled(bookie, 1, 2)
+            collector = GarbageCollector(bookie, Metadata(1))
+            await collector.collect()
+            await collector.collect()
+            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+            assert [a.status for a in await add(bookie, group_of(2, 5), recovery=True)] == [Status.FENCED]
+            assert (await bookie.read_lac(LacRequest(2, KEY, fence=True))).status is Status.NO_LEDGER
+            assert await bookie.write_lac(ExplicitLac(2, 3, KEY)) is Status.NO_LEDGER
+        machine.restart()
+        async with machine.bookie() as bookie:
+            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+            machine.now_ms += int(bookie.settings.tombstone_s * 1000) + 1
+            await bookie.reclaim()  # nobody who could still write to it is alive
+            await added(bookie, group_of(2, 5))
+
+    run_async(main())
+
+
+def test_an_error_in_the_listing_deletes_nothing_and_forgets_what_was_suspected() -> None:
+    async def main() -> None:
+        async with Machine().bookie() as bookie:
+            await filled(bookie, 1, 2)
+            metadata = Metadata(1)
+            collector = GarbageCollector(bookie, metadata)
+            await collector.collect()
+            metadata.failing = True
+            with pytest.raises(ConnectionError):
+                await collector.collect()
+            metadata.failing = False
+            assert (await collector.collect()).deleted == ()
+            assert bookie.ledgers() == [1, 2]
+
+    run_async(main())
+
+
+def test_a_ledger_that_only_a_lagging_follower_misses_stays() -> None:
+    async def main() -> None:
+        async with Machine().bookie() as bookie:
+            await filled(bookie, 1, 2)
+            metadata = Metadata(1, 2)
+            metadata.hidden = {2}
+            collector = GarbageCollector(bookie, metadata)
+            for _ in range(4):
+                assert (await collector.collect()).deleted == ()
+            assert bookie.ledgers() == [1, 2]
+
+    run_async(main())
+
+
+def test_a_ledger_created_during_a_listing_is_no_suspect() -> None:
+    """The local snapshot comes first: BookKeeper once did it the other way round."""
+
+    async def main() -> None:
+        async with Machine().bookie() as bookie:
+            await filled(bookie, 1)
+            metadata = Metadata(1)
+            collector = GarbageCollector(bookie, metadata)
+            pending: list[asyncio.Task[None]] = []
+
+            def create() -> None:  # in metadata after the listing was cut, then written here
+                if len(pending) < 2:
+                    pending.append(asyncio.ensure_future(filled(bookie, 50 + len(pending))))
+
+            metadata.during_listing = create
+            for _ in range(3):
+                result = await collector.collect()
+                assert result.deleted == ()
+                await asyncio.gather(*pending)
+                metadata.ledgers |= {50, 51}
+            assert bookie.ledgers() == [1, 50, 51]
+
+    run_async(main())
+
+
+def test_mass_absence_stops_everything() -> None:
+    async def main() -> None:
+        machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
+        async with machine.bookie() as bookie:
+            await filled(bookie, *range(1, 13))
+            collector = GarbageCollector(bookie, Metadata())
+            for _ in range(3):
+                result = await collector.collect()
+                assert (result.refused_mass, result.deleted) == (True, ())
+            assert len(bookie.ledgers()) == 12
+            collector = GarbageCollector(bookie, Metadata(*range(1, 8)))
+            await collector.collect()
+            assert (await collector.collect()).deleted == (8, 9, 10, 11, 12)
+
+    run_async(main())
+
+
+def test_logs_go_when_the_last_of_their_ledgers_has_gone() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            for ledger_id in (1, 2):  # a log or two each
+                for first in range(0, 80, 5):
+                    await added(bookie, group_of(ledger_id, first, 5, size=KiB))
+                await bookie.checkpoint()
+            logs = machine.disk.listdir("entrylog")
+            metadata = Metadata(2)
+            collector = GarbageCollector(bookie, metadata)
+            await collector.collect()
+            result = await collector.collect()
+            assert result.deleted == (1,)
+            assert result.deleted_logs
+            assert len(machine.disk.listdir("entrylog")) == len(logs) - len(result.deleted_logs)
+            entries, missing = await read_all(bookie, 2, 0, 79)
+            assert (len(entries), missing) == (80, {})
+
+    run_async(main())
+
+
+def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await filled(bookie, 1, 2)
+            machine.workers["flush"].hold()
+            checkpoint = asyncio.ensure_future(bookie.checkpoint())
+            await asyncio.sleep(0.001)
+            await added(bookie, group_of(2, 5, 2))
+            deletion = asyncio.ensure_future(bookie.delete_ledgers([2]))
+            await asyncio.sleep(0.001)
+            _, missing = await read_all(bookie, 2, 0, 6)
+            assert set(missing.values()) == {Status.NO_LEDGER}
+            machine.workers["flush"].release()
+            await asyncio.gather(checkpoint, deletion)
+            await bookie.checkpoint()
+            assert {block.ledger_id for block in machine.index.blocks()} == {1}
+
+    run_async(main())
+
+
+def test_collects_against_the_real_metadata_package_by_itself() -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        records = ledger_records(store)
+        for ledger_id in (1, 2):
+            record = LedgerMetadata(
+                ledger_id=ledger_id,
+                ensemble_size=1,
+                write_quorum=1,
+                ack_quorum=1,
+                state=LedgerState.OPEN,
+                fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
+                creation_token=1,
+                created_at_ms=0,
+            )
+            await records.create(ledger_id, record)
+        machine = Machine(settings=small_settings(gc_interval_s=0.01))
+        async with machine.bookie() as bookie:
+            await filled(bookie, 1, 2)
+            collector = GarbageCollector(bookie, MetadataLedgers(store))
+            collector.start()
+            await wait_until(lambda: collector.passes > 2)
+            assert bookie.ledgers() == [1, 2]
+            await records.delete(2, None)
+            await wait_until(lambda: bookie.ledgers() == [1])
+            await collector.aclose()
+        await store.aclose()
+
+    run_async(main())
