@@ -15,7 +15,7 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.managed_ledger import chain_keeper, cursor_store, trimmer
+from cepheid_broker.managed_ledger import chain_keeper, saved_cursor, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import encode_state
@@ -95,7 +95,7 @@ def drop_holes_when_saving_a_cursor() -> Iterator[None]:
             few.acknowledge([Position(ledger_id, entry_id) for entry_id in list(entries)[:2]])
         return encode_state(few)
 
-    with mock.patch.object(cursor_store, "encode_state", encode_few):
+    with mock.patch.object(saved_cursor, "encode_state", encode_few):
         yield
 
 
