@@ -6,9 +6,7 @@ from typing import Any
 
 from cepheid_metadata import Chain, CursorRecord, Position
 from tests.simulation.history import History
-from tests.simulation.topic_model import BATCH_MESSAGES, CursorModel, TopicModel
-
-_WHOLE = (1 << BATCH_MESSAGES) - 1
+from tests.simulation.topic_model import WHOLE, CursorModel, TopicModel
 
 
 class TopicRecordChecks:
@@ -113,7 +111,7 @@ def _check_cursor(history: History, topic: TopicModel, model: CursorModel, curso
         if not managed_ledger.is_valid(position):
             continue  # trimmed
         acked = _acked_messages(cursor, position)
-        lost, invented = model.must.messages_of(position) & ~acked, acked & ~model.allowed.messages_of(position)
+        lost, invented = model.must.messages_of(position) & ~acked, acked & ~model.allowed_messages_of(position)
         history.check(
             "C2", not lost, lambda p=position, lost=lost: f"{name} lost messages {lost:#b} of {p}, reported as saved: {cursor!r}"
         )
@@ -126,9 +124,9 @@ def _check_cursor(history: History, topic: TopicModel, model: CursorModel, curso
 
 def _acked_messages(cursor: Any, position: Position) -> int:
     if cursor.is_acknowledged(position):
-        return _WHOLE
+        return WHOLE
     words = cursor.unacked_words(position)
-    return 0 if words is None else _WHOLE & ~(words[0] & _WHOLE)
+    return 0 if words is None else WHOLE & ~(words[0] & WHOLE)
 
 
 def check_entry(history: History, topic: TopicModel, position: Position, payload: bytes) -> None:

@@ -3,7 +3,7 @@
     memory ≤ allowed     what one live cursor object was given to acknowledge; what anybody ever was
     must ≤ allowed       what was reported as saved: it holds after every crash, until a reset
 
-A save or a reset whose outcome nobody was told leaves both outcomes open: `allowed` grows, `must` shrinks.
+A save or a reset whose outcome nobody was told leaves both outcomes open: what is allowed grows, `must` shrinks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cepheid_metadata import Position
 
 BATCH_MESSAGES = 8
-_WHOLE = (1 << BATCH_MESSAGES) - 1
+WHOLE = (1 << BATCH_MESSAGES) - 1
 NOWHERE = Position(-1, -1)
 
 
@@ -26,10 +26,10 @@ class Acked:
     messages: dict[Position, int] = field(default_factory=dict)
 
     def covers(self, position: Position) -> bool:
-        return position <= self.upto or position in self.entries or self.messages.get(position, 0) == _WHOLE
+        return position <= self.upto or position in self.entries or self.messages.get(position, 0) == WHOLE
 
     def messages_of(self, position: Position) -> int:
-        return _WHOLE if self.covers(position) else self.messages.get(position, 0)
+        return WHOLE if self.covers(position) else self.messages.get(position, 0)
 
     def add(self, other: Acked) -> None:
         self.upto = max(self.upto, other.upto)
@@ -51,21 +51,35 @@ class Acked:
 
 @dataclass(slots=True)
 class CursorModel:
+    """`layers` together are what is allowed. A reset begins a new one; once it is known to be done, those below are void:
+    not what somebody else, who owns the topic by then, acknowledged since."""
+
     name: str
     certain: bool = False  # False: its creation or deletion has an unknown outcome
-    allowed: Acked = field(default_factory=Acked)
+    layers: list[Acked] = field(default_factory=lambda: [Acked()])
     must: Acked = field(default_factory=Acked)
     resets: int = 0  # begun: what was asked before one says nothing after it
 
-    def begin_reset(self, position: Position) -> None:
+    def allow(self, acked: Acked) -> None:
+        self.layers[-1].add(acked)
+
+    def allowed_messages_of(self, position: Position) -> int:
+        messages = 0
+        for layer in self.layers:
+            messages |= layer.messages_of(position)
+        return messages
+
+    def begin_reset(self, position: Position) -> Acked:
+        """Returns what `end_reset` wants."""
         self.resets += 1
         self.must = self.must.before(position)
-        self.allowed.add(Acked(Position(position.ledger_id, position.entry_id - 1)))
+        self.layers.append(Acked(Position(position.ledger_id, position.entry_id - 1)))
+        return self.layers[-1]
 
-    def end_reset(self, position: Position) -> None:
-        """It is known to be done: nothing from `position` on is acknowledged."""
-        self.must = Acked(Position(position.ledger_id, position.entry_id - 1))
-        self.allowed = self.must.copy()
+    def end_reset(self, layer: Acked, position: Position) -> None:
+        """It is known to be done: nothing from `position` on is acknowledged, but by what came after."""
+        self.layers = self.layers[next(index for index, other in enumerate(self.layers) if other is layer) :]
+        self.must.add(Acked(Position(position.ledger_id, position.entry_id - 1)))
 
 
 @dataclass(slots=True)
@@ -84,4 +98,4 @@ class TopicModel:
 
     def is_consumed(self, position: Position) -> bool:
         """Every cursor that surely exists may have acknowledged it: retention may take it."""
-        return all(cursor.allowed.covers(position) for cursor in self.cursors.values() if cursor.certain)
+        return all(cursor.allowed_messages_of(position) == WHOLE for cursor in self.cursors.values() if cursor.certain)

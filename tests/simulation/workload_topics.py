@@ -23,10 +23,9 @@ from cepheid_wire import TopicName
 from tests.simulation.checks_topic import check_entry, check_opened
 from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
-from tests.simulation.topic_model import BATCH_MESSAGES, NOWHERE, Acked, CursorModel, TopicModel
+from tests.simulation.topic_model import BATCH_MESSAGES, NOWHERE, WHOLE, Acked, CursorModel, TopicModel
 from tests.simulation.workload_ledgers import EXPECTED, Pending, Quorums
 
-_WHOLE = (1 << BATCH_MESSAGES) - 1
 _MOST_PENDING = 6
 _CURSORS = ("fast", "slow")
 
@@ -190,16 +189,16 @@ class TopicWorkload:
         mark_before, revision_before = cursor.mark_delete, cursor.ack_set.revision
         if kind == "cumulative":
             asked = Acked(upto=rng.choice(near[: max(1, len(near) // 2)]))
-            model.allowed.add(asked)
+            model.allow(asked)
             accepted = cursor.acknowledge_cumulative(asked.upto)
         elif kind == "messages":
-            position, messages = rng.choice(near), rng.randrange(1, _WHOLE + 1)
+            position, messages = rng.choice(near), rng.randrange(1, WHOLE + 1)
             asked = Acked(messages={position: messages})
-            model.allowed.add(asked)
-            accepted = cursor.acknowledge_indexes(position, (_WHOLE & ~messages,), BATCH_MESSAGES)
+            model.allow(asked)
+            accepted = cursor.acknowledge_indexes(position, (WHOLE & ~messages,), BATCH_MESSAGES)
         else:
             asked = Acked(entries=dict.fromkeys(rng.sample(near, min(len(near), 1 if kind == "single" else 4))))
-            model.allowed.add(asked)
+            model.allow(asked)
             accepted = not cursor.acknowledge(asked.entries)
         # What was acknowledged already claims nothing: a deposed owner, to whom it looks so, has nothing to save and says so.
         if accepted and cursor.ack_set.revision != revision_before:
@@ -225,14 +224,14 @@ class TopicWorkload:
             return
         self._history.did("reset")
         position = self._random.choice(targets)
-        model.begin_reset(position)
+        layer = model.begin_reset(position)
         self._history.note(f"{cursor!r} is reset to {position}")
         resets = model.resets
         await cursor.reset(position)
         known = self.model.cursors.get(cursor.name) is model and model.resets == resets
         self._history.note(f"{cursor!r} was reset to {position}")
         if known and managed_ledger.is_valid(position):
-            model.end_reset(position)
+            model.end_reset(layer, position)
             first = cursor.first_unacknowledged()
             self._history.check("C4", first == position, lambda: f"{cursor!r} was reset to {position} and starts at {first}")
 
@@ -241,9 +240,9 @@ class TopicWorkload:
             return  # it is there, and this owner is deposed; or somebody tried, and the next opening will tell
         self._history.did("create cursor")
         mark_delete = self._random.choice((managed_ledger.first_position(), managed_ledger.last_confirmed))
-        model = self.model.cursors[name] = CursorModel(name, allowed=Acked(upto=mark_delete))
+        model = self.model.cursors[name] = CursorModel(name, layers=[Acked(upto=mark_delete)])
         cursor = await managed_ledger.create_cursor(name, mark_delete)
-        model.allowed.add(Acked(upto=cursor.mark_delete))
+        model.allow(Acked(upto=cursor.mark_delete))
         model.certain = True
 
     async def _delete_cursor(self, managed_ledger: ManagedLedger, name: str) -> None:
