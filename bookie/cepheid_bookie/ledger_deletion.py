@@ -48,15 +48,21 @@ class LedgerDeletion:
         self.deleted_logs = 0
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> None:
+        """Raises what loading or the index raises; then the ledgers are refused and listed, and the call can be repeated."""
         states: list[LedgerState] = []
-        for ledger_id in ledger_ids:
-            while (state := self._ledgers.get(ledger_id)) is None:
-                await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
-            self._ledgers.delete(state, now_ms)
-            self._cache.drop(ledger_id)
-            states.append(state)
-        tombstones: dict[int, LedgerRecord | None] = {state.ledger_id: state.record() for state in states}
-        await self._flush_worker.run(lambda: self._index.delete_ledgers(tombstones))
+        try:
+            for ledger_id in ledger_ids:
+                while (state := self._ledgers.get(ledger_id)) is None:
+                    await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
+                self._ledgers.delete(state, now_ms)
+                self._cache.drop(ledger_id)
+                states.append(state)
+            tombstones: dict[int, LedgerRecord | None] = {state.ledger_id: state.record() for state in states}
+            await self._flush_worker.run(lambda: self._index.delete_ledgers(tombstones))
+        except BaseException:
+            for state in states:
+                self._ledgers.on_delete_failed(state)
+            raise
         for state in states:
             state.fence_durable = True
         self.deleted_ledgers += len(states)

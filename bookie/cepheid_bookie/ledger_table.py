@@ -203,9 +203,14 @@ class LedgerTable:
             self._timer.cancel()
 
     def delete(self, state: LedgerState, now_ms: int) -> None:
-        """Makes a tombstone: fenced, without entries."""
+        """Makes a tombstone: fenced, without entries. Dirty: until the index has it, a load would bring the living record back."""
         state.fenced, state.deleted_at_ms, state.last_entry_id = True, now_ms, -1
         self._tombstones.add(state.ledger_id)
+        self.mark_dirty(state)
+
+    def on_delete_failed(self, state: LedgerState) -> None:
+        """Its blocks are still there: it is listed again, so that whoever deletes finds it again. It stays refused."""
+        self._tombstones.discard(state.ledger_id)
 
     def forget(self, ledger_id: int) -> None:
         """A tombstone that has served its time; its record has left the index."""
