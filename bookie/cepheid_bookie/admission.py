@@ -62,7 +62,7 @@ class Admission:
         self._space = space
         self._settings = settings
         self._on_room = on_room
-        self._waiting: deque[tuple[AddRequest, OnAnswers]] = deque()
+        self._waiting: deque[tuple[AddRequest, OnAnswers, float]] = deque()  # the last: when its wait is too long
         self._awaiting_load: dict[int, list[tuple[AddRequest, OnAnswers]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.waiting_bytes = 0
@@ -91,7 +91,7 @@ class Admission:
         if not self._waiting:
             return
         while self._waiting and self._has_room():
-            request, on_answers = self._waiting.popleft()
+            request, on_answers, _ = self._waiting.popleft()
             self.waiting_bytes -= cached_size(request.group)
             self._admit(request, on_answers)
         if not self._waiting:
@@ -102,7 +102,7 @@ class Admission:
         """Nothing that waits will be admitted."""
         self._cancel_timer()
         # Of one ledger, what waits for its load came before what waits for room.
-        waiting = [*chain.from_iterable(self._awaiting_load.values()), *self._waiting]
+        waiting = [*chain.from_iterable(self._awaiting_load.values()), *(held[:2] for held in self._waiting)]
         self._awaiting_load.clear()
         self._waiting.clear()
         self.waiting_bytes = 0
@@ -169,9 +169,11 @@ class Admission:
     def _wait(self, request: AddRequest, on_answers: OnAnswers) -> None:
         if not self._may_wait(request, on_answers):
             return
-        self._waiting.append((request, on_answers))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.waiting_s
+        self._waiting.append((request, on_answers, deadline))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._settings.waiting_s, self._on_waited)
+            self._timer = loop.call_at(deadline, self._on_waited)
 
     def _may_wait(self, request: AddRequest, on_answers: OnAnswers) -> bool:
         if self.waiting_bytes >= self._settings.waiting_bytes:
@@ -183,8 +185,14 @@ class Admission:
         return True
 
     def _on_waited(self) -> None:
-        self._timer = None
-        self.refuse_waiting(Status.OVERLOADED)
+        """The one that waited when the timer was set may have had its turn; the timer follows the first in the queue."""
+        loop = asyncio.get_running_loop()
+        deadline = self._waiting[0][2]
+        if loop.time() < deadline:
+            self._timer = loop.call_at(deadline, self._on_waited)
+        else:
+            self._timer = None
+            self.refuse_waiting(Status.OVERLOADED)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
