@@ -384,7 +384,7 @@ class Bookie:
         hint = "check the disk; restart the bookie, it replays its journal"
         log.error("bookie.failed", extra={"bookie": self.settings.bookie_id, "error": repr(error), "hint": hint})
         self._space.stop()
-        self._checkpointer.stop()
+        self._checkpointer.stop(error)
         self._ledgers.stop()
         self._journal.fail(error)
         self._reader.stop()

@@ -148,9 +148,10 @@ class Checkpointer:
             self._waiters.append(done)
             await done
 
-    def stop(self) -> None:
+    def stop(self, error: BaseException | None = None) -> None:
+        """No checkpoint ends or begins any more; who waits for one hears `error`."""
         self._closed = True
-        self._tell_waiters(asyncio.CancelledError())
+        self._tell_waiters(error or asyncio.CancelledError())
         if self._timer is not None:
             self._timer.cancel()
 
