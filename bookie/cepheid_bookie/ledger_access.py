@@ -59,9 +59,9 @@ class LedgerAccess:
 
     async def raise_lac(self, state: LedgerState, last_add_confirmed: int) -> Status:
         """The explicit LAC, durable; one below what is known changes nothing."""
-        if last_add_confirmed <= state.explicit_lac:
+        if last_add_confirmed <= state.explicit_lac and not (state.dirty or state.flushing):
             return Status.OK
-        state.explicit_lac = last_add_confirmed
+        state.explicit_lac = max(state.explicit_lac, last_add_confirmed)
         return await self._save(state)
 
     async def _fence(self, state: LedgerState) -> Status:
