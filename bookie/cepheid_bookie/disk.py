@@ -133,7 +133,10 @@ class RealDisk:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        new = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
+        for path in reversed(new):
+            _sync_dir(path.parent)
         self._lock_fd: int | None = None
 
     def __repr__(self) -> str:
@@ -158,11 +161,7 @@ class RealDisk:
         (self.root / path).unlink()
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_dir(self.root / path)
 
     def free_bytes(self) -> int:
         status = os.statvfs(self.root)
@@ -181,3 +180,11 @@ class RealDisk:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def _sync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
