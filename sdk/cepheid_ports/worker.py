@@ -77,7 +77,7 @@ class ThreadWorker:
             self._closing = True
             for _ in self._threads:
                 self._work.put(None)
-        while any(thread.is_alive() for thread in self._threads):
+        while any(thread.is_alive() for thread in self._threads):  # noqa: ASYNC110 - a thread tells nobody of its end
             await asyncio.sleep(0.001)
         self._report()
 
