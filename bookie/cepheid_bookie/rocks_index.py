@@ -134,7 +134,7 @@ class RocksBlockIndex(BlockIndex):
     def records(self) -> Iterator[tuple[int, LedgerRecord]]:
         cursor = self._db.iter()
         cursor.seek(b"L")
-        while cursor.valid() and (key := cursor.key())[:1] == b"L":
+        while _valid(cursor) and (key := cursor.key())[:1] == b"L":
             yield _LEDGER_KEY.unpack(key)[1], decode_record(cursor.value())
             cursor.next()
 
@@ -172,7 +172,7 @@ class RocksBlockIndex(BlockIndex):
 
 def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:
     """The block under the cursor, if it is one of this ledger (of any, if None)."""
-    if not cursor.valid():
+    if not _valid(cursor):
         return None
     key = cursor.key()
     if key[:1] != b"B":
@@ -182,3 +182,11 @@ def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:
         return None
     length, last_entry_id = _BLOCK_VALUE.unpack(cursor.value())
     return BlockRef(found_id, first_entry_id, last_entry_id, log_id, offset, length)
+
+
+def _valid(cursor: Any) -> bool:
+    """False: there is no more. Raises when the database cannot read on, which its cursors show in the same way: as an end."""
+    valid: bool = cursor.valid()
+    if not valid:
+        cursor.status()
+    return valid

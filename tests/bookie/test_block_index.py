@@ -217,6 +217,35 @@ def test_damage_inside_the_log_of_the_database_is_an_error_and_never_a_shorter_i
         RocksBlockIndex(tmp_path / "index")
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda index: index.find(7, 5_000, 5_100, 100),
+        lambda index: list(index.blocks()),  # short, it would condemn entry logs that are alive
+        lambda index: list(index.records()),  # short, it would forget ledgers and their fences
+    ],
+)
+def test_damage_inside_a_table_of_the_database_is_an_error_and_never_the_end_of_a_search(
+    tmp_path: Path, ask: Callable[[BlockIndex], object]
+) -> None:
+    path = tmp_path / "index"
+    index = RocksBlockIndex(path)
+    index.write(
+        [ref(n * 10, n * 10 + 9) for n in range(2_000)], {ledger: LedgerRecord(KEY, fenced=True) for ledger in range(2_000)}
+    )
+    index._db.flush(True)
+    index.close()
+    (table,) = path.glob("*.sst")
+    data = bytearray(table.read_bytes())
+    for place in range(500, len(data) * 9 // 10, 1_000):
+        data[place] ^= 0x55
+    table.write_bytes(data)
+    index = RocksBlockIndex(path)
+    with pytest.raises(Exception, match="Corruption"):
+        ask(index)
+    index.close()
+
+
 def test_a_batch_cut_at_the_end_of_the_log_of_the_database_is_no_damage(tmp_path: Path) -> None:
     """Power went while it was written: nobody was told that it is there."""
     log = _killed_after(tmp_path / "index", 20)
