@@ -124,7 +124,7 @@ class SimBookie:
         assert not self.node.alive, f"{self!r} is running"
         self.node = Node(self.id, self.node.incarnation + 1)
         self.node.on_crash.append(self._after_crash)
-        self.disk.on_operation = self._on_disk_operation
+        self.disk.on_operation, self.disk.on_read = self._on_disk_operation, self._on_disk_read
         self.index.before_sync = lambda: self._on_disk_operation("sync", "index")
         return self.node.start(self._open(self.node), name="open")
 
@@ -191,6 +191,10 @@ class SimBookie:
             raise OSError(errno.EIO, "injected failure of sync", path)
         if operation in ("pwrite", "pwritev") and plan.strikes("failed write", faults.write_error):
             raise OSError(errno.EIO, "injected failure of write", path)
+
+    def _on_disk_read(self, path: str) -> None:
+        if self._plan.strikes("failed read", self._plan.faults.read_error):
+            raise OSError(errno.EIO, "injected failure of read", path)
 
     def _work_delay_s(self) -> float:
         plan, faults = self._plan, self._plan.faults

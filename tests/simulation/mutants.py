@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from cepheid_bookie import entry_reader
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.managed_ledger import chain_keeper, saved_cursor, trimmer
+from cepheid_broker.managed_ledger import saved_cursor, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_ledger import recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
-from cepheid_metadata import Check, Position, Put
+from cepheid_metadata import Position, Put
 from cepheid_rpc import ReadRequest, Status
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -154,6 +155,19 @@ class _UnsyncedNames:
 
 
 @contextlib.contextmanager
+def deny_what_cannot_be_read() -> Iterator[None]:
+    """A block that is damaged or that the disk does not give is taken for one that was never written."""
+    read_block = entry_reader._read_block
+
+    def deny(logs: Any, block: Any) -> Any:
+        status, group = read_block(logs, block)
+        return (status if group is not None else Status.NO_ENTRY), group
+
+    with mock.patch.object(entry_reader, "_read_block", deny):
+        yield
+
+
+@contextlib.contextmanager
 def confirm_below_the_ack_quorum() -> Iterator[None]:
     confirm = WriterState._confirm
 
@@ -197,18 +211,6 @@ def write_the_chain_again_after_a_conflict() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def save_cursors_without_a_look_at_the_chain() -> Iterator[None]:
-    """Whoever was deposed may still save."""
-    write = chain_keeper.write
-
-    async def unchecked(store: Any, ops: Any, settings: Any) -> None:
-        await write(store, [op for op in ops if not isinstance(op, Check)], settings)
-
-    with mock.patch.object(chain_keeper, "write", unchecked):
-        yield
-
-
-@contextlib.contextmanager
 def trim_without_asking_the_cursors() -> Iterator[None]:
     plan_trim = trimmer.plan_trim
 
@@ -230,10 +232,10 @@ MUTANTS: dict[str, Mutant] = {
         take_the_mark_after_the_flush,
         take_an_empty_cache_for_an_empty_checkpoint,
         rename_the_mark_without_directory_sync,
+        deny_what_cannot_be_read,
         confirm_below_the_ack_quorum,
         recover_without_waiting_for_copies,
         write_the_chain_again_after_a_conflict,
-        save_cursors_without_a_look_at_the_chain,
         trim_without_asking_the_cursors,
     )
 }

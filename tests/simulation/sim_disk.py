@@ -12,7 +12,7 @@ were lost in the grown part of a file read as zeros or as *stale bytes*: old con
 What a crash of the process alone does: everything written is there (a write that was under way: any prefix of it).
 
 Faults on order: `full` (ENOSPC), `fail(operation, path)` (EIO once; a failed sync drops the data and later syncs succeed),
-`flip_bit`, and `on_operation`, a hook that sees every change before it happens and may raise.
+`flip_bit`, and `on_operation` and `on_read`, hooks that see every change and every read before it happens and may raise.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class SimDisk:
         self.full = False
         self.crash_at: int | None = None
         self.on_operation: Callable[[str, str], None] | None = None
+        self.on_read: Callable[[str], None] | None = None
         self.operations = 0
         self.log: list[str] | None = None  # set to a list to see every change: "12 sync journal/00000001"
         self.dead = False
@@ -320,6 +321,8 @@ class SimDisk:
 
     def _read(self, path: str) -> None:
         self._check_alive()
+        if self.on_read is not None:
+            self.on_read(path)
         self._fail_if_asked("pread", path)
 
     def _fail_if_asked(self, operation: str, path: str) -> None:

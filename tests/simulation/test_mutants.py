@@ -16,12 +16,12 @@ RULES = {
     "drop holes when saving a cursor": {"C2"},
     "count a timeout as a negative": {"L10", "L5"},
     "take the mark after the flush": {"S2", "S3"},
-    "take an empty cache for an empty checkpoint": {"S3"},
+    "take an empty cache for an empty checkpoint": {"S2", "S3"},
     "rename the mark without directory sync": {"S8", "S2", "S3"},
+    "deny what cannot be read": {"S2", "S5", "L5", "L10"},
     "confirm below the ack quorum": {"L3"},
     "recover without waiting for copies": {"L10"},
-    "write the chain again after a conflict": {"M1", "M2", "M3", "C2", "C7"},
-    "save cursors without a look at the chain": {"C1", "C2", "C3", "C7"},
+    "write the chain again after a conflict": {"M1", "M2", "M3", "M6", "C2", "C3", "C7"},
     "trim without asking the cursors": {"M6", "C3"},
 }
 

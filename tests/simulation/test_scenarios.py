@@ -217,22 +217,27 @@ def test_11_fence_without_entries_checkpoint() -> None:
 # 12. corrupt-log-recovery
 
 
+async def corrupt_log_recovery(script: Script) -> None:
+    writer = await script.new_ledger(script.east, 2, 2)
+    told = [script.append(script.east, writer, b"entry %d" % n) for n in range(10)]
+    await wait_until(lambda: all(told))
+    script.east.crash()
+    for bookie in (script.b1, script.b2):
+        await restart(bookie)  # replay moves everything into the entry log
+    path, offset = _find(script.b1, b"entry 9")
+    script.b1.disk.flip_bit(path, offset)
+    end = await script.at(script.west, script.west.ledgers.recover(writer.ledger_id))
+    assert end.last_entry_id == 9
+
+
 def test_12_corrupt_log_recovery() -> None:
     """One of two copies decays in the entry log: it is unknown there, not absent, and recovery keeps the entry."""
+    Script(2).run(corrupt_log_recovery)
 
-    async def course(script: Script) -> None:
-        writer = await script.new_ledger(script.east, 2, 2)
-        told = [script.append(script.east, writer, b"entry %d" % n) for n in range(10)]
-        await wait_until(lambda: all(told))
-        script.east.crash()
-        for bookie in (script.b1, script.b2):
-            await restart(bookie)  # replay moves everything into the entry log
-        path, offset = _find(script.b1, b"entry 9")
-        script.b1.disk.flip_bit(path, offset)
-        end = await script.at(script.west, script.west.ledgers.recover(writer.ledger_id))
-        assert end.last_entry_id == 9
 
-    Script(2).run(course)
+def test_12_a_bookie_that_denies_what_it_cannot_read_is_found_out() -> None:
+    with MUTANTS["deny what cannot be read"](), pytest.raises(InvariantViolation, match=r"^S5|^L5"):
+        Script(2).run(corrupt_log_recovery)
 
 
 def _find(bookie: SimBookie, data: bytes) -> tuple[str, int]:

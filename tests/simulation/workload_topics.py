@@ -84,19 +84,20 @@ class TopicWorkload:
     async def _serve(self, broker: SimBroker, managed_ledger: ManagedLedger) -> None:
         rng = self._random
         opening = (broker.process, self._history.openings[(broker.process, keys.chain_key(self.topic))])
+        quiet = rng.random() < 0.3  # without producers: such an owner learns late that it is deposed
         for _ in range(rng.choice((3, 20, 60))):
             if managed_ledger.state is not State.OPEN or self.stopped:
                 return
             await asyncio.sleep(rng.choice((0.0, 0.0, 0.001, 0.01)))
             try:
-                await self._act(opening, managed_ledger)
+                await self._act(opening, managed_ledger, quiet=quiet)
             except EXPECTED as error:
                 self._history.note(f"{broker.process} {self.topic}: {error!r}")
 
-    async def _act(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
+    async def _act(self, opening: tuple[str, int], managed_ledger: ManagedLedger, *, quiet: bool) -> None:
         rng = self._random
         cursor = managed_ledger.cursors.get(rng.choice(_CURSORS))
-        draw = rng.random()
+        draw = rng.uniform(0.5 if quiet else 0.0, 1.0)
         if draw < 0.5:
             await self.pending.setdefault(opening[0], Pending()).wait_below(_MOST_PENDING)
             self.append(opening, managed_ledger)
