@@ -149,8 +149,17 @@ class EntryReader:
     async def _read_blocks(self, ledger_id: int, first: int, last: int, max_bytes: int) -> ReadAnswer:
         if self._stopped:
             return ReadAnswer((), (MissingEntries(first, last, Status.STOPPED),), last + 1)
+        given_up = False
+
+        def work() -> _Chunk | None:
+            return None if given_up else _read_chunk(self._index, self._logs, ledger_id, first, last, max_bytes)
+
         try:
-            chunk = await self._worker.run(lambda: _read_chunk(self._index, self._logs, ledger_id, first, last, max_bytes))
+            chunk = await self._worker.run(work)
+            assert chunk is not None
+        except asyncio.CancelledError:
+            given_up = True  # before its turn came: a slow disk must not read for those who have timed out and asked again
+            raise
         except Exception as error:  # the index raises what its database raises; whatever it is, the entries are unknown
             log.error("read.failed", extra={"ledger_id": ledger_id, "entry_id": first, "error": repr(error)})
             return ReadAnswer((), (MissingEntries(first, last, Status.IO_ERROR),), last + 1)

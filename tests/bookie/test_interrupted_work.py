@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cepheid_bookie import RealDisk
+from cepheid_bookie.block_index import BlockRef
 from cepheid_rpc import AddAnswer, AddRequest, ExplicitLac, Status
-from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, group_of, small_settings
+from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, group_of, read_all, small_settings
 from tests.support import run_async, wait_until
 
 
@@ -117,6 +118,37 @@ def test_the_same_explicit_lac_is_not_confirmed_before_it_is_durable() -> None:
             assert [request.done() for request in asked] == [False, False]
             machine.workers["journal"].release()
             assert await asyncio.gather(*asked) == [Status.OK, Status.OK]
+
+    run_async(main())
+
+
+def test_a_read_that_was_given_up_before_its_turn_costs_the_disk_nothing() -> None:
+    """Else a slow disk reads for clients that have timed out and asked again, and never catches up."""
+
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await added(bookie, group_of(7, 0))
+            await bookie.checkpoint()
+            machine.workers["read"].hold()
+            reads = [asyncio.ensure_future(read_all(bookie, 7, 0, 0)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            for given_up in reads[:2]:
+                given_up.cancel()
+            await asyncio.gather(*reads[:2], return_exceptions=True)
+            looks = 0
+            find = machine.index.find
+
+            def counted(*args: int) -> list[BlockRef]:
+                nonlocal looks
+                looks += 1
+                return find(*args)
+
+            machine.index.find = counted  # type: ignore[method-assign]
+            machine.workers["read"].release()
+            entries, _ = await reads[2]
+            assert (len(entries), looks) == (1, 1)
+            assert bookie.statistics().open_reads == 0
 
     run_async(main())
 
