@@ -213,7 +213,8 @@ class BookieChannel:
 
     def _reopen(self) -> None:
         self._reopener = None
-        if any(lane.queue for lane in self._ready):
+        self._ready = deque(lane for lane in self._ready if lane.queue)  # no stream took out those that closed meanwhile
+        if self._ready:
             self._open_stream()
 
     def _detach(self, stream: ChannelStream) -> Iterable[Lane]:

@@ -230,6 +230,21 @@ def test_a_bookie_that_is_not_registered_is_waited_for() -> None:
     in_setting(test)
 
 
+def test_ledgers_that_gave_a_dead_bookie_up_are_not_remembered() -> None:
+    async def test(s: Setting) -> None:
+        s.unavailable = True
+        for ledger_id in range(8, 28):
+            listener = Listener()
+            lane = s.channel.open_lane(ledger_id, listener)
+            s.channel.send(lane, add(ledger_id, 0, 0))
+            s.channel.close_lane(lane)
+        s.send((0, 0))
+        await wait_until(lambda: bool(s.listener.failures))
+        await wait_until(lambda: len(s.channel._ready) == 0)
+
+    in_setting(test)
+
+
 def test_a_pause_longer_than_the_timeout_is_no_silence() -> None:
     async def test(s: Setting) -> None:
         s.send((0, 0))
