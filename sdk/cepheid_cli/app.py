@@ -64,7 +64,7 @@ def standalone(
 
 @app.command()
 def demo(
-    data: Annotated[Path, typer.Option(help="Directory of this demo's data; emptied at the start.")] = Path("demo-data"),
+    data: Annotated[Path, typer.Option(help="Directory of this demo's data; an earlier demo's is deleted.")] = Path("demo-data"),
     port: Annotated[int, typer.Option(help="Port of the binary protocol.")] = 6750,
     admin_port: Annotated[int, typer.Option(help="Port of the admin API.")] = 8180,
     events: Annotated[int | None, typer.Option(help="Only so many flights, for a quick look. Default: all 336,776")] = None,

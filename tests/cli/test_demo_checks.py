@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cepheid_cli.demo.checks import (
     check_all_published,
@@ -16,6 +19,8 @@ from cepheid_cli.demo.checks import (
 )
 from cepheid_cli.demo.flights import EXPECTED_FLIGHTS, FlightEvent, event_id_of, load_flights
 from cepheid_cli.demo.observations import DeliveryObservations, PublishObservations
+from cepheid_cli.demo.run import DemoOptions, run_demo
+from cepheid_cli.demo.server_process import PortTakenError
 
 EVENTS = [FlightEvent(index, "AB"[index % 2], 0, b'{"event_id":%d,"x":1}' % index) for index in range(6)]
 
@@ -52,37 +57,58 @@ def test_order_is_judged_by_first_occurrences(stored: list[int], held: bool) -> 
     assert check_order(stored).held is held
 
 
-def test_totals_count_each_event_once() -> None:
-    assert check_totals(EVENTS, [0, 1, 1, 2, 3, 4, 5]).held
-    assert not check_totals(EVENTS, [0, 1, 2, 3, 4]).held
+@pytest.mark.parametrize(
+    ("delivered", "held"),
+    [
+        (["A0", "B1", "B1", "A2", "B3", "A4", "B5"], True),  # a resend counts once
+        (["A0", "B1", "A2", "B3", "A4"], False),
+        (["A0", "B1", "A2", "B3", "A4", "A5"], False),  # all there, one under the key of another carrier
+    ],
+)
+def test_totals_count_each_event_once_by_the_key_it_came_with(delivered: list[str], held: bool) -> None:
+    seen = DeliveryObservations("audit")
+    for entry_id, (carrier, event_id) in enumerate(delivered):
+        seen.on_delivery((1, entry_id, -1), int(event_id), [], carrier=carrier)
+    assert check_totals(EVENTS, seen.carriers).held is held
 
 
 def test_an_acknowledgement_forgotten_by_a_kill_is_found() -> None:
     seen = DeliveryObservations("exclusive")
     for event in EVENTS:
-        seen.on_delivery((1, event.event_id, -1), event.event_id, [])
+        seen.on_delivery((1, event.event_id, -1), event.event_id, [], carrier="A")
     seen.acknowledged_at_s[(1, 0, -1)] = 100.0
     assert all(check.held for check in check_subscription(EVENTS, seen, [103.0]))
-    seen.on_delivery((1, 0, -1), 0, [101.0])  # within the two seconds: allowed
+    seen.on_delivery((1, 0, -1), 0, [101.0], carrier="A")  # within the two seconds: allowed
     assert all(check.held for check in check_subscription(EVENTS, seen, [103.0]))
-    seen.on_delivery((1, 0, -1), 0, [103.0])
+    seen.on_delivery((1, 0, -1), 0, [103.0], carrier="A")
     assert [check.held for check in check_subscription(EVENTS, seen, [103.0])] == [True, False]
     assert seen.redelivered == 2
 
 
 def test_a_missing_event_fails_the_subscription() -> None:
     seen = DeliveryObservations("shared")
-    seen.on_delivery((1, 0, -1), 0, [])
+    seen.on_delivery((1, 0, -1), 0, [], carrier="A")
     seen.acknowledged_at_s[(1, 0, -1)] = 100.0
     assert [check.held for check in check_subscription(EVENTS, seen, [103.0])] == [False, True]
 
 
 def test_acknowledgements_too_young_to_judge_do_not_pass_the_check() -> None:
     seen = DeliveryObservations("shared")
-    seen.on_delivery((1, 0, -1), 0, [])
+    seen.on_delivery((1, 0, -1), 0, [], carrier="A")
     seen.acknowledged_at_s[(1, 0, -1)] = 102.0
     assert not check_subscription(EVENTS, seen, [103.0])[1].held
     assert not check_subscription(EVENTS, seen, [])[1].held
+
+
+def test_the_demo_refuses_a_port_that_another_server_has_and_deletes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        with pytest.raises(PortTakenError, match=f"127.0.0.1:{port}.*choose another port with --port"):
+            run_demo(DemoOptions(tmp_path, port, port, limit=1), Console())
+    assert (tmp_path / "cluster").exists()
 
 
 def test_percentiles() -> None:

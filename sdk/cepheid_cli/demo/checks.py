@@ -51,9 +51,9 @@ def check_order(stored: Sequence[int]) -> Check:
     return Check("first occurrences keep the order in which they were sent", bool(firsts) and swapped is None, detail)
 
 
-def check_totals(events: Sequence[FlightEvent], stored: Sequence[int]) -> Check:
+def check_totals(events: Sequence[FlightEvent], found: Counter[str]) -> Check:
+    """`found`: first occurrences by the key of the message that came, not by what the source says of the event."""
     expected = Counter(event.carrier for event in events)
-    found = Counter(events[event_id].carrier for event_id in first_occurrences(stored))
     wrong = {carrier: (expected[carrier], found[carrier]) for carrier in expected | found if expected[carrier] != found[carrier]}
     return Check(
         "totals per carrier equal those of the source file",

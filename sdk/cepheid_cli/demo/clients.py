@@ -145,10 +145,10 @@ class SubscriptionReader:
     def _take(self, consumer: Any, message: Any) -> None:
         message_id = message.message_id()
         key: MessageKey = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
-        event_id = event_id_of(message.data())
+        event_id, carrier = event_id_of(message.data()), message.partition_key()
         with self._lock:
             self._last_delivery_at_s = time.monotonic()
-            self._seen.on_delivery(key, event_id, self._killed_at_s)
+            self._seen.on_delivery(key, event_id, self._killed_at_s, carrier=carrier)
         consumer.acknowledge(message)
         with self._lock:
             self._seen.on_acknowledged(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -40,14 +41,18 @@ class DeliveryObservations:
     forgotten_acks: list[MessageKey] = field(default_factory=list)  # came again though acknowledged >= 2 s before a kill
     distinct_events: set[int] = field(default_factory=set)
     first_seen_at_s: dict[int, float] = field(default_factory=dict)  # event id -> first delivery
+    carriers: Counter[str] = field(default_factory=Counter)  # message key -> events, each at its first delivery
 
-    def on_delivery(self, key: MessageKey, event_id: int, killed_at_s: Iterable[float], grace_s: float = 2.0) -> None:
+    def on_delivery(
+        self, key: MessageKey, event_id: int, killed_at_s: Iterable[float], *, carrier: str, grace_s: float = 2.0
+    ) -> None:
         times = self.delivered.get(key, 0)
         self.delivered[key] = times + 1
         self.order.append(event_id)
         if event_id not in self.distinct_events:
             self.distinct_events.add(event_id)
             self.first_seen_at_s[event_id] = time.monotonic()
+            self.carriers[carrier] += 1
         acknowledged = self.acknowledged_at_s.get(key)
         if times and acknowledged is not None and any(acknowledged + grace_s <= kill for kill in killed_at_s):
             self.forgotten_acks.append(key)

@@ -2,6 +2,7 @@
 
 start ─► publish ──SIGKILL at 40 %──► restart ─► all receipts        (Exclusive subscription consumes meanwhile)
       ─► Shared subscription, two consumers ──SIGKILL at 40 %──► restart ─► everything consumed
+      ─► the Exclusive subscription again: nothing acknowledged comes
       ─► audit subscription reads the whole topic once ─► checks against the source file ─► stop
 """
 
@@ -56,10 +57,11 @@ class DemoOptions:
 def run_demo(options: DemoOptions, console: Console) -> bool:
     """Runs the demo to its end and prints the account; True when every check held."""
     events = load_flights(options.limit)
-    if options.data_dir.exists():
-        shutil.rmtree(options.data_dir)
-    options.data_dir.mkdir(parents=True)
     server = ServerProcess(options.data_dir / "cluster", options.port, options.admin_port, bookies=3)
+    server.check_ports()
+    shutil.rmtree(server.data_dir, ignore_errors=True)  # the demo's own only: `--data` may be somebody's directory
+    server.data_dir.mkdir(parents=True)
+    server.log_path.unlink(missing_ok=True)
     console.print(f"{len(events):,} flights; data in {options.data_dir}")
     console.print(f"cluster of 3 bookies (E=3 Qw=3 Qa=2) and a broker on {server.service_url}")
     server.start()
@@ -97,6 +99,7 @@ class _Demo:
                 exclusive.start()
                 self._run_publishing(client, exclusive)
                 self._run_shared(client)
+                self._run_exclusive_again(client)
                 self._run_audit(client)
         finally:
             client.close()
@@ -107,7 +110,7 @@ class _Demo:
             check_all_published(self._events, self._publish),
             check_receipts(self._publish, stored),
             check_order(stored),
-            check_totals(self._events, stored),
+            check_totals(self._events, self._audit.carriers),
             *check_subscription(self._events, self._exclusive, self._server.killed_at_s),
             *check_subscription(self._events, self._shared, self._server.killed_at_s),
         ]
@@ -177,6 +180,18 @@ class _Demo:
         self._await(lambda: progress() >= KILL_AT * total, progress)
         self._kill_and_restart("consuming")
         self._await(lambda: progress() >= total, progress)
+        self._await(lambda: reader.quiet_for_s > QUIET_S, progress)
+        reader.stop()
+
+    def _run_exclusive_again(self, client: object) -> None:
+        """A new consumer after the second kill: nothing that was acknowledged by then may come to it."""
+        reader = self._reader(client, self._exclusive)
+        reader.start()
+
+        def progress() -> int:
+            _raise_first([*filter(None, [reader.failure])])
+            return len(self._exclusive.order)
+
         self._await(lambda: reader.quiet_for_s > QUIET_S, progress)
         reader.stop()
 

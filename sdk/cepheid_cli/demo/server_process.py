@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,12 @@ class ServerDidNotStartError(CepheidError):
     """The server process ended, or did not answer in time."""
 
     hint = "its log is named in the message"
+
+
+class PortTakenError(CepheidError):
+    """Another process has the demo's port."""
+
+    hint = "`ss -ltnp` names it; a demo that was killed may have left its server behind"
 
 
 @dataclass
@@ -42,6 +49,15 @@ class ServerProcess:
     def log_path(self) -> Path:
         return self.data_dir.parent / "server.log"
 
+    def check_ports(self) -> None:
+        """Raises PortTakenError: a foreign server would answer in the place of this one."""
+        for port, option in ((self.port, "--port"), (self.admin_port, "--admin-port")):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    raise PortTakenError(
+                        f"something else listens on 127.0.0.1:{port}; stop it, or choose another port with {option}"
+                    )
+
     def start(self) -> None:
         """Spawns the process and waits for its first acknowledged publish."""
         started = time.monotonic()
@@ -51,7 +67,9 @@ class ServerProcess:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         deadline = started + self.start_timeout_s
         while not probe_produce("127.0.0.1", self.port, "persistent://public/default/demo-probe", timeout_s=10.0):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if (code := self._process.poll()) is not None:
+                raise ServerDidNotStartError(f"the server ended with exit code {code}, see {self.log_path}")
+            if time.monotonic() > deadline:
                 self.kill()
                 raise ServerDidNotStartError(f"the server did not start within {self.start_timeout_s:.0f} s, see {self.log_path}")
             time.sleep(0.01)
