@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import (
@@ -190,6 +191,26 @@ class BookieProbe:
             lac = group.header(entry_id).last_add_confirmed
             name = f"{group.ledger_id}:{entry_id}"
             history.check("L4", lac < entry_id and lac <= true_lac, f"entry {name} carries LAC {lac}, its writer's is {true_lac}")
+
+
+class DeletionProbe:
+    """Stands between a garbage collector and its bookie (S10): only what metadata does not have is deleted."""
+
+    def __init__(self, bookie_id: str, bookie: Any, history: History) -> None:
+        self._id = bookie_id
+        self._bookie = bookie
+        self._history = history
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bookie, name)
+
+    async def delete_ledgers(self, ledger_ids: Sequence[int]) -> None:
+        for ledger_id in ledger_ids:
+            living = ledger_id in self._history.ledgers
+            self._history.check(
+                "S10", not living, lambda ledger_id=ledger_id: f"{self._id} deletes; {self._history.story(ledger_id)}"
+            )
+        await self._bookie.delete_ledgers(ledger_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ import errno
 import random
 from collections.abc import Callable, Sequence
 
-from cepheid_bookie import Bookie, BookieSettings
+from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataLedgers
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_metadata import LedgerIds, ledger_records
 from cepheid_ports import CepheidError, Ports
 from tests.simulation.checks_ledger import ConnectionsProbe, LedgerClientProbe
-from tests.simulation.checks_storage import BookieProbe, check_promises, promises_of
+from tests.simulation.checks_storage import BookieProbe, DeletionProbe, check_promises, promises_of
 from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
 from tests.simulation.node import Node, NodeCrashed
@@ -72,6 +72,8 @@ def bookie_settings(bookie_id: str) -> BookieSettings:
         min_free_data_bytes=0,
         retry_s=0.2,
         loaded_ledgers=4,
+        gc_interval_s=1.5,
+        gc_mass_ledgers=10_000,
         disk_check_interval_s=0.2,
     )
 
@@ -88,6 +90,7 @@ class SimBookie:
     def __init__(
         self,
         bookie_id: str,
+        tree: SimTree,
         network: Network,
         plan: FaultPlan,
         history: History,
@@ -105,6 +108,7 @@ class SimBookie:
         self.power_lost = False
         self.work_delay_s: float | None = None  # for scripts: how long every work of its threads takes
         self.observed = True  # False: without checks of every entry, for scripts with very many
+        self._tree = tree
         self._network = network
         self._plan = plan
         self._history = history
@@ -145,6 +149,10 @@ class SimBookie:
             return
         self.bookie = bookie
         bookie.on_failed = self._on_failed
+        store = SimStore(self._tree, self._plan, f"{self.id}#{node.incarnation}")
+        node.on_crash.append(store.abandon)
+        collector = GarbageCollector(DeletionProbe(self.id, bookie, self._history), MetadataLedgers(store))  # type: ignore[arg-type]
+        collector.start()
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
 

@@ -46,7 +46,9 @@ class Stage:
     def build(self, bookies: int, brokers: Sequence[str] = ("east", "west")) -> None:
         names = [f"b{number}" for number in range(1, bookies + 1)]
         self.bookies = {
-            name: SimBookie(name, self.network, self.plan, self.history, on_down=self.on_bookie_down, on_fence=self.on_fence)
+            name: SimBookie(
+                name, self.tree, self.network, self.plan, self.history, on_down=self.on_bookie_down, on_fence=self.on_fence
+            )
             for name in names
         }
         self.brokers = {name: SimBroker(name, self.tree, self.network, self.plan, self.history, names) for name in brokers}
