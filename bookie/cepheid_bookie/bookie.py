@@ -17,38 +17,33 @@ import enum
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
 from cepheid_bookie.admission import Admission, refuse_all
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
-from cepheid_bookie.cookie import Cookie, CookieRecords
+from cepheid_bookie.cookie import CookieRecords
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.disk_space import DiskSpace
-from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter
-from cepheid_bookie.entry_reader import EntryReader
+from cepheid_bookie.entry_log import EntryLogReader
+from cepheid_bookie.entry_reader import EntryReader, refuse_range
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import NONCE_BYTES
-from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import LedgerDeletion
-from cepheid_bookie.ledger_table import LedgerTable
 from cepheid_bookie.local_connection import LocalConnection
-from cepheid_bookie.opening import Directories, check_identity, replay
+from cepheid_bookie.opening import Directories, Storage, open_storage
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
-from cepheid_bookie.write_cache import WriteCache
-from cepheid_ports import Ports, Worker
+from cepheid_ports import Ports
 from cepheid_rpc import (
     AddRequest,
     BookieConnection,
     ExplicitLac,
     LacAnswer,
     LacRequest,
-    MissingEntries,
     ReadAnswer,
     ReadRequest,
     Status,
@@ -62,28 +57,6 @@ class BookieState(enum.Enum):
     CLOSING = "closing"
     FAILED = "failed"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class _Workers:
-    """Threads by what may keep them busy: syncs of the journal, flushes, reads."""
-
-    journal: Worker
-    flush: Worker
-    read: Worker
-
-    @classmethod
-    def start(cls, settings: BookieSettings, ports: Ports) -> _Workers:
-        name = settings.bookie_id
-        return cls(
-            ports.new_worker(f"{name}-journal", 1),
-            ports.new_worker(f"{name}-flush", 1),
-            ports.new_worker(f"{name}-read", settings.reader_threads),
-        )
-
-    async def aclose(self) -> None:
-        for worker in (self.journal, self.flush, self.read):
-            await worker.aclose()
 
 
 class Bookie:
@@ -106,45 +79,13 @@ class Bookie:
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
-        try:
-            directories.lock()
-        except BaseException:
-            index.close()
-            raise
-        workers = _Workers.start(settings, ports)
-        try:
-            await workers.flush.run(directories.prepare)
-            cookie = await check_identity(directories, settings, cookies, ports, workers.flush)
-            mark = MarkFile(disk)
-            cache = WriteCache(settings.write_cache_bytes)
-            ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
-            logs = await workers.flush.run(
-                lambda: EntryLogWriter(disk, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes)
-            )
-            report = await workers.flush.run(lambda: replay(directories, mark, logs, cache, ledgers))
-        except BaseException:
-            await workers.aclose()
-            index.close()
-            directories.unlock()
-            raise
-        facts = {"bookie": settings.bookie_id, "ledgers": len(ledgers.ids()), "replayed_records": report.records}
-        log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
-        return cls(settings, directories, ports, workers, cookie, mark, cache, ledgers, logs)
+        return cls(settings, ports, await open_storage(settings, directories, cookies, ports))
 
-    def __init__(
-        self,
-        settings: BookieSettings,
-        directories: Directories,
-        ports: Ports,
-        workers: _Workers,
-        cookie: Cookie,
-        mark: MarkFile,
-        cache: WriteCache,
-        ledgers: LedgerTable,
-        logs: EntryLogWriter,
-    ) -> None:
+    def __init__(self, settings: BookieSettings, ports: Ports, storage: Storage) -> None:
+        directories, workers, cache = storage.directories, storage.workers, storage.cache
+        ledgers, logs, mark = storage.ledgers, storage.logs, storage.mark
         self.settings = settings
-        self.cookie = cookie
+        self.cookie = storage.cookie
         self.state = BookieState.SERVING
         self.failure: BaseException | None = None
         self.on_failed: Callable[[BaseException], None] | None = None
@@ -413,9 +354,3 @@ class Bookie:
             deletion=self._deletion,
             space=self._space,
         )
-
-
-def refuse_range(request: ReadRequest, status: Status) -> ReadAnswer:
-    """A request-wide refusal: one chunk whose `missing` covers the whole range."""
-    first, last = request.first_entry_id, max(request.first_entry_id, request.last_entry_id)
-    return ReadAnswer((), (MissingEntries(first, last, status),), last + 1)

@@ -23,7 +23,7 @@ from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.errors import BlockCorruptError
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Worker
-from cepheid_rpc import MAX_MESSAGE_BYTES, EntryGroup, MissingEntries, ReadAnswer, Status
+from cepheid_rpc import MAX_MESSAGE_BYTES, EntryGroup, MissingEntries, ReadAnswer, ReadRequest, Status
 
 log = logging.getLogger(__name__)
 
@@ -228,3 +228,9 @@ def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> Entry
     start = group.ends[start_index - 1] if start_index else 0
     reached = bisect_left(group.ends, start + max_bytes, start_index)
     return group.slice(first, min(last, group.first_entry_id + reached, group.last_entry_id))
+
+
+def refuse_range(request: ReadRequest, status: Status) -> ReadAnswer:
+    """A request-wide refusal: one chunk whose `missing` covers the whole range."""
+    first, last = request.first_entry_id, max(request.first_entry_id, request.last_entry_id)
+    return ReadAnswer((), (MissingEntries(first, last, status),), last + 1)

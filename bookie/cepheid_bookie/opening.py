@@ -61,6 +61,68 @@ class Directories:
         self.journal.sync_dir("")
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Threads by what may keep them busy: syncs of the journal, flushes, reads."""
+
+    journal: Worker
+    flush: Worker
+    read: Worker
+
+    @classmethod
+    def start(cls, settings: BookieSettings, ports: Ports) -> Workers:
+        name = settings.bookie_id
+        return cls(
+            ports.new_worker(f"{name}-journal", 1),
+            ports.new_worker(f"{name}-flush", 1),
+            ports.new_worker(f"{name}-read", settings.reader_threads),
+        )
+
+    async def aclose(self) -> None:
+        for worker in (self.journal, self.flush, self.read):
+            await worker.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A bookie's parts after a start: replayed, flushed, with the mark at the journal's end."""
+
+    directories: Directories
+    workers: Workers
+    cookie: Cookie
+    mark: MarkFile
+    cache: WriteCache
+    ledgers: LedgerTable
+    logs: EntryLogWriter
+
+
+async def open_storage(settings: BookieSettings, directories: Directories, cookies: CookieRecords | None, ports: Ports) -> Storage:
+    """All or nothing: what raises leaves no lock, no thread, and the index closed."""
+    index = directories.index
+    try:
+        directories.lock()
+    except BaseException:
+        index.close()
+        raise
+    workers = Workers.start(settings, ports)
+    run = workers.flush.run
+    try:
+        await run(directories.prepare)
+        cookie = await check_identity(directories, settings, cookies, ports, workers.flush)
+        mark, cache = MarkFile(directories.data), WriteCache(settings.write_cache_bytes)
+        ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
+        logs = await run(lambda: EntryLogWriter(directories.data, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes))
+        report = await run(lambda: replay(directories, mark, logs, cache, ledgers))
+    except BaseException:
+        await workers.aclose()
+        index.close()
+        directories.unlock()
+        raise
+    facts = {"bookie": settings.bookie_id, "ledgers": ledgers.count, "replayed_records": report.records}
+    log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
+    return Storage(directories, workers, cookie, mark, cache, ledgers, logs)
+
+
 async def check_identity(
     directories: Directories, settings: BookieSettings, records: CookieRecords | None, ports: Ports, worker: Worker
 ) -> Cookie:

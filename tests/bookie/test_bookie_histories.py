@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_promises_survive_any_history_of_crashes(seed: int) -> None:
         for _ in range(5):
             machine.crash_at(rng.randrange(0, 150))
             steps = rng.randrange(10, 80)
-            await machine.run_until_crash(lambda bookie, steps=steps: several_at_once(bookie, promises, rng, steps))
+            await machine.run_until_crash(partial(several_at_once, promises=promises, rng=rng, steps=steps))
             machine.restart(power_loss=rng.random() < 0.8)
             async with machine.bookie() as bookie:
                 await promises.check(bookie)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -311,7 +312,7 @@ def test_a_deleted_ledger_stays_deleted_or_is_deleted_again() -> None:
         while True:
             machine, promises = Machine(f"delete/{operation}"), Promises()
             machine.crash_at(operation)
-            crashed = await machine.run_until_crash(lambda bookie, promises=promises: scenario(bookie, promises))
+            crashed = await machine.run_until_crash(partial(scenario, promises=promises))
             machine.restart()
             async with machine.bookie() as bookie:
                 deleted = 7 in promises.fenced

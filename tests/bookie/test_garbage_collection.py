@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -21,7 +21,7 @@ class Metadata:
         self.ledgers = set(ledgers)
         self.hidden: set[int] = set()  # a follower that lags does not list these
         self.failing = False
-        self.during_listing = lambda: None
+        self.during_listing: Callable[[], None] = lambda: None
 
     async def listing(self) -> Collection[int]:
         await asyncio.sleep(0)

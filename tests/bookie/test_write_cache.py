@@ -13,7 +13,8 @@ runs = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=25)
 
 @given(runs, st.integers(0, 80))
 def test_finds_exactly_the_entries_that_were_added_in_any_order(added: list[tuple[int, int]], asked: int) -> None:
-    ledger, model = CachedLedger(), set()
+    ledger = CachedLedger()
+    model: set[int] = set()
     for first, count in added:
         ledger.add(group_of(7, first, count))
         model.update(range(first, first + count))
