@@ -177,16 +177,19 @@ class ConsumerCommands:
             except BrokerError as error:
                 self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
                 return
-            self._start(self._seek(topic, consumer.subscription, ask), ask.request_id, "seek")
+            # Not cancelled with the connection: it ends as begun, and whoever subscribes next finds it ended. One per
+            # subscription, so they are bounded.
+            work = self._answered(self._seek(topic, consumer.subscription, ask), ask.request_id, "seek")
+            self._services.tasks.start(work, name="seek")
 
     async def _seek(self, topic: Topic, subscription: Subscription, ask: pb.CommandSeek) -> None:
         try:
-            async with asyncio.timeout(self._services.settings.request_timeout_s):
-                if ask.HasField("message_id"):
-                    position = position_of(ask.message_id)
-                else:
+            if ask.HasField("message_id"):
+                position = position_of(ask.message_id)
+            else:
+                async with asyncio.timeout(self._services.settings.request_timeout_s):
                     position = await position_at_time(topic.ledger, ask.message_publish_time)
-                await topic.reset_subscription(subscription, position)
+            await topic.reset_subscription(subscription, position)
             self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
         finally:
             subscription.end_seek()
@@ -248,17 +251,17 @@ class ConsumerCommands:
         self._peer.send(answer)
 
     def _start(self, work: Coroutine[Any, Any, None], request_id: int, name: str) -> None:
-        async def answered() -> None:
-            try:
-                await work
-            except Exception as error:  # every request is answered, also when the fault is ours
-                code = server_error_of(error)
-                self._services.refusals.note(
-                    "request.refused", (name, code), request=name, peer=self._peer.address, code=code.name, error=str(error)
-                )
-                self._peer.send_error(request_id, code, error_text(error))
+        self._requests.start(self._answered(work, request_id, name), name=name)
 
-        self._requests.start(answered(), name=name)
+    async def _answered(self, work: Coroutine[Any, Any, None], request_id: int, name: str) -> None:
+        try:
+            await work
+        except Exception as error:  # every request is answered, also when the fault is ours
+            code = server_error_of(error)
+            self._services.refusals.note(
+                "request.refused", (name, code), request=name, peer=self._peer.address, code=code.name, error=str(error)
+            )
+            self._peer.send_error(request_id, code, error_text(error))
 
     def _no_consumer(self, request_id: int, consumer_id: int) -> None:
         error = ConsumerNotFoundError(f"consumer {consumer_id} is not open on this connection")

@@ -12,7 +12,6 @@ from cepheid_broker.position import Position
 from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.subscription import SHARED, BatchAck
 from cepheid_broker.wire_errors import error_text, server_error_of
-from cepheid_ports import CepheidError
 from cepheid_wire import ServerError, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -50,7 +49,7 @@ class ConsumerAcks:
         else:
             self._cumulative(consumer, ack)
         if ack.HasField("request_id"):
-            consumer.subscription.when_saved(lambda error: self._answer_saved(ack, error))
+            consumer.subscription.answers.when_saved(lambda error: self._answer_saved(ack, error))
 
     def _individual(self, consumer: Consumer, ack: pb.CommandAck) -> None:
         positions: list[Position] = []
@@ -85,7 +84,7 @@ class ConsumerAcks:
             positions = [position_of(ident) for ident in ask.message_ids]
             consumer.subscription.redeliver(consumer, positions or None)
 
-    def _answer_saved(self, ack: pb.CommandAck, error: CepheidError | None) -> None:
+    def _answer_saved(self, ack: pb.CommandAck, error: Exception | None) -> None:
         if error is None:
             self._peer.send(pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id))
         else:

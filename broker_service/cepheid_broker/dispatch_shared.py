@@ -18,33 +18,15 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from cepheid_broker.counted_group import Chunk, CountedGroup, Run
 from cepheid_broker.dispatch import AckView, DispatchLimits, Effect, ForwardReader, Idle, Pending, Read, ReadBack, Send
 from cepheid_broker.position import Position
 from cepheid_broker.position_set import PositionSet
+from cepheid_broker.turns import SharedConsumer, Turns
 
 _NO_LIMIT = 1 << 62
 _NO_COUNTS: dict[int, int] = {}
-
-
-@dataclass(slots=True, eq=False)
-class _Consumer:
-    key: int
-    priority: int
-    permits: int = 0
-    writable: bool = True
-    blocked: bool = False  # rule 5
-    left: bool = False
-    queued: bool = False
-    unacked_messages: int = 0
-    outstanding: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → messages
-    reserved: PositionSet = field(default_factory=PositionSet)  # rule 4
-
-    @property
-    def can_take(self) -> bool:
-        return self.permits > 0 and self.writable and not self.blocked and not self.left
 
 
 class SharedDispatch:
@@ -52,15 +34,15 @@ class SharedDispatch:
         self._acks = acks
         self._limits = limits
         self._forward = ForwardReader(limits.read_ahead_bytes, acks.first_unacknowledged())
-        self._consumers: dict[int, _Consumer] = {}
-        self._turns: dict[int, deque[_Consumer]] = {}  # by priority; only consumers that could take messages when put there
+        self._consumers: dict[int, SharedConsumer] = {}
+        self._turns = Turns()
         self._replay = PositionSet()
         self._read_back: deque[Pending] = deque()
         self._read_back_ticket = 0
         self._reading_back = False
         self._read_back_failed = False
         self._redelivery_counts: dict[int, dict[int, int]] = {}
-        self._chunk_owners: OrderedDict[str, _Consumer] = OrderedDict()
+        self._chunk_owners: OrderedDict[str, SharedConsumer] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<SharedDispatch {len(self._consumers)} consumers, {len(self._replay)} to replay, idle: {self.why_idle()}>"
@@ -68,9 +50,8 @@ class SharedDispatch:
     # Events: consumers
 
     def on_consumer_joined(self, key: int, *, priority: int = 0) -> None:
-        self._consumers[key] = _Consumer(key, priority)
-        if priority not in self._turns:
-            self._turns = dict(sorted([*self._turns.items(), (priority, deque())]))
+        self._consumers[key] = SharedConsumer(key, priority)
+        self._turns.add_priority(priority)
 
     def on_consumer_left(self, key: int) -> None:
         consumer = self._consumers.pop(key, None)
@@ -89,12 +70,12 @@ class SharedDispatch:
     def on_permits(self, key: int, messages: int) -> None:
         if (consumer := self._consumers.get(key)) is not None:
             consumer.permits += messages
-            self._queue(consumer)
+            self._turns.queue(consumer)
 
     def on_writable(self, key: int, writable: bool) -> None:
         if (consumer := self._consumers.get(key)) is not None:
             consumer.writable = writable
-            self._queue(consumer)
+            self._turns.queue(consumer)
 
     # Events: entries
 
@@ -170,13 +151,9 @@ class SharedDispatch:
         self._read_back_ticket += 1
         self._reading_back = self._read_back_failed = False
         self._chunk_owners.clear()
-        self._turns.clear()
         for consumer in self._consumers.values():
             consumer.reserved.clear()
-            self._turns.setdefault(consumer.priority, deque())
-            consumer.queued = False
-            self._queue(consumer)
-        self._turns = dict(sorted(self._turns.items()))
+        self._turns.restart(self._consumers.values())
         first = self._acks.first_unacknowledged()
         self._redelivery_counts = {ledger: c for ledger, c in self._redelivery_counts.items() if ledger >= first.ledger_id}
         self._forward.rewind(first)
@@ -184,7 +161,7 @@ class SharedDispatch:
     # Decisions
 
     def next_effect(self) -> Effect | None:
-        while (turn := self._whose_turn()) is not None:
+        while (turn := self._turns.now()) is not None:
             if (read_back := self._plan_read_back()) is not None:
                 return read_back
             if (read := self._forward.plan_read()) is not None:
@@ -201,7 +178,7 @@ class SharedDispatch:
     def why_idle(self) -> Idle | None:
         if not self._consumers:
             return Idle.NO_CONSUMER
-        if self._whose_turn() is None:
+        if self._turns.now() is None:
             with_permits = [consumer for consumer in self._consumers.values() if consumer.permits > 0]
             if not with_permits:
                 return Idle.NO_PERMITS
@@ -227,19 +204,6 @@ class SharedDispatch:
             return True
         return forward.head() is not None and not self._replay
 
-    def _whose_turn(self) -> _Consumer | None:
-        for turns in self._turns.values():  # rule 3: in rising priority number
-            while turns:
-                if turns[0].can_take:
-                    return turns[0]
-                turns.popleft().queued = False
-        return None
-
-    def _queue(self, consumer: _Consumer) -> None:
-        if consumer.can_take and not consumer.queued:
-            consumer.queued = True
-            self._turns[consumer.priority].append(consumer)
-
     def _wanted_back(self) -> PositionSet | None:
         """The positions to read again that somebody could take now."""
         if self._replay:
@@ -263,7 +227,7 @@ class SharedDispatch:
             wanted.discard_range(ledger_id, first, last)  # acknowledged meanwhile, cumulatively or through the admin API
         return None
 
-    def _send_again(self, turn: _Consumer) -> Send | None:
+    def _send_again(self, turn: SharedConsumer) -> Send | None:
         while self._read_back:
             head = self._read_back[0]
             counted = head.counted
@@ -289,7 +253,7 @@ class SharedDispatch:
             runs.sort()
         return runs
 
-    def _send_new(self, turn: _Consumer) -> Send | None:
+    def _send_new(self, turn: SharedConsumer) -> Send | None:
         while (head := self._forward.head()) is not None:
             counted = head.counted
             runs = list(self._acks.unacknowledged_runs(counted.ledger_id, head.next_entry_id, counted.last))
@@ -301,7 +265,7 @@ class SharedDispatch:
                 return None
         return None
 
-    def _send_from(self, counted: CountedGroup, runs: list[Run], turn: _Consumer) -> tuple[Send | None, int]:
+    def _send_from(self, counted: CountedGroup, runs: list[Run], turn: SharedConsumer) -> tuple[Send | None, int]:
         """What of `runs` goes out next, and the entry to go on with."""
         if counted.chunks is not None:
             runs, chunk_entry_id = _before_first_chunk(runs, counted.chunks)
@@ -311,13 +275,13 @@ class SharedDispatch:
             chunk_entry_id = -1
         if not runs:
             return None, counted.last + 1
-        alone = len(self._turns[turn.priority]) == 1
+        alone = self._turns.is_alone(turn)
         taken, messages = counted.take(runs, turn.permits, _NO_LIMIT if alone else self._limits.round_robin_entries)
         if taken != runs:
             return self._send(turn, counted, taken, messages), taken[-1][1] + 1
         return self._send(turn, counted, taken, messages), chunk_entry_id if chunk_entry_id >= 0 else counted.last + 1
 
-    def _send_chunk(self, counted: CountedGroup, entry_id: int, chunk: Chunk, turn: _Consumer) -> Send | None:
+    def _send_chunk(self, counted: CountedGroup, entry_id: int, chunk: Chunk, turn: SharedConsumer) -> Send | None:
         first_again = self._replay.first()
         if first_again is not None and first_again < (counted.ledger_id, entry_id):
             return None  # perhaps an earlier chunk, asked for again while this one was read: it stays, and is read once more
@@ -348,16 +312,14 @@ class SharedDispatch:
             self._replay.add(*position)
         owner.reserved.clear()
 
-    def _send(self, consumer: _Consumer, counted: CountedGroup, runs: list[Run], messages: int) -> Send:
+    def _send(self, consumer: SharedConsumer, counted: CountedGroup, runs: list[Run], messages: int) -> Send:
         consumer.permits -= messages
         consumer.unacked_messages += messages
         consumer.blocked = consumer.unacked_messages >= self._limits.max_unacked_messages
         outstanding = consumer.outstanding.setdefault(counted.ledger_id, {})
         for first, last in runs:
             outstanding.update(zip(range(first, last + 1), counted.counts_in(first, last), strict=True))
-        turns = self._turns[consumer.priority]
-        if turns and turns[0] is consumer:
-            turns.rotate(-1)
+        self._turns.end(consumer)
         return Send(consumer.key, counted, runs, messages, self._counts_in(counted.ledger_id, runs))
 
     def _counts_in(self, ledger_id: int, runs: list[Run]) -> Mapping[int, int]:
@@ -366,7 +328,7 @@ class SharedDispatch:
             return _NO_COUNTS
         return {e: counts[e] for first, last in runs for e in range(first, last + 1) if e in counts}
 
-    def _settle(self, consumer: _Consumer, ledger_id: int, entry_id: int) -> bool:
+    def _settle(self, consumer: SharedConsumer, ledger_id: int, entry_id: int) -> bool:
         """The entry is outstanding at the consumer no more. False: it was not."""
         entries = consumer.outstanding.get(ledger_id)
         if entries is None or (messages := entries.pop(entry_id, None)) is None:
@@ -376,7 +338,7 @@ class SharedDispatch:
         consumer.unacked_messages -= messages
         if consumer.blocked and consumer.unacked_messages <= self._limits.max_unacked_messages // 2:
             consumer.blocked = False
-            self._queue(consumer)
+            self._turns.queue(consumer)
         return True
 
     def _give_up(self, ledger_id: int, first: int, last: int) -> None:

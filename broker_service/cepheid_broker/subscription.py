@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cepheid_broker.ack_saver import AckSaver
 from cepheid_broker.consumer import Consumer, ConsumerFigures
 from cepheid_broker.dispatch import DispatchLimits, Idle
 from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
@@ -28,7 +29,7 @@ from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
 from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
-from cepheid_ports import CepheidError, TaskOwner
+from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -99,8 +100,7 @@ class Subscription:
         self._next_key = 1
         self._seek_done: asyncio.Event | None = None  # while a seek is under way
         self._grace: asyncio.TimerHandle | None = None  # rule 4
-        self._saves_wanted: list[Callable[[CepheidError | None], None]] = []
-        self._saving = False
+        self.answers = AckSaver(cursor, tasks)  # rule 2
         self._storage_reads = self._cached_reads = 0
         self.closed = False
 
@@ -166,9 +166,9 @@ class Subscription:
         if self.consumers.pop(consumer.key, None) is None:
             return
         self._redelivered_messages += consumer.redelivered_messages
-        assert self._dispatcher is not None
-        self._dispatcher.core.on_consumer_left(consumer.key)
-        self._dispatcher.wake()
+        if self._dispatcher is not None:
+            self._dispatcher.core.on_consumer_left(consumer.key)
+            self._dispatcher.wake()
         if not self.consumers:
             self.kind = None
             self.cursor.active_from = None
@@ -207,8 +207,8 @@ class Subscription:
         """A bug of ours: this subscription starts over, nobody else notices."""
         extra = {"topic": str(self.topic), "subscription": self.name, "error": repr(error)}
         log.error("dispatch.failed", extra=extra, exc_info=error)
-        self.close_consumers("internal error in dispatch")
         self._stop_dispatch()
+        self.close_consumers("internal error in dispatch")
 
     def close_consumers(self, reason: str) -> None:
         for consumer in list(self.consumers.values()):
@@ -252,14 +252,14 @@ class Subscription:
 
     def acknowledge(self, consumer: Consumer, positions: Sequence[Position], parts: Sequence[BatchAck]) -> None:
         """Whole entries, and parts of batches. What is unknown or acknowledged already is ignored (protocol.md §15)."""
-        self.cursor.acknowledge(positions)
+        refused = self.cursor.acknowledge(positions)
         done = list(positions)
         for part in parts:
             self.cursor.acknowledge_indexes(part.position, part.unacked_words, part.batch_size)
             if self.cursor.is_acknowledged(part.position):
                 done.append(part.position)
-        consumer.acked_entries += len(done)
-        self.acked_entries += len(done)
+        consumer.acked_entries += len(done) - len(refused)
+        self.acked_entries += len(done) - len(refused)
         if self._dispatcher is not None:
             self._dispatcher.core.on_acked(consumer.key, done)
             self._dispatcher.wake()
@@ -274,27 +274,6 @@ class Subscription:
         acked = max(0, before - self.cursor.backlog_entries)
         consumer.acked_entries += acked
         self.acked_entries += acked
-
-    def when_saved(self, on_saved: Callable[[CepheidError | None], None]) -> None:
-        """Calls back when everything acknowledged so far is durable (rule 2), or with the error. One save for many."""
-        self._saves_wanted.append(on_saved)
-        if not self._saving:
-            self._saving = True
-            self._tasks.start(self._save(), name="save-acknowledgements")
-
-    async def _save(self) -> None:
-        try:
-            while self._saves_wanted:
-                wanted, self._saves_wanted = self._saves_wanted, []
-                failure: CepheidError | None = None
-                try:
-                    await self.cursor.saved()
-                except CepheidError as error:
-                    failure = error
-                for on_saved in wanted:
-                    on_saved(failure)
-        finally:
-            self._saving = False
 
     # Seek
 

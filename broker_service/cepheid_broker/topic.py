@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooManyError
+from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.peer import Buffer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.producer import Producer, ProducerFigures
@@ -106,19 +107,31 @@ class Topic:
 
     async def create_subscription(self, name: str, position: Position, *, properties: dict[str, str] | None = None) -> Subscription:
         """The durable subscription of this name; a new one starts at `position` (of the first entry that it gets)."""
+        if (found := self.subscriptions.get(name)) is None or self._changing.locked():
+            # Not cancelled with the request: half a subscription is in nobody's books.
+            return await finish(self._tasks, self._create(name, position, properties or {}), name="create-subscription")
+        self.check_open()
+        return self._durable(found)
+
+    async def _create(self, name: str, position: Position, properties: dict[str, str]) -> Subscription:
         async with self._changing:
             self.check_open()
             if (found := self.subscriptions.get(name)) is not None:
-                if not found.durable:
-                    raise NotAllowedError(f"{name!r} of {self.name} is a reader's; a durable subscription needs another name")
-                return found
+                return self._durable(found)
             if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
                 raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
-            cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties or {})
+            cursor = self.ledger.cursors.get(name)  # there is one when its deletion failed half-way
+            if cursor is None:
+                cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties)
             self.check_open()
             extra = {"topic": str(self.name), "subscription": name, "position": str(position)}
             log.info("subscription.created", extra=extra)
             return self._adopt(name, cursor)
+
+    def _durable(self, found: Subscription) -> Subscription:
+        if not found.durable:
+            raise NotAllowedError(f"{found.name!r} of {self.name} is a reader's; a durable subscription needs another name")
+        return found
 
     async def open_reader(self, name: str, position: Position | None) -> Subscription:
         """The non-durable subscription of this name; one that is alive keeps its position (protocol.md §17)."""
@@ -175,6 +188,9 @@ class Topic:
             self.ledger.drop_cursor(subscription.cursor)
 
     async def delete_subscription(self, name: str) -> None:
+        await finish(self._tasks, self._delete(name), name="delete-subscription")
+
+    async def _delete(self, name: str) -> None:
         async with self._changing:
             subscription = self.subscriptions.get(name)
             if subscription is None:

@@ -8,6 +8,7 @@ import pytest
 
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_broker.managed_ledger import ManagedLedgerFailedError
+from cepheid_broker.position import EARLIEST
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -203,5 +204,66 @@ def test_stopping_answers_what_is_under_way_and_ends_connections() -> None:
                     receipts.append(received.body.sequence_id)
             assert receipts == list(range(10))
             await client.close()
+
+    run_async(main())
+
+
+def test_a_client_that_gives_up_while_its_subscription_is_made_leaves_no_half_of_one() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            topic = world.topic("t")
+            making = asyncio.create_task(topic.create_subscription("s", EARLIEST))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+            assert (await topic.create_subscription("s", EARLIEST)).name == "s"
+            assert sorted(topic.ledger.cursors) == ["s"]
+            await topic.delete_subscription("s")
+            assert sorted(topic.ledger.cursors) == []
+
+    run_async(main())
+
+
+def test_a_defect_in_dispatch_ends_that_subscription_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.subscribe("t", "broken", 0)
+            await client.subscribe("t", "sound", 1, permits=10)
+            dispatcher = world.topic("t").subscriptions["broken"]._dispatcher
+            assert dispatcher is not None
+            dispatcher.core.next_effect = lambda: 1 // 0  # type: ignore[method-assign]
+            client.send(pb.CommandFlow(consumer_id=0, messagePermits=10))
+            assert (await client.expect(pb.CommandCloseConsumer)).consumer_id == 0
+            client.send_message(0)
+            got = {type((await client.receive()).body) for _ in range(2)}  # type: ignore[union-attr]
+            assert got == {pb.CommandSendReceipt, pb.CommandMessage}
+            await client.subscribe("t", "broken", 0, permits=10)
+            await client.expect_message()
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["dispatch.failed"]
+
+    run_async(main())
+
+
+def test_an_acknowledgement_that_cannot_be_saved_is_answered_with_an_error() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            position = (await client.publish(1))[0].position
+            await client.subscribe("t", "s", permits=10)
+            await client.expect_message()
+            cursor = world.topic("t").subscriptions["s"].cursor
+
+            async def fail() -> None:
+                raise ManagedLedgerFailedError("planted")
+
+            cursor.saved = fail  # type: ignore[method-assign]
+            for request_id in (5, 6):
+                client.acknowledge(position, request_id=request_id)
+                answer = await client.expect(pb.CommandAckResponse)
+                assert (answer.request_id, answer.error) == (request_id, ServerError.SERVICE_NOT_READY)
+                assert answer.message, "Go takes an answer without a message for a success"
 
     run_async(main())
