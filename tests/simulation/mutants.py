@@ -16,11 +16,11 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.managed_ledger import saved_cursor, trimmer
+from cepheid_broker.managed_ledger import cursor_store, rollover, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import encode_state
-from cepheid_ledger import recovery
+from cepheid_ledger import ClosedLedger, recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
 from cepheid_metadata import Position, Put
@@ -168,6 +168,22 @@ def deny_what_cannot_be_read() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def read_past_the_half_that_is_flushed() -> Iterator[None]:
+    """Entries that left the active half and are not in the index yet are nowhere for a while."""
+    from_cache = entry_reader.EntryReader._from_cache
+
+    def active_only(self: entry_reader.EntryReader, *args: Any) -> Any:
+        flushing, self._cache.flushing = self._cache.flushing, None
+        try:
+            return from_cache(self, *args)
+        finally:
+            self._cache.flushing = flushing
+
+    with mock.patch.object(entry_reader.EntryReader, "_from_cache", active_only):
+        yield
+
+
+@contextlib.contextmanager
 def confirm_below_the_ack_quorum() -> Iterator[None]:
     confirm = WriterState._confirm
 
@@ -191,6 +207,17 @@ def recover_without_waiting_for_copies() -> Iterator[None]:
         pass
 
     with mock.patch.object(recovery.WriteBack, "wait_below", do_not_wait):
+        yield
+
+
+@contextlib.contextmanager
+def record_an_end_without_closing() -> Iterator[None]:
+    """A rollover takes the writer's word for the end of its ledger."""
+
+    async def take_its_word(writer: Any, settings: Any) -> ClosedLedger:
+        return ClosedLedger(writer.last_add_confirmed, writer.length)
+
+    with mock.patch.object(rollover, "close_writer", take_its_word):
         yield
 
 
@@ -233,8 +260,10 @@ MUTANTS: dict[str, Mutant] = {
         take_an_empty_cache_for_an_empty_checkpoint,
         rename_the_mark_without_directory_sync,
         deny_what_cannot_be_read,
+        read_past_the_half_that_is_flushed,
         confirm_below_the_ack_quorum,
         recover_without_waiting_for_copies,
+        record_an_end_without_closing,
         write_the_chain_again_after_a_conflict,
         trim_without_asking_the_cursors,
     )
