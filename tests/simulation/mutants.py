@@ -16,7 +16,7 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.managed_ledger import cursor_store, rollover, trimmer
+from cepheid_broker.managed_ledger import rollover, saved_cursor, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import encode_state
