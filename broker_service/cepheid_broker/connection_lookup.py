@@ -17,8 +17,11 @@ from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
-from cepheid_wire import PERSISTENT, CommandType, NamespaceName, TopicName
+from cepheid_wire import PERSISTENT, CommandType, NamespaceName, ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
+
+# With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
+KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
 
 
 class LookupCommands:
@@ -46,8 +49,11 @@ class LookupCommands:
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
         except Exception as error:  # every request is answered, also when the fault is ours
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Failed
-            answer.error = cast(Any, int(server_error_of(error)))
+            code = server_error_of(error)
+            answer.error = cast(Any, int(code))
             answer.message = error_text(error)
+            if code is ServerError.SERVICE_NOT_READY:
+                answer.message += f" ({KEEPS_CONNECTION})"
         self._peer.send(answer)
 
     def _on_lookup(self, ask: pb.CommandLookupTopic) -> None:

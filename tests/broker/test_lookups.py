@@ -8,6 +8,7 @@ import pytest
 
 from cepheid_broker.connection_lookup import topics_hash
 from cepheid_broker.settings import TopicCreation
+from cepheid_metadata import StoreUnavailableError
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -102,6 +103,23 @@ def test_an_unknown_namespace_and_non_persistent_topics_are_refused() -> None:
             answer = await partitions(client, "non-persistent://public/default/t")
             assert (answer.response, answer.error) == (FAILED, ServerError.NOT_ALLOWED_ERROR)
             assert "not supported yet" in answer.message
+
+    run_async(main())
+
+
+def test_a_lookup_that_has_to_wait_does_not_cost_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trap 13: C++ closes its connection on ServiceNotReady here, unless the text has one of the words that it knows."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+
+            async def unavailable(*_: object, **__: object) -> int:
+                raise StoreUnavailableError("planted")
+
+            monkeypatch.setattr(world.broker.catalog, "partitions_or_create", unavailable)
+            answer = await partitions(client, full("t"))
+            assert (answer.response, answer.error) == (FAILED, ServerError.SERVICE_NOT_READY)
+            assert "Failed to acquire ownership" in answer.message
 
     run_async(main())
 
