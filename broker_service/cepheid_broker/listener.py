@@ -18,7 +18,7 @@ BACKLOG = 1024
 class PortInUseError(CepheidError):
     """The address cannot be listened on."""
 
-    hint = "stop the process that has the port (`ss -ltnp` names it), or choose another with the broker's `port` setting"
+    hint = "stop the process that has it (`ss -ltnp` names it), or choose another: `--port`, `--admin-port`; address: `--host`"
 
 
 class _RefusedConnection(asyncio.Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 
 from cepheid_cli.wire_client import WireClient
 from cepheid_wire import TopicName
@@ -27,8 +28,8 @@ def consume_messages(url: str, topic: str, subscription: str, *, count: int, sha
             for number, message in enumerate(client.receive(), start=1):
                 place = f"{message.ledger_id}:{message.entry_id}" + (f":{message.batch_index}" if message.batch_index >= 0 else "")
                 text = message.payload.decode(errors="backslashreplace")
-                console.print(f"[dim]{place}[/]  {f'[cyan]{message.key}[/]  ' if message.key else ''}", end="")
-                console.print(text, markup=False, highlight=False)
+                console.print(f"[dim]{place}[/]  {f'[cyan]{escape(message.key)}[/]  ' if message.key else ''}", end="")
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
                 client.acknowledge(message)
                 if number == count:
                     break

@@ -8,9 +8,11 @@ import random
 import struct
 
 import pytest
+from google.protobuf import message_factory
+from google.protobuf.message import Message
 
 from cepheid_broker.settings import ConnectionSettings
-from cepheid_wire import ServerError, encode_body
+from cepheid_wire import BODY_FIELDS, CommandType, ServerError, encode_body
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import full, message, send_frame, subscribe
@@ -238,6 +240,61 @@ def test_what_is_not_served_gets_an_error_in_the_reply_its_clients_wait_for(ask:
             assert code in (ServerError.NOT_ALLOWED_ERROR, ServerError.TOPIC_NOT_FOUND)
             assert "not supported yet" in text
             await client.ping()
+
+    run_async(main())
+
+
+BROKERS_ONLY = {
+    "CONNECTED", "SEND_RECEIPT", "SEND_ERROR", "MESSAGE", "SUCCESS", "ERROR", "PRODUCER_SUCCESS", "PARTITIONED_METADATA_RESPONSE",
+    "LOOKUP_RESPONSE", "CONSUMER_STATS_RESPONSE", "REACHED_END_OF_TOPIC", "GET_LAST_MESSAGE_ID_RESPONSE", "ACTIVE_CONSUMER_CHANGE",
+    "GET_TOPICS_OF_NAMESPACE_RESPONSE", "GET_SCHEMA_RESPONSE", "AUTH_CHALLENGE", "ACK_RESPONSE", "GET_OR_CREATE_SCHEMA_RESPONSE",
+    "NEW_TXN_RESPONSE", "ADD_PARTITION_TO_TXN_RESPONSE", "ADD_SUBSCRIPTION_TO_TXN_RESPONSE", "END_TXN_RESPONSE",
+    "END_TXN_ON_PARTITION_RESPONSE", "END_TXN_ON_SUBSCRIPTION_RESPONSE", "TC_CLIENT_CONNECT_RESPONSE", "WATCH_TOPIC_LIST_SUCCESS",
+    "WATCH_TOPIC_UPDATE", "TOPIC_MIGRATED", "SCALABLE_TOPIC_UPDATE", "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE",
+    "SCALABLE_TOPIC_ASSIGNMENT_UPDATE", "WATCH_SCALABLE_TOPICS_UPDATE", "WATCH_TC_ASSIGNMENTS_UPDATE",
+}  # fmt: skip
+WITHOUT_ANSWER = {"PONG", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES"}
+
+
+def smallest(kind: CommandType) -> Message:
+    """The command with its required fields alone, and a request id where it has one."""
+    body = pb.BaseCommand().DESCRIPTOR.fields_by_name[BODY_FIELDS[kind]].message_type
+    command = fill(message_factory.GetMessageClass(body)())
+    if "request_id" in body.fields_by_name:
+        command.request_id = 7  # type: ignore[attr-defined]
+    return command
+
+
+def fill(command: Message) -> Message:
+    for field in command.DESCRIPTOR.fields:
+        if field.is_required and field.message_type is not None:
+            getattr(command, field.name).SetInParent()
+            fill(getattr(command, field.name))
+        elif field.is_required:
+            value = field.enum_type.values[0].number if field.enum_type is not None else field.default_value
+            setattr(command, field.name, value)
+    return command
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(set(CommandType) - {CommandType.SEND}, key=lambda kind: kind.name), ids=lambda kind: kind.name
+)
+def test_every_command_is_answered_or_closes_with_a_reason(kind: CommandType, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        caplog.set_level(logging.INFO, logger="cepheid_broker")
+        async with BrokerWorld() as world, await world.client() as client:
+            client.send(smallest(kind))
+            if kind.name in WITHOUT_ANSWER:
+                await client.ping()
+            else:
+                answer = await client.receive()
+                if answer is not None:
+                    assert getattr(answer.body, "request_id", 7) == 7
+                    await client.ping()
+            closed = [record.__dict__["reason"] for record in caplog.records if record.message == "connection.closed"]
+            not_ours = any(reason.startswith(f"{kind.name} is not for a broker") for reason in closed)
+            assert (kind.name in BROKERS_ONLY) == not_ours, closed
+            assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
     run_async(main())
 

@@ -118,7 +118,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         (line,) = [line for line in server.err if line.startswith("cepheid: ")]
         assert str(port) in line
         assert "in use" in line
-        assert "`port` setting" in line  # what to do about it
+        assert "choose another: `--port`" in line
 
 
 def test_a_data_directory_in_use_is_named(tmp_path: Path) -> None:

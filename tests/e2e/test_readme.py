@@ -37,6 +37,9 @@ def test_produce_and_consume_of_the_command_line(cluster: ProcessCluster) -> Non
     assert re.fullmatch(r"\d+:0\n\d+:1\n", cepheid("produce", "cli-topic", "hello", "wörld", "--key", "k"))
     assert re.findall(r"k  (\S+)", cepheid("consume", "cli-topic", "--earliest", "-n", "1")) == ["hello"]
     assert re.findall(r"k  (\S+)", cepheid("consume", "cli-topic", "-n", "1")) == ["wörld"], "the first one is acknowledged"
+    long, key = "x" * 500, "[/not markup]"
+    cepheid("produce", "cli-topic", long, "--key", key)
+    assert f"{key}  {long}\n" in cepheid("consume", "cli-topic", "-n", "1"), "a message is one line, whatever is in it"
 
 
 def test_the_demo_on_a_part_of_the_flights(tmp_path: Path) -> None:
