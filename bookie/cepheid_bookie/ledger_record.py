@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from cepheid_bookie.errors import FormatVersionError
 
 _RECORD = struct.Struct(">BB16sqq")
-RECORD_BYTES = _RECORD.size
 _VERSION = 1
 _FENCED = 1
 NOT_DELETED = -1

@@ -17,7 +17,6 @@ from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
-from cepheid_broker.topic import TopicFigures
 from cepheid_broker.topic_catalog import TopicCatalog
 from cepheid_broker.topics import Topics
 from cepheid_metadata import MetadataStore
@@ -95,9 +94,6 @@ class Broker:
         self._listener.close_connections("the broker stops")
         await self._tasks.aclose()
         log.info("broker.stopped")
-
-    def topic_figures(self) -> list[TopicFigures]:
-        return [topic.figures() for topic in self.topics.loaded()]
 
     def statistics(self) -> BrokerFigures:
         return BrokerFigures(

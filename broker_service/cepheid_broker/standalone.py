@@ -133,9 +133,10 @@ class Standalone:
         opened.push_async_callback(self.bookies.aclose)
         ledger_ids = LedgerIds(store)
         await ledger_ids.check()
-        placement = RandomPlacement(self.bookies.writable, ports.random)
+        ledger_settings = LedgerSettings()
+        placement = RandomPlacement(self.bookies.writable, ports.random, ledger_settings.quarantine_s)
         self._ledger_client = client = LedgerClient(
-            self.bookies, ledger_records(store), ledger_ids, placement, LedgerSettings(), ports
+            self.bookies, ledger_records(store), ledger_ids, placement, ledger_settings, ports
         )
         opened.push_async_callback(client.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)

@@ -120,11 +120,6 @@ class ChainKeeper:
 
         await finish(self._tasks, delete(), name="delete-chain")
 
-    async def wait_idle(self) -> None:
-        """Until no write is under way."""
-        async with self._mutex:
-            pass
-
     def _swept(self) -> Chain:
         if not self._gone:
             return self.chain
