@@ -184,6 +184,12 @@ class Machine:
         self.crashed = asyncio.Event()
 
 
+async def settle() -> None:
+    """Lets everything run that can: what is held, or waits for time, stays."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def add(bookie: Bookie, *groups: EntryGroup, recovery: bool = False, key: bytes = KEY) -> list[AddAnswer]:
     """Adds groups in one message; returns when all of them are answered."""
     return await add_requests(bookie, [AddRequest(group, key, recovery) for group in groups])

@@ -10,7 +10,7 @@ import pytest
 
 from cepheid_bookie import Bookie
 from cepheid_rpc import Status
-from tests.bookie.bookie_support import KiB, Machine, group_of, read_all, small_settings
+from tests.bookie.bookie_support import KiB, Machine, group_of, read_all, settle, small_settings
 from tests.bookie.promises import Promises
 from tests.support import run_async
 
@@ -130,5 +130,24 @@ def test_reads_see_every_entry_while_flushes_run_under_them() -> None:
                 for _ in range(3):
                     group.create_task(read())
             assert bookie.statistics().flushes > 10
+
+    run_async(main())
+
+
+def test_entries_of_a_half_being_flushed_are_read_from_it() -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            promises = Promises()
+            await promises.add(bookie, group_of(7, 0, 5))
+            machine.workers["flush"].hold()
+            checkpoint = asyncio.ensure_future(bookie.checkpoint())
+            await settle()
+            await promises.add(bookie, group_of(7, 5, 5))
+            await promises.check(bookie)
+            assert bookie.statistics().read_disk_chunks == 0
+            machine.workers["flush"].release()
+            await checkpoint
+            await promises.check(bookie)
 
     run_async(main())

@@ -13,7 +13,7 @@ from cepheid_bookie import Bookie, BookieState
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_rpc import LacRequest, Status
-from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, group_of, read_all, small_settings
+from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, group_of, read_all, settle, small_settings
 from tests.bookie.promises import Promises
 from tests.simulation.node import NodeCrashed
 from tests.support import run_async, wait_until
@@ -284,7 +284,7 @@ def test_entries_admitted_during_a_checkpoint_are_not_below_its_mark() -> None:
             await promises.add(bookie, group_of(7, 0, 5))
             machine.workers["flush"].hold()
             checkpoint = asyncio.ensure_future(bookie.checkpoint())
-            await asyncio.sleep(0.001)
+            await settle()
             await promises.add(bookie, group_of(7, 5, 5))
             await promises.fence(bookie, 9)
             machine.workers["flush"].release()

@@ -205,3 +205,23 @@ def test_requests_of_a_refused_batch_may_be_sent_again() -> None:
             await added(bookie, group_of(7, 0, 2))
 
     run_async(main())
+
+
+def test_a_full_data_disk_is_tried_at_intervals_and_not_at_every_add() -> None:
+    async def main() -> None:
+        machine = Machine(settings=small_settings(retry_s=30.0, waiting_s=0.05))
+        bookie = await machine.open()
+
+        def on_operation(name: str, path: str) -> None:
+            if path.startswith("entrylog"):
+                raise OSError(errno.ENOSPC, "no space left")
+
+        machine.disk.on_operation = on_operation
+        for first in range(12):  # recovery adds come in all the same, until both halves are full
+            await add(bookie, group_of(7, first, size=2 * KiB), recovery=True)
+        assert bookie.statistics().adds_overloaded > 0
+        assert bookie.statistics().failed_flushes == 1
+        machine.disk.on_operation = None
+        await bookie.aclose()
+
+    run_async(main())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers
 from cepheid_metadata import Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
 from cepheid_rpc import ExplicitLac, LacRequest, Status
-from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, small_settings
+from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, settle, small_settings
 from tests.support import run_async, wait_until
 
 
@@ -21,14 +21,15 @@ class Metadata:
         self.ledgers = set(ledgers)
         self.hidden: set[int] = set()  # a follower that lags does not list these
         self.failing = False
-        self.during_listing: Callable[[], None] = lambda: None
+        self.during_listing: Callable[[], Awaitable[None]] | None = None
 
     async def listing(self) -> Collection[int]:
-        await asyncio.sleep(0)
-        self.during_listing()
+        listed = self.ledgers - self.hidden
+        if self.during_listing is not None:
+            await self.during_listing()
         if self.failing:
             raise ConnectionError("the listing ended early")
-        return self.ledgers - self.hidden
+        return listed
 
     async def exists(self, ledger_id: int) -> bool:
         return ledger_id in self.ledgers
@@ -116,19 +117,16 @@ def test_a_ledger_created_during_a_listing_is_no_suspect() -> None:
             await filled(bookie, 1)
             metadata = Metadata(1)
             collector = GarbageCollector(bookie, metadata)
-            pending: list[asyncio.Task[None]] = []
 
-            def create() -> None:  # in metadata after the listing was cut, then written here
-                if len(pending) < 2:
-                    pending.append(asyncio.ensure_future(filled(bookie, 50 + len(pending))))
+            async def create() -> None:  # in metadata after the listing had passed its place, then written here
+                ledger_id = 50 + len(metadata.ledgers)
+                metadata.ledgers.add(ledger_id)
+                await filled(bookie, ledger_id)
 
             metadata.during_listing = create
             for _ in range(3):
-                result = await collector.collect()
-                assert result.deleted == ()
-                await asyncio.gather(*pending)
-                metadata.ledgers |= {50, 51}
-            assert bookie.ledgers() == [1, 50, 51]
+                assert (await collector.collect()).absent == 0
+            assert bookie.ledgers() == [1, 51, 52, 53]
 
     run_async(main())
 
@@ -179,10 +177,10 @@ def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind() -> No
             await filled(bookie, 1, 2)
             machine.workers["flush"].hold()
             checkpoint = asyncio.ensure_future(bookie.checkpoint())
-            await asyncio.sleep(0.001)
+            await settle()
             await added(bookie, group_of(2, 5, 2))
             deletion = asyncio.ensure_future(bookie.delete_ledgers([2]))
-            await asyncio.sleep(0.001)
+            await settle()
             _, missing = await read_all(bookie, 2, 0, 6)
             assert set(missing.values()) == {Status.NO_LEDGER}
             machine.workers["flush"].release()
