@@ -31,7 +31,7 @@ _ALIGNMENT = 4096
 _MAGIC = b"CPHDELOG"
 _HEADER = struct.Struct("<8sIIQ")
 _VERSION = 1
-_WRITE_BYTES = 4 << 20  # gathered per pwritev
+_WRITE_BYTES = 1 << 20  # gathered per pwritev, and synced: one large sync would hold up the journal's small ones
 
 
 def log_path(log_id: int) -> str:
@@ -107,6 +107,7 @@ class EntryLogWriter:
         if parts:
             assert self._file is not None
             self._file.pwritev(parts, self._offset)
+            self._file.sync()
             self._offset += size_bytes
             self.written_bytes += size_bytes
 

@@ -67,8 +67,6 @@ class RocksTree:
         self.is_writable = False
         self._db: rocks.Rdict | None = None
         self._commits = 0
-        self._synced = rocks.WriteOptions()
-        self._synced.sync = True
 
     def __repr__(self) -> str:
         state = "writable" if self.is_writable else "read-only" if self._db is not None else "closed"
@@ -167,7 +165,8 @@ class RocksTree:
             elif was_ephemeral and not is_ephemeral:
                 writes.delete(_ephemeral_key(key))
         writes.put(_COMMIT_KEY, str(self._commits + 1).encode("ascii"))
-        db.write(writes, self._synced)
+        db.write(writes)
+        db.flush_wal(True)  # apart from the write: rocksdict keeps the interpreter's lock while it writes, not while it syncs
         self._commits += 1
 
     def _reopen_after(self, error: Exception) -> Outcome:
@@ -201,7 +200,8 @@ class RocksTree:
                 raise StoreOpenError(f"{self.directory} holds a database that is not Cepheid's metadata")
             writes = rocks.WriteBatch(raw_mode=True)
             writes.put(_FORMAT_KEY, str(FORMAT).encode("ascii"))
-            db.write(writes, self._synced)
+            db.write(writes)
+            db.flush_wal(True)
 
     def _read_number(self, key: bytes) -> int:
         return int(self._open_db().get(key) or b"0")

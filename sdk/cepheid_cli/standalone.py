@@ -56,10 +56,13 @@ async def _serve(settings: StandaloneSettings, started: float) -> None:
 
 
 def _tame_garbage_collector() -> None:
-    """What exists now lives as long as the process, and entries make no cycles: rare collections are enough."""
+    """What exists now lives as long as the process, and entries make no cycles: young collections stay short, full ones rare.
+
+    A young generation of 100,000 objects was seen to stop the loop for 21 ms at each collection.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(5_000, 10, 1_000)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

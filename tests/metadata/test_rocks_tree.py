@@ -22,22 +22,29 @@ class FailingDb:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._db, name)
 
-    def write(self, batch: rocksdict.WriteBatch, options: rocksdict.WriteOptions) -> None:
-        if self._logged:
-            self._db.write(batch, options)
-        raise Exception("IO error: no luck")  # as rocksdict does
+    def write(self, batch: rocksdict.WriteBatch) -> None:
+        if not self._logged:
+            raise Exception("IO error: no luck")  # as rocksdict does
+        self._db.write(batch)
+
+    def flush_wal(self, sync: bool) -> None:
+        raise Exception("IO error: no luck")
 
 
 class WatchedDb(FailingDb):
-    """The database; notes for each write whether it was synced."""
+    """The database; notes its writes and the syncs of its log."""
 
-    def __init__(self, db: rocksdict.Rdict, writes: list[bool]) -> None:
+    def __init__(self, db: rocksdict.Rdict, calls: list[str]) -> None:
         super().__init__(db, logged=False)
-        self._writes = writes
+        self._calls = calls
 
-    def write(self, batch: rocksdict.WriteBatch, options: rocksdict.WriteOptions) -> None:
-        self._db.write(batch, options)
-        self._writes.append(options.sync)
+    def write(self, batch: rocksdict.WriteBatch) -> None:
+        self._db.write(batch)
+        self._calls.append("write")
+
+    def flush_wal(self, sync: bool) -> None:
+        self._db.flush_wal(sync)
+        self._calls.append("sync" if sync else "flush")
 
 
 def failing_tree(directory: Path, logged: bool) -> RocksTree:
@@ -53,13 +60,13 @@ def test_every_commit_is_one_synced_write(tmp_path: Path) -> None:
     tree = RocksTree(tmp_path)
     tree.open()
     assert tree._db is not None
-    writes: list[bool] = []
-    tree._db = WatchedDb(tree._db, writes)  # type: ignore[assignment]
+    calls: list[str] = []
+    tree._db = WatchedDb(tree._db, calls)  # type: ignore[assignment]
     commit = tree.commit([[Create("/a", b"")], [Create("/a", b"")], [Create("/b", b"", ephemeral=True), Delete("/a")]])
     assert commit.outcome is Outcome.APPLIED
-    assert writes == [True]
+    assert calls == ["write", "sync"]
     tree.commit([[Check("/b", 0)]])
-    assert writes == [True]  # nothing changed, nothing to sync
+    assert calls == ["write", "sync"]  # nothing changed, nothing to sync
     tree.close()
 
 
