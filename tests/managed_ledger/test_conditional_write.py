@@ -24,7 +24,7 @@ from cepheid_metadata import (
 )
 from tests.managed_ledger.losing_store import LosingStore
 from tests.managed_ledger.topic_world import SETTINGS
-from tests.support import run_async
+from tests.support import run_async, wait_until
 
 QUICK = SETTINGS.model_copy(update={"metadata_timeout_s": 0.05, "metadata_retry_s": 0.001})
 
@@ -91,7 +91,6 @@ def test_a_first_attempt_that_arrives_late_is_our_own(ops: list[Op]) -> None:
     run_async(main())
 
 
-@pytest.mark.parametrize("each", [(), ("request",)], ids=str)
 @pytest.mark.parametrize(
     ("op", "error"),
     [
@@ -101,14 +100,47 @@ def test_a_first_attempt_that_arrives_late_is_our_own(ops: list[Op]) -> None:
         (Check("/chain", 4), BadVersionError),
     ],
 )
-def test_somebody_elses_change_is_a_conflict(op: Op, error: type[Exception], each: tuple[str, ...]) -> None:
+def test_somebody_elses_change_is_a_conflict(op: Op, error: type[Exception]) -> None:
     async def main() -> None:
         store = LosingStore(MemoryTree())
         await with_chain(store)
-        fates(store, *each)
         with pytest.raises(error):
             await write(store, [op, Put("/cursor", b"new", 0)], QUICK)
         assert store._tree.nodes["/cursor"].value == b"old"
+
+    run_async(main())
+
+
+def test_a_conflict_after_a_lost_request_is_certain_while_the_other_has_our_version() -> None:
+    async def main() -> None:
+        store = LosingStore(MemoryTree())
+        await with_chain(store)
+        fates(store, "request")
+        await MemoryStore(store._tree).put("/chain", b"somebody else's", 0)
+        with pytest.raises(BadVersionError):
+            await write(store, WRITES["put and more"], QUICK)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("fate", ["answer", "request"])
+def test_what_others_have_written_over_cannot_be_told_any_more(fate: str) -> None:
+    """The answer to the first attempt is lost, and before we look the next owner has written: ours may lie below."""
+
+    async def main() -> None:
+        store = LosingStore(MemoryTree())
+        await with_chain(store)
+        fates(store, fate)
+        slow_to_look = SETTINGS.model_copy(update={"metadata_retry_s": 0.1})
+        writing = asyncio.ensure_future(write(store, WRITES["put"], slow_to_look))
+        await wait_until(lambda: store.lost == 1)
+        other = MemoryStore(store._tree)
+        version = store._tree.nodes["/chain"].version
+        for _ in range(2):
+            version = await other.put("/chain", b"the next owner's", version)
+        with pytest.raises(StoreUnavailableError) as caught:
+            await writing
+        assert caught.value.outcome_unknown
 
     run_async(main())
 

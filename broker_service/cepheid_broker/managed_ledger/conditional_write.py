@@ -3,8 +3,10 @@
 multi ──► done
   ├── bad version, key exists, no such key ──► somebody else changed it: MetadataError to the caller
   └── outcome unknown ──► look: are our values in place? ──yes──► done
-                             │         └──no, versions as before──► write again (a late first attempt and this one
-                             └──not even that could be found out──► until the deadline         exclude each other)
+                             │         ├──no, versions as before──► write again (a late first attempt and this one
+                             │         │                            exclude each other)
+                             │         └──no, somebody else's value has our version──► the conflict, as certain as above
+                             └──it can be told no more: others wrote since, or the store stays away──► unknown
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
 from cepheid_metadata import (
     BadVersionError,
     Check,
-    Create,
     Delete,
     KeyExistsError,
+    MetadataError,
     MetadataStore,
     NoSuchKeyError,
     Op,
@@ -36,45 +38,58 @@ async def write(store: MetadataStore, ops: Sequence[Op], settings: ManagedLedger
     `outcome_unknown` is set on it, even looking failed until the deadline. Do not cancel it: the outcome would be unknown.
     """
     deadline = asyncio.get_running_loop().time() + settings.metadata_timeout_s
-    doubtful = False
+    doubt: StoreUnavailableError | None = None
     while True:
+        conflict: MetadataError | None = None
         try:
             await store.multi(ops)
             return
-        except CONFLICTS:
-            # Our own first attempt may have landed after we had looked.
-            if doubtful and await _in_place(store, ops):
-                return
-            raise
-        except StoreUnavailableError as error:
-            if not error.outcome_unknown:
-                if doubtful:
-                    raise StoreUnavailableError(str(error), outcome_unknown=True) from error
+        except CONFLICTS as error:
+            if doubt is None:
                 raise
-            unknown = error
-        doubtful = True
-        while True:
-            if asyncio.get_running_loop().time() >= deadline:
-                raise unknown
-            await asyncio.sleep(settings.metadata_retry_s)
-            try:
-                if await _in_place(store, ops):
-                    return
-                break
-            except StoreUnavailableError:
-                continue
+            conflict = error  # perhaps with our own first attempt
+        except StoreUnavailableError as error:
+            if doubt is None and not error.outcome_unknown:
+                raise
+            doubt = error
+        if await _look(store, ops, doubt, deadline, settings):
+            return
+        if conflict is not None:
+            raise conflict
 
 
-async def _in_place(store: MetadataStore, ops: Sequence[Op]) -> bool:
-    """One changed key tells of all. Only the topic's owner writes these keys, so an equal value is our own."""
+async def _look(
+    store: MetadataStore, ops: Sequence[Op], doubt: StoreUnavailableError, deadline: float, settings: ManagedLedgerSettings
+) -> bool:
+    """Whether our values are in place. Raises StoreUnavailableError with `outcome_unknown` when that cannot be told."""
+    while asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(settings.metadata_retry_s)
+        try:
+            in_place = await _in_place(store, ops)
+        except StoreUnavailableError:
+            continue
+        if in_place is None:
+            raise StoreUnavailableError(f"{doubt}; others have written since", outcome_unknown=True) from doubt
+        return in_place
+    raise StoreUnavailableError(f"{doubt}; it stays away", outcome_unknown=True) from doubt
+
+
+async def _in_place(store: MetadataStore, ops: Sequence[Op]) -> bool | None:
+    """One changed key tells of all. None: it cannot be told any more.
+
+    An equal value is our own, since only the topic's owner writes these keys. Another value at the very version that ours would
+    have means that ours was never written; at a higher one, ours may lie below it.
+    """
     for op in ops:
         if isinstance(op, Check):
             continue
         found = await store.get(op.key)
         if isinstance(op, Delete):
             return found is None
-        if isinstance(op, Put):
-            return found is not None and found.value == op.value and found.version == op.expected_version + 1
-        assert isinstance(op, Create)
-        return found is not None and found.value == op.value
+        if found is None:
+            return None if isinstance(op, Put) else False
+        version = op.expected_version + 1 if isinstance(op, Put) else 0
+        if found.version > version:
+            return None
+        return found.version == version and found.value == op.value
     return True
