@@ -49,6 +49,7 @@ class SimStore:
         self._tree = tree
         self._plan = plan
         self._process = process
+        self.loses_answer: Callable[[Sequence[Op]], bool] = lambda _: False  # for scripts: of which applied writes
         self._last_arrival_s = 0.0
 
     async def get(self, key: str) -> Versioned | None:
@@ -70,7 +71,15 @@ class SimStore:
         await self._ask(lambda: self.memory.delete(key, expected_version), write=True)
 
     async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
-        return await self._ask(lambda: self.memory.multi(ops), write=True)
+        results = await self._ask(lambda: self._multi(ops), write=True)
+        if results is None:
+            raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
+        return results
+
+    async def _multi(self, ops: Sequence[Op]) -> list[OpResult] | None:
+        """None: applied, and nobody will hear of it."""
+        results = await self.memory.multi(ops)
+        return None if self.loses_answer(ops) else results
 
     async def sync(self, key: str) -> None:
         await self._ask(lambda: self.memory.sync(key))

@@ -5,17 +5,17 @@ commit run as in random worlds; what a script asserts beside is what it is about
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
 from cepheid_bookie import BookieSettings
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings, State
 from cepheid_ledger import LedgerFencedError
 from cepheid_ledger.master_key import master_key_of
-from cepheid_metadata import Fragment, Position, ledger_records
+from cepheid_metadata import Fragment, Op, Position, keys, ledger_records
 from cepheid_rpc import ReadRequest
 from cepheid_wire import TopicName
 from tests.simulation.cluster import SimBookie, SimBroker
@@ -150,6 +150,38 @@ def test_2_empty_last_fragment() -> None:
         assert [fragment.first_entry_id for fragment in script.history.ledgers[ledger_id].fragments] == [0, 1000]
 
     Script(5).run(course)
+
+
+# 8. cas-lost-answer
+
+
+def test_8_cas_lost_answer() -> None:
+    """A rollover is recorded, the answer is lost, and while its owner sleeps the next one takes over: no ledger is deleted."""
+
+    async def course(script: Script) -> None:
+        def falls_asleep(ops: Sequence[Op]) -> bool:
+            rolls_over = any(op.key.startswith(f"{keys.CHAINS_KEY}/") for op in ops)
+            if rolls_over:
+                script.east.node.pause()
+            return rolls_over
+
+        ledger = await script.at(script.east, script.east.managed_ledgers.open(TOPIC, ManagedLedgerConfig()))
+        await script.at(script.east, ledger.create_cursor("sub", ledger.last_confirmed))  # holds retention
+        script.east.store.loses_answer = falls_asleep
+        while not script.east.node.paused:  # some go to the next ledger, before it is recorded
+            script.east.node.context.run(ledger.append, [b"an entry"], lambda position, count: None)
+            await asyncio.sleep(0.0005)
+        rolled_to = script.history.chains[keys.chain_key(TOPIC)].ledgers[-1].ledger_id
+
+        successor = await script.at(script.west, script.west.managed_ledgers.open(TOPIC, ManagedLedgerConfig()))
+        script.east.node.resume()
+        await wait_until(lambda: ledger.state is State.FAILED)
+        await asyncio.sleep(5)  # whatever it does with what it believes to be its own
+        assert rolled_to in script.history.ledgers
+        read = await script.at(script.west, successor.read(Position(rolled_to, 0), max_entries=1, max_bytes=100))
+        assert read[0].ledger_id == rolled_to
+
+    Script(1).run(course)
 
 
 # 9. fence-then-power-loss
