@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
             if kind == CommandType.SEND and self._ready:
                 self._producers.take_send(command, tail)
                 continue
-            self._producers.flush()  # a later command must find the SENDs before it stored or on their way
+            self._producers.flush()  # a later command must find the SENDs before it taken in order
             if kind == CommandType.PING and self._ready:
                 self.write(PONG_FRAME)
                 continue

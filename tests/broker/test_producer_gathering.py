@@ -1,0 +1,136 @@
+"""A producer's groups: what comes while an append is under way travels together, and every answer keeps its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.position import Position
+from cepheid_broker.producer import GATHER_BYTES, Producer, ProducerState
+from cepheid_broker.rates import Traffic
+from cepheid_broker.refusal_log import RefusalLog
+from cepheid_wire import CommandType, FrameSplitter, SendCommand, parse_command
+from tests.broker.scripted_client import message
+from tests.support import run_async
+
+
+class Appends:
+    """Topic and peer of one producer: holds appends until the test answers them, notes the frames written."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []  # entries of each append
+        self.waiting: list[tuple[int, Callable[[Any, int], None]]] = []
+        self.published = Traffic()
+        self.name = "t"
+        self.address = self.client_version = ""
+        self.window = SimpleNamespace(taken=0, take=self._take, give_back=lambda size: self._take(-size))
+        self._splitter = FrameSplitter(1 << 24)
+        self.frames: list[tuple[str, int]] = []
+        self._stored = 0
+        self.settled = 0
+        self.closed_by_broker = 0
+
+    def _take(self, size_bytes: int) -> None:
+        self.window.taken += size_bytes
+
+    def publish(self, payloads: Sequence[Any], on_done: Callable[[Any, int], None]) -> None:
+        self.groups.append(len(payloads))
+        self.waiting.append((len(payloads), on_done))
+
+    def write(self, frames: bytes) -> None:
+        for frame in self._splitter.feed(frames):
+            body = parse_command(frame.command)
+            receipt = frame.type == CommandType.SEND_RECEIPT
+            answer = body.send_receipt if receipt else body.send_error
+            self.frames.append(("receipt" if receipt else "error", answer.sequence_id))
+
+    def on_producer_gone(self, _producer: Producer) -> None: ...
+
+    def answer(self, error: ServiceNotReadyError | None = None) -> None:
+        count, on_done = self.waiting.pop(0)
+        on_done(error or Position(1, self._stored), count)
+        self._stored += count
+
+    def producer(self) -> Producer:
+        def on_closed(_producer: Producer) -> None:
+            self.closed_by_broker += 1
+
+        return Producer(self, self, 0, "p", refusals=RefusalLog(), on_closed_by_broker=on_closed)  # type: ignore[arg-type]
+
+
+def send(producer: Producer, sequence_id: int, tail: bytes | None = None) -> None:
+    tail = message(sequence_id) if tail is None else tail
+    producer.take(SendCommand(0, sequence_id, None, None, False, None, None, False), memoryview(tail))
+    producer.flush()
+
+
+def test_what_comes_while_an_append_is_under_way_travels_together() -> None:
+    world = Appends()
+    producer = world.producer()
+    for sequence_id in range(5):
+        send(producer, sequence_id)
+    assert world.groups == [1]
+    assert producer.pending_entries == 5
+    world.answer()
+    assert world.groups == [1, 4]
+    world.answer()
+    assert world.frames == [("receipt", sequence_id) for sequence_id in range(5)]
+    assert producer.pending_entries == world.window.taken == 0
+
+
+def test_large_entries_do_not_wait_for_each_other() -> None:
+    world = Appends()
+    producer = world.producer()
+    for sequence_id in range(3):
+        send(producer, sequence_id, message(sequence_id, bytes(GATHER_BYTES)))
+    assert world.groups == [1, 1, 1]
+
+
+def test_a_bad_checksum_among_gathered_sends_is_answered_in_its_turn() -> None:
+    async def main() -> Appends:
+        world = Appends()
+        producer = world.producer()
+        damaged = bytearray(message(2))
+        damaged[-1] ^= 1
+        send(producer, 0)
+        send(producer, 1)
+        send(producer, 2, bytes(damaged))
+        send(producer, 3)
+        while world.waiting:
+            world.answer()
+        return world
+
+    assert run_async(main()).frames == [("receipt", 0), ("receipt", 1), ("error", 2), ("receipt", 3)]
+
+
+def test_closing_stores_and_answers_what_was_gathered() -> None:
+    world = Appends()
+    producer = world.producer()
+    send(producer, 0)
+    send(producer, 1)
+
+    def on_settled() -> None:
+        world.settled += 1
+
+    producer.close_when_settled(on_settled)
+    send(producer, 2)  # came too late
+    world.answer()
+    assert world.settled == 0
+    world.answer()
+    assert world.settled == 1
+    assert world.frames == [("receipt", 0), ("receipt", 1)]
+
+
+def test_after_a_failed_append_what_was_gathered_is_never_stored() -> None:
+    world = Appends()
+    producer = world.producer()
+    send(producer, 0)
+    send(producer, 1)
+    world.answer(ServiceNotReadyError("the ledger failed"))
+    assert world.groups == [1]
+    assert world.frames == []
+    assert producer.state is ProducerState.CLOSED
+    assert world.closed_by_broker == 1
+    assert world.window.taken == 0
