@@ -141,16 +141,16 @@ async def check_identity(
 
 def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
     data, journal, index = directories.data, directories.journal, directories.index
-    in_data = load_cookie(data, "the data directory")
-    in_journal = load_cookie(journal, "the journal directory")
+    data_name, journal_name = f"the data directory of {mine.bookie_id}", f"the journal directory of {mine.bookie_id}"
+    in_data, in_journal = load_cookie(data, data_name), load_cookie(journal, journal_name)
     stamp = index.stamp()
     in_index = None if stamp is None else Cookie(mine.bookie_id, mine.cluster_id, stamp.decode("utf-8", "replace"))
     has_segments = any(parse_segment_name(name) is not None for name in journal.listdir("journal"))
     has_logs = bool(list_logs(data)) or data.exists("mark.0") or data.exists("mark.1")
     return {
-        "the data directory": Found(in_data, has_logs),
-        "the journal directory": Found(in_journal, has_segments),
-        "the block index": Found(in_index, next(index.records(), None) is not None),
+        data_name: Found(in_data, has_logs),
+        journal_name: Found(in_journal, has_segments),
+        f"the block index of {mine.bookie_id}": Found(in_index, next(index.records(), None) is not None),
     }
 
 

@@ -23,7 +23,7 @@ from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
 from cepheid_broker.local_bookies import LocalBookies
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
-from cepheid_broker.settings import BrokerSettings, TopicCreation
+from cepheid_broker.settings import BrokerSettings, ConnectionSettings, DispatchSettings, TopicCreation
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_metadata import ClusterIdentity, LedgerIds, cluster_identity, ledger_records
 from cepheid_metadata.rocks_store import RocksStore
@@ -62,6 +62,10 @@ class StandaloneSettings(BaseModel, frozen=True, extra="forbid"):
         128 * MIB, description="Memory for the newest entries of all topics. Consumers that keep up are served from it."
     )
     topic_creation: bool = Field(True, description="Whether clients create topics by using them.")
+    connection: ConnectionSettings = Field(ConnectionSettings(), description="Bounds and patience of each connection.")
+    dispatch: DispatchSettings = Field(DispatchSettings(), description="How entries are sent to consumers.")
+    managed_ledger: ManagedLedgerSettings = Field(ManagedLedgerSettings(), description="Ledgers of a topic, and its cursors.")
+    ledger: LedgerSettings = Field(LedgerSettings(), description="Writing, reading and recovering ledgers.")
 
     @property
     def ledger_config(self) -> ManagedLedgerConfig:
@@ -133,14 +137,13 @@ class Standalone:
         opened.push_async_callback(self.bookies.aclose)
         ledger_ids = LedgerIds(store)
         await ledger_ids.check()
-        ledger_settings = LedgerSettings()
-        placement = RandomPlacement(self.bookies.writable, ports.random, ledger_settings.quarantine_s)
+        placement = RandomPlacement(self.bookies.writable, ports.random, settings.ledger.quarantine_s)
         self._ledger_client = client = LedgerClient(
-            self.bookies, ledger_records(store), ledger_ids, placement, ledger_settings, ports
+            self.bookies, ledger_records(store), ledger_ids, placement, settings.ledger, ports
         )
         opened.push_async_callback(client.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)
-        managed_ledgers = ManagedLedgers(client, store, self._tail_cache, ManagedLedgerSettings(), ports)
+        managed_ledgers = ManagedLedgers(client, store, self._tail_cache, settings.managed_ledger, ports)
         opened.push_async_callback(managed_ledgers.aclose)
         broker_settings = BrokerSettings(
             cluster=CLUSTER,
@@ -148,6 +151,8 @@ class Standalone:
             port=settings.port,
             advertised_host=settings.advertised_host,
             topic_creation=TopicCreation(allowed=settings.topic_creation),
+            connection=settings.connection,
+            dispatch=settings.dispatch,
         )
         self.broker = Broker(broker_settings, store, managed_ledgers, ports, ledger_config=settings.ledger_config)
         admin_settings = AdminSettings(host=settings.host, port=settings.admin_port)

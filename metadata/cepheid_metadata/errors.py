@@ -76,6 +76,8 @@ class StoreClosedError(MetadataError):
 class StoreOpenError(MetadataError):
     """The store's directory cannot be opened."""
 
+    hint: ClassVar[str] = "check that the data directory is a directory on a disk with space, and that this user may write in it"
+
 
 class StoreDamagedError(MetadataError):
     """The store's files contradict their checksums. Reading on would mean guessing."""

@@ -54,8 +54,20 @@ def load_settings(
         return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "?"
-        raise SettingsError(f"setting {name} = {values.get(name)!r} from {sources.get(name, 'defaults')}: {first['msg']}") from None
+        path = [str(part) for part in first["loc"]]
+        name, source = ".".join(path) or "?", sources.get(path[0], "defaults") if path else "defaults"
+        if first["type"] == "extra_forbidden":
+            raise SettingsError(f"unknown setting {name!r} in {source}{_suggest(path[-1], _fields_at(model, path[:-1]))}") from None
+        raise SettingsError(f"setting {name} = {first['input']!r} from {source}: {first['msg']}") from None
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Names of the settings in the table `path` of `model`."""
+    for part in path:
+        nested = model.model_fields[part].annotation
+        assert isinstance(nested, type), f"{part} is no table of settings"
+        model = nested
+    return list(model.model_fields)
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from pydantic import BaseModel, Field
 from cepheid_cli.settings_loader import SettingsError, load_settings
 
 
+class Table(BaseModel, frozen=True, extra="forbid"):
+    keepalive_s: float = Field(30.0, gt=0)
+
+
 class Example(BaseModel, frozen=True, extra="forbid"):
+    connection: Table = Table()
     port: int = Field(6650, ge=0, le=65535)
     host: str = "127.0.0.1"
     data_dir: Path = Path("data")
@@ -31,7 +36,7 @@ def test_flags_beat_environment_beats_file_beats_default(tmp_path: Path) -> None
 def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"unknown setting 'prot' in the environment; did you mean 'port'"):
         load(tmp_path, env={"CEPHEID_EXAMPLE_PROT": "1"})
-    with pytest.raises(SettingsError, match=r"unknown setting 'zzz' in file .*; known are data_dir, host, port"):
+    with pytest.raises(SettingsError, match=r"unknown setting 'zzz' in file .*; known are connection, data_dir, host, port"):
         load(tmp_path, text="zzz = 1")
 
 
@@ -43,3 +48,11 @@ def test_a_value_out_of_bounds_names_field_and_source(tmp_path: Path) -> None:
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.toml"):
         load_settings(Example, flags={}, environment_prefix="X_", file=tmp_path / "nowhere.toml", environment={})
+
+
+def test_tables_of_a_file_are_checked_alike(tmp_path: Path) -> None:
+    assert load(tmp_path, text="[connection]\nkeepalive_s = 5").connection.keepalive_s == 5.0
+    with pytest.raises(SettingsError, match=r"unknown setting 'connection.keepalve_s' in file .*did you mean 'keepalive_s'"):
+        load(tmp_path, text="[connection]\nkeepalve_s = 5")
+    with pytest.raises(SettingsError, match=r"setting connection.keepalive_s = -1 from file"):
+        load(tmp_path, text="[connection]\nkeepalive_s = -1")

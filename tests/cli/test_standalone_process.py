@@ -131,6 +131,21 @@ def test_a_data_directory_in_use_is_named(tmp_path: Path) -> None:
         assert "another process" in line
 
 
+def test_a_data_directory_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as server:
+        assert server.end() == 0
+    version = tmp_path / "data" / "bookie-1" / "VERSION"
+    newer = version.read_text().replace('"format_version": 1', '"format_version": 99')
+    version.write_text(newer)
+    server = Server(tmp_path / "data")
+    assert server.process.wait(30) == 1
+    assert server.end() == 1
+    (line,) = [line for line in server.err if line.startswith("cepheid: ")]
+    assert "bookie-1" in line
+    assert "format 99" in line
+    assert version.read_text() == newer
+
+
 def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", "--bookies", "0")
     assert server.process.wait(30) == 1
