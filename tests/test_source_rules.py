@@ -28,7 +28,6 @@ BANNED_CALLS = {
 }  # fmt: skip
 EXCEPTIONS = {
     ("cepheid_bookie/disk.py", "open"),
-    ("cepheid_metadata/rocks_tree.py", "open"),
     ("cepheid_broker/admin/process_metrics.py", "open"),
 }
 
