@@ -209,6 +209,25 @@ def test_random_and_mutated_bytes_end_one_connection_and_no_other(caplog: pytest
     run_async(main(), timeout_s=60)
 
 
+def test_the_broker_itself_closes_what_it_cannot_understand(caplog: pytest.LogCaptureFixture) -> None:
+    """The peer never closes: whatever frame its bytes left half open, what follows cannot be a frame."""
+
+    async def main() -> None:
+        caplog.set_level(logging.INFO, logger="cepheid_broker")
+        rng = random.Random(0xBADBAD)
+        async with BrokerWorld() as world:
+            for _ in range(25):
+                attacker = await world.client()
+                attacker.send_bytes(hostile_stream(rng) + b"\xff" * (6 << 20))
+                await attacker.expect_closed()
+            await wait_until(lambda: world.broker.statistics().connections == 0, what="no connection is left")
+        reasons = [record.__dict__["reason"] for record in caplog.records if record.message == "connection.closed"]
+        assert len(reasons) == 25
+        assert all(reason and "the peer closed" not in reason for reason in reasons), reasons
+
+    run_async(main(), timeout_s=60)
+
+
 @pytest.mark.parametrize(
     ("ask", "kind"),
     [
