@@ -14,23 +14,16 @@ class TopicRecordChecks:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._deposed: dict[str, dict[tuple[str, int], None]] = {}
 
     def on_chain(self, key: str, chain: Chain, process: str) -> None:
         history = self._history
-        opening = (process, history.openings.get((process, key), 0))
-        deposed = self._deposed.setdefault(key, {})
-        before = history.reigning.get(key)
-        if before is not None and before != opening:
-            deposed[before] = None
-        history.reigning[key] = opening
-        history.check(
-            "M1", opening not in deposed, lambda: f"{process} (opening {opening[1]}) writes {key} after {before} had taken it over"
-        )
         known = history.chains.get(key)
+        before = history.reigning.get(key, (process, chain.epoch))
+        history.reigning[key] = (process, chain.epoch)
+        in_turn = chain.epoch > before[1] or (process, chain.epoch) == before
         history.check(
-            "M1", known is None or chain.epoch >= known.epoch, lambda: f"{key} fell from epoch {known.epoch} to {chain.epoch}"
-        )  # type: ignore[union-attr]
+            "M1", in_turn, lambda: f"{process} writes {key} in epoch {chain.epoch}, {before[0]} had written in {before[1]}"
+        )
         self._check_trimmed(key, known, chain)
         history.note(
             lambda: f"{process} chain epoch {chain.epoch} {[(ledger.ledger_id, ledger.entries) for ledger in chain.ledgers]}"

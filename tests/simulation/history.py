@@ -67,8 +67,7 @@ class History:
         self.recoverers: dict[tuple[str, int], RecovererFacts] = {}
         # Topics
         self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
-        self.openings: dict[tuple[str, str], int] = {}  # how often a process began to open a chain
-        self.reigning: dict[str, tuple[str, int]] = {}  # by chain: the opening that committed last
+        self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch
         self.chains: dict[str, Chain] = {}  # the committed records
         self.cursor_records: dict[str, CursorRecord] = {}
 

@@ -64,8 +64,6 @@ class TopicWorkload:
     async def open(self, broker: SimBroker) -> ManagedLedger | None:
         """None: not now. What was promised before is checked."""
         history = self._history
-        opening = (broker.process, keys.chain_key(self.topic))
-        history.openings[opening] = history.openings.get(opening, 0) + 1
         history.did("open")
         try:
             managed_ledger = await broker.managed_ledgers.open(self.topic, self.config)
@@ -73,17 +71,14 @@ class TopicWorkload:
             history.note(f"{broker.process} cannot open {self.topic}: {error}")
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
-        key = keys.chain_key(self.topic)
-        if history.reigning.get(key) == (
-            broker.process,
-            history.openings[opening],
-        ):  # else a later owner's promises are out already
+        reigning = history.reigning.get(keys.chain_key(self.topic))
+        if reigning == (broker.process, managed_ledger.chain.epoch):  # else a later owner's promises are out already
             check_opened(history, self.model, managed_ledger)
         return managed_ledger
 
     async def _serve(self, broker: SimBroker, managed_ledger: ManagedLedger) -> None:
         rng = self._random
-        opening = (broker.process, self._history.openings[(broker.process, keys.chain_key(self.topic))])
+        opening = (broker.process, managed_ledger.chain.epoch)
         quiet = rng.random() < 0.3  # without producers: such an owner learns late that it is deposed
         for _ in range(rng.choice((3, 20, 60))):
             if managed_ledger.state is not State.OPEN or self.stopped:
