@@ -28,18 +28,28 @@ class History:
     def __init__(self) -> None:
         self.sent_ok: dict[str, list[int]] = {}
         self.held: dict[Position, object] = {}
+        self.suspects: dict[object, Position] = {}  # holders of what somebody else got; cleared when their CLOSE_CONSUMER is read
         self.final: set[Position] = set()
         self.delivered: dict[Position, tuple[str, int]] = {}
 
     def on_delivered(self, consumer: object, received: Received) -> None:
         position = received.position
         assert position not in self.final, f"{position} came again after its acknowledgement was answered"
-        assert self.held.get(position) in (None, consumer), f"{position} is outstanding at two consumers"
+        if (holder := self.held.get(position)) not in (None, consumer):
+            self.suspects[holder] = position
         self.held[position] = consumer
         self.delivered[position] = sent_as(received)
 
-    def release(self, consumer: object) -> None:
-        self.held = {position: holder for position, holder in self.held.items() if holder is not consumer}
+    def on_silence(self, consumer: object) -> None:
+        """Everything on its way to this consumer was read: it is not closed, so what it holds is its own."""
+        assert consumer not in self.suspects, f"{self.suspects[consumer]} is outstanding at two consumers"
+
+    def release(self, consumer: object) -> list[Position]:
+        self.suspects.pop(consumer, None)
+        released = [position for position, holder in self.held.items() if holder is consumer]
+        for position in released:
+            del self.held[position]
+        return released
 
 
 def sent_as(received: Received) -> tuple[str, int]:
@@ -135,9 +145,8 @@ class Consumer:
             try:
                 received = await client.receive(0.2)
             except TimeoutError:
-                client.send(pb.CommandFlow(consumer_id=0, messagePermits=5))
-                client.send(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=0))  # what it forgot to acknowledge
-                self._history.release(self)
+                self._history.on_silence(self)
+                self._ask_again(client)
                 continue
             if received is None:
                 return False
@@ -156,6 +165,14 @@ class Consumer:
                 case other:
                     raise AssertionError(f"unexpected {other!r}")
         return False
+
+    def _ask_again(self, client: ScriptedClient) -> None:
+        """For what it forgot to acknowledge; by name, since something else may be on its way."""
+        forgotten = self._history.release(self)
+        if forgotten:
+            ids = [ident(position) for position in forgotten]
+            client.send(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=0, message_ids=ids))
+        client.send(pb.CommandFlow(consumer_id=0, messagePermits=5))
 
     def _on_message(self, client: ScriptedClient, received: Received) -> bool:
         self._history.on_delivered(self, received)
