@@ -137,6 +137,8 @@ class Topics:
 
     def _on_topic_failed(self, topic: Topic, error: BaseException) -> None:
         self.failures += 1
+        if topic.published.entries:
+            self._retry.pop(topic.name, None)  # it served: pauses grow only while opening it brings nothing
         self._plan_retry(topic.name)
         if self._open.get(topic.name) is topic:
             del self._open[topic.name]

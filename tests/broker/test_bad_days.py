@@ -74,6 +74,21 @@ def test_a_topic_that_cannot_be_opened_is_tried_again_with_growing_pauses() -> N
     run_async(main())
 
 
+def test_a_topic_that_serves_between_its_failures_is_not_punished_for_them() -> None:
+    async def main() -> None:
+        async with BrokerWorld(topic_retry_s=0.05) as world, await world.client() as client:
+            began = asyncio.get_running_loop().time()
+            for round_number in range(8):
+                await client.produce_on("t", epoch=round_number)
+                await client.publish(1, first_sequence_id=round_number)
+                await world.fence("t")
+                client.send_message(99)
+                await client.expect(pb.CommandCloseProducer)
+            assert asyncio.get_running_loop().time() - began < 5, "doubled pauses would add up to 6 s"
+
+    run_async(main())
+
+
 def test_many_who_ask_for_a_topic_at_once_open_it_once_and_share_its_failure() -> None:
     async def main() -> None:
         async with BrokerWorld() as world:
