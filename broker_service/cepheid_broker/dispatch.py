@@ -25,8 +25,6 @@ class AckView(Protocol):
 
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> Sequence[Run]: ...
 
-    def is_acknowledged(self, position: Position) -> bool: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Send:

@@ -38,10 +38,6 @@ class ConsumerBusyError(BrokerError):
     hint = "the subscription is in use; close the other consumer, use a Shared subscription or another subscription name"
 
 
-class SubscriptionNotFoundError(BrokerError):
-    hint = "create the subscription, or subscribe with a name that exists"
-
-
 class ConsumerNotFoundError(BrokerError):
     hint = "the consumer was closed; subscribe again"
 

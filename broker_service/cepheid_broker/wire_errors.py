@@ -17,7 +17,6 @@ from cepheid_broker.errors import (
     NotAllowedError,
     ProducerBusyError,
     ServiceNotReadyError,
-    SubscriptionNotFoundError,
     TooManyError,
     TopicNotFoundError,
 )
@@ -41,7 +40,6 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     ServiceNotReadyError: ServerError.SERVICE_NOT_READY,
     ProducerBusyError: ServerError.PRODUCER_BUSY,
     ConsumerBusyError: ServerError.CONSUMER_BUSY,
-    SubscriptionNotFoundError: ServerError.SUBSCRIPTION_NOT_FOUND,
     ConsumerNotFoundError: ServerError.METADATA_ERROR,  # seek, unsubscribe and getLastMessageId (protocol.md §17, §18)
     NotAllowedError: ServerError.NOT_ALLOWED_ERROR,
     TooManyError: ServerError.CONSUMER_BUSY,

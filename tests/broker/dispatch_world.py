@@ -60,9 +60,6 @@ class Acks:
         ledger = max(self._topic.ledgers)
         return Position(ledger, len(self._topic.ledgers[ledger]))
 
-    def is_acknowledged(self, position: Position) -> bool:
-        return position in self.acknowledged
-
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
         runs: list[tuple[int, int]] = []
         for entry in range(first, last + 1):

@@ -17,7 +17,6 @@ from cepheid_broker.errors import (
     NotAllowedError,
     ProducerBusyError,
     ServiceNotReadyError,
-    SubscriptionNotFoundError,
     TooManyError,
     TopicNotFoundError,
 )
@@ -92,7 +91,6 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     BrokerError: HTTPStatus.INTERNAL_SERVER_ERROR,
     TopicNotFoundError: HTTPStatus.NOT_FOUND,
     NamespaceNotFoundError: HTTPStatus.NOT_FOUND,
-    SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
     ConsumerNotFoundError: HTTPStatus.NOT_FOUND,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
