@@ -36,7 +36,9 @@ async def audit(world: World) -> None:
     await _wait(world, "V4", done.done, "some topic cannot be opened, read and written")
     done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
     await _wait(world, "V1", done.done, "some ledger cannot be recovered and read")
-    for bookie in world.bookies.values():
+    bookies = world.bookies.values()  # one may still have ended of what had struck it before
+    await _wait(world, "V8", lambda: all(bookie.serving for bookie in bookies), f"not everybody serves: {list(bookies)}")
+    for bookie in bookies:
         assert bookie.bookie is not None
         await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
 

@@ -162,7 +162,7 @@ class BookieProbe:
         history.check(
             "S5", not denied, lambda: f"{self._id} denies entries {denied} it answered OK for; {history.story(ledger_id)}"
         )
-        if request.fence:
+        if request.fence and ledger_id in history.ledgers:
             for entry_id in range(first, min(last, first + 1_000) + 1):
                 admitted = self._facts.ok_admission.get((ledger_id, entry_id), arrived_after + 1)
                 history.check(
