@@ -173,6 +173,20 @@ def test_more_than_the_window_is_refused_and_nothing_is_kept() -> None:
     run_async(main())
 
 
+def test_nothing_is_stored_behind_a_refusal_that_its_producer_has_not_heard_of() -> None:
+    async def main() -> None:
+        settings = ManagedLedgerSettings(**{**SETTINGS.model_dump(), "append_window_bytes": 100})
+        async with topic_world(settings=settings) as world:
+            ledger = await world.broker().open()
+            futures = [append(ledger, bytes(size)) for size in (60, 60, 10)]  # the last one alone would fit
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+            assert isinstance(outcomes[0], Position)
+            assert all(isinstance(outcome, TooManyAppendsError) for outcome in outcomes[1:])
+            assert await append(ledger, bytes(10)) == Position(outcomes[0].ledger_id, 1), "heard of: it goes on"
+
+    run_async(main())
+
+
 def test_closing_waits_for_appends_and_refuses_later_ones() -> None:
     async def main() -> None:
         async with topic_world("a", "b", "c") as world:

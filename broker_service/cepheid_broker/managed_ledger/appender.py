@@ -50,6 +50,7 @@ class Appender:
         self._drained: asyncio.Future[None] | None = None
         self.failure: ManagedLedgerError | None = None
         self.waiting_bytes = 0
+        self._untold_refusals = 0
 
     def __repr__(self) -> str:
         return f"<Appender {self._topic} to {self._current.writer!r}, {len(self._pending)} groups, {self.waiting_bytes} B waiting>"
@@ -65,8 +66,12 @@ class Appender:
 
     def append(self, payloads: Sequence[Buffer], on_done: AppendDone) -> None:
         size_bytes = sum(map(len, payloads))
-        if self.failure is not None or (self._pending and self.waiting_bytes + size_bytes > self._window_bytes):
-            asyncio.get_running_loop().call_soon(on_done, self.failure or self._too_many(), len(payloads))
+        too_many = self._pending and self.waiting_bytes + size_bytes > self._window_bytes
+        # Until a refusal is heard nothing is taken: a smaller append of the same producer would be stored before its retry (M5).
+        if self.failure is not None or too_many or self._untold_refusals:
+            self._untold_refusals += 1
+            error = self.failure or self._too_many()
+            asyncio.get_running_loop().call_soon(self._tell_refusal, on_done, error, len(payloads))
             return
         current = self._current
         self._pending.append((on_done, len(payloads), size_bytes))
@@ -118,6 +123,7 @@ class Appender:
             on_done, entries, _ = self._pending.popleft()
             self._call(on_done, error, entries)
         self.waiting_bytes = 0
+        self._untold_refusals = 0
         self._on_failed(error)
 
     def on_outcome(self, segment: _Segment, outcome: EntryGroup | LedgerError) -> None:
@@ -149,6 +155,10 @@ class Appender:
             on_done(outcome, entries)
         except Exception as error:  # a defect of one caller must not leave the others without answers
             log.exception("append.callback_failed", extra={"topic": self._topic, "error": repr(error)})
+
+    def _tell_refusal(self, on_done: AppendDone, error: ManagedLedgerError, count: int) -> None:
+        self._untold_refusals -= 1
+        on_done(error, count)
 
     def _too_many(self) -> TooManyAppendsError:
         return TooManyAppendsError(
