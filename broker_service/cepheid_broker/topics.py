@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic import Topic
@@ -113,8 +115,15 @@ class Topics:
         if self._stopping:
             await ledger.aclose()
             raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
-        topic = Topic(
-            name, ledger, self._settings, self.read_ahead_budget, self._tasks, self.totals, on_failed=self._on_topic_failed
+        topic = PersistentTopic(
+            name,
+            ledger,
+            TopicPolicies(),
+            self._settings,
+            self.read_ahead_budget,
+            self._tasks,
+            self.totals,
+            on_failed=self._on_topic_failed,
         )
         self._open[name] = topic
         log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})

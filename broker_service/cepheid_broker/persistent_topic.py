@@ -1,0 +1,187 @@
+"""A topic that is stored: its managed ledger, and the subscriptions whose positions are kept with it.
+
+    publish ──► ManagedLedger.append ──► receipts of the producer
+                        └── on_appended, once per group ──► subscriptions with consumers
+
+Rules
+1. When the ledger fails, the topic closes its producers and consumers and is opened anew from the records: what the client then
+   resends starts at its first unanswered message, so nothing is stored out of order (protocol.md §10.4, §25).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cepheid_broker.dispatcher import ReadAheadBudget
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooManyError
+from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.peer import Buffer
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.position import EARLIEST, LATEST, Position
+from cepheid_broker.rates import BrokerTraffic
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.subscription import Subscription
+from cepheid_broker.topic import Topic
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from cepheid_broker.managed_ledger import Cursor, ManagedLedger
+
+log = logging.getLogger(__name__)
+
+
+class PersistentTopic(Topic):
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger,
+        policies: TopicPolicies,
+        settings: BrokerSettings,
+        budget: ReadAheadBudget,
+        tasks: TaskOwner,
+        totals: BrokerTraffic,
+        *,
+        on_failed: Callable[[Topic, BaseException], None],
+    ) -> None:
+        super().__init__(name, policies, settings, totals)
+        self._ledger = ledger
+        self._budget = budget
+        self._tasks = tasks
+        self._totals = totals
+        self._on_failed = on_failed
+        self._changing = asyncio.Lock()  # creation and deletion of subscriptions, one after the other
+        for cursor in ledger.cursors.values():
+            self._adopt(cursor.name, cursor)
+        ledger.on_appended.append(self._on_appended)
+        ledger.on_failed.append(self._on_ledger_failed)
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        return self._ledger
+
+    def publish(self, payloads: Sequence[Buffer], on_done: Callable[[Position | CepheidError, int], None]) -> None:
+        """`on_done` is called once: with the first entry's position when all are durable, or with the error."""
+        if self.closed:
+            on_done(ServiceNotReadyError(f"topic {self.name} is being unloaded"), len(payloads))
+        else:
+            self.ledger.append(payloads, on_done)
+
+    def _on_appended(self) -> None:
+        for subscription in self.subscriptions.values():
+            subscription.on_appended()
+
+    # Subscriptions
+
+    async def create_subscription(self, name: str, position: Position, *, properties: dict[str, str] | None = None) -> Subscription:
+        """The durable subscription of this name; a new one starts at `position` (of the first entry that it gets)."""
+        if (found := self.subscriptions.get(name)) is None or self._changing.locked():
+            # Not cancelled with the request: half a subscription is in nobody's books.
+            return await finish(self._tasks, self._create(name, position, properties or {}), name="create-subscription")
+        self.check_open()
+        return self._durable(found)
+
+    async def _create(self, name: str, position: Position, properties: dict[str, str]) -> Subscription:
+        async with self._changing:
+            self.check_open()
+            if (found := self.subscriptions.get(name)) is not None:
+                return self._durable(found)
+            if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
+                raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
+            cursor = self.ledger.cursors.get(name)  # there is one when its deletion failed half-way
+            if cursor is None:
+                cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties)
+            self.check_open()
+            extra = {"topic": str(self.name), "subscription": name, "position": str(position)}
+            log.info("subscription.created", extra=extra)
+            return self._adopt(name, cursor)
+
+    def _durable(self, found: Subscription) -> Subscription:
+        if not found.durable:
+            raise NotAllowedError(f"{found.name!r} of {self.name} is a reader's; a durable subscription needs another name")
+        return found
+
+    async def open_reader(self, name: str, position: Position | None) -> Subscription:
+        """The non-durable subscription of this name; one that is alive keeps its position (protocol.md §17)."""
+        async with self._changing:
+            self.check_open()
+            if (found := self.subscriptions.get(name)) is not None:
+                if found.durable:
+                    raise NotAllowedError(f"subscription {name!r} of {self.name} is durable; a reader needs another name")
+                return found
+            if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
+                raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
+            return self._adopt(name, self.ledger.new_non_durable_cursor(name, self._before(position or LATEST)))
+
+    async def reset_subscription(self, subscription: Subscription, position: Position) -> None:
+        """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers."""
+        if position == LATEST:
+            target = self.ledger.next_position(self.ledger.last_confirmed)
+        elif position == EARLIEST:
+            target = self.ledger.next_position(self.ledger.first_position())
+        else:
+            target = position
+        await subscription.cursor.reset(target)
+        extra = {"topic": str(self.name), "subscription": subscription.name, "position": str(target)}
+        log.info("subscription.reset", extra=extra)
+
+    def _before(self, position: Position) -> Position:
+        """The mark-delete position with which `position` is the first entry that is delivered."""
+        if position == LATEST:
+            return self.ledger.last_confirmed
+        if position == EARLIEST:
+            return self.ledger.first_position()
+        return self.ledger.previous_position(position)
+
+    def _adopt(self, name: str, cursor: Cursor) -> Subscription:
+        subscription = Subscription(
+            self.name,
+            name,
+            self.ledger,
+            cursor,
+            self._settings,
+            self._budget,
+            self._tasks,
+            self._totals,
+            on_unused=self._on_unused,
+        )
+        self.subscriptions[name] = subscription
+        return subscription
+
+    def _on_unused(self, subscription: Subscription) -> None:
+        """A reader's subscription without a reader."""
+        subscription.close("its reader is gone")
+        if self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+            self.ledger.drop_cursor(subscription.cursor)
+
+    async def delete_subscription(self, name: str) -> None:
+        await finish(self._tasks, self._delete(name), name="delete-subscription")
+
+    async def _delete(self, name: str) -> None:
+        async with self._changing:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                return
+            subscription.close("the subscription is deleted")
+            del self.subscriptions[name]
+            if subscription.durable:
+                await self.ledger.delete_cursor(name)
+            log.info("subscription.deleted", extra={"topic": str(self.name), "subscription": name})
+
+    # The end
+
+    def _on_ledger_failed(self, error: BaseException) -> None:
+        if not self.closed:
+            extra = {"topic": str(self.name), "error": str(error), "hint": "it is opened again from its records"}
+            log.warning("topic.failed", extra=extra)
+            self.close_clients(f"topic {self.name} failed: {error}")
+            self._on_failed(self, error)
+
+    async def unload(self, reason: str) -> None:
+        """As every topic; then acknowledgements are saved and the ledger is closed."""
+        await super().unload(reason)
+        await self.ledger.aclose()
