@@ -12,6 +12,7 @@ from cepheid_broker.managed_ledger import (
     CursorExistsError,
     ManagedLedger,
     ManagedLedgerClosedError,
+    ManagedLedgerError,
     NoSuchCursorError,
     TooManyCursorsError,
 )
@@ -304,6 +305,35 @@ def test_acknowledgements_around_a_reset_are_before_it_or_void() -> None:
                 await broker.crash()
                 ledger = await world.broker(seed=2).open()
                 assert delivered(ledger, ledger.cursors["sub"]) == memory
+
+    run_async(main())
+
+
+def test_an_old_owner_confirms_what_it_had_saved_and_nothing_newer() -> None:
+    """It has nothing to write for a repetition, and asks nobody; what is new has to be written, and there it is found out."""
+
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 10)
+            cursor.acknowledge(positions[:5])
+            await cursor.saved()
+            successor = await world.broker(seed=2).open()
+            await successor.cursors["sub"].reset(positions[2])
+            assert cursor.acknowledge(positions[3:5]) == []
+            await cursor.saved()
+            for acknowledge in (
+                lambda: cursor.acknowledge_indexes(positions[7], (0b10,), 2),
+                lambda: cursor.acknowledge(positions[8:9]),
+                lambda: cursor.acknowledge_cumulative(positions[6]),
+            ):
+                acknowledge()
+                with pytest.raises(ManagedLedgerError):
+                    await cursor.saved()
+            assert delivered(successor, successor.cursors["sub"]) == positions[2:]
+            again = await world.broker(seed=3).open()
+            assert delivered(again, again.cursors["sub"]) == positions[2:]
 
     run_async(main())
 

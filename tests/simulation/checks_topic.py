@@ -103,7 +103,7 @@ def _check_cursor(history: History, topic: TopicModel, model: CursorModel, curso
     for position in topic.stored:
         if not managed_ledger.is_valid(position):
             continue  # trimmed
-        acked = _acked_messages(cursor, position)
+        acked = acked_messages(cursor, position)
         lost, invented = model.must.messages_of(position) & ~acked, acked & ~model.allowed_messages_of(position)
         history.check(
             "C2", not lost, lambda p=position, lost=lost: f"{name} lost messages {lost:#b} of {p}, reported as saved: {cursor!r}"
@@ -115,7 +115,8 @@ def _check_cursor(history: History, topic: TopicModel, model: CursorModel, curso
         )
 
 
-def _acked_messages(cursor: Any, position: Position) -> int:
+def acked_messages(cursor: Any, position: Position) -> int:
+    """Of an entry, what a cursor has."""
     if cursor.is_acknowledged(position):
         return WHOLE
     words = cursor.unacked_words(position)

@@ -80,6 +80,22 @@ def fence_not_by_reads() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def save_no_part_of_a_batch() -> Iterator[None]:
+    """Part of a batch is acknowledged in memory and does not count as a change (apache/pulsar#26498)."""
+    acknowledge_messages = AckSet.acknowledge_messages
+
+    def uncounted(self: AckSet, position: Position, unacked_mask: int, messages: int) -> bool:
+        before = self.revision
+        accepted = acknowledge_messages(self, position, unacked_mask, messages)
+        if not self.is_acknowledged(position):
+            self.revision = before
+        return accepted
+
+    with mock.patch.object(AckSet, "acknowledge_messages", uncounted):
+        yield
+
+
+@contextlib.contextmanager
 def count_a_timeout_as_a_negative() -> Iterator[None]:
     """Whoever does not answer a recovery read does not have the entry."""
     with mock.patch.object(RecoveryReads, "on_unknown", RecoveryReads.on_no):
@@ -255,6 +271,7 @@ MUTANTS: dict[str, Mutant] = {
         answer_a_fence_before_it_is_durable,
         fence_not_by_reads,
         drop_holes_when_saving_a_cursor,
+        save_no_part_of_a_batch,
         count_a_timeout_as_a_negative,
         take_the_mark_after_the_flush,
         take_an_empty_cache_for_an_empty_checkpoint,

@@ -14,6 +14,7 @@ RULES = {
     "answer a fence before it is durable": {"S3"},
     "fence not by reads": {"L5", "S4", "L10"},
     "drop holes when saving a cursor": {"C2"},
+    "save no part of a batch": {"C2"},
     "count a timeout as a negative": {"L10", "L5"},
     "take the mark after the flush": {"S2", "S3"},
     "take an empty cache for an empty checkpoint": {"S2", "S3"},

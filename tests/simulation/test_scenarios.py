@@ -24,6 +24,8 @@ from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.sim_connection import SimConnections
 from tests.simulation.stage import Stage
+from tests.simulation.workload_ledgers import Quorums
+from tests.simulation.workload_topics import TopicWorkload
 from tests.support import wait_until
 
 T = TypeVar("T")
@@ -379,5 +381,46 @@ def test_32_half_a_batch(ending: str) -> None:
         ledger = await script.at(script.west, script.west.managed_ledgers.open(TOPIC, ManagedLedgerConfig()))
         assert ledger.cursors["sub"].unacked_words(stored[0]) == (0b1010,)
         assert not ledger.cursors["sub"].is_acknowledged(stored[0])
+
+    Script(1).run(course)
+
+
+# Seed 0x2793: a repetition at a deposed owner
+
+
+def test_a_repetition_at_a_deposed_owner_claims_nothing() -> None:
+    """East has everything acknowledged and saved; west takes the topic over and resets the cursor; east, whom nobody told, is
+    given the same acknowledgements again, has nothing to save for them, and says so. The reset stands, and no rule is broken."""
+
+    async def course(script: Script) -> None:
+        workload = TopicWorkload("orders", script.random, script.history, Quorums(1, 1, 1))
+        model = workload.model
+        deposed = await script.at(script.east, workload.open(script.east))
+        assert deposed is not None
+        await script.at(script.east, workload.create_cursor(deposed, "sub"))
+        script.east.node.context.run(workload.append, ("east", 1), deposed)
+        await wait_until(lambda: bool(model.stored))
+        cursor = deposed.cursors["sub"]
+
+        async def acknowledge_and_save() -> None:
+            for _ in range(30):
+                workload.acknowledge(cursor)
+            await workload.save(cursor)
+
+        await script.at(script.east, acknowledge_and_save())
+        assert all(model.cursors["sub"].must.covers(position) for position in model.stored)
+
+        reigning = await script.at(script.west, workload.open(script.west))
+        assert reigning is not None
+        await script.at(script.west, workload.reset(reigning, reigning.cursors["sub"]))
+        start = reigning.cursors["sub"].first_unacknowledged()
+        await script.at(script.east, acknowledge_and_save())
+        assert cursor.backlog_entries == 0, "it looks so to east"
+
+        script.west.crash()
+        script.west.start()
+        reopened = await script.at(script.west, workload.open(script.west))
+        assert reopened is not None
+        assert reopened.cursors["sub"].first_unacknowledged() == start
 
     Script(1).run(course)

@@ -20,7 +20,7 @@ from cepheid_broker.managed_ledger import (
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
-from tests.simulation.checks_topic import check_entry, check_opened
+from tests.simulation.checks_topic import acked_messages, check_entry, check_opened
 from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
 from tests.simulation.topic_model import BATCH_MESSAGES, NOWHERE, WHOLE, Acked, CursorModel, TopicModel
@@ -99,13 +99,13 @@ class TopicWorkload:
         elif draw < 0.6:
             await self._read(managed_ledger)
         elif cursor is None:
-            await self._create_cursor(managed_ledger, rng.choice(_CURSORS))
+            await self.create_cursor(managed_ledger, rng.choice(_CURSORS))
         elif draw < 0.88:
-            self._acknowledge(cursor)
+            self.acknowledge(cursor)
         elif draw < 0.95:
-            await self._save(cursor)
+            await self.save(cursor)
         elif draw < 0.98:
-            await self._reset(managed_ledger, cursor)
+            await self.reset(managed_ledger, cursor)
         elif draw < 0.99:
             await self._delete_cursor(managed_ledger, cursor.name)
         else:
@@ -175,33 +175,29 @@ class TopicWorkload:
 
     # Consumers
 
-    def _acknowledge(self, cursor: Any) -> None:
+    def acknowledge(self, cursor: Any) -> None:
         rng, model, stored = self._random, self.model.cursors.get(cursor.name), list(self.model.stored)
         if model is None or not stored:
             return  # a deposed owner still has a cursor that was deleted
         self._history.did("acknowledge")
         near = [position for position in stored if position > cursor.mark_delete][:20] or stored[-3:]
         kind = rng.choice(("single", "single", "some", "cumulative", "messages"))
-        mark_before, revision_before = cursor.mark_delete, cursor.ack_set.revision
         if kind == "cumulative":
             asked = Acked(upto=rng.choice(near[: max(1, len(near) // 2)]))
-            model.allow(asked)
-            accepted = cursor.acknowledge_cumulative(asked.upto)
         elif kind == "messages":
-            position, messages = rng.choice(near), rng.randrange(1, WHOLE + 1)
-            asked = Acked(messages={position: messages})
-            model.allow(asked)
-            accepted = cursor.acknowledge_indexes(position, (WHOLE & ~messages,), BATCH_MESSAGES)
+            asked = Acked(messages={rng.choice(near): rng.randrange(1, WHOLE + 1)})
         else:
             asked = Acked(entries=dict.fromkeys(rng.sample(near, min(len(near), 1 if kind == "single" else 4))))
-            model.allow(asked)
-            accepted = not cursor.acknowledge(asked.entries)
-        # What was acknowledged already claims nothing: a deposed owner, to whom it looks so, has nothing to save and says so.
-        if accepted and cursor.ack_set.revision != revision_before:
+        model.allow(asked)
+        mark_before = cursor.mark_delete
+        repeated = all(not asked.messages_of(position) & ~acked_messages(cursor, position) for position in stored)
+        # A repetition claims nothing: a deposed owner, whom nobody told of a reset, has nothing to save for it and says so.
+        # Not by the cursor's own count of changes: one that forgets to count would never be found out.
+        if _acknowledge(cursor, asked) and not repeated:
             self._memory(cursor, model).add(asked)
         self._history.check("C1", cursor.mark_delete >= mark_before, f"{cursor!r} moved back from {mark_before}")
 
-    async def _save(self, cursor: Any) -> None:
+    async def save(self, cursor: Any) -> None:
         """What a client does that asks for a response to its acknowledgements."""
         self._history.did("save")
         model = self.model.cursors.get(cursor.name)
@@ -213,7 +209,7 @@ class TopicWorkload:
             model.must.add(asked)
             self._history.note(lambda: f"{cursor!r} reports as saved: {asked!r}")
 
-    async def _reset(self, managed_ledger: ManagedLedger, cursor: Any) -> None:
+    async def reset(self, managed_ledger: ManagedLedger, cursor: Any) -> None:
         model = self.model.cursors.get(cursor.name)
         targets = [position for position in self.model.stored if managed_ledger.is_valid(position)]
         if model is None or not targets:
@@ -231,7 +227,7 @@ class TopicWorkload:
             first = cursor.first_unacknowledged()
             self._history.check("C4", first == position, lambda: f"{cursor!r} was reset to {position} and starts at {first}")
 
-    async def _create_cursor(self, managed_ledger: ManagedLedger, name: str) -> None:
+    async def create_cursor(self, managed_ledger: ManagedLedger, name: str) -> None:
         if name in self.model.cursors:
             return  # it is there, and this owner is deposed; or somebody tried, and the next opening will tell
         self._history.did("create cursor")
@@ -260,3 +256,12 @@ class TopicWorkload:
     def _payload(self) -> bytes:
         self._payloads += 1
         return f"{self.topic.local_name}-{self._payloads}".encode() + b"." * self._random.choice((0, 10, 10, 300))
+
+
+def _acknowledge(cursor: Any, asked: Acked) -> bool:
+    """False: refused."""
+    for position, messages in asked.messages.items():
+        return bool(cursor.acknowledge_indexes(position, (WHOLE & ~messages,), BATCH_MESSAGES))
+    if asked.entries:
+        return not cursor.acknowledge(asked.entries)
+    return bool(cursor.acknowledge_cumulative(asked.upto))
