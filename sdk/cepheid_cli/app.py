@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cepheid_cli.admin import namespaces, subscriptions, tenants, topics
 from cepheid_ports import CepheidError
 
 app = typer.Typer(
@@ -17,6 +18,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+for sub_app in (topics.app, subscriptions.app, namespaces.app, tenants.app):
+    app.add_typer(sub_app)
 
 ServiceUrl = Annotated[str, typer.Option("--url", help="Service URL of any broker.")]
 

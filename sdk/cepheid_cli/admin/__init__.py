@@ -1,0 +1,1 @@
+"""`cepheid topics`, `subscriptions`, `namespaces`, `tenants`: the admin API as commands."""

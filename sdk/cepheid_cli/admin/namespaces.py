@@ -1,0 +1,64 @@
+"""`cepheid namespaces`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Namespace, done, print_json, print_lines, sub_app
+from cepheid_cli.admin.policy_words import WORDS, set_policy, unset_policy
+from cepheid_cli.admin_client import namespace_path, quoted
+
+app = sub_app("namespaces", "Namespaces: topics under one set of policies.")
+
+_FORMS = "; ".join(f"{name} {word.form}" for name, word in WORDS.items())
+Policy = Annotated[str, typer.Argument(help=f"One of: {', '.join(WORDS)}.")]
+
+
+@app.command("list")
+def list_namespaces(tenant: Annotated[str, typer.Argument(help="Tenant.")] = "public", admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Namespaces of a tenant."""
+    print_lines(AdminClient(admin_url).get(f"/admin/v2/namespaces/{quoted(tenant)}"))
+
+
+@app.command()
+def show(namespace: Namespace, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """All policies of a namespace, as the API says them."""
+    print_json(AdminClient(admin_url).get(namespace_path(namespace)))
+
+
+@app.command()
+def create(namespace: Namespace, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Make a namespace."""
+    AdminClient(admin_url).put(namespace_path(namespace))
+    done(f"namespace {namespace} created")
+
+
+@app.command()
+def delete(
+    namespace: Namespace,
+    force: Annotated[bool, typer.Option("--force", help="With everything in it.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Delete a namespace."""
+    AdminClient(admin_url).delete(namespace_path(namespace), force=force)
+    done(f"namespace {namespace} deleted")
+
+
+@app.command("set", help=f"Set a policy; it is in force within a second. Values: {_FORMS}.")
+def set_(
+    namespace: Namespace,
+    policy: Policy,
+    value: Annotated[str, typer.Argument(help="Its value.")],
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    set_policy(AdminClient(admin_url), namespace_path(namespace), policy, value, of_topic=False)
+    done(f"{policy} of {namespace} is {value}")
+
+
+@app.command()
+def unset(namespace: Namespace, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Back to the broker's default."""
+    unset_policy(AdminClient(admin_url), namespace_path(namespace), policy, of_topic=False)
+    done(f"{policy} of {namespace} is not set")

@@ -1,0 +1,157 @@
+"""Policies by the words of the command line: how a value is read, and which call sets it.
+
+    ttl 15m ──► POST …/messageTTL 900         retention 7d,100GB ──► POST …/retention {"retentionTimeInMinutes": …}
+The same words serve namespaces and topics; where the API's path differs between the two, `topic_path` has the topic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cepheid_cli.admin.units import BadValueError, duration_s, size_bytes, switch
+from cepheid_cli.admin_client import AdminClient
+
+_MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWord:
+    path: str
+    form: str
+    read: Callable[[str], Any]
+    topic_path: str = ""
+    in_query: str = ""
+    """At topic level the value travels in this query parameter, not in the body."""
+    query: Mapping[str, str] | None = None
+    show_path: str = ""
+
+    namespace_method: str = "POST"
+
+    def method(self, *, of_topic: bool) -> str:
+        return "POST" if of_topic else self.namespace_method
+
+    def path_for(self, *, of_topic: bool) -> str:
+        return (self.topic_path or self.path) if of_topic else self.path
+
+
+def _retention(text: str) -> dict[str, int]:
+    time_text, comma, size_text = text.partition(",")
+    if not comma:
+        raise BadValueError(f"{text!r} is no retention; write TIME,SIZE as 7d,100GB; each may be unlimited, or both 0 (0s,0)")
+    seconds, size = duration_s(time_text), size_bytes(size_text)
+    minutes = -1 if seconds < 0 else -(-seconds // 60)
+    megabytes = -1 if size < 0 else -(-size // _MB)
+    return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
+
+
+_ACTIONS = {"hold": "producer_request_hold", "refuse": "producer_exception", "evict": "consumer_backlog_eviction"}
+
+
+def _quota(limit: str, text: str) -> dict[str, Any]:
+    value, colon, action = text.partition(":")
+    if not colon or action not in _ACTIONS:
+        raise BadValueError(f"{text!r} is no quota; write LIMIT:ACTION, where ACTION is one of {', '.join(_ACTIONS)}")
+    size, seconds = (size_bytes(value), -1) if limit == "size" else (-1, duration_s(value))
+    return {"limitSize": size, "limitTime": seconds, "policy": _ACTIONS[action]}
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise BadValueError(f"{text!r} is no number; write 0 (no limit) or more")
+    return int(text)
+
+
+def _persistence(text: str) -> dict[str, Any]:
+    sizes = text.split("/")
+    if len(sizes) != 3 or not all(size.isdecimal() for size in sizes):
+        raise BadValueError(f"{text!r} is no ensemble; write ENSEMBLE/WRITE_QUORUM/ACK_QUORUM as 3/3/2")
+    ensemble, write, ack = map(int, sizes)
+    return {
+        "bookkeeperEnsemble": ensemble,
+        "bookkeeperWriteQuorum": write,
+        "bookkeeperAckQuorum": ack,
+        "managedLedgerMaxMarkDeleteRate": 0.0,
+    }
+
+
+_INACTIVE = {"no-subscriptions": "delete_when_no_subscriptions", "caught-up": "delete_when_subscriptions_caught_up"}
+
+
+def _inactive(text: str) -> dict[str, Any]:
+    after, colon, when = text.partition(":")
+    if not colon or when not in _INACTIVE:
+        raise BadValueError(f"{text!r} is no rule; write TIME:WHEN, where WHEN is one of {', '.join(_INACTIVE)}")
+    return {
+        "inactiveTopicDeleteMode": _INACTIVE[when],
+        "maxInactiveDurationSeconds": duration_s(after),
+        "deleteWhileInactive": True,
+    }
+
+
+def _compatibility(text: str) -> str:
+    return text.upper().replace("-", "_")
+
+
+WORDS: Mapping[str, PolicyWord] = {
+    "retention": PolicyWord("retention", "TIME,SIZE: 7d,100GB", _retention),
+    "ttl": PolicyWord("messageTTL", "TIME: 15m", duration_s, in_query="messageTTL"),
+    "size-quota": PolicyWord(
+        "backlogQuota",
+        "SIZE:hold|refuse|evict",
+        lambda text: _quota("size", text),
+        query={"backlogQuotaType": "destination_storage"},
+        show_path="backlogQuotaMap",
+    ),
+    "age-quota": PolicyWord(
+        "backlogQuota",
+        "TIME:hold|refuse|evict",
+        lambda text: _quota("age", text),
+        query={"backlogQuotaType": "message_age"},
+        show_path="backlogQuotaMap",
+    ),
+    "dedup": PolicyWord("deduplication", "on|off", switch, topic_path="deduplicationEnabled"),
+    "persistence": PolicyWord("persistence", "E/Qw/Qa: 3/3/2", _persistence),
+    "inactive": PolicyWord("inactiveTopicPolicies", "TIME:no-subscriptions|caught-up", _inactive),
+    "max-unacked-per-consumer": PolicyWord(
+        "maxUnackedMessagesPerConsumer", "NUMBER", _whole, topic_path="maxUnackedMessagesOnConsumer"
+    ),
+    "max-unacked-per-subscription": PolicyWord(
+        "maxUnackedMessagesPerSubscription", "NUMBER", _whole, topic_path="maxUnackedMessagesOnSubscription"
+    ),
+    "schema-compatibility": PolicyWord("schemaCompatibilityStrategy", "full|backward|…", _compatibility, namespace_method="PUT"),
+}
+
+
+def word(name: str) -> PolicyWord:
+    """Raises BadValueError with the known words."""
+    if (found := WORDS.get(name)) is None:
+        raise BadValueError(f"{name!r} is no policy; there are {', '.join(WORDS)}")
+    return found
+
+
+def set_policy(admin: AdminClient, base_path: str, name: str, value: str, *, of_topic: bool) -> None:
+    policy = word(name)
+    path, query, body = f"{base_path}/{policy.path_for(of_topic=of_topic)}", dict(policy.query or {}), policy.read(value)
+    if of_topic and policy.in_query:
+        query, body = {**query, policy.in_query: body}, None
+    admin.call(policy.method(of_topic=of_topic), path, query, body)
+
+
+def unset_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: bool) -> None:
+    policy = word(name)
+    admin.call("DELETE", f"{base_path}/{policy.path_for(of_topic=of_topic)}", policy.query or {})
+
+
+def shown_policies(admin: AdminClient, base_path: str, *, of_topic: bool) -> dict[str, Any]:
+    """What is set, as the API says it. Of a topic: what is in force there."""
+    found: dict[str, Any] = {}
+    query = {"applied": True} if of_topic else {}
+    for name, policy in WORDS.items():
+        value = admin.call("GET", f"{base_path}/{policy.show_path or policy.path_for(of_topic=of_topic)}", query)
+        if policy.query is not None and isinstance(value, dict):
+            value = value.get(policy.query["backlogQuotaType"])
+        if value is not None:
+            found[name] = value
+    return found

@@ -1,0 +1,177 @@
+"""`cepheid subscriptions`: where each stands, moving it, and why it is not delivering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from cepheid_cli.admin.common import (
+    DEFAULT_URL,
+    AdminClient,
+    AdminUrl,
+    Json,
+    Subscription,
+    Topic,
+    done,
+    print_json,
+    print_lines,
+    sub_app,
+)
+from cepheid_cli.admin.units import BadValueError, duration_s, pairs, position, shown_duration, time_ms
+from cepheid_cli.admin_client import subscription_path, topic_path
+from cepheid_wire import TopicName
+
+app = sub_app("subscriptions", "Subscriptions: where they stand, moving them, and why they do not deliver.")
+
+
+@app.command("list")
+def list_subscriptions(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Names of the subscriptions of a topic."""
+    print_lines(sorted(AdminClient(admin_url).get(f"{topic_path(topic)}/subscriptions")))
+
+
+@app.command()
+def create(
+    topic: Topic,
+    name: Subscription,
+    at: Annotated[str, typer.Option(help="LEDGER:ENTRY, earliest or latest.")] = "latest",
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Make a subscription at a position."""
+    AdminClient(admin_url).put(subscription_path(topic, name), position(at))
+    done(f"subscription {name} of {topic} created at {at}")
+
+
+@app.command()
+def delete(
+    topic: Topic,
+    name: Subscription,
+    force: Annotated[bool, typer.Option("--force", help="Also while consumers use it.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Delete a subscription: what only it has not acknowledged may be trimmed."""
+    AdminClient(admin_url).delete(subscription_path(topic, name), force=force)
+    done(f"subscription {name} of {topic} deleted")
+
+
+@app.command()
+def skip(
+    topic: Topic,
+    name: Subscription,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="So many entries.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole backlog.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Count entries at the front of the backlog as acknowledged."""
+    if everything == (count is not None):
+        raise BadValueError("say how much to skip: either --count N or --all")
+    admin, path = AdminClient(admin_url), subscription_path(topic, name)
+    admin.post(f"{path}/skip_all" if everything else f"{path}/skip/{count}")
+    done(f"skipped {'everything' if everything else f'{count} entries'}")
+
+
+@app.command()
+def expire(
+    topic: Topic,
+    name: Annotated[str | None, typer.Argument(help="Subscription; none: all of the topic.")] = None,
+    older_than: Annotated[str, typer.Option(help="Age, as 2h.")] = "",
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Count everything published longer ago as acknowledged."""
+    if not older_than:
+        raise BadValueError("say what is too old: --older-than 2h")
+    seconds = duration_s(older_than)
+    path = f"{topic_path(topic)}/all_subscription" if name is None else subscription_path(topic, name)
+    AdminClient(admin_url).post(f"{path}/expireMessages/{seconds}")
+    done(f"expired what is older than {older_than}")
+
+
+@app.command()
+def reset(
+    topic: Topic,
+    name: Subscription,
+    to: Annotated[str, typer.Option(help="LEDGER:ENTRY, earliest, latest, a time (2026-05-01T12:00) or an age (-15m).")],
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Move a subscription: delivery goes on from there. Its consumers are disconnected and come back."""
+    admin, path = AdminClient(admin_url), subscription_path(topic, name)
+    if _is_position(to):
+        admin.post(f"{path}/resetcursor", position(to))
+    else:
+        admin.post(f"{path}/resetcursor/{time_ms(to)}")
+    done(f"subscription {name} of {topic} goes on from {to}")
+
+
+@app.command()
+def peek(
+    topic: Topic,
+    name: Subscription,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="The how manieth entry of the backlog.")] = 1,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Print an entry of the backlog without consuming it."""
+    path = f"{subscription_path(topic, name)}/position/{number}"
+    payload, headers = AdminClient(admin_url).call_raw("GET", path, {})
+    for header, value in sorted(headers.items()):
+        if header.startswith("x-pulsar-"):
+            print(f"{header.removeprefix('x-pulsar-')}: {value}")
+    print()
+    print((payload or b"").decode(errors="backslashreplace"))
+
+
+@app.command()
+def backlog(topic: Topic, name: Subscription, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Read the backlog through and count it."""
+    print_json(AdminClient(admin_url).post(f"{subscription_path(topic, name)}/analyzeBacklog"))
+
+
+@app.command()
+def properties(
+    topic: Topic,
+    name: Subscription,
+    values: Annotated[list[str] | None, typer.Argument(help="NAME=VALUE; replaces all. None: shows them.")] = None,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Show or replace a subscription's properties."""
+    admin, path = AdminClient(admin_url), f"{subscription_path(topic, name)}/properties"
+    if values is None:
+        print_json(admin.get(path))
+    else:
+        admin.put(path, pairs(values))
+        done(f"properties of {name} replaced")
+
+
+@app.command()
+def why(topic: Topic, name: Subscription, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Why a subscription is not delivering: from the dispatcher's own state, with what ends it."""
+    own_path = topic_path(topic).replace("/admin/v2/", "/cepheid/v1/topics/", 1)
+    path = own_path + subscription_path(topic, name).removeprefix(topic_path(topic)) + "/why"
+    found = AdminClient(admin_url).get(path)
+    if as_json:
+        print_json(found)
+    else:
+        print_lines(why_lines(str(TopicName.parse(topic)), name, found))
+
+
+def why_lines(topic: str, name: str, found: Mapping[str, Any]) -> list[str]:
+    kind, consumers = found.get("type") or "no type yet", len(found["consumers"])
+    lines = [f"{name} of {topic}: {kind}, {consumers} consumers, backlog {found['backlog_entries']} entries"]
+    if found["delivering"]:
+        return [*lines, "It is delivering."]
+    for reason in found["reasons"]:
+        lines.append(f"- {reason['reason']}")
+        facts = [("consumer", reason.get("consumer")), ("key", reason.get("key")), ("message", reason.get("message_id"))]
+        lines += [f"    {label}: {value}" for label, value in facts if value not in (None, "")]
+        if reason.get("since_s") is not None:
+            lines.append(f"    since:  {shown_duration(reason['since_s'])}")
+        if reason.get("details"):
+            lines.append(f"    {reason['details']}")
+        lines.append(f"    ends when {reason['until']}")
+    return lines
+
+
+def _is_position(text: str) -> bool:
+    first, colon, second = text.partition(":")
+    return text in ("earliest", "latest") or bool(colon and first.isdecimal() and second.lstrip("-").isdecimal())

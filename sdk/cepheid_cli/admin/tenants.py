@@ -1,0 +1,43 @@
+"""`cepheid tenants`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, done, print_json, print_lines, sub_app
+from cepheid_cli.admin_client import quoted
+
+app = sub_app("tenants", "Tenants: the first part of a topic's name.")
+
+Tenant = Annotated[str, typer.Argument(help="Tenant.")]
+Clusters = Annotated[list[str] | None, typer.Option("--cluster", help="Allowed cluster; repeat it. Default: all known ones")]
+
+
+@app.command("list")
+def list_tenants(admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Names of all tenants."""
+    print_lines(AdminClient(admin_url).get("/admin/v2/tenants"))
+
+
+@app.command()
+def show(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """What a tenant may do, and where."""
+    print_json(AdminClient(admin_url).get(f"/admin/v2/tenants/{quoted(tenant)}"))
+
+
+@app.command()
+def create(tenant: Tenant, clusters: Clusters = None, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Make a tenant."""
+    admin = AdminClient(admin_url)
+    allowed = clusters or admin.get("/admin/v2/clusters")
+    admin.put(f"/admin/v2/tenants/{quoted(tenant)}", {"adminRoles": [], "allowedClusters": allowed})
+    done(f"tenant {tenant} created")
+
+
+@app.command()
+def delete(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Delete a tenant that has no namespaces."""
+    AdminClient(admin_url).delete(f"/admin/v2/tenants/{quoted(tenant)}")
+    done(f"tenant {tenant} deleted")

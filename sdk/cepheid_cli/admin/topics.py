@@ -1,0 +1,180 @@
+"""`cepheid topics`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from cepheid_cli.admin.common import (
+    DEFAULT_URL,
+    AdminClient,
+    AdminUrl,
+    Json,
+    Topic,
+    done,
+    print_json,
+    print_lines,
+    print_table,
+    sub_app,
+)
+from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, unset_policy
+from cepheid_cli.admin.units import shown_bytes
+from cepheid_cli.admin_client import AdminError, quoted, topic_path
+from cepheid_wire import NamespaceName
+
+app = sub_app("topics", "Topics: make, look at, change, delete.")
+
+_FORMS = "; ".join(f"{name} {word.form}" for name, word in WORDS.items())
+Policy = Annotated[str, typer.Argument(help=f"One of: {', '.join(WORDS)}.")]
+
+
+@app.command("list")
+def list_topics(
+    namespace: Annotated[str, typer.Argument(help="Namespace.")] = "public/default", admin_url: AdminUrl = DEFAULT_URL
+) -> None:
+    """Topics of a namespace; of a partitioned one each partition."""
+    name = NamespaceName.parse(namespace)
+    path = f"/admin/v2/namespaces/{quoted(name.tenant)}/{quoted(name.local_name)}/topics"
+    print_lines(sorted(AdminClient(admin_url).get(path, mode="ALL")))
+
+
+@app.command()
+def create(
+    topic: Topic,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=0, help="0: not partitioned.")] = 0,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Make a topic."""
+    admin, path = AdminClient(admin_url), topic_path(topic)
+    if partitions:
+        admin.put(f"{path}/partitions", partitions)
+    else:
+        admin.put(path)
+    done(f"topic {topic} created" + (f" with {partitions} partitions" if partitions else ""))
+
+
+@app.command()
+def grow(
+    topic: Topic,
+    partitions: Annotated[int, typer.Argument(min=1, help="How many it shall have.")],
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Give a partitioned topic more partitions; keys move, connected clients follow."""
+    AdminClient(admin_url).post(f"{topic_path(topic)}/partitions", partitions)
+    done(f"topic {topic} has {partitions} partitions")
+
+
+@app.command()
+def delete(
+    topic: Topic,
+    force: Annotated[bool, typer.Option("--force", help="Also while clients use it; they are disconnected.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Delete a topic with everything in it."""
+    admin, path = AdminClient(admin_url), topic_path(topic)
+    admin.delete(f"{path}/partitions" if _partitions(admin, topic) else path, force=force)
+    done(f"topic {topic} deleted")
+
+
+@app.command()
+def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Rates, sizes, producers, and each subscription's backlog."""
+    admin = AdminClient(admin_url)
+    kind = "partitioned-stats" if _partitions(admin, topic) else "stats"
+    found = admin.get(f"{topic_path(topic)}/{kind}", getPreciseBacklog=True, subscriptionBacklogSize=True)
+    if as_json:
+        print_json(found)
+        return
+    print(f"in       {found['msgRateIn']:.1f} messages/s, {shown_bytes(found['msgThroughputIn'])}/s", end="")
+    print(f"  ({len(found['publishers'])} producers)")
+    print(f"out      {found['msgRateOut']:.1f} messages/s, {shown_bytes(found['msgThroughputOut'])}/s")
+    print(f"stored   {shown_bytes(found['storageSize'])}")
+    rows = [_subscription_row(name, each) for name, each in sorted(found["subscriptions"].items())]
+    if rows:
+        print()
+        print_table(("subscription", "type", "consumers", "backlog", "unacked", "out/s"), rows)
+
+
+def _subscription_row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        name,
+        str(each.get("type") or "-"),
+        str(len(each["consumers"])),
+        str(each["msgBacklog"]),
+        str(each["unackedMessages"]),
+        f"{each['msgRateOut']:.1f}",
+    )
+
+
+@app.command("internal-stats")
+def internal_stats(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Ledgers and cursors, as the API says them."""
+    admin = AdminClient(admin_url)
+    kind = "partitioned-internalStats" if _partitions(admin, topic) else "internalStats"
+    print_json(admin.get(f"{topic_path(topic)}/{kind}"))
+
+
+@app.command()
+def unload(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Close a topic in good order; clients open it again."""
+    AdminClient(admin_url).put(f"{topic_path(topic)}/unload")
+    done(f"topic {topic} unloaded")
+
+
+@app.command()
+def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """End a topic: nothing more can be published, ever. Prints the id of its last message."""
+    admin, path = AdminClient(admin_url), topic_path(topic)
+    if _partitions(admin, topic):
+        last = admin.post(f"{path}/terminate/partitions")
+        print_lines(f"{index}  {_id(message_id)}" for index, message_id in sorted(last.items(), key=lambda item: int(item[0])))
+    else:
+        print(_id(admin.post(f"{path}/terminate")))
+
+
+@app.command("last-id")
+def last_id(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Where the last message is."""
+    print(_id(AdminClient(admin_url).get(f"{topic_path(topic)}/lastMessageId")))
+
+
+@app.command()
+def trim(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Delete now what retention no longer keeps."""
+    AdminClient(admin_url).post(f"{topic_path(topic)}/trim")
+    done(f"topic {topic} trimmed")
+
+
+@app.command()
+def policies(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """What is in force: of the topic itself, its namespace, or the broker."""
+    print_json(shown_policies(AdminClient(admin_url), topic_path(topic), of_topic=True))
+
+
+@app.command("set", help=f"Set a policy of this topic; it is in force within a second. Values: {_FORMS}.")
+def set_(
+    topic: Topic, policy: Policy, value: Annotated[str, typer.Argument(help="Its value.")], admin_url: AdminUrl = DEFAULT_URL
+) -> None:
+    set_policy(AdminClient(admin_url), topic_path(topic), policy, value, of_topic=True)
+    done(f"{policy} of {topic} is {value}")
+
+
+@app.command()
+def unset(topic: Topic, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Back to the namespace's policy."""
+    unset_policy(AdminClient(admin_url), topic_path(topic), policy, of_topic=True)
+    done(f"{policy} of {topic} is not set")
+
+
+def _partitions(admin: AdminClient, topic: str) -> int:
+    try:
+        return int(admin.get(f"{topic_path(topic)}/partitions", checkAllowAutoCreation=False)["partitions"])
+    except AdminError as error:
+        if error.status == 404:
+            raise AdminError(f"topic {topic} does not exist", status=404) from None
+        raise
+
+
+def _id(message_id: dict[str, int]) -> str:
+    return f"{message_id['ledgerId']}:{message_id['entryId']}"

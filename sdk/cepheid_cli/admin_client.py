@@ -1,0 +1,128 @@
+"""The admin REST API for command lines: one blocking call per request, on the standard library alone.
+
+A status of 300 and more becomes an `AdminError` that names call, status and the server's reason; no answer becomes an
+`AdminUnreachableError` that names the address.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from cepheid_ports import CepheidError
+from cepheid_wire import NamespaceName, TopicName
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+class AdminError(CepheidError):
+    """The server refused. `status` is the HTTP status."""
+
+    hint = "read the reason; docs/admin.md lists what is served"
+
+    def __init__(self, message: str, *, status: int, **facts: Any) -> None:
+        super().__init__(message, status=status, **facts)
+        self.status = status
+
+
+class AdminUnreachableError(CepheidError):
+    """Nobody answers there, or it is no admin API."""
+
+    retriable = True
+    hint = "start a server, or name its admin address with --admin-url"
+
+
+class AdminClient:
+    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 60.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise AdminUnreachableError(f"{url!r} is no admin address; it looks like {DEFAULT_URL}", url=url)
+        self.url = url
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<AdminClient {self.url}>"
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self.call("GET", path, query)
+
+    def put(self, path: str, body: Any = None, **query: Any) -> Any:
+        return self.call("PUT", path, query, body)
+
+    def post(self, path: str, body: Any = None, **query: Any) -> Any:
+        return self.call("POST", path, query, body)
+
+    def delete(self, path: str, **query: Any) -> Any:
+        return self.call("DELETE", path, query)
+
+    def call(self, method: str, path: str, query: Mapping[str, Any], body: Any = None) -> Any:
+        """The decoded JSON of the answer; None when there is none, bytes when it is something else."""
+        return self.call_raw(method, path, query, body)[0]
+
+    def call_raw(self, method: str, path: str, query: Mapping[str, Any], body: Any = None) -> tuple[Any, Mapping[str, str]]:
+        """The same with the answer's headers (names in lower case)."""
+        given = {name: _query_value(value) for name, value in query.items() if value is not None}
+        target = f"{path}?{urlencode(given)}" if given else path
+        headers = {"Accept": "application/json"}
+        data = None
+        if body is not None:
+            data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+        try:
+            self._connection.request(method, target, body=data, headers=headers)
+            response = self._connection.getresponse()
+            content = response.read()
+        except (OSError, HTTPException) as error:
+            raise AdminUnreachableError(f"no admin API answers at {self.url}: {error}", url=self.url) from None
+        finally:
+            self._connection.close()  # nobody has to: a command makes a call or two
+        answered = {name.lower(): value for name, value in response.getheaders()}
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+            reason = _reason(content) or HTTPStatus(response.status).phrase
+            raise AdminError(f"{reason} ({method} {target}: {response.status})", status=response.status)
+        return _decoded(content, answered.get("content-type", "")), answered
+
+
+def topic_path(topic: str) -> str:
+    """`/admin/v2/DOMAIN/TENANT/NAMESPACE/TOPIC` of a short or full name."""
+    name = TopicName.parse(topic)
+    namespace = name.namespace
+    return f"/admin/v2/{name.domain}/{quoted(namespace.tenant)}/{quoted(namespace.local_name)}/{quoted(name.local_name)}"
+
+
+def namespace_path(namespace: str) -> str:
+    name = NamespaceName.parse(namespace)
+    return f"/admin/v2/namespaces/{quoted(name.tenant)}/{quoted(name.local_name)}"
+
+
+def subscription_path(topic: str, subscription: str) -> str:
+    return f"{topic_path(topic)}/subscription/{quoted(quoted(subscription))}"  # decoded twice (docs/admin.md, rule 2)
+
+
+def quoted(name: str) -> str:
+    """One segment of a path, whatever it contains."""
+    return quote(name, safe="")
+
+
+def _query_value(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _decoded(content: bytes, content_type: str) -> Any:
+    if not content:
+        return None
+    if "json" in content_type:
+        return json.loads(content)
+    return content
+
+
+def _reason(content: bytes) -> str:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return content.decode(errors="replace").strip()
+    return str(found.get("reason", "")) if isinstance(found, dict) else str(found)
