@@ -5,15 +5,12 @@
 
 from cepheid_metadata import keys
 from cepheid_metadata.cluster_records import (
-    AutoTopicCreation,
     BookieCookie,
     BookieRegistration,
     BrokerRegistration,
     ClusterIdentity,
     ClusterRecord,
     NamespaceRecord,
-    PersistencePolicy,
-    RetentionPolicy,
     TenantRecord,
 )
 from cepheid_metadata.errors import (
@@ -50,7 +47,17 @@ from cepheid_metadata.listing import (
 )
 from cepheid_metadata.memory_store import MemoryStore, MemoryTree
 from cepheid_metadata.names import Position
-from cepheid_metadata.record import Record, RecordPart
+from cepheid_metadata.policy_records import (
+    TOPIC_POLICIES,
+    AutoTopicCreation,
+    DelayedDeliveryPolicy,
+    InactiveTopicsPolicy,
+    PersistencePolicy,
+    QuotaPolicy,
+    RetentionPolicy,
+    TopicPolicyFields,
+)
+from cepheid_metadata.record import GrownRecord, Record, RecordPart
 from cepheid_metadata.repositories import (
     Found,
     Records,
@@ -84,6 +91,7 @@ from cepheid_metadata.watch import Watch
 
 __all__ = [
     "MAX_REQUEST_BYTES",
+    "TOPIC_POLICIES",
     "AutoTopicCreation",
     "BadVersionError",
     "BookieCookie",
@@ -97,10 +105,13 @@ __all__ = [
     "CorruptRecordError",
     "Create",
     "CursorRecord",
+    "DelayedDeliveryPolicy",
     "Delete",
     "EphemeralParentError",
     "Found",
     "Fragment",
+    "GrownRecord",
+    "InactiveTopicsPolicy",
     "InvalidKeyError",
     "InvalidNameError",
     "KeyExistsError",
@@ -122,6 +133,7 @@ __all__ = [
     "PersistencePolicy",
     "Position",
     "Put",
+    "QuotaPolicy",
     "Record",
     "RecordPart",
     "Records",
@@ -134,6 +146,7 @@ __all__ = [
     "StoreOpenError",
     "StoreUnavailableError",
     "TenantRecord",
+    "TopicPolicyFields",
     "TopicRecord",
     "ValueTooLargeError",
     "Versioned",

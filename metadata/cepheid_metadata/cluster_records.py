@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from cepheid_metadata.record import Record, RecordPart
+from cepheid_metadata.policy_records import TOPIC_POLICIES, AutoTopicCreation, TopicPolicyFields
+from cepheid_metadata.record import GrownRecord, Record
 
 
 class ClusterIdentity(Record):
@@ -37,53 +39,25 @@ class TenantRecord(Record):
     allowed_clusters: tuple[str, ...] = ()
 
 
-class RetentionPolicy(RecordPart):
-    """What is kept of data that every subscription has acknowledged: within the time *and* the size. -1: no limit."""
-
-    time_limit_min: int = Field(ge=-1)
-    size_limit_mb: int = Field(ge=-1)
-
-
-class PersistencePolicy(RecordPart):
-    ensemble_size: PositiveInt
-    write_quorum: PositiveInt
-    ack_quorum: PositiveInt
-    max_mark_delete_rate_per_s: float = Field(0.0, ge=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
-            sizes = f"E {self.ensemble_size}, Qw {self.write_quorum}, Qa {self.ack_quorum}"
-            raise ValueError(f"{sizes}: E >= Qw >= Qa does not hold")
-        return self
-
-
-class AutoTopicCreation(RecordPart):
-    """A namespace's own answer to "may a client create a topic by using it?"."""
-
-    allowed: bool
-    topic_type: Literal["partitioned", "non-partitioned"] = "non-partitioned"
-    partitions: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.allowed and (self.topic_type == "partitioned") != (self.partitions is not None):
-            raise ValueError("partitions are given exactly when created topics are partitioned")
-        return self
-
-
-class NamespaceRecord(Record):
+class NamespaceRecord(TopicPolicyFields, GrownRecord):
     """Policies; None: the broker's default holds."""
 
     NAME: ClassVar[str] = "namespace"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {
+        name: 2
+        for name in (*TOPIC_POLICIES, "schema_auto_update", "encryption_required", "max_topics")
+        if name not in ("retention", "persistence")
+    }
 
     bundles: PositiveInt = 4
     replication_clusters: tuple[str, ...] = ()
-    retention: RetentionPolicy | None = None
-    persistence: PersistencePolicy | None = None
     auto_topic_creation: AutoTopicCreation | None = None
     properties: dict[str, str] = Field(default_factory=dict)
     deleted: bool = Field(False, description="Being deleted: creates in it are refused.")
+    schema_auto_update: bool | None = None
+    encryption_required: bool | None = None
+    max_topics: NonNegativeInt | None = None
 
 
 class BookieCookie(Record):

@@ -7,14 +7,17 @@ Rules:
    an operator moves the cluster on.
 2. Within one format the fields are fixed: an unknown field is damage, not an extension. Adding one means a new format.
 3. Garbage raises CorruptRecordError that names the key; it never reads as "no record".
+4. A record that grew (`GrownRecord`) is written in the oldest format that can say what it says: what older releases can know they
+   can read, and only the operator who sets something new makes a record that they refuse.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
 
 from cepheid_metadata.errors import CorruptRecordError, NewerFormatError
 
@@ -60,6 +63,32 @@ class Record(RecordPart):
         if found > cls.FORMAT:
             message = f"{key} holds a {cls.NAME} record of format {found}; this release knows formats up to {cls.FORMAT}"
             raise NewerFormatError(message, key=key, record=cls.NAME, format=found, known_format=cls.FORMAT)
+
+
+class GrownRecord(Record):
+    """A record whose later formats have more fields, each None until it is set (rule 4)."""
+
+    ADDED: ClassVar[Mapping[str, int]] = {}
+    """The fields that format 1 does not have, with the format that brought them."""
+
+    @model_validator(mode="after")
+    def _fit_format(self) -> Self:
+        given = self.model_fields_set
+        if "format" not in given:
+            oldest = max((since for name, since in self.ADDED.items() if getattr(self, name) is not None), default=1)
+            self.__dict__["format"] = oldest  # the one write to a frozen model, before anybody has it
+        elif early := [name for name, since in self.ADDED.items() if since > self.format and name in given]:
+            raise ValueError(f"format {self.format} has no field {early[0]}")
+        return self
+
+    def replace(self, **changes: Any) -> Self:
+        fields = dict(self)
+        del fields["format"]  # found anew: it depends on what is set
+        return type(self).model_validate({**fields, **changes})
+
+    def encode(self) -> bytes:
+        later = {name for name, since in self.ADDED.items() if since > self.format}
+        return self.__pydantic_serializer__.to_json(self, exclude=later)
 
 
 def _format_of(value: bytes) -> int:

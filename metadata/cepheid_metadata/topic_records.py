@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cepheid_metadata.names import Position
-from cepheid_metadata.record import Record, RecordPart
+from cepheid_metadata.policy_records import TOPIC_POLICIES, TopicPolicyFields
+from cepheid_metadata.record import GrownRecord, Record, RecordPart
 
 
-class TopicRecord(Record):
-    """A topic that was created, by a client or an administrator."""
+class TopicRecord(TopicPolicyFields, GrownRecord):
+    """A topic that was created, by a client or an administrator, with its own policies; None: the namespace's hold."""
 
     NAME: ClassVar[str] = "topic"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = dict.fromkeys((*TOPIC_POLICIES, "max_message_bytes"), 2)
 
     partitions: NonNegativeInt = Field(0, description="0: not partitioned.")
     properties: dict[str, str] = Field(default_factory=dict)
     created_at_ms: NonNegativeInt
+    max_message_bytes: PositiveInt | None = None
 
 
 class ChainLedger(RecordPart):

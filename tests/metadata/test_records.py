@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cepheid_metadata import (
+    TOPIC_POLICIES,
     AutoTopicCreation,
     BadVersionError,
     BookieCookie,
@@ -22,7 +23,9 @@ from cepheid_metadata import (
     ClusterRecord,
     CorruptRecordError,
     CursorRecord,
+    DelayedDeliveryPolicy,
     Fragment,
+    InactiveTopicsPolicy,
     KeyExistsError,
     LedgerIdCounter,
     LedgerMetadata,
@@ -33,6 +36,7 @@ from cepheid_metadata import (
     NewerFormatError,
     PersistencePolicy,
     Position,
+    QuotaPolicy,
     Record,
     RetentionPolicy,
     TenantRecord,
@@ -74,6 +78,27 @@ CURSOR = CursorRecord(
     properties={"seq": -1},
     created_at_ms=1,
 )
+EVERY_POLICY: dict[str, Any] = {
+    "retention": RetentionPolicy(time_limit_min=10, size_limit_mb=-1),
+    "persistence": PersistencePolicy(ensemble_size=2, write_quorum=2, ack_quorum=1),
+    "message_ttl_s": 60,
+    "size_quota": QuotaPolicy(limit=1 << 30, action="producer_exception"),
+    "age_quota": QuotaPolicy(limit=-1, action="consumer_backlog_eviction"),
+    "deduplication": True,
+    "dedup_snapshot_s": 30,
+    "max_unacked_per_consumer": 0,
+    "max_unacked_per_subscription": 7,
+    "max_producers": 1,
+    "max_consumers": 2,
+    "max_consumers_per_subscription": 3,
+    "max_subscriptions": 4,
+    "subscription_types": ("Key_Shared",),
+    "auto_subscription_creation": False,
+    "delayed_delivery": DelayedDeliveryPolicy(active=True),
+    "schema_compatibility": "FORWARD",
+    "schema_validation_enforced": True,
+    "inactive_topics": InactiveTopicsPolicy(active=True, when="delete_when_no_subscriptions", after_s=60),
+}
 RECORDS: list[Record] = [
     LEDGER,
     LEDGER.replace(state=LedgerState.CLOSED, last_entry_id=9, length_bytes=1_000),
@@ -89,6 +114,8 @@ RECORDS: list[Record] = [
         persistence=PersistencePolicy(ensemble_size=3, write_quorum=3, ack_quorum=2),
         auto_topic_creation=AutoTopicCreation(allowed=True, topic_type="partitioned", partitions=3),
     ),
+    NamespaceRecord(**EVERY_POLICY, schema_auto_update=False, encryption_required=True, max_topics=9),
+    TopicRecord(**EVERY_POLICY, max_message_bytes=1000, created_at_ms=1),
     ClusterRecord(service_url="http://localhost:8080"),
     ClusterIdentity(cluster_id="id", name="standalone", created_at_ms=1),
     BookieCookie(layout_version=1, bookie_id="b", incarnation="i", cluster_id="c", directories={"journal": ("/j",)}),
@@ -101,17 +128,60 @@ RECORDS: list[Record] = [
 def test_a_record_comes_back(record: Record) -> None:
     value = record.encode()
     assert type(record).decode(value, "/k") == record
-    assert json.loads(value)["format"] == 1
+    assert json.loads(value)["format"] == record.format <= record.FORMAT
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.NAME)
 def test_a_newer_format_is_refused_by_name(record: Record) -> None:
-    same_fields = {**json.loads(record.encode()), "format": 2}
-    for fields in (same_fields, {"format": 2, "shape": "unheard of"}):
+    newer = record.FORMAT + 1
+    same_fields = {**json.loads(record.encode()), "format": newer}
+    for fields in (same_fields, {"format": newer, "shape": "unheard of"}):
         with pytest.raises(
-            NewerFormatError, match=f"/k holds a {record.NAME} record of format 2; this release knows formats up to 1"
+            NewerFormatError,
+            match=f"/k holds a {record.NAME} record of format {newer}; this release knows formats up to {record.FORMAT}",
         ):
             type(record).decode(json.dumps(fields).encode(), "/k")
+
+
+FORMAT_1: list[tuple[Record, bytes]] = [
+    (
+        NamespaceRecord(
+            replication_clusters=("standalone",),
+            retention=RetentionPolicy(time_limit_min=-1, size_limit_mb=10),
+            persistence=PersistencePolicy(ensemble_size=3, write_quorum=3, ack_quorum=2),
+            auto_topic_creation=AutoTopicCreation(allowed=True, topic_type="partitioned", partitions=3),
+            properties={"k": "v"},
+        ),
+        b'{"format":1,"bundles":4,"replication_clusters":["standalone"],"retention":{"time_limit_min":-1,"size_limit_mb":10},'
+        b'"persistence":{"ensemble_size":3,"write_quorum":3,"ack_quorum":2,"max_mark_delete_rate_per_s":0.0},'
+        b'"auto_topic_creation":{"allowed":true,"topic_type":"partitioned","partitions":3},"properties":{"k":"v"},"deleted":false}',
+    ),
+    (
+        TopicRecord(partitions=4, properties={"k": "v"}, created_at_ms=17),
+        b'{"format":1,"partitions":4,"properties":{"k":"v"},"created_at_ms":17}',
+    ),
+]
+"""What the release before topic policies wrote: golden, never to be edited."""
+
+
+@pytest.mark.parametrize(("record", "value"), FORMAT_1, ids=["namespace", "topic"])
+def test_records_of_the_first_format_are_read_and_written_as_long_as_they_can_say_it(record: Record, value: bytes) -> None:
+    assert type(record).decode(value, "/k") == record
+    assert json.loads(record.encode()) == json.loads(value)
+    changed = type(record).decode(value, "/k").replace(message_ttl_s=60)
+    assert json.loads(changed.encode())["format"] == 2
+    assert type(record).decode(changed.encode(), "/k") == changed
+    assert json.loads(changed.replace(message_ttl_s=None).encode()) == json.loads(value)
+
+
+def test_the_first_format_has_no_fields_of_the_second() -> None:
+    for field in (b'"message_ttl_s":60', b'"message_ttl_s":null'):
+        with pytest.raises(CorruptRecordError, match="format 1 has no field message_ttl_s"):
+            TopicRecord.decode(b'{"format":1,"created_at_ms":17,%s}' % field, "/k")
+
+
+def test_every_policy_of_a_topic_is_in_these_tests() -> None:
+    assert tuple(EVERY_POLICY) == TOPIC_POLICIES
 
 
 @pytest.mark.parametrize(

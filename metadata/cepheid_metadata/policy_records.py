@@ -1,0 +1,108 @@
+"""Policies as records carry them: a namespace's hold for its topics, a topic's own go before them. None: not set here.
+
+Field names and units are ours; the names of the admin API are the broker's business. Names that stand for a choice (`action`,
+`when`, `schema_compatibility`, `subscription_types`) are kept as the API spells them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from cepheid_metadata.record import RecordPart
+
+SchemaCompatibilityName = Literal[
+    "ALWAYS_INCOMPATIBLE",
+    "ALWAYS_COMPATIBLE",
+    "BACKWARD",
+    "FORWARD",
+    "FULL",
+    "BACKWARD_TRANSITIVE",
+    "FORWARD_TRANSITIVE",
+    "FULL_TRANSITIVE",
+]
+SubscriptionTypeName = Literal["Exclusive", "Shared", "Failover", "Key_Shared"]
+
+
+class RetentionPolicy(RecordPart):
+    """What is kept of data that every subscription has acknowledged: within the time *and* the size. -1: no limit."""
+
+    time_limit_min: int = Field(ge=-1)
+    size_limit_mb: int = Field(ge=-1)
+
+
+class PersistencePolicy(RecordPart):
+    ensemble_size: PositiveInt
+    write_quorum: PositiveInt
+    ack_quorum: PositiveInt
+    max_mark_delete_rate_per_s: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
+            sizes = f"E {self.ensemble_size}, Qw {self.write_quorum}, Qa {self.ack_quorum}"
+            raise ValueError(f"{sizes}: E >= Qw >= Qa does not hold")
+        return self
+
+
+class AutoTopicCreation(RecordPart):
+    """A namespace's own answer to "may a client create a topic by using it?"."""
+
+    allowed: bool
+    topic_type: Literal["partitioned", "non-partitioned"] = "non-partitioned"
+    partitions: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.allowed and (self.topic_type == "partitioned") != (self.partitions is not None):
+            raise ValueError("partitions are given exactly when created topics are partitioned")
+        return self
+
+
+class QuotaPolicy(RecordPart):
+    """What happens when a backlog passes `limit`: bytes, or seconds of age. -1: there is no limit."""
+
+    limit: int = Field(ge=-1)
+    action: Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
+
+
+class DelayedDeliveryPolicy(RecordPart):
+    active: bool
+    tick_ms: NonNegativeInt = Field(1000, description="How late a delivery may be. Kept for who asks; ours is not later.")
+    max_delay_ms: NonNegativeInt = Field(0, description="0: no limit.")
+
+
+class InactiveTopicsPolicy(RecordPart):
+    """Deletion of topics that nobody uses."""
+
+    active: bool
+    when: Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
+    after_s: PositiveInt
+
+
+class TopicPolicyFields(RecordPart):
+    """What a namespace and a topic can say alike. A number of 0: no limit, off."""
+
+    retention: RetentionPolicy | None = None
+    persistence: PersistencePolicy | None = None
+    message_ttl_s: NonNegativeInt | None = None
+    size_quota: QuotaPolicy | None = None
+    age_quota: QuotaPolicy | None = None
+    deduplication: bool | None = None
+    dedup_snapshot_s: PositiveInt | None = None
+    max_unacked_per_consumer: NonNegativeInt | None = None
+    max_unacked_per_subscription: NonNegativeInt | None = None
+    max_producers: NonNegativeInt | None = None
+    max_consumers: NonNegativeInt | None = None
+    max_consumers_per_subscription: NonNegativeInt | None = None
+    max_subscriptions: NonNegativeInt | None = None
+    subscription_types: tuple[SubscriptionTypeName, ...] | None = None
+    auto_subscription_creation: bool | None = None
+    delayed_delivery: DelayedDeliveryPolicy | None = None
+    schema_compatibility: SchemaCompatibilityName | None = None
+    schema_validation_enforced: bool | None = None
+    inactive_topics: InactiveTopicsPolicy | None = None
+
+
+TOPIC_POLICIES = tuple(TopicPolicyFields.model_fields)
