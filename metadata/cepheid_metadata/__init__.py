@@ -42,6 +42,7 @@ from cepheid_metadata.listing import (
     list_ledgers,
     list_names,
     list_namespaces,
+    list_schemas,
     list_tenants,
     list_topics,
 )
@@ -71,9 +72,11 @@ from cepheid_metadata.repositories import (
     ledger_records,
     namespace_records,
     readonly_bookies,
+    schema_histories,
     tenant_records,
     topic_records,
 )
+from cepheid_metadata.schema_records import SchemaDefinition, SchemaHistory, SchemaVersion
 from cepheid_metadata.store import (
     MAX_REQUEST_BYTES,
     Check,
@@ -138,6 +141,9 @@ __all__ = [
     "RecordPart",
     "Records",
     "RetentionPolicy",
+    "SchemaDefinition",
+    "SchemaHistory",
+    "SchemaVersion",
     "SessionLostError",
     "SessionState",
     "StoreClosedError",
@@ -166,10 +172,12 @@ __all__ = [
     "list_ledgers",
     "list_names",
     "list_namespaces",
+    "list_schemas",
     "list_tenants",
     "list_topics",
     "namespace_records",
     "readonly_bookies",
+    "schema_histories",
     "tenant_records",
     "topic_records",
 ]

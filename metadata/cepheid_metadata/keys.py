@@ -5,6 +5,7 @@
     /topics/T/N/D/bb/topic                     topic record        D domain, bb = two hex digits of a hash of the local name
     /chains/T/N/D/bb/topic                     chain
     /cursors/T/N/D/bb/topic/subscription       cursor
+    /schemas/T/N/bb/topic                      schema history, of all partitions and both domains; definitions below it
     /ledgers/ids                               id counter
     /ledgers/dddd/dddd/dddd                    ledger, id below 10^12, zero-padded in three parts
     /ledgers/high/ddd/dddd/dddd/dddd/dddd      ledger, id from 10^12: all 19 digits that 63 bits can have
@@ -34,6 +35,7 @@ NAMESPACES_KEY = "/namespaces"
 TOPICS_KEY = "/topics"
 CHAINS_KEY = "/chains"
 CURSORS_KEY = "/cursors"
+SCHEMAS_KEY = "/schemas"
 LEDGERS_KEY = "/ledgers"
 LEDGER_IDS_KEY = "/ledgers/ids"
 HIGH_LEDGERS_KEY = "/ledgers/high"
@@ -104,11 +106,30 @@ def cursor_key(topic: TopicName, subscription: str) -> str:
     return f"{CURSORS_KEY}{_topic_path(topic)}/{encode_name(subscription)}"
 
 
+def namespace_schemas_key(tenant: str, namespace: str) -> str:
+    """Parent of a namespace's buckets of schema histories."""
+    return f"{SCHEMAS_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"
+
+
+def schemas_key(topic: TopicName) -> str:
+    """The schema history of a topic and its partitions."""
+    namespace = topic.namespace
+    return f"{namespace_schemas_key(namespace.tenant, namespace.local_name)}/{_bucket_path(topic.base.local_name)}"
+
+
+def schema_part_key(topic: TopicName, token: str, part: int) -> str:
+    return f"{schemas_key(topic)}/{token}-{part}"
+
+
 def _topic_path(topic: TopicName) -> str:
-    local_name = encode_name(topic.local_name)
+    path = domain_key("", topic.namespace.tenant, topic.namespace.local_name, topic.domain)
+    return f"{path}/{_bucket_path(topic.local_name)}"
+
+
+def _bucket_path(name: str) -> str:
+    encoded = encode_name(name)
     # Any stable hash does; changing it would hide every topic.
-    bucket = crc32c.crc32c(local_name.encode("ascii")) & 0xFF
-    return f"{domain_key('', topic.namespace.tenant, topic.namespace.local_name, topic.domain)}/{bucket:02x}/{local_name}"
+    return f"{crc32c.crc32c(encoded.encode('ascii')) & 0xFF:02x}/{encoded}"
 
 
 def ledger_key(ledger_id: int) -> str:

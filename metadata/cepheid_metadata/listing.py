@@ -43,6 +43,13 @@ async def list_chains(store: MetadataStore, tenant: str, namespace: str, domain:
     return await _list_buckets(store, keys.CHAINS_KEY, tenant, namespace, domain)
 
 
+async def list_schemas(store: MetadataStore, tenant: str, namespace: str) -> list[str]:
+    """Local names of the topics that have a schema history, sorted."""
+    parent_key = keys.namespace_schemas_key(tenant, namespace)
+    buckets = [await list_names(store, f"{parent_key}/{bucket}") for bucket in await _children(store, parent_key)]
+    return sorted(name for names in buckets for name in names)
+
+
 async def list_ledgers(store: MetadataStore) -> AsyncIterator[int]:
     """Ids of all ledgers, ascending. Holds one listing per level (wrap in `contextlib.aclosing` to stop early)."""
     for root in (keys.LEDGERS_KEY, keys.HIGH_LEDGERS_KEY):

@@ -21,6 +21,7 @@ from cepheid_metadata.cluster_records import (
 )
 from cepheid_metadata.ledger_records import LedgerMetadata
 from cepheid_metadata.record import Record
+from cepheid_metadata.schema_records import SchemaHistory
 from cepheid_metadata.store import Create, Delete, MetadataStore, Put
 from cepheid_metadata.topic_records import Chain, CursorRecord, TopicRecord
 from cepheid_wire import TopicName
@@ -91,6 +92,11 @@ def chain_records(store: MetadataStore) -> Records[TopicName, Chain]:
 def cursor_records(store: MetadataStore) -> Records[tuple[TopicName, str], CursorRecord]:
     """By (topic, subscription)."""
     return Records(store, lambda noun: keys.cursor_key(*noun), CursorRecord)
+
+
+def schema_histories(store: MetadataStore) -> Records[TopicName, SchemaHistory]:
+    """By topic, or any of its partitions."""
+    return Records(store, keys.schemas_key, SchemaHistory)
 
 
 def tenant_records(store: MetadataStore) -> Records[str, TenantRecord]:

@@ -64,6 +64,8 @@ TOPIC = TopicName("persistent", NamespaceName("public", "default"), "orders/eu-p
         (keys.topic_key(TOPIC), "/topics/public/default/persistent/cc/orders%2Feu-partition-3"),
         (keys.chain_key(TOPIC), "/chains/public/default/persistent/cc/orders%2Feu-partition-3"),
         (keys.cursor_key(TOPIC, "sub 1"), "/cursors/public/default/persistent/cc/orders%2Feu-partition-3/sub%201"),
+        (keys.schemas_key(TOPIC), "/schemas/public/default/87/orders%2Feu"),
+        (keys.schema_part_key(TOPIC, "f00d", 1), "/schemas/public/default/87/orders%2Feu/f00d-1"),
         (keys.tenant_key("t"), "/tenants/t"),
         (keys.namespace_key("t", ".."), "/namespaces/t/%2E%2E"),
         (keys.cluster_key("standalone"), "/clusters/standalone"),

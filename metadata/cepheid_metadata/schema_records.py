@@ -1,0 +1,62 @@
+"""Schemas of one topic: the list of its versions, and each version's definition beside it.
+
+    /schemas/T/N/bb/topic              SchemaHistory: one small row per version, changed by compare-and-set
+    /schemas/T/N/bb/topic/TOKEN-0 …    the encoding of one SchemaDefinition, cut where a request has no room for more
+
+A topic's partitions share the history of their base name, and so do both domains (the admin API names neither).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from cepheid_metadata.record import Record, RecordPart
+
+
+class SchemaVersion(RecordPart):
+    """What is looked at on every connect, so that definitions are read only when one must be compared."""
+
+    version: NonNegativeInt
+    type: str = Field(min_length=1, description="Name of the admin API: AVRO, KEY_VALUE …")
+    content_hash: str = Field(min_length=1, description="Equal for definitions that mean the same.")
+    token: str = Field(min_length=1, description="Random: names the keys of the definition.")
+    parts: PositiveInt
+    created_at_ms: NonNegativeInt
+
+
+class SchemaHistory(Record):
+    NAME: ClassVar[str] = "schema history"
+
+    next_version: NonNegativeInt = Field(0, description="Numbers are never given out twice: entries carry them.")
+    current_from: NonNegativeInt = Field(0, description="Versions below were deleted: readable by number, in force for nobody.")
+    versions: tuple[SchemaVersion, ...] = Field((), description="Ascending.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        numbers = [row.version for row in self.versions]
+        if any(later <= earlier for earlier, later in pairwise(numbers)):
+            raise ValueError("versions do not ascend")
+        if self.current_from > self.next_version or (numbers and numbers[-1] >= self.next_version):
+            raise ValueError(f"next_version {self.next_version} was given out already")
+        return self
+
+    @property
+    def current(self) -> tuple[SchemaVersion, ...]:
+        """The versions in force, the latest last."""
+        return tuple(row for row in self.versions if row.version >= self.current_from)
+
+    def find(self, version: int) -> SchemaVersion | None:
+        return next((row for row in self.versions if row.version == version), None)
+
+
+class SchemaDefinition(Record):
+    """What a client sent."""
+
+    NAME: ClassVar[str] = "schema definition"
+
+    type: str = Field(min_length=1)
+    data: bytes
+    properties: dict[str, str] = Field(default_factory=dict)
