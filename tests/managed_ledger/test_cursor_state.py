@@ -10,6 +10,7 @@ from crc32c import crc32c
 from cepheid_broker.managed_ledger import CursorStateDamagedError
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_state
+from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
 from cepheid_metadata import Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
 
@@ -18,7 +19,9 @@ def some_state() -> bytes:
     acks = AckSet(ledger_list((3, 100), (4, 100)), at("3:5"))
     acks.acknowledge([at("3:9"), at("4:1")])
     acks.acknowledge_messages(at("4:7"), 5, 70)
-    return encode_state(acks)
+    counts = DeliveryCounts()
+    counts.add(4, 8, 3)
+    return encode_state(acks, counts, {"producer": 9})
 
 
 def sealed(body: bytes) -> bytes:
@@ -44,7 +47,7 @@ def test_every_cut_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"\x02" + bytes(24), "format 2"),
+        (b"\x03" + bytes(24), "format 3"),
         (struct.pack("<BqqI", 1, 3, 5, 1) + struct.pack("<qI", 3, 4) + b"junk" + bytes(4), "not cursor state"),
         (struct.pack("<BqqII", 1, 3, 5, 0, 1) + struct.pack("<qqI", 3, 4, 1 << 30), "batch of"),
         (struct.pack("<BqqII", 1, 3, 5, 0, 0) + b"more", "4 bytes follow"),

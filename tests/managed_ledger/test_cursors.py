@@ -13,6 +13,7 @@ from cepheid_broker.managed_ledger import (
     ManagedLedger,
     ManagedLedgerClosedError,
     ManagedLedgerError,
+    ManagedLedgerSettings,
     NoSuchCursorError,
     TooManyCursorsError,
 )
@@ -103,6 +104,83 @@ def test_half_a_batch_survives_a_crash_and_an_unload() -> None:
             assert cursor.unacked_words(positions[0]) == (0b1010,)
             assert cursor.unacked_words(positions[1]) == (0b01,)
             assert cursor.backlog_entries == 3
+
+    run_async(main())
+
+
+def counts_in(cursor: Cursor, positions: list[Position]) -> list[int]:
+    return [cursor.redelivery_counts_in(ledger_id).get(entry_id, 0) for ledger_id, entry_id in positions]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, TINY])
+def test_redelivery_counts_survive_a_crash_without_any_acknowledgement(settings: ManagedLedgerSettings) -> None:
+    async def main() -> None:
+        async with topic_world(settings=settings) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 400)
+            for position in (*positions[::7], *positions[::14], positions[0]):
+                cursor.count_redelivery(*position)
+            counts = counts_in(cursor, positions)
+            assert set(counts) == {0, 1, 2, 3}
+            saved = ledger._cursors._saved["sub"]
+            assert saved.is_dirty
+            await wait_until(lambda: not saved.is_dirty)  # nobody asked: the flusher did it
+            await broker.crash()
+
+            broker = world.broker(seed=2)
+            cursor = (await broker.open()).cursors["sub"]
+            assert counts_in(cursor, positions) == counts
+            cursor.acknowledge(positions[:10])
+            await cursor.saved()
+            await broker.crash()
+
+            cursor = (await world.broker(seed=3).open()).cursors["sub"]
+            assert counts_in(cursor, positions) == [0] * 10 + counts[10:]
+            await cursor.reset(positions[5])
+            assert counts_in(cursor, positions) == [0] * 400
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, TINY])
+def test_sequence_ids_and_the_mark_delete_position_are_saved_as_one(settings: ManagedLedgerSettings) -> None:
+    """C6: after a crash anywhere the ids are those of the position."""
+
+    async def main() -> None:
+        async with topic_world(settings=settings) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("pulsar.dedup", ledger.first_position())
+            positions = await append_all(ledger, 30)
+
+            async def move(first: int) -> None:
+                for number in range(first, 30):
+                    cursor.acknowledge_cumulative(positions[number])
+                    cursor.set_sequence_ids({f"producer-{n}": number for n in range(20)})
+                    await asyncio.sleep(0)
+                    if number % 4 == 0:
+                        await cursor.saved()
+
+            moving = asyncio.ensure_future(move(1))
+            await wait_until(lambda: ledger._cursors._saved["pulsar.dedup"].mark_delete >= positions[2])
+            await broker.crash()
+            moving.cancel()
+            await asyncio.wait([moving])
+
+            broker = world.broker(seed=2)
+            cursor = (await broker.open()).cursors["pulsar.dedup"]
+            number = positions.index(cursor.mark_delete)
+            assert cursor.sequence_ids == {f"producer-{n}": number for n in range(20)}
+            cursor.set_sequence_ids({"producer-0": 99})
+            await broker.aclose()
+
+            cursor = (await world.broker(seed=3).open()).cursors["pulsar.dedup"]
+            assert (cursor.mark_delete, cursor.sequence_ids) == (positions[number], {"producer-0": 99})
+            await cursor.reset(positions[0])
+            await cursor.saved()
+            assert cursor.sequence_ids == {"producer-0": 99}
 
     run_async(main())
 

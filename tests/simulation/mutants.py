@@ -7,7 +7,7 @@ failed proves nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -16,10 +16,11 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.managed_ledger import rollover, saved_cursor, trimmer
+from cepheid_broker.managed_ledger import cursor, rollover, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import encode_state
+from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
 from cepheid_ledger import ClosedLedger, recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
@@ -106,13 +107,38 @@ def count_a_timeout_as_a_negative() -> Iterator[None]:
 def drop_holes_when_saving_a_cursor() -> Iterator[None]:
     """Beyond a few, acknowledged entries above the mark-delete position are left out of what is saved."""
 
-    def encode_few(ack_set: AckSet) -> bytes:
+    def encode_few(ack_set: AckSet, *others: Any) -> bytes:
         few = AckSet(ack_set._ledgers, ack_set.mark_delete)
         for ledger_id, entries in ack_set.acked.items():
             few.acknowledge([Position(ledger_id, entry_id) for entry_id in list(entries)[:2]])
-        return encode_state(few)
+        return encode_state(few, *others)
 
-    with mock.patch.object(saved_cursor, "encode_state", encode_few):
+    with mock.patch.object(cursor, "encode_state", encode_few):
+        yield
+
+
+@contextlib.contextmanager
+def save_no_delivery_counts() -> Iterator[None]:
+    """How often entries were delivered again is forgotten with the process."""
+
+    def encode_without(ack_set: AckSet, counts: DeliveryCounts, sequence_ids: Mapping[str, int]) -> bytes:
+        return encode_state(ack_set, DeliveryCounts(), sequence_ids)
+
+    with mock.patch.object(cursor, "encode_state", encode_without):
+        yield
+
+
+@contextlib.contextmanager
+def save_sequence_ids_of_another_moment() -> Iterator[None]:
+    """The mark-delete position is saved with the sequence ids that the cursor had the time before."""
+    before: dict[int, Mapping[str, int]] = {}
+
+    def encode_with_old(ack_set: AckSet, counts: DeliveryCounts, sequence_ids: Mapping[str, int]) -> bytes:
+        old = before.get(id(ack_set), {})
+        before[id(ack_set)] = sequence_ids
+        return encode_state(ack_set, counts, old)
+
+    with mock.patch.object(cursor, "encode_state", encode_with_old):
         yield
 
 
@@ -271,6 +297,8 @@ MUTANTS: dict[str, Mutant] = {
         answer_a_fence_before_it_is_durable,
         fence_not_by_reads,
         drop_holes_when_saving_a_cursor,
+        save_no_delivery_counts,
+        save_sequence_ids_of_another_moment,
         save_no_part_of_a_batch,
         count_a_timeout_as_a_negative,
         take_the_mark_after_the_flush,

@@ -15,6 +15,8 @@ RULES = {
     "fence not by reads": {"L5", "S4", "L10"},
     "drop holes when saving a cursor": {"C2"},
     "save no part of a batch": {"C2"},
+    "save no delivery counts": {"C8"},
+    "save sequence ids of another moment": {"C6"},
     "count a timeout as a negative": {"L10", "L5"},
     "take the mark after the flush": {"S2", "S3"},
     "take an empty cache for an empty checkpoint": {"S2", "S3"},

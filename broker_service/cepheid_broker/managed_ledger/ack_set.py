@@ -62,7 +62,7 @@ class AckSet:
         for ledger_id, entries in acked:
             count = ledgers.entries_of(ledger_id)
             if count is not None:
-                self._add(ledger_id, entries & BitMap(range(self._floor(ledger_id) + 1, count)))
+                self._add(ledger_id, entries & _span(self._floor(ledger_id) + 1, count))
         for position, (mask, messages) in batches:
             if ledgers.is_valid(position) and not self.is_acknowledged(position):
                 self._batches.setdefault(position.ledger_id, {})[position.entry_id] = (mask, messages)
@@ -195,6 +195,12 @@ class AckSet:
             runs.append((run_first, last))
         return runs
 
+    def unacknowledged_among(self, ledger_id: int, entries: BitMap) -> BitMap:
+        """What of these entries of a ledger exists and is not (wholly) acknowledged."""
+        there = entries & _span(self._floor(ledger_id) + 1, self._ledgers.entries_of(ledger_id) or 0)
+        acked = self._acked.get(ledger_id)
+        return there if acked is None else there - acked
+
     # Changing
 
     def _floor(self, ledger_id: int) -> int:
@@ -279,6 +285,10 @@ class AckSet:
                 if acked is None or first not in acked:
                     return
             self._move_to(Position(ledger_id, _end_of_run(acked, first)))
+
+
+def _span(start: int, end: int) -> BitMap:
+    return BitMap(range(start, end)) if start < end else BitMap()
 
 
 def _end_of_run(entries: BitMap, first: int) -> int:

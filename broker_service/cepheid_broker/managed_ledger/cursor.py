@@ -1,8 +1,11 @@
 """One position of one subscription in a topic: what it has acknowledged, in memory, and when that is saved.
 
-    acknowledge ──► AckSet ──► changed ──► CursorStore: saved within cursor_flush_s, or before `saved()` returns
+    acknowledge ───────► AckSet ─────────┐
+    count_redelivery ──► DeliveryCounts ─┼─► changed ──► CursorStore: saved within cursor_flush_s, or before `saved()` returns
+    set_sequence_ids ────────────────────┘
 
-A non-durable cursor is a reader's: nothing of it is saved, it does not hold trimming, and trimming moves it forward.
+What is saved is one moment of all three. A non-durable cursor is a reader's: nothing of it is saved, it does not hold trimming,
+and trimming moves it forward.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from cepheid_broker.managed_ledger.ack_set import AckSet, mask_of, words_of
+from cepheid_broker.managed_ledger.cursor_state import MAX_SEQUENCE_ID, CursorState, encode_state
+from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Position
 
@@ -36,7 +41,11 @@ class Cursor:
         self.ack_set = ack_set
         self.active_from: Position | None = None
         """Where its consumers read next; None: it has none that keep up. The tail cache keeps what active cursors need."""
+        self.sequence_ids: Mapping[str, int] = {}
+        """By producer: what deduplication knows of the entries up to the mark-delete position. Not to be changed in place."""
         self.refused_acks = 0
+        self._counts = DeliveryCounts()
+        self._changes = 0  # of counts and sequence ids
         self._ledgers = ledgers
         self._home = home
 
@@ -46,6 +55,14 @@ class Cursor:
     @property
     def durable(self) -> bool:
         return self._home is not None
+
+    @property
+    def revision(self) -> int:
+        """Counts changes, so that whoever saves knows what it saved. Starts over with `restart` and `restore`."""
+        return self.ack_set.revision + self._changes
+
+    def encoded(self) -> bytes:
+        return encode_state(self.ack_set, self._counts, self.sequence_ids)
 
     @property
     def mark_delete(self) -> Position:
@@ -58,6 +75,9 @@ class Cursor:
     def acknowledge(self, positions: Iterable[Position]) -> list[Position]:
         """Returns those refused: no such entries exist in this topic."""
         revision = self.ack_set.revision
+        if self._counts:
+            positions = list(positions)
+            self._counts.forget(positions)
         refused = self.ack_set.acknowledge(positions)
         self.refused_acks += len(refused)
         self._note(revision)
@@ -66,12 +86,13 @@ class Cursor:
     def acknowledge_cumulative(self, position: Position, unacked_words: Sequence[int] | None = None, batch_size: int = 0) -> bool:
         """Everything up to the entry; with words: everything before it, and the messages of it whose bit is not set.
         False: refused, there is no such entry."""
-        revision = self.ack_set.revision
+        revision, before = self.ack_set.revision, self.ack_set.mark_delete
         if unacked_words is None:
             accepted = self.ack_set.acknowledge_cumulative(position)
         else:
             accepted = self.ack_set.acknowledge_messages_cumulative(position, mask_of(unacked_words), batch_size)
         self.refused_acks += not accepted
+        self._forget_counts_since(before)
         self._note(revision)
         return accepted
 
@@ -80,6 +101,8 @@ class Cursor:
         revision = self.ack_set.revision
         accepted = self.ack_set.acknowledge_messages(position, mask_of(unacked_words), batch_size)
         self.refused_acks += not accepted
+        if self._counts and self.ack_set.is_acknowledged(position):
+            self._counts.forget((position,))
         self._note(revision)
         return accepted
 
@@ -99,6 +122,29 @@ class Cursor:
         """May be the entry that will be written next."""
         return self.ack_set.first_unacknowledged()
 
+    # Delivery counts
+
+    def redelivery_counts_in(self, ledger_id: int) -> Mapping[int, int]:
+        """How often entries of this ledger were delivered again, only counts above 0. Always the present ones: not a copy."""
+        return self._counts.in_ledger(ledger_id)
+
+    def count_redelivery(self, ledger_id: int, entry_id: int) -> None:
+        """Saved with the next round of saving, gone when the entry is acknowledged. At most `MAX_COUNTS` are kept."""
+        if not self.ack_set.is_acknowledged(Position(ledger_id, entry_id)):
+            self._counts.add(ledger_id, entry_id)
+            self._note_change()
+
+    # Sequence ids
+
+    def set_sequence_ids(self, sequence_ids: Mapping[str, int]) -> None:
+        """Replaces them all. Saved together with the mark-delete position that the cursor has now (C6)."""
+        if not all(0 <= sequence_id <= MAX_SEQUENCE_ID for sequence_id in sequence_ids.values()):
+            raise ValueError("sequence ids are 64-bit numbers without sign")
+        self.sequence_ids = dict(sequence_ids)
+        self._note_change()
+
+    # Moving
+
     async def reset(self, position: Position) -> None:
         """Delivery starts at this entry, or at the first one after it. Durable before it returns.
 
@@ -106,18 +152,39 @@ class Cursor:
         if self._home is not None:
             await self._home.reset(self, position)
         else:
-            self.ack_set = AckSet(self._ledgers, self._ledgers.previous_position(position))
+            self.restart(AckSet(self._ledgers, self._ledgers.previous_position(position)))
+
+    def restart(self, ack_set: AckSet) -> None:
+        """Delivery starts anew: what was acknowledged and counted is void."""
+        self.ack_set = ack_set
+        self._counts.clear()
+
+    def restore(self, state: CursorState) -> None:
+        """As it was saved, as far as the chain still has it."""
+        self.ack_set = state.ack_set(self._ledgers)
+        self._counts = state.counts(self.ack_set)
+        self.sequence_ids = state.sequence_ids
 
     def leave_trimmed(self, edge: Position) -> None:
         """Ledgers before this edge leave the chain: the cursor does not stay in one of them."""
-        revision = self.ack_set.revision
+        revision, before = self.ack_set.revision, self.ack_set.mark_delete
         self.ack_set.skip_to(edge)
+        self._forget_counts_since(before)
         self._note(revision)
 
     async def saved(self) -> None:
         """Returns when everything acknowledged so far is durable. Raises ManagedLedgerError, MetadataError, LedgerError."""
         if self._home is not None:
             await self._home.wait_saved(self)
+
+    def _forget_counts_since(self, mark_delete_before: Position) -> None:
+        if self._counts:
+            self._counts.forget_between(mark_delete_before, self.ack_set.mark_delete)
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        if self._home is not None:
+            self._home.on_changed(self)
 
     def _note(self, revision_before: int) -> None:
         if self._home is not None and self.ack_set.revision != revision_before:

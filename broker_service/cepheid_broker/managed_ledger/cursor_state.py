@@ -1,49 +1,72 @@
 """Bytes of a cursor's state. All of it, however many holes there are.
 
-    byte 0       format, 1
+    byte 0       format, 1 or 2
     then         mark-delete position: ledger id, entry id            8 + 8
                  bitmaps n, then n × (ledger id, size, bytes)         4, then 8 + 4 + size    portable roaring format
                  batches m, then m × (ledger id, entry id, messages, mask)    4, then 8 + 8 + 4 + ceil(messages / 8)
+    format 2     redelivered k, then k × (ledger id, count, size, bytes)      4, then 8 + 4 + 4 + size    who has this count
+                 sequence ids s, then s × (size of name, name, id)    4, then 2 + size + 8
     last 4       CRC32C of everything before: bitmaps are decoded by native code, which must not see damage
 
-Integers are little-endian. Source of the bitmaps' format: RoaringFormatSpec.
+Integers are little-endian. Source of the bitmaps' format: RoaringFormatSpec. Without counts and sequence ids format 1 is written,
+which every release reads.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from crc32c import crc32c
 from pyroaring import BitMap
 
 from cepheid_broker.managed_ledger.ack_set import MAX_BATCH_MESSAGES, AckSet, Batch
+from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
 from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Position
 
-FORMAT = 1
+FORMAT = 2
+MAX_SEQUENCE_ID = (1 << 64) - 1  # uint64 of the wire
 _HEAD = struct.Struct("<Bqq")
 _COUNT = struct.Struct("<I")
 _BITMAP = struct.Struct("<qI")
 _BATCH = struct.Struct("<qqI")
+_REDELIVERED = struct.Struct("<qII")
+_NAME = struct.Struct("<H")
+_SEQUENCE_ID = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """What an `AckSet` holds, apart from any chain."""
+    """What a cursor holds, apart from any chain."""
 
     mark_delete: Position
     acked: Mapping[int, BitMap] = field(default_factory=dict)
     batches: Mapping[Position, Batch] = field(default_factory=dict)
+    redelivered: Sequence[tuple[int, int, BitMap]] = ()  # ledger id, count, which entries have it
+    sequence_ids: Mapping[str, int] = field(default_factory=dict)
 
     def ack_set(self, ledgers: LedgerList) -> AckSet:
         return AckSet.restored(ledgers, self.mark_delete, self.acked.items(), self.batches.items())
 
+    def counts(self, ack_set: AckSet) -> DeliveryCounts:
+        """Of what is there and not acknowledged."""
+        counts = DeliveryCounts()
+        for ledger_id, count, entries in self.redelivered:
+            for entry_id in ack_set.unacknowledged_among(ledger_id, entries):
+                counts.add(ledger_id, entry_id, count)
+        return counts
 
-def encode_state(ack_set: AckSet) -> bytes:
-    parts: list[bytes] = [_HEAD.pack(FORMAT, *ack_set.mark_delete), _COUNT.pack(len(ack_set.acked))]
+
+_NO_COUNTS = DeliveryCounts()
+
+
+def encode_state(ack_set: AckSet, counts: DeliveryCounts = _NO_COUNTS, sequence_ids: Mapping[str, int] | None = None) -> bytes:
+    version = FORMAT if counts or sequence_ids else 1
+    parts: list[bytes] = [_HEAD.pack(version, *ack_set.mark_delete), _COUNT.pack(len(ack_set.acked))]
     for ledger_id, entries in ack_set.acked.items():
         entries.run_optimize()  # changes the representation alone
         bitmap = entries.serialize()
@@ -52,8 +75,37 @@ def encode_state(ack_set: AckSet) -> bytes:
     for ledger_id, batches in ack_set.batches.items():
         for entry_id, (mask, messages) in batches.items():
             parts += (_BATCH.pack(ledger_id, entry_id, messages), mask.to_bytes((messages + 7) // 8, "little"))
+    if version >= 2:
+        parts += _encode_counts(counts)
+        parts += _encode_sequence_ids(sequence_ids or {})
     body = b"".join(parts)
     return body + _COUNT.pack(crc32c(body))
+
+
+def _encode_counts(counts: DeliveryCounts) -> list[bytes]:
+    parts: list[bytes] = []
+    redelivered = 0
+    for ledger_id, by_entry in counts.items():
+        by_count: dict[int, list[int]] = {}
+        for entry_id, count in by_entry.items():
+            same = by_count.get(count)
+            if same is None:
+                by_count[count] = [entry_id]
+            else:
+                same.append(entry_id)
+        for count, entries in by_count.items():
+            bitmap = BitMap(entries, optimize=True).serialize()
+            parts += (_REDELIVERED.pack(ledger_id, count, len(bitmap)), bitmap)
+        redelivered += len(by_count)
+    return [_COUNT.pack(redelivered), *parts]
+
+
+def _encode_sequence_ids(sequence_ids: Mapping[str, int]) -> list[bytes]:
+    parts: list[bytes] = [_COUNT.pack(len(sequence_ids))]
+    for name, sequence_id in sequence_ids.items():
+        encoded = name.encode()
+        parts += (_NAME.pack(len(encoded)), encoded, _SEQUENCE_ID.pack(sequence_id))
+    return parts
 
 
 def decode_state(data: bytes) -> CursorState:
@@ -74,26 +126,56 @@ def decode_state(data: bytes) -> CursorState:
         raise CursorStateDamagedError(f"cursor state of {len(data)} bytes is not cursor state: {error}") from None
 
 
+class _Reading:
+    """Where decoding stands."""
+
+    __slots__ = ("_body", "_offset")
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._offset = 0
+
+    def take(self, form: struct.Struct) -> tuple[Any, ...]:
+        values = form.unpack_from(self._body, self._offset)
+        self._offset += form.size
+        return values
+
+    def take_count(self) -> int:
+        (count,) = self.take(_COUNT)
+        return int(count)
+
+    def take_bytes(self, size: int) -> bytes:
+        self._offset += size
+        return bytes(self._body[self._offset - size : self._offset])
+
+    def end(self) -> None:
+        if self._offset != len(self._body):
+            raise ValueError(f"{len(self._body) - self._offset} bytes follow")
+
+
 def _decode_body(body: memoryview) -> CursorState:
-    _, mark_ledger_id, mark_entry_id = _HEAD.unpack_from(body)
-    offset = _HEAD.size
-    (bitmaps,) = _COUNT.unpack_from(body, offset)
-    offset += _COUNT.size
+    reading = _Reading(body)
+    version, mark_ledger_id, mark_entry_id = reading.take(_HEAD)
     acked: dict[int, BitMap] = {}
-    for _ in range(bitmaps):
-        ledger_id, size = _BITMAP.unpack_from(body, offset)
-        offset += _BITMAP.size + size
-        acked[ledger_id] = BitMap.deserialize(bytes(body[offset - size : offset]))
-    (count,) = _COUNT.unpack_from(body, offset)
-    offset += _COUNT.size
+    for _ in range(reading.take_count()):
+        ledger_id, size = reading.take(_BITMAP)
+        acked[ledger_id] = BitMap.deserialize(reading.take_bytes(size))
     batches: dict[Position, Batch] = {}
-    for _ in range(count):
-        ledger_id, entry_id, messages = _BATCH.unpack_from(body, offset)
+    for _ in range(reading.take_count()):
+        ledger_id, entry_id, messages = reading.take(_BATCH)
         if not 0 < messages <= MAX_BATCH_MESSAGES:
             raise ValueError(f"a batch of {messages} messages")
-        size = (messages + 7) // 8
-        offset += _BATCH.size + size
-        batches[Position(ledger_id, entry_id)] = (int.from_bytes(body[offset - size : offset], "little"), messages)
-    if offset != len(body):
-        raise ValueError(f"{len(body) - offset} bytes follow")
-    return CursorState(Position(mark_ledger_id, mark_entry_id), acked, batches)
+        mask = int.from_bytes(reading.take_bytes((messages + 7) // 8), "little")
+        batches[Position(ledger_id, entry_id)] = (mask, messages)
+    redelivered: list[tuple[int, int, BitMap]] = []
+    sequence_ids: dict[str, int] = {}
+    if version >= 2:
+        for _ in range(reading.take_count()):
+            ledger_id, count, size = reading.take(_REDELIVERED)
+            redelivered.append((ledger_id, count, BitMap.deserialize(reading.take_bytes(size))))
+        for _ in range(reading.take_count()):
+            (size,) = reading.take(_NAME)
+            name = reading.take_bytes(size).decode()
+            (sequence_ids[name],) = reading.take(_SEQUENCE_ID)
+    reading.end()
+    return CursorState(Position(mark_ledger_id, mark_entry_id), acked, batches, redelivered, sequence_ids)

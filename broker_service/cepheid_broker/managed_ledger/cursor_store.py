@@ -333,16 +333,19 @@ class CursorStore:
         if saved is None:
             raise NoSuchCursorError(f"{self._topic} has no cursor {name} any more", cursor=name)
         ack_set = AckSet(self._ledgers, self._ledgers.previous_position(position))
+        sequence_ids = saved.cursor.sequence_ids
         record = saved.record.replace(
             mark_delete=ack_set.mark_delete,
-            state=encode_state(ack_set),
+            state=encode_state(ack_set, sequence_ids=sequence_ids),
             cursor_ledger_id=None,
             generation=saved.record.generation + 1,
             chain_epoch=self._keeper.chain.epoch,
         )
         await self._commit([self._records.replace_op((self._topic, name), record, saved.version)], {name: record})
         saved.record, saved.version = record, saved.version + 1
-        saved.cursor.ack_set = ack_set
-        saved.revision, saved.mark_delete = ack_set.revision, ack_set.mark_delete
+        saved.cursor.restart(ack_set)
+        saved.revision, saved.mark_delete = saved.cursor.revision, ack_set.mark_delete
         self._dirty.pop(name, None)
+        if saved.cursor.sequence_ids is not sequence_ids:  # set meanwhile: they are not in what was written
+            saved.cursor.set_sequence_ids(saved.cursor.sequence_ids)
         self._on_saved()

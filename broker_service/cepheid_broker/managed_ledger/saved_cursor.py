@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.cursor import Cursor, CursorHome
 from cepheid_broker.managed_ledger.cursor_ledger import Snapshot, recover_states
-from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state, encode_state
+from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
 from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_ledger import LedgerClient, LedgerLostError, NoSuchLedgerError
@@ -29,7 +29,7 @@ class SavedCursor:
         self.cursor = cursor
         self.record = record
         self.version = version
-        self.revision = cursor.ack_set.revision  # what is saved of its changes
+        self.revision = cursor.revision  # what is saved of its changes
         self.mark_delete = cursor.ack_set.mark_delete  # as saved: trimming goes by this
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class SavedCursor:
 
     @property
     def is_dirty(self) -> bool:
-        return self.revision != self.cursor.ack_set.revision
+        return self.revision != self.cursor.revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class CursorSave:
 
     @classmethod
     def of(cls, saved: SavedCursor) -> CursorSave:
-        ack_set = saved.cursor.ack_set
-        return cls(saved, ack_set.revision, ack_set.mark_delete, encode_state(ack_set))
+        cursor = saved.cursor
+        return cls(saved, cursor.revision, cursor.mark_delete, cursor.encoded())
 
     @property
     def name(self) -> str:
@@ -163,8 +163,8 @@ def _restore(
     if _is_above(ledgers, state.mark_delete):
         fields = {"topic": str(topic), "subscription": cursor.name, "position": str(state.mark_delete)}
         log.error("cursor.above_the_end", extra={**fields, "last": str(ledgers.last_position)})
-    cursor.ack_set = state.ack_set(ledgers)
-    saved.revision = cursor.ack_set.revision
+    cursor.restore(state)
+    saved.revision = cursor.revision
     saved.mark_delete = cursor.mark_delete
 
 
