@@ -63,12 +63,17 @@ class PersistentTopic(Topic):
     def ledger(self) -> ManagedLedger:
         return self._ledger
 
-    def publish(self, payloads: Sequence[Buffer], on_done: Callable[[Position | CepheidError, int], None]) -> None:
+    def publish(
+        self,
+        payloads: Sequence[Buffer],
+        on_done: Callable[[Position | CepheidError, int], None],
+        messages: Sequence[int] | None = None,
+    ) -> None:
         """`on_done` is called once: with the first entry's position when all are durable, or with the error."""
         if self.closed:
             on_done(ServiceNotReadyError(f"topic {self.name} is being unloaded"), len(payloads))
         else:
-            self.ledger.append(payloads, on_done)
+            self.ledger.append(payloads, on_done, messages)
 
     def _on_appended(self) -> None:
         for subscription in self.subscriptions.values():

@@ -38,11 +38,13 @@ class ChainLedger(RecordPart):
         return self.entries is None
 
 
-class Chain(Record):
+class Chain(GrownRecord):
     """A topic's ledgers, oldest first: the list's order is the truth, not the ids'. Only the topic's owner writes it; a
     BadVersionError tells the owner that it is none any more (never re-read and retry)."""
 
     NAME: ClassVar[str] = "chain"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"messages": 2}
 
     incarnation: str = Field(min_length=1, description="Random per creation: a topic made anew under an old name differs.")
     epoch: NonNegativeInt = Field(0, description="Counts openings: cursors carry it, so that an old owner's saves are told apart.")
@@ -50,6 +52,9 @@ class Chain(Record):
     deletions: tuple[NonNegativeInt, ...] = Field((), description="Ledgers that left the list and are still to be deleted.")
     terminated_at: Position | None = Field(None, description="Last position of a terminated topic; entry -1 when empty.")
     properties: dict[str, str] = Field(default_factory=dict)
+    messages: dict[NonNegativeInt, NonNegativeInt] | None = Field(
+        None, description="How many messages lie in ended ledgers, by ledger id, as far as they were counted."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

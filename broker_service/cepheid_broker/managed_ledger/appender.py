@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 AppendDone = Callable[[Position | ManagedLedgerError, int], None]
 """(position of the first entry, or why it is not stored for certain; number of entries). Must not raise."""
 
+_Append = tuple[AppendDone, int, int, Sequence[int] | None]
+"""(on_done, entries, bytes, messages in each)"""
+
 
 class Appender:
     def __init__(
@@ -35,7 +38,7 @@ class Appender:
         topic: str,
         writer: LedgerWriter,
         window_bytes: int,
-        on_confirmed: Callable[[EntryGroup], None],
+        on_confirmed: Callable[[EntryGroup, Sequence[int] | None], None],
         on_answered: Callable[[], None],
         on_failed: Callable[[ManagedLedgerError], None],
     ) -> None:
@@ -44,7 +47,7 @@ class Appender:
         self._on_confirmed = on_confirmed
         self._on_answered = on_answered
         self._on_failed = on_failed
-        self._pending: deque[tuple[AppendDone, int, int]] = deque()  # (on_done, entries, bytes), of both ledgers
+        self._pending: deque[_Append] = deque()  # of both ledgers
         self._current = _Segment(self, writer, linked=True)
         self._draining: _Segment | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -64,7 +67,8 @@ class Appender:
     def is_switching(self) -> bool:
         return self._draining is not None
 
-    def append(self, payloads: Sequence[Buffer], on_done: AppendDone) -> None:
+    def append(self, payloads: Sequence[Buffer], on_done: AppendDone, messages: Sequence[int] | None = None) -> None:
+        """`messages` in each payload; None: one."""
         size_bytes = sum(map(len, payloads))
         too_many = self._pending and self.waiting_bytes + size_bytes > self._window_bytes
         # Until a refusal is heard nothing is taken: a smaller append of the same producer would be stored before its retry (M5).
@@ -74,7 +78,7 @@ class Appender:
             asyncio.get_running_loop().call_soon(self._tell_refusal, on_done, error, len(payloads))
             return
         current = self._current
-        self._pending.append((on_done, len(payloads), size_bytes))
+        self._pending.append((on_done, len(payloads), size_bytes, messages))
         self.waiting_bytes += size_bytes
         current.unconfirmed += 1
         current.writer.append(payloads, current.on_done)
@@ -120,7 +124,7 @@ class Appender:
         self._current.held.clear()
         self._tell_drained()
         while self._pending:
-            on_done, entries, _ = self._pending.popleft()
+            on_done, entries, _, _ = self._pending.popleft()
             self._call(on_done, error, entries)
         self.waiting_bytes = 0
         self._untold_refusals = 0
@@ -143,10 +147,10 @@ class Appender:
             segment.held.append(outcome)
 
     def _answer(self, group: EntryGroup) -> None:
-        on_done, entries, size_bytes = self._pending.popleft()
+        on_done, entries, size_bytes, messages = self._pending.popleft()
         assert entries == len(group.ends), f"{group!r} answers an append of {entries} entries"
         self.waiting_bytes -= size_bytes
-        self._on_confirmed(group)
+        self._on_confirmed(group, messages)
         self._call(on_done, Position(group.ledger_id, group.first_entry_id), entries)
         self._on_answered()
 

@@ -60,6 +60,8 @@ class ChainKeeper:
         self.lost: ManagedLedgerError | None = None
         self.on_ledgers: Callable[[Sequence[ChainLedger]], None] = lambda _: None
         """Called with the ledgers as committed, in the same step: who keeps a list of them is never behind."""
+        self.annotate: Callable[[Chain], Chain] = lambda chain: chain
+        """Adds to a chain that is about to be written what is known of its ledgers besides."""
 
     def __repr__(self) -> str:
         return f"<ChainKeeper {self._topic} version {self._version}{' lost' if self.lost else ''}>"
@@ -97,7 +99,7 @@ class ChainKeeper:
             async with self._mutex:
                 chain, ops = plan(self._swept())
                 if chain is not None and chain != self._chain:
-                    await self._replace(chain, ops)
+                    await self._replace(self.annotate(chain), ops)
                 elif ops:
                     await self._write([Check(self._key, self._version), *ops])
 

@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from cepheid_metadata import ChainLedger, Position
@@ -87,6 +87,11 @@ class LedgerList:
             return self._entries[-1]
         index = bisect_left(self._ids, ledger_id)
         return self._entries[index] if index < len(self._ids) and self._ids[index] == ledger_id else None
+
+    def from_ledger(self, ledger_id: int) -> Iterator[tuple[int, int, int]]:
+        """(ledger id, entries, bytes) of this ledger and those after it."""
+        start = bisect_left(self._ids, ledger_id)
+        return zip(self._ids[start:], self._entries[start:], self._sizes[start:], strict=True)
 
     def is_ended(self, ledger_id: int) -> bool:
         """The ledger is in the list and gets no more entries."""

@@ -40,6 +40,7 @@ from cepheid_broker.managed_ledger.errors import (
 )
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.message_counts import MessageCounts
 from cepheid_broker.managed_ledger.opening import take_over_chain
 from cepheid_broker.managed_ledger.rollover import Rollover, close_writer, with_end
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
@@ -48,7 +49,7 @@ from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.trimmer import Trimmer
 from cepheid_broker.managed_ledger.upkeep import Upkeep
 from cepheid_ledger import LedgerError, LedgerWriter
-from cepheid_metadata import Chain, MetadataError, Position
+from cepheid_metadata import Chain, ChainLedger, MetadataError, Position
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import HEADER_BYTES, Buffer, EntryGroup
 from cepheid_wire import TopicName
@@ -103,9 +104,11 @@ class ManagedLedger:
             self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
         )
         self._ledgers = LedgerList(self._keeper.chain.ledgers)
-        self._keeper.on_ledgers = self._ledgers.update
+        self._keeper.on_ledgers = self._on_chain_changed
         self.last_confirmed = self._ledgers.last_position
         self._reads = CatchUpReads(str(self.topic), shared.client, self._ledgers, shared.catch_up, shared.settings)
+        self.counts = MessageCounts(self._ledgers, lambda: self.chain.messages or {}, self._read_back, shared.counts)
+        self._keeper.annotate = self.counts.annotate
         self._cursors = CursorStore(
             self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, self.config, shared.settings,
             shared.ports, self._positions, self._on_cursors_saved, self._on_defect,
@@ -133,20 +136,21 @@ class ManagedLedger:
 
     # Appending
 
-    def append(self, payloads: Sequence[Buffer], on_done: AppendDone) -> None:
+    def append(self, payloads: Sequence[Buffer], on_done: AppendDone, messages: Sequence[int] | None = None) -> None:
         """Stores a group at consecutive entry ids of one ledger. `on_done(first position, count)` once it is durable and
-        readable, or `on_done(error, count)`: then it may be stored or not."""
+        readable, or `on_done(error, count)`: then it may be stored or not. `messages` in each payload; None: one."""
         assert payloads, "a group has at least one entry"
         if self._appender is None or self.state is not State.OPEN:
             asyncio.get_running_loop().call_soon(on_done, self._refusal(), len(payloads))
             return
-        self._appender.append(payloads, on_done)
+        self._appender.append(payloads, on_done, messages)
 
-    def _on_confirmed(self, group: EntryGroup) -> None:
+    def _on_confirmed(self, group: EntryGroup, messages: Sequence[int] | None) -> None:
         entries, last = len(group.ends), group.last_entry_id
         size_bytes = len(group.data) - HEADER_BYTES * entries
         before = self.last_confirmed
         self._ledgers.confirm(last, size_bytes)
+        self.counts.on_confirmed(group, messages)
         self.last_confirmed = Position(group.ledger_id, last)
         self._appended_entries += entries
         self._appended_bytes += size_bytes
@@ -158,6 +162,10 @@ class ManagedLedger:
         self._roll_if_due()
 
     # Failing
+
+    def _on_chain_changed(self, ledgers: Sequence[ChainLedger]) -> None:
+        self._ledgers.update(ledgers)
+        self.counts.drop_trimmed()
 
     def _on_defect(self, error: BaseException) -> None:
         failure = ManagedLedgerFailedError(f"{self.topic}: a defect: {error!r}", topic=str(self.topic))
@@ -221,6 +229,11 @@ class ManagedLedger:
                 return await self._reads.read(entry, max_entries=max_entries, max_bytes=max_bytes)
             except EntryTrimmedError:
                 continue
+
+    async def _read_back(self, position: Position, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+        """For counting: from exactly this entry on."""
+        self._check_usable()
+        return await self._reads.read(position, max_entries=max_entries, max_bytes=max_bytes)
 
     def _entry_at(self, position: Position) -> Position | None:
         """The first existing entry at or after `position`."""
@@ -382,13 +395,16 @@ class ManagedLedger:
             await self._tasks.aclose()
         finally:
             self._shared.tail_cache.close_tail(self._tail)
+            self.counts.close()
             self._on_closed(self)
 
     async def _end_ledger(self, writer: LedgerWriter, usable: bool) -> None:
-        """It spares the next opening a recovery; when it fails, recovery it is."""
+        """It spares the next opening a recovery, and counting its messages; when it fails, recovery it is."""
         if usable:
             try:
-                await writer.close()
+                end = await writer.close()
+                now_ms = self._shared.ports.wall_ms()
+                await self._keeper.commit(lambda chain: (chain.replace(ledgers=with_end(chain.ledgers, end, now_ms)), ()))
             except (CepheidError, TimeoutError) as error:
                 log.info("managed_ledger.left_open", extra={"topic": str(self.topic), "error": str(error)})
         await writer.aclose()

@@ -16,6 +16,7 @@ from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerFailedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
+from cepheid_broker.managed_ledger.message_counts import CountBudget
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.tail_cache import TailCache
@@ -47,6 +48,7 @@ class ManagedLedgers:
             store=store,
             tail_cache=tail_cache,
             catch_up=CatchUpBudget(settings.catch_up_bytes),
+            counts=CountBudget(settings.counts_bytes),
             flusher=CursorFlusher(settings.cursor_flush_s),
             tasks=self._tasks,
             settings=settings,
@@ -68,6 +70,10 @@ class ManagedLedgers:
     @property
     def catch_up(self) -> CatchUpBudget:
         return self._shared.catch_up
+
+    @property
+    def counts(self) -> CountBudget:
+        return self._shared.counts
 
     async def open(self, topic: TopicName, config: ManagedLedgerConfig | None = None) -> ManagedLedger:
         """The topic's managed ledger: recovered, its previous owner fenced. Concurrent callers share one opening.

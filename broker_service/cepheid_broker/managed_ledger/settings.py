@@ -65,6 +65,11 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     catch_up_bytes: PositiveInt = Field(
         128 * MIB, description="Bytes read from storage and not delivered yet, over all topics: the memory that old data may take."
     )
+    counts_bytes: PositiveInt = Field(
+        64 * MIB,
+        description="Memory for sizes and message counts of entries, over all topics: 4 bytes an entry, 8 where messages are "
+        "batched. With less, exact backlogs of long histories are read from storage more often.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
+from cepheid_broker.managed_ledger.message_counts import CountBudget
 from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
 from cepheid_broker.managed_ledger.tail_cache import TailCache
 from cepheid_ledger import LedgerClient
@@ -21,6 +22,7 @@ class Surroundings:
     store: MetadataStore
     tail_cache: TailCache
     catch_up: CatchUpBudget
+    counts: CountBudget
     flusher: CursorFlusher
     tasks: TaskOwner
     """Outlives every managed ledger: here runs what must be finished."""

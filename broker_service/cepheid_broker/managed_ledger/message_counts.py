@@ -1,0 +1,350 @@
+"""What of a topic a cursor has not acknowledged: exactly, in entries, messages and bytes.
+
+    chain   [5: 3 entries, 40 messages, 9 kB] [8: …] [9: being written]      recorded when a ledger ends
+    cursor         5:1 ■ mark-delete           8:4 ■ hole, 8:7 ◧ half a batch
+    unacknowledged = 5:2 to the end of 5           LedgerCounts of 5, from 5:2 on        in memory when this opening appended it,
+                   + 8 − 8:4 − part of 8:7         LedgerCounts of 8, from 8:4 on        else read back, and kept within a budget
+                   + 9
+
+Rules:
+1. What was appended since the topic was opened is counted when it is confirmed; nothing is read for it.
+2. Reading back happens only for who asks for exact figures; it never delays a publish, and shares the budget of catch-up reads.
+3. The memory of all topics together is bounded (`CountBudget`): who was used longest ago forgets, and is read back when needed.
+4. A ledger with as many messages as entries has one in each: then bytes need the header of one entry (its cumulative length).
+5. An entry whose metadata nobody can read counts as one message, as dispatch counts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import sub
+from typing import TYPE_CHECKING
+
+from cepheid_broker.managed_ledger.ack_set import AckSet, Batch
+from cepheid_broker.managed_ledger.errors import EntryTrimmedError
+from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_metadata import Chain, Position
+from cepheid_rpc import HEADER_BYTES, EntryGroup
+from cepheid_wire import BadTailError, count_messages
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap
+
+_CHARGE_BYTES = 2048  # what a ledger may grow by before the budget hears of it
+_READ_ENTRIES = 2_000  # parsed in one go: some 2 ms of the loop
+_READ_BYTES = 1 << 20
+_SYNC_HOLES = 5_000  # summed in one go: under 1 ms of the loop
+_LENGTHS_KEPT = 256
+_NO_LEDGER = -1
+
+Read = Callable[[Position, int, int], Awaitable[list[EntryGroup]]]
+"""(first entry, max entries, max bytes)"""
+
+
+class CountBudget:
+    """Bytes of counts over all topics. Soft by 2 KiB a ledger."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._charged: OrderedDict[tuple[MessageCounts, int], int] = OrderedDict()  # the longest unused first
+
+    def __repr__(self) -> str:
+        return f"<CountBudget {self.used_bytes} of {self.limit_bytes} B, {len(self._charged)} ledgers>"
+
+    def charge(self, owner: MessageCounts, ledger_id: int, cost_bytes: int) -> None:
+        """What a ledger's counts cost now; it is the one used last. Others forget theirs if it is too much."""
+        key = owner, ledger_id
+        self.used_bytes += cost_bytes - self._charged.pop(key, 0)
+        if cost_bytes:
+            self._charged[key] = cost_bytes
+        while self.used_bytes > self.limit_bytes:
+            (other, other_id), its_bytes = self._charged.popitem(last=False)
+            self.used_bytes -= its_bytes
+            other.forget(other_id)
+
+    def note_used(self, owner: MessageCounts, ledger_id: int) -> None:
+        if (owner, ledger_id) in self._charged:
+            self._charged.move_to_end((owner, ledger_id))
+
+
+class MessageCounts:
+    """For one topic. `recorded`: messages of ended ledgers in the chain's record; `read`: entries from storage."""
+
+    def __init__(self, ledgers: LedgerList, recorded: Callable[[], Mapping[int, int]], read: Read, budget: CountBudget) -> None:
+        self._ledgers = ledgers
+        self._recorded = recorded
+        self._read = read
+        self._budget = budget
+        self._open_id = ledgers.last_ledger_id if ledgers.last_is_open else _NO_LEDGER
+        self._open = LedgerCounts()
+        self._open_messages = 0
+        self._uncharged = 0  # entries of the open ledger since it was last charged
+        self._counts: dict[int, LedgerCounts] = {self._open_id: self._open}
+        self._totals: dict[int, int] = {}  # messages of ended ledgers, where the record does not say
+        self._lengths: OrderedDict[Position, int] = OrderedDict()
+        self._loading = asyncio.Lock()
+        self.read_entries = 0
+
+    def __repr__(self) -> str:
+        return f"<MessageCounts of ledgers {list(self._counts)}, {self._open_messages} messages in {self._open_id}>"
+
+    # Appending
+
+    def on_confirmed(self, group: EntryGroup, messages: Sequence[int] | None) -> None:
+        """`messages` in each entry; None: one."""
+        if group.ledger_id != self._open_id:
+            self._start_ledger(group.ledger_id)
+        ends = group.ends
+        count = len(ends)
+        total = count if messages is None else sum(messages)
+        if total == count:
+            messages = None
+        if count == 1:
+            self._open.append((ends[0] - HEADER_BYTES,), messages)
+        else:
+            self._open.append(_sizes(group), messages)
+        self._open_messages += total
+        self._uncharged += count
+        if self._uncharged * 4 >= _CHARGE_BYTES:
+            self._uncharged = 0
+            self._budget.charge(self, self._open_id, self._open.cost_bytes)
+
+    def _start_ledger(self, ledger_id: int) -> None:
+        self._budget.charge(self, self._open_id, self._open.cost_bytes)
+        self._open_id, self._open, self._open_messages, self._uncharged = ledger_id, LedgerCounts(), 0, 0
+        self._counts[ledger_id] = self._open
+
+    def annotate(self, chain: Chain) -> Chain:
+        """With the messages of its ended ledgers, where they are known."""
+        before = chain.messages or {}
+        known: dict[int, int] = {}
+        for ledger in chain.ledgers:
+            messages = before.get(ledger.ledger_id)
+            if messages is None:
+                messages = None if ledger.is_open else self._counted(ledger.ledger_id)
+            if messages is not None:
+                known[ledger.ledger_id] = messages
+        return chain if known == before else chain.replace(messages=known or None)
+
+    def _counted(self, ledger_id: int) -> int | None:
+        return self._open_messages if ledger_id == self._open_id else self._totals.get(ledger_id)
+
+    # Forgetting
+
+    def forget(self, ledger_id: int) -> None:
+        """For the budget."""
+        if ledger_id == self._open_id:
+            self._open.forget()
+        else:
+            self._counts.pop(ledger_id, None)
+
+    def drop_trimmed(self) -> None:
+        """Ledgers have left the chain."""
+        for ledger_id in [ledger_id for ledger_id in self._counts if ledger_id not in self._ledgers]:
+            if ledger_id != self._open_id:
+                del self._counts[ledger_id]
+                self._budget.charge(self, ledger_id, 0)
+        self._totals = {ledger_id: total for ledger_id, total in self._totals.items() if ledger_id in self._ledgers}
+
+    def close(self) -> None:
+        for ledger_id in self._counts:
+            self._budget.charge(self, ledger_id, 0)
+        self._counts.clear()
+
+    # Asking
+
+    def unacknowledged_known(self, ack_set: AckSet) -> Amount | None:
+        """From memory alone, in a short time; None: `unacknowledged` would have to read, or to sum up for long."""
+        if ack_set.acked_entries > _SYNC_HOLES:
+            return None
+        amount = Amount()
+        for part in self._parts(ack_set, copied=False):
+            known = self._known(part)
+            if known is None:
+                return None
+            amount = amount.plus(known)
+        return amount
+
+    async def unacknowledged(self, ack_set: AckSet) -> Amount:
+        """As it was at one moment of this call. Raises LedgerError, MetadataError, ManagedLedgerError when reading fails."""
+        while True:
+            try:
+                parts = self._parts(ack_set, copied=True)  # the moment
+                amount = Amount()
+                for part in parts:
+                    amount = amount.plus(await self._of(part))
+                return amount
+            except EntryTrimmedError:
+                continue
+
+    async def after(self, position: Position) -> Amount:
+        """All entries behind this gap, acknowledged or not."""
+        return await self.unacknowledged(AckSet(self._ledgers, position))
+
+    def after_known(self, position: Position) -> Amount | None:
+        return self.unacknowledged_known(AckSet(self._ledgers, position))
+
+    def _parts(self, ack_set: AckSet, *, copied: bool) -> list[_Part]:
+        mark_ledger_id, mark_entry_id = ack_set.mark_delete
+        recorded = self._recorded()
+        parts: list[_Part] = []
+        for ledger_id, entries, size_bytes in self._ledgers.from_ledger(mark_ledger_id):
+            start = min(mark_entry_id + 1, entries) if ledger_id == mark_ledger_id else 0
+            if start == entries:
+                continue
+            acked, batches = ack_set.acked.get(ledger_id), ack_set.batches.get(ledger_id, {})
+            if copied:
+                acked, batches = None if acked is None else acked.copy(), dict(batches)
+            messages = recorded.get(ledger_id)
+            if messages is None:
+                messages = self._counted(ledger_id)
+            parts.append(_Part(ledger_id, start, entries, messages, size_bytes, acked, batches))
+        return parts
+
+    def _known(self, part: _Part) -> Amount | None:
+        counts = self._counts.get(part.ledger_id)
+        needed = part.first_needed
+        if needed is None:
+            assert part.messages is not None
+            return Amount(part.entries, part.messages, part.size_bytes)
+        if counts is not None and counts.first <= needed:
+            self._budget.note_used(self, part.ledger_id)
+            holes = part.holes_of(counts, part.holes())
+            return part.whole(counts).minus(holes)
+        if part.is_single_run and (length := self._lengths.get(part.before_start)) is not None:
+            return Amount(part.entries - part.start, part.entries - part.start, part.size_bytes - length)
+        return None
+
+    async def _of(self, part: _Part) -> Amount:
+        if part.acked is None or len(part.acked) <= _SYNC_HOLES:
+            known = self._known(part)
+            if known is not None:
+                return known
+            if part.is_single_run:
+                length = await self._length_at(part.before_start)
+                return Amount(part.entries - part.start, part.entries - part.start, part.size_bytes - length)
+        counts = await self._load(part)
+        amount, holes = part.whole(counts), part.holes()
+        for start in range(0, max(1, len(holes)), _SYNC_HOLES):
+            amount = amount.minus(part.holes_of(counts, holes[start : start + _SYNC_HOLES], batches=start == 0))
+            await asyncio.sleep(0)
+        return amount
+
+    # Reading back
+
+    async def _load(self, part: _Part) -> LedgerCounts:
+        """At least the entries that are needed of a ledger; the caller may use them after they were forgotten here."""
+        ledger_id, needed = part.ledger_id, part.first_needed or 0
+        async with self._loading:
+            counts = self._counts.get(ledger_id)
+            if counts is not None and counts.first <= needed:
+                return counts
+            before = LedgerCounts(needed)
+            while (end := self._known_from(part)) > before.end:
+                max_entries = min(_READ_ENTRIES, end - before.end)
+                for group in await self._read(Position(ledger_id, before.end), max_entries, _READ_BYTES):
+                    before.append(_sizes(group), _messages(group))
+                    self.read_entries += len(group)
+                await asyncio.sleep(0)  # others first: what comes from memory does not wait
+            return self._keep(part, before)
+
+    def _known_from(self, part: _Part) -> int:
+        """May grow: what is in memory may be forgotten at any time."""
+        counts = self._counts.get(part.ledger_id)
+        return part.entries if counts is None else min(counts.first, part.entries)
+
+    def _keep(self, part: _Part, before: LedgerCounts) -> LedgerCounts:
+        ledger_id = part.ledger_id
+        counts = self._counts.get(ledger_id)
+        if counts is None:
+            counts = self._counts[ledger_id] = before
+        elif counts.first == before.end:
+            counts.prepend(before)
+        else:
+            return before  # the open ledger's were forgotten, and start further on now
+        if counts.first == 0 and ledger_id != self._open_id:
+            self._totals[ledger_id] = counts.between(0, counts.end).messages
+        self._budget.charge(self, ledger_id, counts.cost_bytes)
+        return counts
+
+    async def _length_at(self, position: Position) -> int:
+        """Payload bytes of a ledger up to and including this entry."""
+        (group, *_) = await self._read(position, 1, 1)
+        length = self._lengths[position] = group.header(position.entry_id).length
+        if len(self._lengths) > _LENGTHS_KEPT:
+            self._lengths.popitem(last=False)
+        return length
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One ledger as a cursor sees it: its entries from `start` on, without what is acknowledged of them."""
+
+    ledger_id: int
+    start: int
+    entries: int
+    messages: int | None
+    """Of the whole ledger; None: nobody has counted them."""
+    size_bytes: int
+    acked: BitMap | None
+    batches: dict[int, Batch]
+
+    @property
+    def first_needed(self) -> int | None:
+        """The first entry whose own figures matter; None: the ledger's totals say it all."""
+        if self.start or self.messages is None:
+            return self.start
+        firsts = [*self.batches, *(() if self.acked is None else (self.acked.min(),))]
+        return min(firsts, default=None)
+
+    @property
+    def is_single_run(self) -> bool:
+        """Rule 4."""
+        return self.messages == self.entries and self.start > 0 and not self.batches and not self.acked
+
+    @property
+    def before_start(self) -> Position:
+        return Position(self.ledger_id, self.start - 1)
+
+    def whole(self, counts: LedgerCounts) -> Amount:
+        """Acknowledged or not."""
+        if self.start or self.messages is None:
+            return counts.between(self.start, self.entries)
+        return Amount(self.entries, self.messages, self.size_bytes)
+
+    def holes(self) -> list[int]:
+        return [] if self.acked is None else list(self.acked)
+
+    def holes_of(self, counts: LedgerCounts, holes: list[int], *, batches: bool = True) -> Amount:
+        """What of the whole is acknowledged: these entries, and messages of batches."""
+        amount = counts.of(holes)
+        if not batches:
+            return amount
+        acked = sum(_acked_in(counts.messages_of(entry), mask) for entry, (mask, _) in self.batches.items())
+        return amount.plus(Amount(messages=acked))
+
+
+def _acked_in(messages: int, unacked_mask: int) -> int:
+    """Bits beyond the last message mean nothing: clients say how large a batch is."""
+    return messages - (unacked_mask & ((1 << messages) - 1)).bit_count()
+
+
+def _sizes(group: EntryGroup) -> list[int]:
+    ends = group.ends
+    return [ends[0] - HEADER_BYTES, *[size - HEADER_BYTES for size in map(sub, ends[1:], ends)]]
+
+
+def _messages(group: EntryGroup) -> list[int] | None:
+    """None: one in each."""
+    counts: list[int] = []
+    for payload in group.payloads():
+        try:
+            counts.append(count_messages(payload))
+        except BadTailError:
+            counts.append(1)
+    return None if sum(counts) == len(counts) else counts
