@@ -63,7 +63,7 @@ class _Group:
 
     payloads: list[Buffer] = field(default_factory=list)
     sequence_ids: list[tuple[int, int | None]] = field(default_factory=list)  # and the highest of a batch, if it was sent
-    messages: int = 0
+    messages: list[int] = field(default_factory=list)  # in each payload
     size_bytes: int = 0
     errors_after: bytes = b""  # frames to be written behind its receipts (rule 3)
 
@@ -128,7 +128,7 @@ class Producer:
             self._refuse(send, error)
             return
         gathered = self._gathered
-        gathered.messages += count_messages(tail)
+        gathered.messages.append(count_messages(tail))
         payload = tail if has_checksum(tail) else add_checksum(tail)
         gathered.payloads.append(payload)
         gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
@@ -144,7 +144,7 @@ class Producer:
             group, self._gathered = self._gathered, _Group()
             self._pending.append(group)
             self.peer.window.take(group.size_bytes)
-            self.topic.publish(group.payloads, partial(self._on_appended, group))
+            self.topic.publish(group.payloads, partial(self._on_appended, group), group.messages)
 
     def close_when_settled(self, on_settled: Callable[[], None]) -> None:
         """Takes nothing more; calls back when everything under way is answered."""
@@ -194,13 +194,15 @@ class Producer:
         elif self.state is not ProducerState.CLOSED:
             ledger_id, entry_id = result
             producer_id = self.producer_id
+            step = int(self.topic.entry_ids_rise)
             receipts = [
-                (producer_id, sequence_id, ledger_id, entry_id + index, highest)
+                (producer_id, sequence_id, ledger_id, entry_id + index * step, highest)
                 for index, (sequence_id, highest) in enumerate(group.sequence_ids)
             ]
             self.peer.write(encode_send_receipts(receipts) + group.errors_after)
-            self.traffic.count(count, group.messages, group.size_bytes)
-            self.topic.published.count(count, group.messages, group.size_bytes)
+            messages = sum(group.messages)
+            self.traffic.count(count, messages, group.size_bytes)
+            self.topic.published.count(count, messages, group.size_bytes)
         self.flush()
         self._settle_if_done()
 

@@ -16,7 +16,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
 from cepheid_broker.peer import Buffer
@@ -45,6 +45,9 @@ class TopicFigures:
 
 class Topic(ABC):
     """What both kinds have alike; made by `Topics.get`."""
+
+    entry_ids_rise: ClassVar[bool] = True
+    """Each entry has its own id; else all of a topic have the same one."""
 
     def __init__(self, name: TopicName, policies: TopicPolicies, settings: BrokerSettings, totals: BrokerTraffic) -> None:
         self.name = name
@@ -98,8 +101,14 @@ class Topic(ABC):
             del self.producers[producer.name]
 
     @abstractmethod
-    def publish(self, payloads: Sequence[Buffer], on_done: Callable[[Position | CepheidError, int], None]) -> None:
-        """`on_done` is called once: with the first entry's position when all are accepted, or with the error."""
+    def publish(
+        self,
+        payloads: Sequence[Buffer],
+        on_done: Callable[[Position | CepheidError, int], None],
+        messages: Sequence[int] | None = None,
+    ) -> None:
+        """`on_done` is called once: with the first entry's position when all are accepted, or with the error.
+        `messages` in each payload; None: one."""
 
     # Subscriptions
 
