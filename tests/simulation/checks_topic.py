@@ -1,4 +1,4 @@
-"""Checks of a topic's chain and cursors (M1-M4, M6, C1-C4, C7): at each commit, after each opening, and in the audit."""
+"""Checks of a topic's chain and cursors (M1-M4, M6, C1-C4, C6-C8): at each commit, after each opening, and in the audit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from cepheid_metadata import Chain, CursorRecord, Position
 from tests.simulation.history import History
-from tests.simulation.topic_model import WHOLE, CursorModel, TopicModel
+from tests.simulation.topic_model import DEDUP, WHOLE, CursorModel, TopicModel
 
 
 class TopicRecordChecks:
@@ -78,7 +78,7 @@ class TopicRecordChecks:
 
 
 def check_opened(history: History, topic: TopicModel, managed_ledger: Any) -> None:
-    """A new owner: everything told to producers and consumers before it is there (M3, C2), and nothing else (C3)."""
+    """A new owner: everything told to producers and consumers before it is there (M3, C2, C6, C8), and nothing else (C3)."""
     for position in topic.stored:
         there = managed_ledger.is_valid(position)
         history.check(
@@ -113,6 +113,28 @@ def _check_cursor(history: History, topic: TopicModel, model: CursorModel, curso
             not invented,
             lambda p=position, i=invented: f"{name} has messages {i:#b} of {p} acknowledged, nobody did: {cursor!r}",
         )
+        count = cursor.redelivery_counts_in(position.ledger_id).get(position.entry_id, 0)
+        least, most = model.must.counts.get(position, 0), model.redelivered.get(position, 0)
+        right = count == 0 if acked == WHOLE else least <= count <= most
+        history.check(
+            "C8",
+            right,
+            lambda p=position, c=count, a=least, z=most: f"{name} counts {c} deliveries of {p}, not {a} to {z}: {cursor!r}",
+        )
+    if model.name == DEDUP:
+        _check_sequence_ids(history, name, model, cursor, managed_ledger)
+
+
+def _check_sequence_ids(history: History, name: str, model: CursorModel, cursor: Any, managed_ledger: Any) -> None:
+    """C6: the ids name the position with which they were set."""
+    ids = cursor.sequence_ids
+    belongs_to = Position(ids["ledger"], ids["entry"]) if ids else model.created_at
+    rank = managed_ledger.ledgers.rank
+    history.check(
+        "C6",
+        rank(belongs_to) == rank(cursor.mark_delete),
+        lambda: f"{name} is at {cursor.mark_delete} with the sequence ids of {belongs_to}: {managed_ledger!r}",
+    )
 
 
 def acked_messages(cursor: Any, position: Position) -> int:

@@ -26,8 +26,8 @@ RULES = {
     "confirm below the ack quorum": {"L3"},
     "recover without waiting for copies": {"L10"},
     "record an end without closing": {"M2"},
-    "write the chain again after a conflict": {"M1", "M2", "M3", "M6", "C2", "C3", "C7"},
-    "trim without asking the cursors": {"M6", "C3"},
+    "write the chain again after a conflict": {"M1", "M2", "M3", "M6", "C2", "C3", "C6", "C7", "C8"},
+    "trim without asking the cursors": {"M6", "C3", "C6"},
 }
 
 

@@ -15,15 +15,19 @@ from cepheid_metadata import Position
 BATCH_MESSAGES = 8
 WHOLE = (1 << BATCH_MESSAGES) - 1
 NOWHERE = Position(-1, -1)
+DEDUP = "pulsar.dedup"
+"""The cursor that moves only together with sequence ids that name its position."""
 
 
 @dataclass(slots=True)
 class Acked:
-    """A set of acknowledgements: everything up to a position, single entries, single messages of batches (bit i: message i)."""
+    """A set of acknowledgements: everything up to a position, single entries, single messages of batches (bit i: message i);
+    and how often entries that are not acknowledged were delivered again, at least."""
 
     upto: Position = NOWHERE
     entries: dict[Position, None] = field(default_factory=dict)
     messages: dict[Position, int] = field(default_factory=dict)
+    counts: dict[Position, int] = field(default_factory=dict)
 
     def covers(self, position: Position) -> bool:
         return position <= self.upto or position in self.entries or self.messages.get(position, 0) == WHOLE
@@ -36,9 +40,11 @@ class Acked:
         self.entries.update(other.entries)
         for position, mask in other.messages.items():
             self.messages[position] = self.messages.get(position, 0) | mask
+        for position, count in other.counts.items():
+            self.counts[position] = max(self.counts.get(position, 0), count)
 
     def copy(self) -> Acked:
-        return Acked(self.upto, dict(self.entries), dict(self.messages))
+        return Acked(self.upto, dict(self.entries), dict(self.messages), dict(self.counts))
 
     def before(self, position: Position) -> Acked:
         """The part that a reset to `position` leaves acknowledged as well."""
@@ -46,7 +52,7 @@ class Acked:
             min(self.upto, Position(position.ledger_id, position.entry_id - 1)),
             {entry: None for entry in self.entries if entry < position},
             {entry: mask for entry, mask in self.messages.items() if entry < position},
-        )
+        )  # and no counts: delivery starts anew
 
 
 @dataclass(slots=True)
@@ -59,6 +65,8 @@ class CursorModel:
     layers: list[Acked] = field(default_factory=lambda: [Acked()])
     must: Acked = field(default_factory=Acked)
     resets: int = 0  # begun: what was asked before one says nothing after it
+    redelivered: dict[Position, int] = field(default_factory=dict)  # ever, by anybody: no count is above this
+    created_at: Position = NOWHERE
 
     def allow(self, acked: Acked) -> None:
         self.layers[-1].add(acked)

@@ -23,11 +23,11 @@ from cepheid_wire import TopicName
 from tests.simulation.checks_topic import acked_messages, check_entry, check_opened
 from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
-from tests.simulation.topic_model import BATCH_MESSAGES, NOWHERE, WHOLE, Acked, CursorModel, TopicModel
+from tests.simulation.topic_model import BATCH_MESSAGES, DEDUP, NOWHERE, WHOLE, Acked, CursorModel, TopicModel
 from tests.simulation.workload_ledgers import EXPECTED, Pending, Quorums
 
 _MOST_PENDING = 6
-_CURSORS = ("fast", "slow")
+_CURSORS = ("fast", "slow", DEDUP)
 
 
 class TopicWorkload:
@@ -101,8 +101,13 @@ class TopicWorkload:
         elif cursor is None:
             await self.create_cursor(managed_ledger, rng.choice(_CURSORS))
         elif draw < 0.88:
-            self.acknowledge(cursor)
-        elif draw < 0.95:
+            if cursor.name == DEDUP:
+                self._move_with_ids(cursor)
+            elif draw < 0.82:
+                self.acknowledge(cursor)
+            else:
+                self._deliver_again(cursor)
+        elif draw < 0.95 or cursor.name == DEDUP:  # which is never reset or deleted
             await self.save(cursor)
         elif draw < 0.98:
             await self.reset(managed_ledger, cursor)
@@ -197,6 +202,32 @@ class TopicWorkload:
             self._memory(cursor, model).add(asked)
         self._history.check("C1", cursor.mark_delete >= mark_before, f"{cursor!r} moved back from {mark_before}")
 
+    def _deliver_again(self, cursor: Any) -> None:
+        model = self.model.cursors.get(cursor.name)
+        waiting = [position for position in self.model.stored if not cursor.is_acknowledged(position)]
+        if model is None or not waiting:
+            return
+        self._history.did("deliver again")
+        position = self._random.choice(waiting[:10])
+        model.redelivered[position] = model.redelivered.get(position, 0) + 1
+        before = cursor.redelivery_counts_in(position.ledger_id).get(position.entry_id, 0)
+        cursor.count_redelivery(*position)
+        after = cursor.redelivery_counts_in(position.ledger_id)[position.entry_id]
+        self._history.check("C8", after == before + 1, f"{cursor!r} counts {after} after {before} at {position}")
+        self._memory(cursor, model).counts[position] = after
+
+    def _move_with_ids(self, cursor: Any) -> None:
+        """As deduplication does: sequence ids that belong to exactly this mark-delete position."""
+        model, further = self.model.cursors.get(cursor.name), [p for p in self.model.stored if p > cursor.mark_delete]
+        if model is None or not further:
+            return
+        self._history.did("move with sequence ids")
+        asked = Acked(upto=self._random.choice(further[:5]))
+        model.allow(asked)
+        if cursor.acknowledge_cumulative(asked.upto):
+            cursor.set_sequence_ids({"ledger": asked.upto.ledger_id, "entry": asked.upto.entry_id})
+            self._memory(cursor, model).add(asked)
+
     async def save(self, cursor: Any) -> None:
         """What a client does that asks for a response to its acknowledgements."""
         self._history.did("save")
@@ -232,7 +263,7 @@ class TopicWorkload:
             return  # it is there, and this owner is deposed; or somebody tried, and the next opening will tell
         self._history.did("create cursor")
         mark_delete = self._random.choice((managed_ledger.first_position(), managed_ledger.last_confirmed))
-        model = self.model.cursors[name] = CursorModel(name, layers=[Acked(upto=mark_delete)])
+        model = self.model.cursors[name] = CursorModel(name, layers=[Acked(upto=mark_delete)], created_at=mark_delete)
         cursor = await managed_ledger.create_cursor(name, mark_delete)
         model.allow(Acked(upto=cursor.mark_delete))
         model.certain = True
