@@ -11,17 +11,22 @@ from typing import Any, cast
 import crc32c
 
 from cepheid_broker.advertised import advertised_url
-from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
-from cepheid_wire import PERSISTENT, CommandType, NamespaceName, ServerError, TopicName
+from cepheid_wire import NON_PERSISTENT, PERSISTENT, CommandType, NamespaceName, ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 
 # With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
 KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
+
+_DOMAINS: Mapping[int, tuple[str, ...]] = {
+    pb.CommandGetTopicsOfNamespace.PERSISTENT: (PERSISTENT,),
+    pb.CommandGetTopicsOfNamespace.NON_PERSISTENT: (NON_PERSISTENT,),
+    pb.CommandGetTopicsOfNamespace.ALL: (PERSISTENT, NON_PERSISTENT),
+}
 
 
 class LookupCommands:
@@ -80,8 +85,8 @@ class LookupCommands:
     async def _answer_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
         answer = pb.CommandGetTopicsOfNamespaceResponse(request_id=ask.request_id, filtered=False, changed=True)
         try:
-            if ask.mode != pb.CommandGetTopicsOfNamespace.NON_PERSISTENT:
-                found = await self._services.catalog.topics_of(NamespaceName.parse(ask.namespace))
+            for domain in _DOMAINS[ask.mode]:
+                found = await self._services.catalog.topics_of(NamespaceName.parse(ask.namespace), domain)
                 answer.topics.extend(sorted(map(str, found)))
         except Exception as error:  # every request is answered, also when the fault is ours
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
@@ -94,11 +99,8 @@ class LookupCommands:
 
 
 def served_topic(name: str) -> TopicName:
-    """Raises InvalidTopicNameError, NotAllowedError."""
-    topic = TopicName.parse(name)
-    if topic.domain != PERSISTENT:
-        raise NotAllowedError(f"topic {topic}: non-persistent topics are not supported yet", topic=str(topic))
-    return topic
+    """Raises InvalidTopicNameError."""
+    return TopicName.parse(name)
 
 
 def topics_hash(topics: list[str]) -> str:

@@ -103,11 +103,11 @@ class TopicCatalog:
         except NoSuchKeyError:
             pass
 
-    async def topics_of(self, namespace: NamespaceName) -> list[TopicName]:
+    async def topics_of(self, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
         """Every topic that can be connected to: partitioned ones appear as their partitions."""
         await self._require_namespace(namespace)
         names: list[TopicName] = []
-        for topic in await list_topics(self._store, namespace.tenant, namespace.local_name, PERSISTENT):
+        for topic in await list_topics(self._store, namespace.tenant, namespace.local_name, domain):
             partitions = await self.partitions(topic)
             names += [topic.partition(index) for index in range(partitions)] if partitions else [topic]
         return names

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.non_persistent_topic import NonPersistentTopic
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.rates import BrokerTraffic
@@ -110,6 +111,8 @@ class Topics:
 
     async def _load_topic(self, name: TopicName) -> Topic:
         await self._wait_for_retry(name)
+        if not name.is_persistent:
+            return self._add(NonPersistentTopic(name, TopicPolicies(), self._settings, self._tasks, self.totals))
         config = await self._catalog.ledger_config(name)
         ledger = await self._managed_ledgers.open(name, config)
         if self._stopping:
@@ -125,8 +128,11 @@ class Topics:
             self.totals,
             on_failed=self._on_topic_failed,
         )
-        self._open[name] = topic
         log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})
+        return self._add(topic)
+
+    def _add(self, topic: Topic) -> Topic:
+        self._open[topic.name] = topic
         return topic
 
     async def _wait_for_retry(self, name: TopicName) -> None:
@@ -198,7 +204,8 @@ class Topics:
             await asyncio.wait([opening])
         if (topic := self._open.pop(name, None)) is not None:
             await topic.unload("the topic is deleted")
-        await self._managed_ledgers.delete(name)
+        if name.is_persistent:
+            await self._managed_ledgers.delete(name)
         await self._catalog.delete(name)
         self._retry.pop(name, None)
         log.info("topic.deleted", extra={"topic": str(name)})

@@ -94,15 +94,14 @@ def test_invalid_names_fail_at_once_in_the_reply_of_each_command(topic: str) -> 
     run_async(main())
 
 
-def test_an_unknown_namespace_and_non_persistent_topics_are_refused() -> None:
+def test_an_unknown_namespace_is_refused_and_both_domains_are_known() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             answer = await partitions(client, "persistent://public/nowhere/t")
             assert (answer.response, answer.error) == (FAILED, ServerError.TOPIC_NOT_FOUND)
             assert "namespace public/nowhere does not exist" in answer.message
             answer = await partitions(client, "non-persistent://public/default/t")
-            assert (answer.response, answer.error) == (FAILED, ServerError.NOT_ALLOWED_ERROR)
-            assert "not supported yet" in answer.message
+            assert (answer.response, answer.partitions) == (pb.CommandPartitionedTopicMetadataResponse.Success, 0)
 
     run_async(main())
 

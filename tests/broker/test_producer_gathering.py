@@ -19,6 +19,8 @@ from tests.support import run_async
 class Appends:
     """Topic and peer of one producer: holds appends until the test answers them, notes the frames written."""
 
+    entry_ids_rise = True
+
     def __init__(self) -> None:
         self.groups: list[int] = []  # entries of each append
         self.waiting: list[tuple[int, Callable[[Any, int], None]]] = []

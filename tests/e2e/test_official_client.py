@@ -315,8 +315,6 @@ def test_what_is_not_served_yet_fails_at_once(cluster: ProcessCluster, topic: st
             client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
         with pytest.raises(pulsar.NotAllowedError):
             client.create_producer(topic, schema=pulsar.schema.StringSchema())
-        with pytest.raises(pulsar.NotAllowedError):
-            client.create_producer(f"non-persistent://public/default/{topic}")
         with pytest.raises(pulsar.PulsarException):
             client.create_producer("persistent://public/nowhere/t")
         assert time.monotonic() - began < 5, "an error that clients retry costs their whole timeout"

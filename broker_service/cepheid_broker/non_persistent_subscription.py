@@ -1,0 +1,141 @@
+"""A subscription of a non-persistent topic: its consumers, and what they get of the entries that arrive now.
+
+    deliver ──► NonPersistentDispatch.plan ──► MESSAGE frames, in the same loop turn; the rest is dropped and counted
+
+It has the face of every subscription, so that connections need not ask. What would need a stored entry does nothing (acknowledging,
+redelivery: clients do not even send them here) or is refused (seek).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from cepheid_broker.consumer import Consumer
+from cepheid_broker.dispatcher import ReadAheadBudget
+from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.managed_ledger import Cursor, LedgerList
+from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, NonPersistentShared
+from cepheid_broker.peer import Buffer
+from cepheid_broker.position import Position
+from cepheid_broker.rates import BrokerTraffic
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.subscription import SHARED, BatchAck, Subscription
+from cepheid_metadata import ChainLedger
+from cepheid_ports import TaskOwner
+from cepheid_wire import TopicName, encode_message_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cepheid_broker.managed_ledger import ManagedLedger
+
+ID = Position(0, 0)
+"""Of every entry (protocol.md §6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A group of entries as they came, read once for all subscriptions."""
+
+    payloads: Sequence[Buffer]
+    messages: Sequence[int]
+    hashes: Sequence[int]
+
+
+class NonPersistentSubscription(Subscription):
+    def __init__(
+        self,
+        topic: TopicName,
+        name: str,
+        settings: BrokerSettings,
+        tasks: TaskOwner,
+        totals: BrokerTraffic,
+        *,
+        durable: bool,
+        on_unused: Callable[[Subscription], None],
+    ) -> None:
+        ledgers = LedgerList([ChainLedger(ledger_id=0)])  # without entries: whatever a client acknowledges is unknown
+        cursor = Cursor(name, AckSet(ledgers, ledgers.first_position), ledgers, None, {})
+        ledger = cast("ManagedLedger", _NoLedger(topic))
+        super().__init__(topic, name, ledger, cursor, settings, ReadAheadBudget(0), tasks, totals, on_unused=on_unused)
+        self.dropped_messages = 0
+        self._kept = durable
+        self._dispatch: NonPersistentDispatch = NonPersistentDispatch()
+
+    @property
+    def durable(self) -> bool:
+        """Here: it outlives its consumers, in memory."""
+        return self._kept
+
+    def deliver(self, arrived: Arrived) -> None:
+        plan = self._dispatch.plan(arrived.messages, arrived.hashes)
+        self.dropped_messages += plan.dropped_messages
+        for key, indexes in plan.taken.items():
+            consumer = self.consumers[key]
+            buffers: list[Buffer] = []
+            messages = size_bytes = 0
+            for index in indexes:
+                payload = arrived.payloads[index]
+                buffers += (encode_message_header(consumer.consumer_id, *ID, len(payload)), payload)
+                messages += arrived.messages[index]
+                size_bytes += len(payload)
+            consumer.traffic.count(len(indexes), messages, size_bytes)
+            self.delivered.count(len(indexes), messages, size_bytes)
+            consumer.peer.write_buffers(buffers)
+
+    # Consumers
+
+    def add_consumer(self, consumer: Consumer, kind: int) -> None:
+        assert not self.closed
+        if not self.consumers:
+            self.kind = kind
+            self._dispatch = NonPersistentShared() if kind == SHARED else NonPersistentDispatch()
+        self.consumers[consumer.key] = consumer
+        self._dispatch.on_joined(consumer.key, priority=consumer.priority_level, name=consumer.name)
+        self._dispatch.on_writable(consumer.key, consumer.peer.writable)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        if self.consumers.pop(consumer.key, None) is None:
+            return
+        self._dispatch.on_left(consumer.key)
+        if not self.consumers:
+            self.kind = None
+            if not self.durable and not self.closed:
+                self._on_unused(self)
+
+    def on_flow(self, consumer: Consumer, messages: int) -> None:
+        room = self._settings.dispatch.max_permits - self._dispatch.permits(consumer.key)
+        self._dispatch.on_permits(consumer.key, min(messages, room))
+
+    def on_writable(self, consumer: Consumer, writable: bool) -> None:
+        self._dispatch.on_writable(consumer.key, writable)
+
+    def permits(self, consumer: Consumer) -> int:
+        return self._dispatch.permits(consumer.key) if consumer.key in self.consumers else 0
+
+    # What needs stored entries
+
+    def redeliver(self, consumer: Consumer, positions: list[Position] | None) -> None:
+        """Nothing can be sent twice."""
+
+    def acknowledge(self, consumer: Consumer, positions: Sequence[Position], parts: Sequence[BatchAck]) -> None:
+        """Nothing is waiting for it."""
+
+    def acknowledge_cumulative(self, consumer: Consumer, position: Position, part: BatchAck | None) -> None:
+        """Nothing is waiting for it."""
+
+    def begin_seek(self) -> None:
+        raise NotAllowedError(f"topic {self.topic} is non-persistent: there is nothing to seek in", topic=str(self.topic))
+
+
+class _NoLedger:
+    """In the place of a managed ledger: whatever is asked of it is refused."""
+
+    def __init__(self, topic: TopicName) -> None:
+        self._topic = topic
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotAllowedError(f"topic {self._topic} is non-persistent: it stores nothing", topic=str(self._topic))

@@ -1,0 +1,187 @@
+"""Non-persistent topics, frame by frame: nothing is stored, whoever is there gets it, the rest is dropped and counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, NonPersistentShared
+from cepheid_broker.non_persistent_subscription import NonPersistentSubscription
+from cepheid_wire import ServerError, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.broker.broker_world import BrokerWorld
+from tests.broker.scripted_client import message, subscribe
+from tests.support import run_async
+
+TOPIC = "non-persistent://public/default/np"
+SHARED = pb.CommandSubscribe.Shared
+
+
+def dropped(world: BrokerWorld, subscription: str, topic: str = TOPIC) -> int:
+    found = world.topic(topic).subscriptions[subscription]
+    assert isinstance(found, NonPersistentSubscription)
+    return found.dropped_messages
+
+
+def test_every_entry_has_the_id_0_0_in_receipts_and_messages() -> None:
+    """Trap 40."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.subscribe(TOPIC, "s", permits=100)
+            await client.produce_on(TOPIC)
+            client.send_message(0, b"a")
+            client.send_message(1, b"b")
+            frames = [await client.receive() for _ in range(4)]
+            bodies = [frame.body for frame in frames if frame is not None]
+            receipts = [body for body in bodies if isinstance(body, pb.CommandSendReceipt)]
+            messages = [body for body in bodies if isinstance(body, pb.CommandMessage)]
+            assert [receipt.sequence_id for receipt in receipts] == [0, 1]
+            assert {(body.message_id.ledgerId, body.message_id.entryId) for body in [*receipts, *messages]} == {(0, 0)}
+            assert len(messages) == 2
+
+    run_async(main())
+
+
+def test_what_arrives_while_nobody_can_take_it_is_dropped_and_counted() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as producer, await world.client() as consumer:
+            await producer.produce_on(TOPIC)
+            await producer.publish(2)  # nobody is subscribed
+            await consumer.subscribe(TOPIC, "s", permits=2)
+            await consumer.ping()
+            await producer.publish(3, first_sequence_id=2)
+            received = await consumer.expect_messages(2)
+            assert [frame.position for frame in received] == [(0, 0), (0, 0)]
+            assert dropped(world, "s") == 1
+            consumer.send(pb.CommandFlow(consumer_id=0, messagePermits=1))
+            await consumer.ping()
+            await consumer.expect_nothing(0.05)  # a dropped one does not come later
+            await producer.publish(1, first_sequence_id=5)
+            await consumer.expect_message()
+
+    run_async(main())
+
+
+def test_a_batch_costs_its_messages_and_is_sent_whole() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as producer, await world.client() as consumer:
+            await consumer.subscribe(TOPIC, "s", permits=1)
+            await consumer.ping()
+            await producer.produce_on(TOPIC)
+            await producer.publish(2, messages=10)
+            await consumer.expect_message()
+            assert dropped(world, "s") == 10
+            consumer.send(pb.CommandFlow(consumer_id=0, messagePermits=9))  # -9 + 9: still none
+            await consumer.ping()
+            await producer.publish(1, first_sequence_id=2)
+            await consumer.expect_nothing(0.05)
+
+    run_async(main())
+
+
+def test_a_socket_that_fills_loses_messages_and_nobody_else_does() -> None:
+    async def main() -> None:
+        async with (
+            BrokerWorld(connection={"write_high_bytes": 64 << 10}) as world,
+            await world.client() as producer,
+            await world.client() as slow,
+            await world.client() as fast,
+        ):
+            await slow.subscribe(TOPIC, "slow", permits=1_000_000)
+            await fast.subscribe(TOPIC, "fast", permits=1_000_000)
+            await producer.produce_on(TOPIC)
+            sent = 0
+            while dropped(world, "slow") == 0:
+                assert sent < 2_000, "its socket never filled"
+                producer.send_message(sent, tail=message(sent, b"x" * 100_000))
+                await producer.expect(pb.CommandSendReceipt)
+                await fast.expect_message()
+                sent += 1
+            assert dropped(world, "fast") == 0
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_needs_stored_entries_is_refused_at_once(durable: bool) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.subscribe(TOPIC, "s", permits=10, durable=durable)
+            seek = pb.CommandSeek(consumer_id=0, request_id=7, message_publish_time=1)
+            last = pb.CommandGetLastMessageId(consumer_id=0, request_id=8)
+            for ask in (seek, last):
+                refused = await client.ask(ask, pb.CommandError)
+                assert refused.request_id == ask.request_id
+                assert refused.error == ServerError.NOT_ALLOWED_ERROR
+                assert "non-persistent" in refused.message
+            client.acknowledge((0, 0))
+            await client.acknowledge_saved((0, 0))  # answered, though there is nothing to keep
+            client.send(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=0))
+            stats = await client.ask(pb.CommandConsumerStats(consumer_id=0, request_id=9), pb.CommandConsumerStatsResponse)
+            assert (stats.msgBacklog, stats.availablePermits, stats.type) == (0, 10, "Exclusive")
+
+    run_async(main())
+
+
+def test_subscriptions_follow_the_rules_of_their_type() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client, await world.client() as other:
+            await client.subscribe(TOPIC, "s")
+            busy = await client.ask(subscribe(TOPIC, "s", 1, 1, subType=pb.CommandSubscribe.Exclusive), pb.CommandError)
+            assert busy.error == ServerError.CONSUMER_BUSY
+            await client.ask(pb.CommandUnsubscribe(consumer_id=0, request_id=4), pb.CommandSuccess)
+            assert "s" not in world.topic(TOPIC).subscriptions
+            await client.subscribe(TOPIC, "s", subType=SHARED)
+            await other.subscribe(TOPIC, "s", subType=SHARED)
+
+    run_async(main())
+
+
+def test_a_reader_leaves_nothing_and_a_durable_subscription_stays() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.subscribe(TOPIC, "kept")
+            await client.subscribe(TOPIC, "gone", 1, durable=False)
+            for consumer_id in (0, 1):
+                await client.ask(pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=5), pb.CommandSuccess)
+            assert list(world.topic(TOPIC).subscriptions) == ["kept"]
+
+    run_async(main())
+
+
+def test_unloading_and_deleting_tell_the_clients() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            name = TopicName.parse(TOPIC)
+            await client.produce_on(TOPIC)
+            await world.broker.topics.unload(name)
+            await client.expect(pb.CommandCloseProducer)
+            await client.subscribe(TOPIC, "s")
+            await world.broker.topics.delete(name, force=True)
+            await client.expect(pb.CommandCloseConsumer)
+            assert await world.broker.catalog.partitions(name) is None
+
+    run_async(main())
+
+
+def test_a_turn_ends_with_each_entry_and_the_better_priority_goes_first() -> None:
+    core = NonPersistentShared()
+    for key, priority in ((1, 0), (2, 0), (3, 5)):
+        core.on_joined(key, priority=priority)
+        core.on_permits(key, 2)
+    plan = core.plan([1] * 7, ())
+    assert plan.taken == {1: [0, 2], 2: [1, 3], 3: [4, 5]}
+    assert plan.dropped_messages == 1
+    core.on_writable(2, False)
+    for key in (1, 2):
+        core.on_permits(key, 5)
+    assert core.plan([1, 1], ()).taken == {1: [0, 1]}
+
+
+def test_an_exclusive_consumer_without_permits_drops() -> None:
+    core = NonPersistentDispatch()
+    assert core.plan([1], ()).dropped_messages == 1
+    core.on_joined(1)
+    core.on_permits(1, 1)
+    plan = core.plan([3, 1], ())
+    assert (plan.taken, plan.dropped_messages, core.permits(1)) == ({1: [0]}, 1, -2)
