@@ -67,10 +67,6 @@ class LedgerCounts:
             whole.append(part._sizes.values, None if part._messages is None else part._messages.values)
         self.first, self._sizes, self._messages = whole.first, whole._sizes, whole._messages
 
-    def forget(self) -> None:
-        """Nothing is known any more of the entries so far; what comes next will be."""
-        self.first, self._sizes, self._messages = self.end, _Column(), None
-
     def between(self, start: int, end: int) -> Amount:
         """Of the entries from `start` up to, without, `end`: all of them known."""
         assert self.first <= start <= end <= self.end, f"{start}..{end} are not all in {self!r}"

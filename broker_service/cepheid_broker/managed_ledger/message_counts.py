@@ -126,8 +126,8 @@ class MessageCounts:
         for ledger in chain.ledgers:
             messages = before.get(ledger.ledger_id)
             if messages is None:
-                messages = None if ledger.is_open else self._counted(ledger.ledger_id)
-            if messages is not None:
+                messages = self._counted(ledger.ledger_id)
+            if messages is not None and ledger.entries:
                 known[ledger.ledger_id] = messages
         return chain if known == before else chain.replace(messages=known or None)
 
@@ -137,9 +137,9 @@ class MessageCounts:
     # Forgetting
 
     def forget(self, ledger_id: int) -> None:
-        """For the budget."""
+        """For the budget. Who sums them up at this moment still has them."""
         if ledger_id == self._open_id:
-            self._open.forget()
+            self._open = self._counts[ledger_id] = LedgerCounts(self._open.end)
         else:
             self._counts.pop(ledger_id, None)
 
