@@ -34,6 +34,26 @@ class ProducerBusyError(BrokerError):
     hint = "another producer has this name; leave the name out or choose another one"
 
 
+class ProducerFencedError(BrokerError):
+    hint = "access modes Exclusive and ExclusiveWithFencing allow one producer; the one connected last with fencing stays"
+
+
+class TooManyProducersError(ProducerBusyError):
+    hint = "close some producers, or raise the limit: the topic's policy, or `max_producers` of a connection"
+
+
+class BacklogQuotaHoldError(BrokerError):
+    """The policy is to let producers wait; those that were connected come back when there is room."""
+
+    hint = "let consumers catch up, delete subscriptions that nobody reads, or raise the backlog quota"
+
+
+class BacklogQuotaExceededError(BrokerError):
+    """The policy is to refuse."""
+
+    hint = "let consumers catch up, delete subscriptions that nobody reads, or raise the backlog quota"
+
+
 class ConsumerBusyError(BrokerError):
     hint = "the subscription is in use; close the other consumer, use a Shared subscription or another subscription name"
 
@@ -50,3 +70,19 @@ class TooManyError(BrokerError):
     """A bound on producers, consumers or subscriptions is reached."""
 
     hint = "close some, or raise the limit in the broker's settings"
+
+
+class InvalidSchemaError(BrokerError):
+    """A schema whose definition is not what its type asks for."""
+
+    hint = "correct the definition; docs/schemas.md says what each type takes"
+
+
+class IncompatibleSchemaError(BrokerError):
+    """A schema that does not go with the topic's, or none where there must be one."""
+
+    hint = "change the schema so that it goes with the version named, or the policy schemaCompatibilityStrategy (docs/schemas.md)"
+
+
+class SchemaNotFoundError(BrokerError):
+    """No schema, or no such version."""

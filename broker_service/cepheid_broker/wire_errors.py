@@ -10,14 +10,21 @@ from __future__ import annotations
 import logging
 
 from cepheid_broker.errors import (
+    BacklogQuotaExceededError,
+    BacklogQuotaHoldError,
     BrokerError,
     ConsumerBusyError,
     ConsumerNotFoundError,
+    IncompatibleSchemaError,
+    InvalidSchemaError,
     NamespaceNotFoundError,
     NotAllowedError,
     ProducerBusyError,
+    ProducerFencedError,
+    SchemaNotFoundError,
     ServiceNotReadyError,
     TooManyError,
+    TooManyProducersError,
     TopicNotFoundError,
 )
 from cepheid_broker.managed_ledger import (
@@ -39,10 +46,17 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     NamespaceNotFoundError: ServerError.TOPIC_NOT_FOUND,
     ServiceNotReadyError: ServerError.SERVICE_NOT_READY,
     ProducerBusyError: ServerError.PRODUCER_BUSY,
+    TooManyProducersError: ServerError.PRODUCER_BUSY,
+    ProducerFencedError: ServerError.PRODUCER_FENCED,
+    BacklogQuotaHoldError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
+    BacklogQuotaExceededError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
     ConsumerBusyError: ServerError.CONSUMER_BUSY,
     ConsumerNotFoundError: ServerError.METADATA_ERROR,  # seek, unsubscribe and getLastMessageId (protocol.md §17, §18)
     NotAllowedError: ServerError.NOT_ALLOWED_ERROR,
     TooManyError: ServerError.CONSUMER_BUSY,
+    InvalidSchemaError: ServerError.INCOMPATIBLE_SCHEMA,  # there is no better code, and it fails at once
+    IncompatibleSchemaError: ServerError.INCOMPATIBLE_SCHEMA,
+    SchemaNotFoundError: ServerError.TOPIC_NOT_FOUND,  # what clients take for "has no schema" (protocol.md §20)
     InvalidTopicNameError: ServerError.NOT_ALLOWED_ERROR,
     ChecksumMismatchError: ServerError.CHECKSUM_ERROR,
     MetadataError: ServerError.METADATA_ERROR,
