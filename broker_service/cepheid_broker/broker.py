@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
+from cepheid_broker.policy_follower import PolicyFollower
+from cepheid_broker.policy_resolution import broker_policies
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
@@ -54,9 +56,11 @@ class Broker:
         self.settings = settings
         self.store = store
         self.ports = ports
-        self.catalog = TopicCatalog(store, settings.topic_creation, ledger_config or ManagedLedgerConfig(), ports)
+        policies = broker_policies(settings, ledger_config or ManagedLedgerConfig())
+        self.catalog = TopicCatalog(store, settings.topic_creation, policies, ports)
         self._tasks = TaskOwner("broker")
-        self.topics = Topics(self.catalog, managed_ledgers, settings, self._tasks, ports)
+        self.policies = PolicyFollower(store, policies, self._tasks)
+        self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(

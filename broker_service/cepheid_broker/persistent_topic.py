@@ -20,11 +20,13 @@ from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooMany
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policy_resolution import ledger_config
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
+from cepheid_broker.topic_producers import TopicProducers
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import TopicName
 
@@ -47,7 +49,8 @@ class PersistentTopic(Topic):
         *,
         on_failed: Callable[[Topic, BaseException], None],
     ) -> None:
-        super().__init__(name, policies, settings, totals)
+        admission = TopicProducers(str(name), tasks, ledger.topic_epoch, ledger.save_topic_epoch)
+        super().__init__(name, policies, settings, totals, admission)
         self._ledger = ledger
         self._budget = budget
         self._tasks = tasks
@@ -62,6 +65,11 @@ class PersistentTopic(Topic):
     @property
     def ledger(self) -> ManagedLedger:
         return self._ledger
+
+    def on_policies(self, policies: TopicPolicies) -> None:
+        """The next ledger has the new quorums, the next trim the new retention."""
+        super().on_policies(policies)
+        self.ledger.config = ledger_config(policies)
 
     def publish(
         self,
@@ -151,6 +159,7 @@ class PersistentTopic(Topic):
             self._budget,
             self._tasks,
             self._totals,
+            policies=lambda: self.policies,
             on_unused=self._on_unused,
         )
         self.subscriptions[name] = subscription

@@ -1,8 +1,8 @@
 """What holds for one topic: its own policies over its namespace's over the broker's settings, resolved into plain values.
 
-    topic record ──┐
-    namespace ─────┼──► TopicPolicies ──► Topic.policies, replaced as a whole when one of the three changes
-    settings ──────┘
+    topic record ──┐  resolve
+    namespace ─────┼──► TopicPolicies ──► Topic.policies, replaced as a whole when one of the records changes
+    settings ──────┘  (policy_resolution.py)               (policy_follower.py)
 
 Who needs a policy reads `topic.policies` at the moment it matters and keeps no copy: so a change is in force at once.
 """
@@ -87,6 +87,9 @@ class TopicPolicies:
     """Names of CommandSubscribe.SubType that are allowed; empty: all."""
     auto_subscription_creation: bool = True
     delayed_delivery: bool = True
+    """Off: a time of delivery is ignored, the message goes out at once."""
+    max_delay_ms: int = 0
+    """A message that asks to wait longer is refused."""
     schema_compatibility: SchemaCompatibility = SchemaCompatibility.FULL
     schema_auto_update: bool = True
     """Off: producers cannot add versions, only the admin API can."""
@@ -95,3 +98,4 @@ class TopicPolicies:
     encryption_required: bool = False
     inactive_topics: InactiveTopics | None = None
     max_message_bytes: int = 0
+    """Of one topic; the broker's own bound holds besides."""

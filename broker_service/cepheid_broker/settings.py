@@ -69,6 +69,57 @@ class DispatchSettings(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class PolicySettings(BaseModel, frozen=True, extra="forbid"):
+    """What holds for topics where neither they nor their namespace say anything. Numbers of 0: no limit, off."""
+
+    retention_time_min: int = Field(0, ge=-1, description="How long acknowledged data is kept. -1: no limit.")
+    retention_size_mb: int = Field(0, ge=-1, description="How much of a topic's acknowledged data is kept. -1: no limit.")
+    message_ttl_s: NonNegativeInt = Field(0, description="Age at which a message counts as acknowledged by everybody.")
+    backlog_quota_bytes: int = Field(-1, ge=-1, description="Backlog of one topic that counts as too much. -1: no limit.")
+    backlog_quota_age_s: int = Field(-1, ge=-1, description="Age of the oldest message in a backlog, likewise. -1: no limit.")
+    backlog_quota_action: Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"] = Field(
+        "producer_request_hold",
+        description="What then happens: producers wait, are refused, or subscriptions skip their oldest messages.",
+    )
+    deduplication: bool = Field(False, description="Whether messages that a producer sends again are dropped.")
+    dedup_snapshot_entries: PositiveInt = Field(
+        1000, description="After how many entries the sequence ids of producers are saved. Larger: a longer replay at opening."
+    )
+    dedup_snapshot_s: PositiveInt = Field(120, description="The same by time.")
+    max_unacked_per_subscription: NonNegativeInt = Field(
+        200_000, description="Messages of a Shared or Key_Shared subscription that may be unacknowledged; it resumes at half."
+    )
+    max_producers: NonNegativeInt = Field(0, description="Producers of one topic.")
+    max_consumers: NonNegativeInt = Field(0, description="Consumers of one topic.")
+    max_consumers_per_subscription: NonNegativeInt = Field(0, description="Consumers of one subscription.")
+    max_subscriptions: NonNegativeInt = Field(0, description="Subscriptions of one topic.")
+    subscription_types: tuple[Literal["Exclusive", "Shared", "Failover", "Key_Shared"], ...] = Field(
+        (), description="Kinds of subscription that consumers may use. Empty: all."
+    )
+    auto_subscription_creation: bool = Field(True, description="Whether a consumer's subscription is created when it is not there.")
+    delayed_delivery: bool = Field(True, description="Whether messages may ask to be delivered later.")
+    schema_compatibility: Literal[
+        "ALWAYS_INCOMPATIBLE",
+        "ALWAYS_COMPATIBLE",
+        "BACKWARD",
+        "FORWARD",
+        "FULL",
+        "BACKWARD_TRANSITIVE",
+        "FORWARD_TRANSITIVE",
+        "FULL_TRANSITIVE",
+    ] = Field("FULL", description="How a new version of a schema must go with the versions before it.")
+    schema_auto_update: bool = Field(True, description="Whether producers may add versions of a schema.")
+    schema_validation_enforced: bool = Field(
+        False, description="Whether producers without a schema are refused on topics that have one."
+    )
+    encryption_required: bool = Field(False, description="Whether producers that do not encrypt are refused.")
+    delete_inactive_topics: bool = Field(False, description="Whether topics that nobody uses are deleted.")
+    inactive_topics_when: Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"] = Field(
+        "delete_when_no_subscriptions", description="Which topics count as unused, besides having no clients."
+    )
+    inactive_topics_after_s: PositiveInt = Field(60, description="How long a topic must be unused to be deleted.")
+
+
 class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     """One per broker process."""
 
@@ -112,6 +163,7 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     rate_window_s: PositiveFloat = Field(10.0, description="Over how long the rates in statistics are averaged.")
     connection: ConnectionSettings = ConnectionSettings()
     dispatch: DispatchSettings = DispatchSettings()
+    policies: PolicySettings = PolicySettings()
 
     @property
     def max_frame_bytes(self) -> int:

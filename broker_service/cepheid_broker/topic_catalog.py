@@ -7,10 +7,10 @@ T-partition-k      no record of its own when T has more than k partitions; else 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, TopicNotFoundError
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policy_resolution import resolve
 from cepheid_broker.settings import TopicCreation
 from cepheid_metadata import (
     BadVersionError,
@@ -30,12 +30,12 @@ from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
 
 class TopicCatalog:
-    def __init__(self, store: MetadataStore, creation: TopicCreation, ledger_config: ManagedLedgerConfig, ports: Ports) -> None:
+    def __init__(self, store: MetadataStore, creation: TopicCreation, policies: TopicPolicies, ports: Ports) -> None:
         self._store = store
         self._records = topic_records(store)
         self._namespaces = namespace_records(store)
         self._creation = creation
-        self._ledger_config = ledger_config
+        self.broker_policies = policies
         self._ports = ports
 
     async def partitions(self, topic: TopicName) -> int | None:
@@ -112,23 +112,15 @@ class TopicCatalog:
             names += [topic.partition(index) for index in range(partitions)] if partitions else [topic]
         return names
 
-    async def ledger_config(self, topic: TopicName) -> ManagedLedgerConfig:
-        """How the topic's ledgers are kept: the namespace's policies, else the broker's."""
+    async def policies(self, topic: TopicName) -> TopicPolicies:
+        """What holds for the topic now; an open one has them as `Topic.policies`. Raises NamespaceNotFoundError."""
         namespace = await self._require_namespace(topic.namespace)
-        persistence, retention = namespace.persistence, namespace.retention
-        config = self._ledger_config
-        if persistence is not None:
-            config = replace(
-                config,
-                ensemble_size=persistence.ensemble_size,
-                write_quorum=persistence.write_quorum,
-                ack_quorum=persistence.ack_quorum,
-            )
-        if retention is not None:
-            minutes, mib = retention.time_limit_min, retention.size_limit_mb
-            time_ms = minutes if minutes < 0 else minutes * 60_000
-            config = replace(config, retention=Retention(time_ms, mib if mib < 0 else mib << 20))
-        return config
+        found = None
+        if topic.is_partition:
+            found = await self._records.get(topic.base)
+        if found is None or found.record.partitions <= topic.partition_index:
+            found = await self._records.get(topic)
+        return resolve(None if found is None else found.record, namespace, self.broker_policies)
 
     async def creation_in(self, namespace: NamespaceName) -> TopicCreation:
         """What happens there when a client uses a topic that does not exist. Raises NamespaceNotFoundError."""

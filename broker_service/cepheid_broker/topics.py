@@ -16,6 +16,8 @@ from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNo
 from cepheid_broker.non_persistent_topic import NonPersistentTopic
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policy_follower import PolicyFollower
+from cepheid_broker.policy_resolution import ledger_config
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic import Topic
@@ -36,6 +38,7 @@ class Topics:
         self,
         catalog: TopicCatalog,
         managed_ledgers: ManagedLedgers,
+        policies: PolicyFollower,
         settings: BrokerSettings,
         tasks: TaskOwner,
         ports: Ports,
@@ -43,6 +46,7 @@ class Topics:
         self.read_ahead_budget = ReadAheadBudget(settings.dispatch.read_ahead_total_bytes)
         self._catalog = catalog
         self._managed_ledgers = managed_ledgers
+        self._policies = policies
         self._settings = settings
         self._tasks = tasks
         self._open: dict[TopicName, Topic] = {}
@@ -100,7 +104,7 @@ class Topics:
     async def _load(self, name: TopicName) -> Topic | Exception:
         """An error is a result here: everybody who waits gets it, and it is no failed task."""
         try:
-            return await self._load_topic(name)
+            return await self._load_governed(name)
         except Exception as error:
             self.failures += 1
             extra = {"topic": str(name), "error": str(error), "retry_s": self._plan_retry(name)}
@@ -109,19 +113,29 @@ class Topics:
         finally:
             self._opening.pop(name, None)
 
-    async def _load_topic(self, name: TopicName) -> Topic:
+    async def _load_governed(self, name: TopicName) -> Topic:
+        """With the policies that hold, and told of every change of them until it leaves `_open`."""
+        policies = await self._policies.follow(name)
+        try:
+            topic = await self._load_topic(name, policies)
+        except BaseException:
+            self._policies.release(name)
+            raise
+        self._policies.attach(topic)
+        return topic
+
+    async def _load_topic(self, name: TopicName, policies: TopicPolicies) -> Topic:
         await self._wait_for_retry(name)
         if not name.is_persistent:
-            return self._add(NonPersistentTopic(name, TopicPolicies(), self._settings, self._tasks, self.totals))
-        config = await self._catalog.ledger_config(name)
-        ledger = await self._managed_ledgers.open(name, config)
+            return self._add(NonPersistentTopic(name, policies, self._settings, self._tasks, self.totals))
+        ledger = await self._managed_ledgers.open(name, ledger_config(policies))
         if self._stopping:
             await ledger.aclose()
             raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
         topic = PersistentTopic(
             name,
             ledger,
-            TopicPolicies(),
+            policies,
             self._settings,
             self.read_ahead_budget,
             self._tasks,
@@ -157,6 +171,7 @@ class Topics:
         self._plan_retry(topic.name)
         if self._open.get(topic.name) is topic:
             del self._open[topic.name]
+            self._policies.release(topic.name)
             self._start_closing(topic.name, self._close_failed(topic.ledger))
 
     async def _close_failed(self, ledger: ManagedLedger) -> None:
@@ -181,6 +196,7 @@ class Topics:
         topic = self._open.pop(name, None)
         if topic is None:
             return
+        self._policies.release(name)
         await asyncio.shield(self._start_closing(name, topic.unload(reason)))
         log.info("topic.unloaded", extra={"topic": str(name), "reason": reason})
 
@@ -203,6 +219,7 @@ class Topics:
         if (opening := self._opening.get(name)) is not None:
             await asyncio.wait([opening])
         if (topic := self._open.pop(name, None)) is not None:
+            self._policies.release(name)
             await topic.unload("the topic is deleted")
         if name.is_persistent:
             await self._managed_ledgers.delete(name)

@@ -19,6 +19,7 @@ class Watch:
         self.key = key
         self._on_cancel = on_cancel
         self._settled = asyncio.Event()
+        self._on_settled: Callable[[], None] | None = None
         self._error: Exception | None = None
         self._cancelled = False
 
@@ -37,6 +38,12 @@ class Watch:
         if self._error is not None:
             raise self._error
 
+    def call_when_settled(self, call: Callable[[], None]) -> None:
+        """Instead of waiting, for who has more watches than tasks: called in the loop, once, after it fired or failed."""
+        self._on_settled = call
+        if self._settled.is_set():
+            self._settle()
+
     def cancel(self) -> None:
         """Frees the store's memory of it. Idempotent; a fired watch needs no cancel."""
         if not self._settled.is_set():
@@ -46,13 +53,19 @@ class Watch:
 
     def fire(self) -> None:
         """For stores."""
-        self._settled.set()
+        self._settle()
 
     def fail(self, error: Exception) -> None:
         """For stores: the session ended."""
         if not self._settled.is_set():
             self._error = error
-            self._settled.set()
+            self._settle()
+
+    def _settle(self) -> None:
+        self._settled.set()
+        if self._on_settled is not None:
+            call, self._on_settled = self._on_settled, None
+            asyncio.get_running_loop().call_soon(call)  # not now: the store is in the middle of a write
 
     def __enter__(self) -> Watch:
         return self

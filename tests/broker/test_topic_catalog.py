@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from cepheid_broker.errors import NamespaceNotFoundError
-from cepheid_broker.managed_ledger import ManagedLedgerConfig
+from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.settings import TopicCreation
 from cepheid_broker.topic_catalog import TopicCatalog
 from cepheid_metadata import MemoryStore, MemoryTree, NamespaceRecord, Op, OpResult, namespace_records, topic_records
@@ -34,7 +34,7 @@ class Meddler(MemoryStore):
 def test_a_namespace_that_changed_meanwhile_is_looked_at_again(change: NamespaceRecord) -> None:
     async def main() -> None:
         store = Meddler(MemoryTree())
-        catalog = TopicCatalog(store, TopicCreation(), ManagedLedgerConfig(), Ports())
+        catalog = TopicCatalog(store, TopicCreation(), TopicPolicies(), Ports())
         await namespace_records(store).create(("t", "ns"), NamespaceRecord())
         store.change = change
         if change.deleted:
