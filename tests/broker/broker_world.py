@@ -90,7 +90,8 @@ class BrokerWorld:
     async def _start(self) -> None:
         opened, ports = self._opened, Ports()
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="cepheid-")))
-        self.store = MemoryStore(MemoryTree())
+        self.tree = MemoryTree()
+        self.store = MemoryStore(self.tree)
         await tenant_records(self.store).create("public", TenantRecord())
         await namespace_records(self.store).create(("public", "default"), NamespaceRecord())
         settings = BookieSettings(bookie_id="bookie-1", cluster_id="test", disk_check_interval_s=0.001)
