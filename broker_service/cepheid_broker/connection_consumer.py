@@ -26,7 +26,7 @@ from cepheid_broker.peer import Peer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
-from cepheid_broker.subscription import EXCLUSIVE, SHARED, Subscription
+from cepheid_broker.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_positions import last_message, position_at_time
 from cepheid_broker.wire_errors import error_text, server_error_of
@@ -305,9 +305,9 @@ def message_id(position: Position) -> pb.MessageIdData:
 
 def _check_served(ask: pb.CommandSubscribe) -> None:
     """Raises NotAllowedError for what a consumer may ask for and this broker does not do (yet)."""
-    if ask.subType not in (EXCLUSIVE, SHARED):
+    if ask.subType not in (EXCLUSIVE, SHARED, FAILOVER):
         kind = pb.CommandSubscribe.SubType.Name(ask.subType)
-        raise NotAllowedError(f"{kind} subscriptions are not supported yet; use Exclusive or Shared")
+        raise NotAllowedError(f"{kind} subscriptions are not supported yet; use Exclusive, Failover or Shared")
     if not ask.subscription or len(ask.subscription) > MAX_NAME_CHARS:
         raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_CHARS} characters, not {len(ask.subscription)}")
     if ask.read_compacted:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.peer import Peer
 from cepheid_broker.rates import Traffic, TrafficFigures
+from cepheid_wire import pulsar_api_pb2 as pb
 
 if TYPE_CHECKING:
     from cepheid_broker.subscription import Subscription
 
 log = logging.getLogger(__name__)
+
+ACTIVE_CHANGE_VERSION = 12  # of the protocol; older clients do not know the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,11 @@ class Consumer:
             }
             log.info("consumer.closed_by_broker", extra=extra)
             self._on_closed_by_broker(self)
+
+    def announce(self, is_active: bool) -> None:
+        """Of a Failover subscription: whether it is the one that gets messages (protocol.md §19)."""
+        if self.peer.protocol_version >= ACTIVE_CHANGE_VERSION:
+            self.peer.send(pb.CommandActiveConsumerChange(consumer_id=self.consumer_id, is_active=is_active))
 
     def figures(self) -> ConsumerFigures:
         subscription = self.subscription

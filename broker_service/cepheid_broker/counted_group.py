@@ -1,4 +1,5 @@
-"""A group of entries as dispatch sees it: how many messages each entry holds, and which entries are chunks of a larger message."""
+"""A group of entries as dispatch sees it: how many messages each entry holds, which entries are chunks of a larger message, when
+their producers want them delivered, and the hashes of their keys."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cepheid_broker.key_hash import hash_of_metadata
 from cepheid_rpc import EntryGroup
 from cepheid_wire import BadTailError, parse_metadata
 
@@ -24,14 +26,25 @@ class Chunk:
 
 
 class CountedGroup:
-    """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them."""
+    """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them. `deliver_at_ms`
+    by entry id (wall clock); None: all at once. `hashes[i]` of the key of entry `first + i`; None: nobody asked for them."""
 
-    __slots__ = ("chunks", "counts", "group", "size_bytes")
+    __slots__ = ("chunks", "counts", "deliver_at_ms", "group", "hashes", "size_bytes")
 
-    def __init__(self, group: EntryGroup, counts: Sequence[int] | None, chunks: dict[int, Chunk] | None = None) -> None:
+    def __init__(
+        self,
+        group: EntryGroup,
+        counts: Sequence[int] | None,
+        chunks: dict[int, Chunk] | None = None,
+        *,
+        deliver_at_ms: dict[int, int] | None = None,
+        hashes: Sequence[int] | None = None,
+    ) -> None:
         self.group = group
         self.counts = counts
         self.chunks = chunks
+        self.deliver_at_ms = deliver_at_ms
+        self.hashes = hashes
         self.size_bytes = group.size_bytes
 
     def __repr__(self) -> str:
@@ -60,6 +73,19 @@ class CountedGroup:
             return (1,) * (last - first + 1)
         base = self.group.first_entry_id
         return self.counts[first - base : last - base + 1]
+
+    def slice(self, first: int, last: int) -> CountedGroup:
+        """The entries `first..last` (inclusive, inside the group) over the same memory."""
+        if (first, last) == (self.first, self.last):
+            return self
+        base = self.first
+        part = slice(first - base, last - base + 1)
+        return CountedGroup(
+            self.group.slice(first, last),
+            None if self.counts is None else self.counts[part],
+            None if self.chunks is None else {e: chunk for e, chunk in self.chunks.items() if first <= e <= last} or None,
+            hashes=None if self.hashes is None else self.hashes[part],
+        )
 
     def take(self, runs: Sequence[Run], permits: int, max_entries: int) -> tuple[list[Run], int]:
         """The front of `runs` that `permits` (> 0) pay for, and how many messages that is.
@@ -94,13 +120,15 @@ class CountedGroup:
         raise AssertionError("called only when the run costs more than the permits")
 
 
-def count_group(group: EntryGroup) -> CountedGroup:
+def count_group(group: EntryGroup, *, with_hashes: bool = False) -> CountedGroup:
     """Reads the metadata of every entry once.
 
     An entry whose metadata cannot be read counts as one message: refused when published, it can only come from elsewhere.
     """
     counts: list[int] = []
-    chunks: dict[int, Chunk] | None = None
+    hashes: list[int] | None = [] if with_hashes else None
+    chunks: dict[int, Chunk] = {}
+    deliver_at_ms: dict[int, int] = {}
     entry_id = group.first_entry_id
     for payload in group.payloads():
         try:
@@ -108,11 +136,17 @@ def count_group(group: EntryGroup) -> CountedGroup:
         except BadTailError as error:
             log.warning("entry.unreadable", extra={"ledger_id": group.ledger_id, "entry_id": entry_id, "error": str(error)})
             counts.append(1)
+            if hashes is not None:
+                hashes.append(0)
         else:
             counts.append(max(1, metadata.num_messages_in_batch))
+            if hashes is not None:
+                hashes.append(hash_of_metadata(metadata))
             if metadata.num_chunks_from_msg > 1:
-                chunks = {} if chunks is None else chunks
                 is_last = metadata.chunk_id >= metadata.num_chunks_from_msg - 1
                 chunks[entry_id] = Chunk(str(metadata.uuid), is_last)
+            if metadata.deliver_at_time > 0:
+                deliver_at_ms[entry_id] = metadata.deliver_at_time
         entry_id += 1
-    return CountedGroup(group, None if sum(counts) == len(counts) else counts, chunks)
+    single = sum(counts) == len(counts)
+    return CountedGroup(group, None if single else counts, chunks or None, deliver_at_ms=deliver_at_ms or None, hashes=hashes)

@@ -1,10 +1,11 @@
 """What the dispatch cores share: effects, reasons, and the narrow view of a cursor that they decide by.
 
-    events ──► core ──next_effect()──► Send │ Read │ ReadBack │ None        one effect at a time, until None
-                 └───why_idle()──► the reason for None, and which event ends it
+    events ──► core ──next_effect()──► Send │ SendAll │ Read │ ReadBack │ Announce │ None        one at a time, until None
+                 ├──why()──► what holds it up, whom, and which event ends it; nothing, while it has something to do
+                 └──wake_at_ms──► when it wants to hear of the clock, though nothing else happens
 
-A core is told everything (permits, appended entries, acknowledgements, sockets that fill up) and does nothing itself. Its driver,
-`Subscription`, performs the effects and wakes it once per loop turn after events.
+A core is told everything (permits, appended entries, acknowledgements, sockets that fill up, the time) and does nothing itself. Its
+driver, `Dispatcher`, performs the effects and wakes it once per loop turn after events.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import Protocol
 from cepheid_broker.counted_group import CountedGroup, Run
 from cepheid_broker.position import Position
 
+HashRange = tuple[int, int]
+"""Key hashes `first..last`, inclusive."""
+
 
 class AckView(Protocol):
     """What a core asks of a cursor: memory only."""
@@ -24,6 +28,11 @@ class AckView(Protocol):
     def first_unacknowledged(self) -> Position: ...
 
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> Sequence[Run]: ...
+
+    def redelivery_counts_in(self, ledger_id: int) -> Mapping[int, int]:
+        """By entry id, only those above 0. They go when the entry is acknowledged."""
+
+    def count_redelivery(self, ledger_id: int, entry_id: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +47,15 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class SendAll:
+    """Decided in one step, and sent in one: nothing may happen in between. One for each consumer at most."""
+
+    sends: Sequence[Send]
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
-    """Read what comes at `position` or after, and answer with `on_read` or `on_read_failed` of this `ticket`."""
+    """Read what comes at `position` or after, and answer with `on_read` or `on_read_failed`."""
 
     position: Position
     ticket: int
@@ -48,7 +64,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """Read entries `first..last` of a ledger again, and answer with `on_read_back` or `on_read_failed` of this `ticket`."""
+    """Read entries `first..last` of a ledger again, and answer with `on_read` or `on_read_failed`."""
 
     ledger_id: int
     first: int
@@ -56,7 +72,15 @@ class ReadBack:
     ticket: int
 
 
-Effect = Send | Read | ReadBack
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell a consumer of a Failover subscription whether it is the active one (protocol.md §19)."""
+
+    consumer: int
+    is_active: bool
+
+
+Effect = Send | SendAll | Read | ReadBack | Announce
 
 
 class Idle(enum.Enum):
@@ -66,9 +90,18 @@ class Idle(enum.Enum):
     NO_PERMITS = ("consumers have no permits", "a consumer sends FLOW")
     SOCKET_FULL = ("sockets of consumers with permits are full", "the client reads")
     TOO_MANY_UNACKED = ("consumers with permits reached the limit of unacknowledged messages", "acknowledgements arrive")
+    SUBSCRIPTION_UNACKED = ("the subscription reached its limit of unacknowledged messages", "acknowledgements arrive")
     READING = ("entries are being read from storage", "the read ends")
     READ_FAILED = ("the last read from storage failed", "the pause before the next attempt ends")
     CHUNKS_RESERVED = ("only chunks for a consumer that cannot take them are left", "that consumer can take messages again")
+    KEY_DRAINING = (
+        "the key moved to another consumer while an earlier one still holds messages of it",
+        "that consumer acknowledges them or leaves",
+    )
+    RANGE_HOLE = ("no consumer has the range of this key's hash", "a consumer with that range subscribes")
+    TOO_MANY_WAITING = ("as many entries wait as may be looked past", "one of the consumers or keys that they wait for goes on")
+    DELAYED = ("entries wait for the time that their producer set", "that time comes")
+    TOO_MANY_DELAYED = ("as many delayed entries are held back as may be", "the first of them is due")
     AT_END = ("everything was sent", "an entry is appended, or redelivery is asked for")
 
     def __init__(self, reason: str, until: str) -> None:
@@ -79,88 +112,110 @@ class Idle(enum.Enum):
         return f"{self.reason}, until {self.until}"
 
 
-@dataclass(slots=True)
-class Pending:
-    """A group that was read and is sent from `next_entry_id` on."""
+@dataclass(frozen=True, slots=True)
+class Why:
+    """One thing that holds a subscription up. `position`: the entry that waits, or the one that is waited for (`details` says)."""
 
-    counted: CountedGroup
-    next_entry_id: int
+    idle: Idle
+    consumer: str | None = None
+    key: str | None = None
+    position: Position | None = None
+    until: str = ""
+    since_s: float | None = None
+    details: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.until:
+            object.__setattr__(self, "until", self.idle.until)
+
+    def __str__(self) -> str:
+        about = [f"consumer {self.consumer!r}"] if self.consumer is not None else []
+        about += [f"key {self.key}"] if self.key is not None else []
+        about += [f"entry {self.position}"] if self.position is not None else []
+        named = f" ({', '.join(about)})" if about else ""
+        return f"{self.idle.reason}{named}, until {self.until}"
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
+    """Bounds of one core, fixed for its life."""
+
     read_ahead_bytes: int
-    max_unacked_messages: int  # per consumer of a Shared subscription; resumes at half
     round_robin_entries: int = 20  # how much one consumer gets before it is the next one's turn
     read_back_entries: int = 1000
     read_back_gap: int = 32
     max_chunked_messages: int = 10_000
+    max_waiting_entries: int = 20_000  # of Key_Shared: not sent, because their consumer or key cannot go on
+    max_delayed_entries: int = 100_000
 
 
-class ForwardReader:
-    """Where a core stands in the topic, and what was read ahead: what both cores do alike."""
+@dataclass(frozen=True, slots=True)
+class DispatchPolicies:
+    """What may change while consumers are connected. 0: no limit. Only Shared and Key_Shared look at them."""
 
-    def __init__(self, read_ahead_bytes: int, position: Position) -> None:
-        self.position = position  # of the next read
-        self.pending: list[Pending] = []  # the next one to send is the last
-        self.pending_bytes = 0
-        self.reading = False
-        self.failed = False
-        self.at_end = False
-        self._read_ahead_bytes = read_ahead_bytes
-        self._ticket = 0
-        self._appended = 0
+    max_unacked_per_consumer: int = 50_000
+    max_unacked_per_subscription: int = 200_000
+    delayed_delivery: bool = True
 
-    def rewind(self, position: Position) -> None:
-        """Forgets what was read, also what a read under way will bring."""
-        self.position = position
-        self.pending.clear()
-        self.pending_bytes = 0
-        self.reading = self.failed = self.at_end = False
-        self._ticket += 1
 
-    def plan_read(self) -> Read | None:
-        if self.reading or self.failed or self.at_end or self.pending_bytes >= self._read_ahead_bytes:
-            return None
-        self.reading = True
-        self._ticket += 1
-        return Read(self.position, self._ticket, self._appended)
+class DispatchCore(Protocol):
+    """What a driver tells a core, and asks it."""
 
-    def on_read(self, read: Read, groups: Iterable[CountedGroup]) -> None:
-        if read.ticket != self._ticket:
-            return  # rewound meanwhile
-        self.reading = False
-        arrived = [Pending(counted, counted.first) for counted in groups]
-        if arrived:
-            last = arrived[-1].counted
-            self.position = Position(last.ledger_id, last.last + 1)
-            self.pending_bytes += sum(pending.counted.size_bytes for pending in arrived)
-            self.pending[:0] = reversed(arrived)
-        else:
-            self.at_end = read.appended_before == self._appended
+    def on_consumer_joined(
+        self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
+    ) -> None:
+        """`hash_ranges`: of a consumer that chose them itself (Key_Shared, sticky)."""
 
-    def on_read_failed(self, ticket: int) -> bool:
+    def on_consumer_left(self, consumer: int) -> None: ...
+
+    def on_permits(self, consumer: int, messages: int) -> None: ...
+
+    def on_writable(self, consumer: int, writable: bool) -> None: ...
+
+    def on_appended(self) -> None: ...
+
+    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup]) -> None: ...
+
+    def on_read_failed(self, read: Read | ReadBack) -> bool:
         """True: the driver shall call `on_retry` after a pause."""
-        if ticket != self._ticket:
-            return False
-        self.reading, self.failed = False, True
-        return True
 
-    def on_retry(self) -> None:
-        self.failed = False
+    def on_retry(self) -> None: ...
 
-    def on_appended(self) -> None:
-        self._appended += 1
-        self.at_end = False
+    def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
+        """They are acknowledged already where `AckView` looks."""
 
-    def head(self) -> Pending | None:
-        return self.pending[-1] if self.pending else None
+    def on_cursor_moved(self) -> None:
+        """Entries were acknowledged that nobody named: skipped, expired, cleared, trimmed. Consumers stay."""
 
-    def advance(self, next_entry_id: int) -> None:
-        """The head was sent (or found acknowledged) up to `next_entry_id`."""
-        head = self.pending[-1]
-        if next_entry_id > head.counted.last:
-            self.pending.pop()
-            self.pending_bytes -= head.counted.size_bytes
-        else:
-            head.next_entry_id = next_entry_id
+    def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
+        """None: whatever it holds."""
+
+    def on_rewind(self) -> None:
+        """The cursor was reset. Nothing is outstanding: consumers were closed."""
+
+    def on_policies(self, policies: DispatchPolicies) -> None: ...
+
+    def on_clock(self, now_ms: int) -> None:
+        """Wall clock; before every round of effects, and when `wake_at_ms` has come."""
+
+    def next_effect(self) -> Effect | None: ...
+
+    def why(self) -> list[Why]:
+        """Empty: there is something to do, or it is being done in this turn."""
+
+    @property
+    def wake_at_ms(self) -> int | None: ...
+
+    def permits(self, consumer: int) -> int: ...
+
+    def unacked_messages(self, consumer: int) -> int | None:
+        """None: not counted per consumer; the backlog in front of the read position says it."""
+
+    def is_blocked(self, consumer: int) -> bool: ...
+
+    @property
+    def read_position(self) -> Position:
+        """The next entry that is sent for the first time."""
+
+    @property
+    def pending_bytes(self) -> int: ...

@@ -10,161 +10,171 @@ Rules
 2. What is to be sent again goes before what was never sent.
 3. Consumers with the lowest priority number are served as long as one of them can take messages; equal ones in turn.
 4. Chunks of one message go to one consumer, in order; while that one cannot take them they are reserved for it, and others go on.
-5. A consumer that holds `max_unacked_messages` gets no more until half of them are acknowledged; its permits stay.
-6. Redelivery counts live as long as the entry is unacknowledged and the topic is loaded; leaving does not raise them.
+5. A consumer that holds as many unacknowledged messages as it may gets no more until half of them are gone; its permits stay. The
+   same for all consumers together (holders.py).
+6. Redelivery counts are the cursor's: they live as long as the entry is unacknowledged; leaving does not raise them.
+7. Entries whose time has not come are held back (delayed_entries.py), and go before new ones when it has.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 
+from cepheid_broker.back_reader import BackReader
 from cepheid_broker.counted_group import Chunk, CountedGroup, Run
-from cepheid_broker.dispatch import AckView, DispatchLimits, Effect, ForwardReader, Idle, Pending, Read, ReadBack, Send
+from cepheid_broker.delayed_entries import DelayedEntries
+from cepheid_broker.dispatch import (
+    AckView,
+    DispatchLimits,
+    DispatchPolicies,
+    Effect,
+    HashRange,
+    Idle,
+    Read,
+    ReadBack,
+    Send,
+    Why,
+)
+from cepheid_broker.forward_reader import ForwardReader
+from cepheid_broker.holders import Holder, Holders, positions_of
 from cepheid_broker.position import Position
 from cepheid_broker.position_set import PositionSet
-from cepheid_broker.turns import SharedConsumer, Turns
+from cepheid_broker.turns import Turns
 
 _NO_LIMIT = 1 << 62
 _NO_COUNTS: dict[int, int] = {}
 
 
 class SharedDispatch:
-    def __init__(self, acks: AckView, limits: DispatchLimits) -> None:
+    def __init__(self, acks: AckView, limits: DispatchLimits, policies: DispatchPolicies | None = None) -> None:
         self._acks = acks
         self._limits = limits
         self._forward = ForwardReader(limits.read_ahead_bytes, acks.first_unacknowledged())
-        self._consumers: dict[int, SharedConsumer] = {}
-        self._turns = Turns()
+        self._back = BackReader()
         self._replay = PositionSet()
-        self._read_back: deque[Pending] = deque()
-        self._read_back_ticket = 0
-        self._reading_back = False
-        self._read_back_failed = False
-        self._redelivery_counts: dict[int, dict[int, int]] = {}
-        self._chunk_owners: OrderedDict[str, SharedConsumer] = OrderedDict()
+        self._delayed = DelayedEntries(limits.max_delayed_entries)
+        self._holders = Holders(policies or DispatchPolicies())
+        self._turns = Turns()
+        self._chunk_owners: OrderedDict[str, Holder] = OrderedDict()
+        self._delayed.enabled = policies is None or policies.delayed_delivery
 
     def __repr__(self) -> str:
-        return f"<SharedDispatch {len(self._consumers)} consumers, {len(self._replay)} to replay, idle: {self.why_idle()}>"
+        return f"<SharedDispatch {len(self._holders)} consumers, {len(self._replay)} to replay, idle: {[*map(str, self.why())]}>"
 
     # Events: consumers
 
-    def on_consumer_joined(self, key: int, *, priority: int = 0) -> None:
-        self._consumers[key] = SharedConsumer(key, priority)
+    def on_consumer_joined(
+        self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
+    ) -> None:
+        self._holders.add(Holder(consumer, name, priority))
         self._turns.add_priority(priority)
 
-    def on_consumer_left(self, key: int) -> None:
-        consumer = self._consumers.pop(key, None)
-        if consumer is None:
+    def on_consumer_left(self, consumer: int) -> None:
+        holder = self._holders.remove(consumer)
+        if holder is None:
             return
-        consumer.left = True
-        if not self._consumers:
+        if not self._holders:
             self.on_rewind()
             return
-        for ledger_id, entries in consumer.outstanding.items():
+        for ledger_id, entries in holder.outstanding.items():
             self._replay.add_all(ledger_id, entries)
-        for position in consumer.reserved:
+        for position in holder.reserved:
             self._replay.add(*position)
-        self._chunk_owners = OrderedDict((uuid, owner) for uuid, owner in self._chunk_owners.items() if owner is not consumer)
+        self._chunk_owners = OrderedDict((uuid, owner) for uuid, owner in self._chunk_owners.items() if owner is not holder)
 
-    def on_permits(self, key: int, messages: int) -> None:
-        if (consumer := self._consumers.get(key)) is not None:
-            consumer.permits += messages
-            self._turns.queue(consumer)
+    def on_permits(self, consumer: int, messages: int) -> None:
+        if (holder := self._holders.by_key.get(consumer)) is not None:
+            holder.permits += messages
+            self._turns.queue(holder)
 
-    def on_writable(self, key: int, writable: bool) -> None:
-        if (consumer := self._consumers.get(key)) is not None:
-            consumer.writable = writable
-            self._turns.queue(consumer)
+    def on_writable(self, consumer: int, writable: bool) -> None:
+        if (holder := self._holders.by_key.get(consumer)) is not None:
+            holder.writable = writable
+            self._turns.queue(holder)
+
+    def on_policies(self, policies: DispatchPolicies) -> None:
+        self._holders.on_policies(policies)
+        for holder in self._holders:
+            self._turns.queue(holder)
+        self._delayed.enabled = policies.delayed_delivery
 
     # Events: entries
 
     def on_appended(self) -> None:
         self._forward.on_appended()
 
-    def on_read(self, read: Read, groups: list[CountedGroup]) -> None:
-        self._forward.on_read(read, groups)
+    def on_clock(self, now_ms: int) -> None:
+        self._holders.now_ms = now_ms
+        for ledger_id, entry_id in self._delayed.take_due(now_ms):
+            self._replay.add(ledger_id, entry_id)
 
-    def on_read_back(self, read: ReadBack, groups: Iterable[CountedGroup]) -> None:
-        """`groups` may start later than asked for: what is missing in front was trimmed and will never come."""
-        if read.ticket != self._read_back_ticket:
-            return
-        self._reading_back = False
-        expected = read.first
-        for counted in groups:
-            if counted.ledger_id != read.ledger_id or counted.first > read.last:
-                break
-            if counted.first > expected:
-                self._give_up(read.ledger_id, expected, counted.first - 1)
-            self._read_back.append(Pending(counted, max(read.first, counted.first)))
-            expected = counted.last + 1
-        if expected == read.first:  # nothing of the span exists any more
-            self._give_up(read.ledger_id, read.first, read.last)
+    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup]) -> None:
+        if isinstance(read, ReadBack):
+            for first, last in self._back.on_read(read, groups):
+                self._give_up(read.ledger_id, first, last)
+        elif groups and self._forward.awaits(read):
+            end = Position(groups[-1].ledger_id, groups[-1].last + 1)
+            now_ms = self._holders.now_ms
+            sendable = [part for counted in groups for part in self._delayed.hold_back(counted, self._acks, now_ms)]
+            self._forward.on_read_up_to(end, sendable)
+        else:
+            self._forward.on_read(read, groups)
 
-    def on_read_failed(self, ticket: int) -> bool:
-        return self._forward.on_read_failed(ticket)
-
-    def on_read_back_failed(self, ticket: int) -> bool:
-        if ticket != self._read_back_ticket:
-            return False
-        self._reading_back, self._read_back_failed = False, True
-        return True
+    def on_read_failed(self, read: Read | ReadBack) -> bool:
+        return self._back.on_read_failed(read) if isinstance(read, ReadBack) else self._forward.on_read_failed(read)
 
     def on_retry(self) -> None:
-        self._read_back_failed = False
+        self._back.failed = False
         self._forward.on_retry()
 
     # Events: acknowledgements
 
-    def on_acked(self, key: int | None, positions: Iterable[Position]) -> None:
-        """`key`: who says it; an entry outstanding elsewhere is acknowledged all the same (protocol.md §15)."""
-        acking = self._consumers.get(key) if key is not None else None
+    def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
+        """`consumer`: who says it; an entry outstanding elsewhere is acknowledged all the same (protocol.md §15)."""
+        acking = self._holders.by_key.get(consumer) if consumer is not None else None
         for ledger_id, entry_id in positions:
             if acking is None or not self._settle(acking, ledger_id, entry_id):
-                for consumer in self._consumers.values():
-                    if consumer is not acking and self._settle(consumer, ledger_id, entry_id):
+                for holder in self._holders:
+                    if holder is not acking and self._settle(holder, ledger_id, entry_id):
                         break
             if self._replay:
                 self._replay.discard(ledger_id, entry_id)
-            counts = self._redelivery_counts.get(ledger_id)
-            if counts is not None and counts.pop(entry_id, None) is not None and not counts:
-                del self._redelivery_counts[ledger_id]
 
-    def on_redeliver(self, key: int, positions: Iterable[Position] | None) -> None:
+    def on_cursor_moved(self) -> None:
+        self._holders.settle_acknowledged(self._acks)
+        for holder in self._holders:
+            self._turns.queue(holder)
+
+    def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
         """None: everything outstanding at this consumer. What is not outstanding there is ignored (rule 1)."""
-        consumer = self._consumers.get(key)
-        if consumer is None:
+        holder = self._holders.by_key.get(consumer)
+        if holder is None:
             return
-        if positions is None:
-            positions = [Position(ledger, entry) for ledger, entries in consumer.outstanding.items() for entry in entries]
-        for ledger_id, entry_id in positions:
-            if self._settle(consumer, ledger_id, entry_id):
-                counts = self._redelivery_counts.setdefault(ledger_id, {})
-                counts[entry_id] = counts.get(entry_id, 0) + 1
+        for ledger_id, entry_id in positions_of(holder) if positions is None else positions:
+            if self._settle(holder, ledger_id, entry_id):
+                self._acks.count_redelivery(ledger_id, entry_id)
                 self._replay.add(ledger_id, entry_id)
 
     def on_rewind(self) -> None:
         """Everything unacknowledged is free again: after a seek, or when the last consumer left."""
-        assert not any(consumer.outstanding for consumer in self._consumers.values()), "rule 1: close the consumers first"
+        assert not any(holder.outstanding for holder in self._holders), "rule 1: close the consumers first"
         self._replay.clear()
-        self._read_back.clear()
-        self._read_back_ticket += 1
-        self._reading_back = self._read_back_failed = False
+        self._back.rewind()
+        self._delayed.clear()
         self._chunk_owners.clear()
-        for consumer in self._consumers.values():
-            consumer.reserved.clear()
-        self._turns.restart(self._consumers.values())
-        first = self._acks.first_unacknowledged()
-        self._redelivery_counts = {ledger: c for ledger, c in self._redelivery_counts.items() if ledger >= first.ledger_id}
-        self._forward.rewind(first)
+        for holder in self._holders:
+            holder.reserved.clear()
+        self._turns.restart(self._holders)
+        self._forward.rewind(self._acks.first_unacknowledged())
 
     # Decisions
 
     def next_effect(self) -> Effect | None:
-        while (turn := self._turns.now()) is not None:
+        while (turn := self._turn()) is not None:
             if (read_back := self._plan_read_back()) is not None:
                 return read_back
-            if (read := self._forward.plan_read()) is not None:
+            if not self._delayed.is_full and (read := self._forward.plan_read()) is not None:
                 return read
             send = self._send_again(turn)
             if send is None and not self._replay:  # rule 2
@@ -175,67 +185,68 @@ class SharedDispatch:
                 return None
         return None
 
-    def why_idle(self) -> Idle | None:
-        if not self._consumers:
-            return Idle.NO_CONSUMER
-        if self._turns.now() is None:
-            with_permits = [consumer for consumer in self._consumers.values() if consumer.permits > 0]
-            if not with_permits:
-                return Idle.NO_PERMITS
-            return Idle.SOCKET_FULL if any(not consumer.blocked for consumer in with_permits) else Idle.TOO_MANY_UNACKED
+    def why(self) -> list[Why]:
+        if self._turn() is None:
+            return self._holders.why_none_can_take()
         if self._has_work():
-            return None
-        if self._reading_back or self._forward.reading:
-            return Idle.READING
-        if self._read_back_failed or self._forward.failed:
-            return Idle.READ_FAILED
-        if any(consumer.reserved for consumer in self._consumers.values()):
-            return Idle.CHUNKS_RESERVED
-        return Idle.AT_END
+            return []
+        forward, back, reasons = self._forward, self._back, []
+        if back.reading or forward.reading:
+            reasons.append(Why(Idle.READING, position=self._replay.first() if back.reading else forward.position))
+        if back.failed or forward.failed:
+            reasons.append(Why(Idle.READ_FAILED, position=self._replay.first() if back.failed else forward.position))
+        reasons += [
+            Why(Idle.CHUNKS_RESERVED, holder.name, position=holder.reserved.first(), details=str(self._holders.why_not(holder)))
+            for holder in self._holders
+            if holder.reserved
+        ]
+        reasons += self._delayed.why(self._holders.now_ms)
+        return reasons if reasons and not forward.at_end else [*reasons, Why(Idle.AT_END)]
+
+    def _turn(self) -> Holder | None:
+        return None if self._holders.blocked else self._turns.now()
 
     def _has_work(self) -> bool:
         """Whether the consumer whose turn it is can make something happen now."""
-        if self._read_back:
+        if self._back.pending:
             return True
-        if not self._reading_back and not self._read_back_failed and self._wanted_back() is not None:
+        if not self._back.reading and not self._back.failed and self._wanted_back() is not None:
             return True
         forward = self._forward
-        if not (forward.reading or forward.failed or forward.at_end) and forward.head() is None:
-            return True
-        return forward.head() is not None and not self._replay
+        if forward.head() is None:
+            return forward.can_read and not self._delayed.is_full
+        return not self._replay
 
     def _wanted_back(self) -> PositionSet | None:
         """The positions to read again that somebody could take now."""
         if self._replay:
             return self._replay
-        for consumer in self._consumers.values():
-            if consumer.reserved and consumer.can_take:
-                return consumer.reserved
+        for holder in self._holders:
+            if holder.reserved and holder.can_take:
+                return holder.reserved
         return None
 
     def _plan_read_back(self) -> ReadBack | None:
-        if self._reading_back or self._read_back_failed or self._read_back:
+        if not self._back.is_free:
             return None
         while (wanted := self._wanted_back()) is not None:
             span = wanted.first_span(self._limits.read_back_entries, self._limits.read_back_gap)
             assert span is not None
             ledger_id, first, last = span
             if self._acks.unacknowledged_runs(ledger_id, first, last):
-                self._reading_back = True
-                self._read_back_ticket += 1
-                return ReadBack(ledger_id, first, last, self._read_back_ticket)
+                return self._back.plan(ledger_id, first, last)
             wanted.discard_range(ledger_id, first, last)  # acknowledged meanwhile, cumulatively or through the admin API
         return None
 
-    def _send_again(self, turn: SharedConsumer) -> Send | None:
-        while self._read_back:
-            head = self._read_back[0]
+    def _send_again(self, turn: Holder) -> Send | None:
+        while self._back.pending:
+            head = self._back.pending[0]
             counted = head.counted
             runs = self._members(counted, head.next_entry_id)
             unacked = [run for first, last in runs for run in self._acks.unacknowledged_runs(counted.ledger_id, first, last)]
             send, next_entry_id = self._send_from(counted, unacked, turn)
             if next_entry_id > counted.last:
-                self._read_back.popleft()
+                self._back.pending.popleft()
             else:
                 head.next_entry_id = next_entry_id
             if send is not None:
@@ -248,12 +259,12 @@ class SharedDispatch:
         """What of a group read back is still wanted, by anybody or by the owner of its chunks."""
         runs = self._replay.runs(counted.ledger_id, first, counted.last)
         if counted.chunks is not None:
-            for consumer in self._consumers.values():
-                runs += consumer.reserved.runs(counted.ledger_id, first, counted.last)
+            for holder in self._holders:
+                runs += holder.reserved.runs(counted.ledger_id, first, counted.last)
             runs.sort()
         return runs
 
-    def _send_new(self, turn: SharedConsumer) -> Send | None:
+    def _send_new(self, turn: Holder) -> Send | None:
         while (head := self._forward.head()) is not None:
             counted = head.counted
             runs = list(self._acks.unacknowledged_runs(counted.ledger_id, head.next_entry_id, counted.last))
@@ -265,7 +276,7 @@ class SharedDispatch:
                 return None
         return None
 
-    def _send_from(self, counted: CountedGroup, runs: list[Run], turn: SharedConsumer) -> tuple[Send | None, int]:
+    def _send_from(self, counted: CountedGroup, runs: list[Run], turn: Holder) -> tuple[Send | None, int]:
         """What of `runs` goes out next, and the entry to go on with."""
         if counted.chunks is not None:
             runs, chunk_entry_id = _before_first_chunk(runs, counted.chunks)
@@ -281,7 +292,7 @@ class SharedDispatch:
             return self._send(turn, counted, taken, messages), taken[-1][1] + 1
         return self._send(turn, counted, taken, messages), chunk_entry_id if chunk_entry_id >= 0 else counted.last + 1
 
-    def _send_chunk(self, counted: CountedGroup, entry_id: int, chunk: Chunk, turn: SharedConsumer) -> Send | None:
+    def _send_chunk(self, counted: CountedGroup, entry_id: int, chunk: Chunk, turn: Holder) -> Send | None:
         first_again = self._replay.first()
         if first_again is not None and first_again < (counted.ledger_id, entry_id):
             return None  # perhaps an earlier chunk, asked for again while this one was read: it stays, and is read once more
@@ -312,62 +323,58 @@ class SharedDispatch:
             self._replay.add(*position)
         owner.reserved.clear()
 
-    def _send(self, consumer: SharedConsumer, counted: CountedGroup, runs: list[Run], messages: int) -> Send:
-        consumer.permits -= messages
-        consumer.unacked_messages += messages
-        consumer.blocked = consumer.unacked_messages >= self._limits.max_unacked_messages
-        outstanding = consumer.outstanding.setdefault(counted.ledger_id, {})
-        for first, last in runs:
-            outstanding.update(zip(range(first, last + 1), counted.counts_in(first, last), strict=True))
-        self._turns.end(consumer)
-        return Send(consumer.key, counted, runs, messages, self._counts_in(counted.ledger_id, runs))
+    def _send(self, holder: Holder, counted: CountedGroup, runs: list[Run], messages: int) -> Send:
+        holder.permits -= messages
+        self._holders.hold(holder, counted, runs, messages)
+        self._turns.end(holder)
+        return Send(holder.key, counted, runs, messages, counts_in(self._acks, counted.ledger_id, runs))
 
-    def _counts_in(self, ledger_id: int, runs: list[Run]) -> Mapping[int, int]:
-        counts = self._redelivery_counts.get(ledger_id)
-        if counts is None:
-            return _NO_COUNTS
-        return {e: counts[e] for first, last in runs for e in range(first, last + 1) if e in counts}
-
-    def _settle(self, consumer: SharedConsumer, ledger_id: int, entry_id: int) -> bool:
+    def _settle(self, holder: Holder, ledger_id: int, entry_id: int) -> bool:
         """The entry is outstanding at the consumer no more. False: it was not."""
-        entries = consumer.outstanding.get(ledger_id)
-        if entries is None or (messages := entries.pop(entry_id, None)) is None:
+        if self._holders.settle(holder, ledger_id, entry_id) is None:
             return False
-        if not entries:
-            del consumer.outstanding[ledger_id]
-        consumer.unacked_messages -= messages
-        if consumer.blocked and consumer.unacked_messages <= self._limits.max_unacked_messages // 2:
-            consumer.blocked = False
-            self._turns.queue(consumer)
+        if not holder.queued:
+            self._turns.queue(holder)
         return True
 
     def _give_up(self, ledger_id: int, first: int, last: int) -> None:
         self._replay.discard_range(ledger_id, first, last)
-        for consumer in self._consumers.values():
-            consumer.reserved.discard_range(ledger_id, first, last)
+        for holder in self._holders:
+            holder.reserved.discard_range(ledger_id, first, last)
 
     # Figures
 
-    def permits(self, key: int) -> int:
-        consumer = self._consumers.get(key)
-        return 0 if consumer is None else consumer.permits
+    @property
+    def wake_at_ms(self) -> int | None:
+        return self._delayed.first_due_ms
 
-    def unacked_messages(self, key: int) -> int | None:
-        consumer = self._consumers.get(key)
-        return 0 if consumer is None else consumer.unacked_messages
+    def permits(self, consumer: int) -> int:
+        holder = self._holders.by_key.get(consumer)
+        return 0 if holder is None else holder.permits
 
-    def is_blocked(self, key: int) -> bool:
-        consumer = self._consumers.get(key)
-        return consumer is not None and consumer.blocked
+    def unacked_messages(self, consumer: int) -> int | None:
+        holder = self._holders.by_key.get(consumer)
+        return 0 if holder is None else holder.unacked_messages
+
+    def is_blocked(self, consumer: int) -> bool:
+        holder = self._holders.by_key.get(consumer)
+        return holder is not None and (holder.blocked or self._holders.blocked)
 
     @property
     def read_position(self) -> Position:
-        head = self._forward.head()
-        return Position(head.counted.ledger_id, head.next_entry_id) if head is not None else self._forward.position
+        return self._forward.next_position
 
     @property
     def pending_bytes(self) -> int:
-        return self._forward.pending_bytes + sum(pending.counted.size_bytes for pending in self._read_back)
+        return self._forward.pending_bytes + self._back.pending_bytes
+
+
+def counts_in(acks: AckView, ledger_id: int, runs: Sequence[Run]) -> Mapping[int, int]:
+    """The redelivery counts of these entries."""
+    counts = acks.redelivery_counts_in(ledger_id)
+    if not counts:
+        return _NO_COUNTS
+    return {e: counts[e] for first, last in runs for e in range(first, last + 1) if e in counts}
 
 
 def _before_first_chunk(runs: list[Run], chunks: Mapping[int, Chunk]) -> tuple[list[Run], int]:

@@ -2,6 +2,7 @@
 
     event ──wake──► call_soon(_pass), once ──► core.next_effect() ─┬► Send: headers and stored bytes to the consumer's socket
                                                                    └► Read: tail cache in the same turn, else one read task
+    core.wake_at_ms ──► one timer ──► wake
 One forward read and one read back are under way at most, whatever the core is told meanwhile.
 """
 
@@ -15,9 +16,7 @@ from typing import TYPE_CHECKING
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.counted_group import count_group
 from cepheid_broker.delivery import encode_send
-from cepheid_broker.dispatch import Idle, Read, ReadBack, Send
-from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
-from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch import Announce, DispatchCore, Effect, Read, ReadBack, Send, SendAll, Why
 from cepheid_broker.position import Position
 from cepheid_broker.settings import DispatchSettings
 from cepheid_ports import CepheidError, TaskOwner
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DispatchCore = ExclusiveDispatch | SharedDispatch
-
 READ_ENTRIES = 10_000
 SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
 RETRY_MAX_S = 30.0
+MAX_SLEEP_S = 30.0  # until the clock is looked at again: it may be set meanwhile
 
 
 class ReadAheadBudget:
@@ -57,10 +55,13 @@ class Dispatcher:
         budget: ReadAheadBudget,
         tasks: TaskOwner,
         *,
+        with_hashes: bool,
         on_sent: Callable[[int, int, int], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.core = core
+        self._with_hashes = with_hashes  # of keys, of all that is read
+        self._wall_ms = ledger.wall_ms
         self._ledger = ledger
         self._consumers = consumers
         self._cursor = cursor
@@ -78,14 +79,16 @@ class Dispatcher:
         self._next: dict[type, Read | ReadBack] = {}  # asked for while another of the kind runs
         self._retry_delay_s = settings.read_retry_s
         self._retry: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self.storage_reads = 0
         self.cached_reads = 0
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.core!r}>"
 
-    def why_idle(self) -> Idle | None:
-        return self.core.why_idle()
+    def why(self) -> list[Why]:
+        self.core.on_clock(self._wall_ms())
+        return self.core.why()
 
     def wake(self) -> None:
         if not self._pass_due and not self._closed:
@@ -95,8 +98,9 @@ class Dispatcher:
     def close(self) -> None:
         self._closed = True
         self._cursor.active_from = None
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._alarm):
+            if timer is not None:
+                timer.cancel()
         self._budget.used_bytes -= self._accounted_bytes
         self._accounted_bytes = 0
 
@@ -105,15 +109,14 @@ class Dispatcher:
         if self._closed:
             return
         try:
+            self.core.on_clock(self._wall_ms())
             sent_bytes = 0
             while (effect := self.core.next_effect()) is not None:
-                if isinstance(effect, Send):
-                    sent_bytes += self._send(effect)
-                    if sent_bytes >= self._settings.pass_bytes:
-                        self.wake()  # others first
-                        break
-                else:
-                    self._read(effect)
+                sent_bytes += self._perform(effect)
+                if sent_bytes >= self._settings.pass_bytes:
+                    self.wake()  # others first
+                    break
+            self._set_alarm()
         except Exception as error:
             self._on_failed(error)
             return
@@ -121,6 +124,27 @@ class Dispatcher:
         pending_bytes = self.core.pending_bytes
         self._budget.used_bytes += pending_bytes - self._accounted_bytes
         self._accounted_bytes = pending_bytes
+
+    def _perform(self, effect: Effect) -> int:
+        """How many bytes were sent."""
+        match effect:
+            case Send():
+                return self._send(effect)
+            case SendAll(sends):
+                return sum(map(self._send, sends))
+            case Announce(consumer, is_active):
+                self._consumers[consumer].announce(is_active)
+            case _:
+                self._read(effect)
+        return 0
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if (wake_at_ms := self.core.wake_at_ms) is not None:
+            delay_s = max(0, wake_at_ms - self._wall_ms()) / 1000
+            self._alarm = self._loop.call_later(min(delay_s, MAX_SLEEP_S), self.wake)
 
     def _send(self, send: Send) -> int:
         consumer = self._consumers[send.consumer]
@@ -173,19 +197,10 @@ class Dispatcher:
         return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
 
     def _answer(self, read: Read | ReadBack, groups: list[EntryGroup]) -> None:
-        counted = [count_group(group) for group in groups]
-        if isinstance(read, Read):
-            self.core.on_read(read, counted)
-        else:
-            assert isinstance(self.core, SharedDispatch)
-            self.core.on_read_back(read, counted)
+        self.core.on_read(read, [count_group(group, with_hashes=self._with_hashes) for group in groups])
 
     def _on_read_failed(self, read: Read | ReadBack, error: CepheidError) -> None:
-        if isinstance(read, Read):
-            must_retry = self.core.on_read_failed(read.ticket)
-        else:
-            assert isinstance(self.core, SharedDispatch)
-            must_retry = self.core.on_read_back_failed(read.ticket)
+        must_retry = self.core.on_read_failed(read)
         if not must_retry or self._closed:
             return
         extra = {"position": str(self._range_of(read)[0]), "retry_s": self._retry_delay_s, "error": str(error)}

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cepheid_broker.turns import SharedConsumer, Turns
+from cepheid_broker.holders import Holder
+from cepheid_broker.turns import Turns
 
 
 @dataclass(slots=True)
@@ -32,13 +33,13 @@ class NonPersistentDispatch:
     """Of one subscription, while consumers of one type are connected."""
 
     def __init__(self) -> None:
-        self._consumers: dict[int, SharedConsumer] = {}
+        self._consumers: dict[int, Holder] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {len(self._consumers)} consumers>"
 
     def on_joined(self, key: int, *, priority: int = 0, name: str = "") -> None:
-        self._consumers[key] = SharedConsumer(key, priority)
+        self._consumers[key] = Holder(key, name, priority)
 
     def on_left(self, key: int) -> None:
         self._consumers.pop(key).left = True
@@ -67,14 +68,14 @@ class NonPersistentDispatch:
             self._on_served(consumer)
         return plan
 
-    def _choose(self, key_hash: int) -> SharedConsumer | None:
+    def _choose(self, key_hash: int) -> Holder | None:
         """The only one."""
         return next(iter(self._consumers.values()), None)
 
-    def _on_change(self, consumer: SharedConsumer) -> None:
+    def _on_change(self, consumer: Holder) -> None:
         """It may take entries again, or not any more."""
 
-    def _on_served(self, consumer: SharedConsumer) -> None: ...
+    def _on_served(self, consumer: Holder) -> None: ...
 
 
 class NonPersistentShared(NonPersistentDispatch):
@@ -86,11 +87,11 @@ class NonPersistentShared(NonPersistentDispatch):
         super().on_joined(key, priority=priority, name=name)
         self._turns.add_priority(priority)
 
-    def _choose(self, key_hash: int) -> SharedConsumer | None:
+    def _choose(self, key_hash: int) -> Holder | None:
         return self._turns.now()
 
-    def _on_change(self, consumer: SharedConsumer) -> None:
+    def _on_change(self, consumer: Holder) -> None:
         self._turns.queue(consumer)
 
-    def _on_served(self, consumer: SharedConsumer) -> None:
+    def _on_served(self, consumer: Holder) -> None:
         self._turns.end(consumer)

@@ -19,6 +19,7 @@ from cepheid_broker.managed_ledger import Cursor, LedgerList
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, NonPersistentShared
 from cepheid_broker.peer import Buffer
+from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
@@ -60,7 +61,9 @@ class NonPersistentSubscription(Subscription):
         ledgers = LedgerList([ChainLedger(ledger_id=0)])  # without entries: whatever a client acknowledges is unknown
         cursor = Cursor(name, AckSet(ledgers, ledgers.first_position), ledgers, None, {})
         ledger = cast("ManagedLedger", _NoLedger(topic))
-        super().__init__(topic, name, ledger, cursor, settings, ReadAheadBudget(0), tasks, totals, on_unused=on_unused)
+        super().__init__(
+            topic, name, ledger, cursor, settings, ReadAheadBudget(0), tasks, totals, policies=TopicPolicies, on_unused=on_unused
+        )
         self.dropped_messages = 0
         self._kept = durable
         self._dispatch: NonPersistentDispatch = NonPersistentDispatch()

@@ -23,6 +23,10 @@ class Peer(Protocol):
     def client_version(self) -> str: ...
 
     @property
+    def protocol_version(self) -> int:
+        """What the client speaks: some commands are for newer ones only (protocol.md §2)."""
+
+    @property
     def connected_at_ms(self) -> int: ...
 
     @property

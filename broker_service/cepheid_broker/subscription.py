@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cepheid_broker.ack_saver import AckSaver
+from cepheid_broker.backlog import known_backlog
 from cepheid_broker.consumer import Consumer, ConsumerFigures
-from cepheid_broker.dispatch import DispatchLimits, Idle
-from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
+from cepheid_broker.dispatch import DispatchCore, DispatchLimits, DispatchPolicies, Idle, Why
+from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
 from cepheid_broker.errors import ConsumerBusyError, ServiceNotReadyError
 from cepheid_broker.peer import Peer
+from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
 from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 
 EXCLUSIVE = pb.CommandSubscribe.Exclusive
 SHARED = pb.CommandSubscribe.Shared
+FAILOVER = pb.CommandSubscribe.Failover
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,10 @@ class SubscriptionFigures:
     durable: bool
     type_name: str
     backlog_entries: int
+    backlog_messages: int | None
+    """None, here and below: memory does not know (backlog.py)."""
+    backlog_bytes: int | None
+    oldest_age_s: float | None
     mark_delete: Position
     read_position: Position | None
     delivered: TrafficFigures
@@ -81,6 +88,7 @@ class Subscription:
         tasks: TaskOwner,
         totals: BrokerTraffic,
         *,
+        policies: Callable[[], TopicPolicies],
         on_unused: Callable[[Subscription], None],
     ) -> None:
         self.topic = topic
@@ -95,8 +103,10 @@ class Subscription:
         self._settings = settings
         self._budget = budget
         self._tasks = tasks
+        self._policies = policies
         self._on_unused = on_unused
         self._dispatcher: Dispatcher | None = None
+        self._dispatch_kind: int | None = None  # of the dispatcher, which outlives its consumers
         self._next_key = 1
         self._seek_done: asyncio.Event | None = None  # while a seek is under way
         self._grace: asyncio.TimerHandle | None = None  # rule 4
@@ -129,7 +139,7 @@ class Subscription:
             if self._seek_done is not None:
                 await self._seek_done.wait()
                 continue
-            if not self.consumers or (self.kind == kind == SHARED):
+            if not self.consumers or (self.kind == kind != EXCLUSIVE):
                 return
             holder = next(iter(self.consumers.values()))
             alive = holder.peer is peer or await holder.peer.is_alive()
@@ -159,8 +169,9 @@ class Subscription:
         assert kind == self.kind, "rule 1"
         assert self._dispatcher is not None
         self.consumers[consumer.key] = consumer
-        self._dispatcher.core.on_consumer_joined(consumer.key, priority=consumer.priority_level)
+        self._dispatcher.core.on_consumer_joined(consumer.key, name=consumer.name, priority=consumer.priority_level)
         self._dispatcher.core.on_writable(consumer.key, consumer.peer.writable)
+        self._dispatcher.wake()
 
     def remove_consumer(self, consumer: Consumer) -> None:
         if self.consumers.pop(consumer.key, None) is None:
@@ -176,25 +187,34 @@ class Subscription:
                 self._on_unused(self)
 
     def _start_dispatch(self, kind: int) -> None:
-        """A Shared core is kept while the type stays the same: it knows redelivery counts (H9: they never decrease)."""
-        if self._dispatcher is not None:
-            if isinstance(self._dispatcher.core, SharedDispatch) and kind == SHARED:
-                self._dispatcher.core.on_rewind()
-                return
-            self._stop_dispatch()
-        dispatch = self._settings.dispatch
-        limits = DispatchLimits(dispatch.read_ahead_bytes, dispatch.max_unacked_messages)
+        """A dispatcher is kept while the type stays the same: so it has one read under way, however often consumers come and go."""
+        if self._dispatcher is not None and self._dispatch_kind == kind:
+            self._dispatcher.core.on_rewind()
+            return
+        self._stop_dispatch()
+        self._dispatch_kind = kind
         self._dispatcher = Dispatcher(
-            SharedDispatch(self.cursor, limits) if kind == SHARED else ExclusiveDispatch(self.cursor, limits),
+            self._new_core(kind),
             self._ledger,
             self.consumers,
             self.cursor,
-            dispatch,
+            self._settings.dispatch,
             self._budget,
             self._tasks,
+            with_hashes=False,
             on_sent=self.delivered.count,
             on_failed=self._on_dispatch_failed,
         )
+
+    def _new_core(self, kind: int) -> DispatchCore:
+        limits = DispatchLimits(self._settings.dispatch.read_ahead_bytes)
+        if kind == SHARED:
+            return SharedDispatch(self.cursor, limits, self._dispatch_policies())
+        return FailoverDispatch(self.cursor, limits, partition_index=self.topic.partition_index, announces=kind == FAILOVER)
+
+    def _dispatch_policies(self) -> DispatchPolicies:
+        policies = self._policies()
+        return DispatchPolicies(policies.max_unacked_per_consumer, policies.max_unacked_per_subscription, policies.delayed_delivery)
 
     def _stop_dispatch(self) -> None:
         if self._dispatcher is not None:
@@ -229,6 +249,18 @@ class Subscription:
     def on_appended(self) -> None:
         if self._dispatcher is not None and self.consumers:
             self._dispatcher.core.on_appended()
+            self._dispatcher.wake()
+
+    def on_policies(self) -> None:
+        """They changed (rule of Topic: nobody keeps a copy; the core is told what concerns it)."""
+        if self._dispatcher is not None:
+            self._dispatcher.core.on_policies(self._dispatch_policies())
+            self._dispatcher.wake()
+
+    def on_cursor_moved(self) -> None:
+        """Entries were acknowledged that no consumer named: skipped, expired, cleared. Who waits for them must hear of it."""
+        if self._dispatcher is not None:
+            self._dispatcher.core.on_cursor_moved()
             self._dispatcher.wake()
 
     def on_flow(self, consumer: Consumer, messages: int) -> None:
@@ -317,8 +349,9 @@ class Subscription:
     def is_blocked(self, consumer: Consumer) -> bool:
         return self._dispatcher is not None and self._dispatcher.core.is_blocked(consumer.key)
 
-    def why_idle(self) -> Idle | None:
-        return Idle.NO_CONSUMER if self._dispatcher is None else self._dispatcher.why_idle()
+    def why(self) -> tuple[Why, ...]:
+        """What holds delivery up; empty while there is something to deliver and somebody takes it."""
+        return (Why(Idle.NO_CONSUMER),) if self._dispatcher is None else tuple(self._dispatcher.why())
 
     def on_tick(self, window_s: float) -> None:
         self.delivered.on_tick(window_s)
@@ -328,18 +361,22 @@ class Subscription:
     def figures(self) -> SubscriptionFigures:
         consumers = tuple(consumer.figures() for consumer in self.consumers.values())
         dispatcher = self._dispatcher
+        backlog = known_backlog(self._ledger, self.cursor)
         return SubscriptionFigures(
             self.name,
             self.durable,
             self.type_name,
-            self.cursor.backlog_entries,
+            backlog.entries,
+            backlog.messages,
+            backlog.bytes,
+            backlog.oldest_age_s,
             self.cursor.mark_delete,
             None if dispatcher is None else dispatcher.core.read_position,
             self.delivered.figures(),
             self._redelivered_messages + sum(consumer.redelivered_messages for consumer in self.consumers.values()),
             self.acked_entries,
             sum(consumer.unacked_messages for consumer in consumers),
-            str(self.why_idle() or "busy"),
+            "; ".join(map(str, self.why()[:3])) or "busy",
             consumers,
             self._storage_reads + (dispatcher.storage_reads if dispatcher else 0),
             self._cached_reads + (dispatcher.cached_reads if dispatcher else 0),

@@ -8,34 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from cepheid_broker.position_set import PositionSet
-
-
-@dataclass(slots=True, eq=False)
-class SharedConsumer:
-    """What the Shared core knows of one consumer."""
-
-    key: int
-    priority: int
-    permits: int = 0
-    writable: bool = True
-    blocked: bool = False  # holds too many unacknowledged messages
-    left: bool = False
-    queued: bool = False
-    unacked_messages: int = 0
-    outstanding: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → messages
-    reserved: PositionSet = field(default_factory=PositionSet)  # chunks that only this consumer may get
-
-    @property
-    def can_take(self) -> bool:
-        return self.permits > 0 and self.writable and not self.blocked and not self.left
+from cepheid_broker.holders import Holder
 
 
 class Turns:
     def __init__(self) -> None:
-        self._queues: dict[int, deque[SharedConsumer]] = {}  # in rising priority number
+        self._queues: dict[int, deque[Holder]] = {}  # in rising priority number
 
     def __repr__(self) -> str:
         return f"<Turns { ({priority: len(queue) for priority, queue in self._queues.items()}) }>"
@@ -44,13 +23,13 @@ class Turns:
         if priority not in self._queues:
             self._queues = dict(sorted([*self._queues.items(), (priority, deque())]))
 
-    def queue(self, consumer: SharedConsumer) -> None:
+    def queue(self, consumer: Holder) -> None:
         """Something changed that may let it take messages."""
         if consumer.can_take and not consumer.queued:
             consumer.queued = True
             self._queues[consumer.priority].append(consumer)
 
-    def now(self) -> SharedConsumer | None:
+    def now(self) -> Holder | None:
         for queue in self._queues.values():
             while queue:
                 if queue[0].can_take:
@@ -58,17 +37,17 @@ class Turns:
                 queue.popleft().queued = False
         return None
 
-    def is_alone(self, consumer: SharedConsumer) -> bool:
+    def is_alone(self, consumer: Holder) -> bool:
         """Nobody of its priority waits besides it."""
         return len(self._queues[consumer.priority]) == 1
 
-    def end(self, consumer: SharedConsumer) -> None:
+    def end(self, consumer: Holder) -> None:
         """It was served: the next one of its priority comes, if it was its turn."""
         queue = self._queues[consumer.priority]
         if queue and queue[0] is consumer:
             queue.rotate(-1)
 
-    def restart(self, consumers: Iterable[SharedConsumer]) -> None:
+    def restart(self, consumers: Iterable[Holder]) -> None:
         """Forgets who comes next."""
         self._queues = {}
         for consumer in consumers:

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 from cepheid_broker.counted_group import Chunk, CountedGroup
-from cepheid_broker.dispatch import DispatchLimits, Effect, Read, ReadBack, Send
-from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
-from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch import (
+    Announce,
+    DispatchCore,
+    DispatchLimits,
+    DispatchPolicies,
+    Effect,
+    Idle,
+    Read,
+    ReadBack,
+    Send,
+    SendAll,
+)
 from cepheid_broker.position import Position
 from cepheid_rpc import EntryGroup
 
 ENTRY_BYTES = 100
 
 
+LIMITS = DispatchLimits(
+    read_ahead_bytes=12 * ENTRY_BYTES,
+    round_robin_entries=3,
+    read_back_entries=7,
+    read_back_gap=2,
+    max_chunked_messages=5,
+    max_waiting_entries=12,
+    max_delayed_entries=8,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    messages: int = 1
+    chunk: Chunk | None = None
+    deliver_at_ms: int = 0
+    key_hash: int = 0
+
+
 class Topic:
-    """Ledgers of entries; each entry has a number of messages and perhaps is a chunk."""
+    """Ledgers of entries."""
 
     def __init__(self) -> None:
-        self.ledgers: dict[int, list[tuple[int, Chunk | None]]] = {3: []}
-        self.trimmed: set[int] = set()
+        self.ledgers: dict[int, list[Entry]] = {3: []}
 
-    def append(self, messages: int, chunk: Chunk | None = None) -> None:
-        self.ledgers[max(self.ledgers)].append((messages, chunk))
+    def append(self, entry: Entry) -> Position:
+        last = max(self.ledgers)
+        self.ledgers[last].append(entry)
+        return Position(last, len(self.ledgers[last]) - 1)
+
+    def __getitem__(self, position: Position) -> Entry:
+        return self.ledgers[position.ledger_id][position.entry_id]
 
     def roll(self) -> None:
         self.ledgers[max(self.ledgers) + 2] = []
@@ -42,16 +77,22 @@ class Topic:
         return groups
 
     def _group(self, ledger: int, first: int, last: int) -> CountedGroup:
-        entries = self.ledgers[ledger][first : last + 1]
+        entries = list(enumerate(self.ledgers[ledger][first : last + 1], first))
         group = EntryGroup(ledger, first, [ENTRY_BYTES * (i + 1) for i in range(len(entries))], bytes(ENTRY_BYTES * len(entries)))
-        chunks = {first + i: chunk for i, (_, chunk) in enumerate(entries) if chunk is not None}
-        return CountedGroup(group, [messages for messages, _ in entries], chunks or None)
+        return CountedGroup(
+            group,
+            [entry.messages for _, entry in entries],
+            {entry_id: entry.chunk for entry_id, entry in entries if entry.chunk is not None} or None,
+            deliver_at_ms={entry_id: entry.deliver_at_ms for entry_id, entry in entries if entry.deliver_at_ms} or None,
+            hashes=[entry.key_hash for _, entry in entries],
+        )
 
 
 class Acks:
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
         self.acknowledged: set[Position] = set()
+        self.counts: dict[int, dict[int, int]] = {}
 
     def first_unacknowledged(self) -> Position:
         for position in self._topic.positions():
@@ -71,52 +112,73 @@ class Acks:
                 runs.append((entry, entry))
         return runs
 
+    def redelivery_counts_in(self, ledger_id: int) -> Mapping[int, int]:
+        return self.counts.get(ledger_id, {})
+
+    def count_redelivery(self, ledger_id: int, entry_id: int) -> None:
+        if Position(ledger_id, entry_id) not in self.acknowledged:
+            counts = self.counts.setdefault(ledger_id, {})
+            counts[entry_id] = counts.get(entry_id, 0) + 1
+
 
 class World:
-    """Drives one core the way `Subscription` does."""
+    """Drives one core the way `Dispatcher` does."""
 
-    def __init__(self, core_type: type[ExclusiveDispatch] | type[SharedDispatch], *, max_unacked: int = 40) -> None:
+    def __init__(self, new_core: Callable[[Acks, DispatchLimits, DispatchPolicies], DispatchCore], **policies: int) -> None:
         self.topic = Topic()
         self.acks = Acks(self.topic)
-        limits = DispatchLimits(
-            read_ahead_bytes=12 * ENTRY_BYTES,
-            max_unacked_messages=max_unacked,
-            round_robin_entries=3,
-            read_back_entries=7,
-            read_back_gap=2,
-            max_chunked_messages=5,
-        )
-        self.core = core_type(self.acks, limits)
+        self.core = new_core(self.acks, LIMITS, DispatchPolicies(**policies))  # type: ignore[arg-type]
         self.reads: list[Read | ReadBack] = []  # under way
         self.found_nothing: set[int] = set()  # tickets of reads that were asked for when there was nothing to read
         self.failed: list[int] = []
         self.sent: list[tuple[int, Position, int]] = []  # consumer, position, redelivery count
+        self.announced: dict[int, bool] = {}
         self.reads_at_once = True
+        self.now_ms = 1_000_000
+
+    @property
+    def idle(self) -> Idle | None:
+        """The first reason; None: there is something to do."""
+        reasons = self.core.why()
+        return reasons[0].idle if reasons else None
 
     def settle(self) -> None:
         """Performs effects until the core has none."""
+        self.core.on_clock(self.now_ms)
         for _ in range(10_000):
             effect = self.core.next_effect()
             if effect is None:
-                assert self.core.why_idle() is not None, f"does nothing and cannot say why: {self.core!r}"
+                reasons = self.core.why()
+                assert reasons, f"does nothing and cannot say why: {self.core!r}"
+                assert all(why.until and str(why) for why in reasons)
                 return
             self._perform(effect)
         raise AssertionError(f"endless effects: {self.core!r}")
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Send(consumer, counted, runs, messages, counts):
-                positions = [Position(counted.ledger_id, e) for first, last in runs for e in range(first, last + 1)]
-                assert positions, "an empty send"
-                assert messages == sum(counted.messages_in(e.entry_id, e.entry_id) for e in positions)
-                self.on_sent(consumer, positions)
-                self.sent += [(consumer, position, counts.get(position.entry_id, 0)) for position in positions]
+            case Send():
+                self._send(effect)
+            case SendAll(sends):
+                assert len({send.consumer for send in sends}) == len(sends) > 0
+                for send in sends:
+                    self._send(send)
+            case Announce(consumer, is_active):
+                self.announced[consumer] = is_active
             case Read() | ReadBack():
                 self.reads.append(effect)
                 if isinstance(effect, Read) and not self.topic.read(effect.position, 1):
                     self.found_nothing.add(effect.ticket)
                 if self.reads_at_once:
                     self.finish_read(0)
+
+    def _send(self, send: Send) -> None:
+        counted, counts = send.counted, send.redelivery_counts
+        positions = [Position(counted.ledger_id, e) for first, last in send.runs for e in range(first, last + 1)]
+        assert positions, "an empty send"
+        assert send.messages == sum(counted.messages_in(e.entry_id, e.entry_id) for e in positions)
+        self.on_sent(send.consumer, positions)
+        self.sent += [(send.consumer, position, counts.get(position.entry_id, 0)) for position in positions]
 
     def on_sent(self, consumer: int, positions: list[Position]) -> None:
         """Hook for the models."""
@@ -128,20 +190,14 @@ class World:
             stale = as_asked and read.ticket in self.found_nothing
             self.core.on_read(read, [] if stale else self.topic.read(read.position, max_entries))
         else:
-            assert isinstance(self.core, SharedDispatch)
             wanted = Position(read.ledger_id, read.first)
-            self.core.on_read_back(read, self.topic.read(wanted, min(max_entries, read.last - read.first + 1)))
+            self.core.on_read(read, self.topic.read(wanted, min(max_entries, read.last - read.first + 1)))
 
     def fail_read(self, index: int) -> None:
-        read = self.reads.pop(index)
-        if isinstance(read, Read):
-            retry = self.core.on_read_failed(read.ticket)
-        else:
-            assert isinstance(self.core, SharedDispatch)
-            retry = self.core.on_read_back_failed(read.ticket)
-        if retry:
+        if self.core.on_read_failed(self.reads.pop(index)):
             self.failed.append(1)
 
-    def append(self, messages: int, chunk: Chunk | None = None) -> None:
-        self.topic.append(messages, chunk)
+    def append(self, messages: int = 1, chunk: Chunk | None = None, **fields: int) -> Position:
+        position = self.topic.append(Entry(messages, chunk, **fields))
         self.core.on_appended()
+        return position

@@ -16,7 +16,7 @@ from tests.broker.dispatch_world import World
 
 
 def world_with(entries: int, consumers: int = 0, *, permits: int = 100, max_unacked: int = 1000) -> World:
-    world = World(SharedDispatch, max_unacked=max_unacked)
+    world = World(SharedDispatch, max_unacked_per_consumer=max_unacked)
     for _ in range(entries):
         world.append(1)
     for key in range(1, consumers + 1):
@@ -87,7 +87,7 @@ def test_too_many_unacknowledged_messages_block_until_half_are_acknowledged() ->
     world = world_with(30, consumers=1, permits=1000, max_unacked=10)
     world.settle()
     held = [p for _, p, _ in world.sent]
-    assert world.core.why_idle() is Idle.TOO_MANY_UNACKED
+    assert world.idle is Idle.TOO_MANY_UNACKED
     assert len(held) >= 10
     sent_before = len(world.sent)
     for index, position in enumerate(held):
@@ -112,7 +112,7 @@ def test_chunks_of_one_message_stay_with_one_consumer_while_others_go_on() -> No
     assert [(c, p.entry_id) for c, p, _ in world.sent] == [(owner, 0), (other, 2)], "the plain entry passed the reserved chunk"
     world.core.on_permits(other, 10)
     world.settle()
-    assert world.core.why_idle() is Idle.CHUNKS_RESERVED
+    assert world.idle is Idle.CHUNKS_RESERVED
     world.core.on_permits(owner, 10)
     world.settle()
     assert [(c, p.entry_id) for c, p, _ in world.sent][2:] == [(owner, 1), (owner, 3)]
@@ -179,7 +179,7 @@ def test_entries_that_were_trimmed_do_not_hold_up_redelivery() -> None:
     del world.topic.ledgers[3]
     world.settle()
     assert [p for _, p, _ in world.sent] == [Position(5, 0)]
-    assert world.core.why_idle() is Idle.AT_END
+    assert world.idle is Idle.AT_END
 
 
 class SharedHistories(RuleBasedStateMachine):
@@ -187,7 +187,7 @@ class SharedHistories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(SharedDispatch, max_unacked=30)
+        self.world = World(SharedDispatch, max_unacked_per_consumer=30)
         self.world.on_sent = self.on_sent  # type: ignore[method-assign]
         self.world.reads_at_once = False
         self.next_key = 0
@@ -204,7 +204,7 @@ class SharedHistories(RuleBasedStateMachine):
     def on_sent(self, consumer: int, positions: list[Position]) -> None:
         assert self.writable[consumer]
         for position in positions:
-            messages, chunk = self.world.topic.ledgers[position.ledger_id][position.entry_id]
+            messages, chunk = self.world.topic[position].messages, self.world.topic[position].chunk
             assert self.permits[consumer] > 0
             assert position not in self.holder, f"{position} is outstanding twice"
             assert position not in self.world.acks.acknowledged
@@ -215,10 +215,8 @@ class SharedHistories(RuleBasedStateMachine):
                 assert all(self.holder.get(p) == consumer for p in earlier), "chunks at two consumers, or out of order"
 
     def chunk_positions(self, uuid: str) -> list[Position]:
-        entries = self.world.topic.ledgers
-        return [
-            p for p in self.world.topic.positions() if (c := entries[p.ledger_id][p.entry_id][1]) is not None and c.uuid == uuid
-        ]
+        topic = self.world.topic
+        return [p for p in topic.positions() if (chunk := topic[p].chunk) is not None and chunk.uuid == uuid]
 
     @rule(messages=st.integers(1, 5), entries=st.integers(1, 9))
     def append(self, messages: int, entries: int) -> None:
@@ -279,7 +277,7 @@ class SharedHistories(RuleBasedStateMachine):
     def negatively_acknowledge(self, data: st.DataObject) -> None:
         position = data.draw(st.sampled_from(sorted(self.holder)))
         key = self.holder[position]
-        chunk = self.world.topic.ledgers[position.ledger_id][position.entry_id][1]
+        chunk = self.world.topic[position].chunk
         positions = [position] if chunk is None else [p for p in self.chunk_positions(chunk.uuid) if self.holder.get(p) == key]
         for p in positions:
             del self.holder[p]
@@ -315,12 +313,12 @@ class SharedHistories(RuleBasedStateMachine):
         able = [
             key for key, permits in self.permits.items() if permits > 0 and self.writable[key] and not self.core.is_blocked(key)
         ]
-        idle = self.core.why_idle()
+        idle = self.world.idle
         if not able or idle in (Idle.READING, Idle.READ_FAILED):
             return
         missed = [p for p in self.world.topic.positions() if p not in self.world.acks.acknowledged and p not in self.holder]
         if idle is Idle.CHUNKS_RESERVED:
-            missed = [p for p in missed if self.world.topic.ledgers[p.ledger_id][p.entry_id][1] is None]
+            missed = [p for p in missed if self.world.topic[p].chunk is None]
         assert not missed, f"{missed} could be sent to {able}, idle because {idle}"
 
 

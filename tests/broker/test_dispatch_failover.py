@@ -6,14 +6,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cepheid_broker.dispatch import Idle
-from cepheid_broker.dispatch_exclusive import ExclusiveDispatch
+from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
+from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.position import Position
-from tests.broker.dispatch_world import World
+from tests.broker.dispatch_world import Acks, World
+
+
+def new_core(acks: Acks, limits: DispatchLimits, policies: DispatchPolicies) -> FailoverDispatch:
+    return FailoverDispatch(acks, limits)
 
 
 def world_with(entries: int, *, messages: int = 1) -> World:
-    world = World(ExclusiveDispatch)
+    world = World(new_core)
     for _ in range(entries):
         world.append(messages)
     return world
@@ -27,14 +31,14 @@ def test_sends_as_many_entries_as_permits_pay_for() -> None:
     world = world_with(10)
     world.core.on_consumer_joined(1)
     world.settle()
-    assert world.core.why_idle() is Idle.NO_PERMITS
+    assert world.idle is Idle.NO_PERMITS
     world.core.on_permits(1, 4)
     world.settle()
     assert sent_entries(world) == [0, 1, 2, 3]
     world.core.on_permits(1, 100)
     world.settle()
     assert sent_entries(world) == list(range(10))
-    assert world.core.why_idle() is Idle.AT_END
+    assert world.idle is Idle.AT_END
 
 
 def test_a_batch_is_sent_whole_and_permits_go_negative() -> None:
@@ -83,7 +87,7 @@ def test_a_full_socket_stops_the_consumer_and_names_itself() -> None:
     world.core.on_writable(1, False)
     world.core.on_permits(1, 100)
     world.settle()
-    assert (world.sent, world.core.why_idle()) == ([], Idle.SOCKET_FULL)
+    assert (world.sent, world.idle) == ([], Idle.SOCKET_FULL)
     world.core.on_writable(1, True)
     world.settle()
     assert len(world.sent) == 5
@@ -94,7 +98,7 @@ class ExclusiveHistories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(ExclusiveDispatch)
+        self.world = World(new_core)
         self.world.on_sent = self.on_sent  # type: ignore[method-assign]
         self.world.reads_at_once = False
         self.consumer = 0
@@ -105,8 +109,8 @@ class ExclusiveHistories(RuleBasedStateMachine):
         self.received: list[Position] = []
 
     @property
-    def core(self) -> ExclusiveDispatch:
-        assert isinstance(self.world.core, ExclusiveDispatch)
+    def core(self) -> FailoverDispatch:
+        assert isinstance(self.world.core, FailoverDispatch)
         return self.world.core
 
     def on_sent(self, consumer: int, positions: list[Position]) -> None:
@@ -121,7 +125,7 @@ class ExclusiveHistories(RuleBasedStateMachine):
             assert index >= self.next_index, f"{position} was sent out of order"
             assert all(p in self.world.acks.acknowledged for p in skipped), f"skipped {skipped}"
             assert position not in self.world.acks.acknowledged
-            self.permits -= self.world.topic.ledgers[position.ledger_id][position.entry_id][0]
+            self.permits -= self.world.topic.ledgers[position.ledger_id][position.entry_id].messages
             self.next_index = index + 1
             self.received.append(position)
 
@@ -197,10 +201,10 @@ class ExclusiveHistories(RuleBasedStateMachine):
     def sends_whatever_it_can(self) -> None:
         self.world.settle()
         assert self.permits == self.core.permits(self.consumer) or not self.joined
-        if not (self.joined and self.writable and self.permits > 0) or self.core.why_idle() in (Idle.READING, Idle.READ_FAILED):
+        if not (self.joined and self.writable and self.permits > 0) or self.world.idle in (Idle.READING, Idle.READ_FAILED):
             return
         missed = [p for p in self.world.topic.positions()[self.next_index :] if p not in self.world.acks.acknowledged]
-        assert not missed, f"{missed} could be sent, idle because {self.core.why_idle()}"
+        assert not missed, f"{missed} could be sent, idle because {self.world.idle}"
 
 
 ExclusiveHistories.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

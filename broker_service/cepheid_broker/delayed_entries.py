@@ -1,0 +1,82 @@
+"""Entries that wait for the time their producer set (`deliver_at_time`), in a heap. Forgotten with the core: read again, they are
+held back again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from heapq import heappop, heappush
+
+from cepheid_broker.counted_group import CountedGroup
+from cepheid_broker.dispatch import AckView, Idle, Why
+from cepheid_broker.position import Position
+
+
+class DelayedEntries:
+    """Soft by one read: a core that finds it full reads no further. An entry acknowledged meanwhile is found out when it is due."""
+
+    def __init__(self, max_entries: int) -> None:
+        self.enabled = True
+        self._max_entries = max_entries
+        self._heap: list[tuple[int, int, int]] = []  # due at (wall clock, ms), ledger, entry
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __repr__(self) -> str:
+        return f"<DelayedEntries {len(self._heap)}, the first due at {self.first_due_ms}>"
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._heap) >= self._max_entries
+
+    @property
+    def first_due_ms(self) -> int | None:
+        return self._heap[0][0] if self._heap else None
+
+    @property
+    def first(self) -> Position | None:
+        return Position(*self._heap[0][1:]) if self._heap else None
+
+    def hold_back(self, counted: CountedGroup, acks: AckView, now_ms: int) -> list[CountedGroup]:
+        """Keeps those entries of a group whose time has not come, and returns the others."""
+        if counted.deliver_at_ms is None or not self.enabled:
+            return [counted]
+        waiting = [(entry_id, due_ms) for entry_id, due_ms in counted.deliver_at_ms.items() if due_ms > now_ms]
+        others, start = [], counted.first
+        for entry_id, due_ms in waiting:
+            if acks.unacknowledged_runs(counted.ledger_id, entry_id, entry_id):
+                heappush(self._heap, (due_ms, counted.ledger_id, entry_id))
+            if entry_id > start:
+                others.append(counted.slice(start, entry_id - 1))
+            start = entry_id + 1
+        if start <= counted.last:
+            others.append(counted.slice(start, counted.last))
+        return others
+
+    def take_due(self, now_ms: int) -> list[Position]:
+        """In the order in which they are due. All of them when nothing is held back any more."""
+        due = []
+        while self._heap and (not self.enabled or self._heap[0][0] <= now_ms):
+            _, ledger_id, entry_id = heappop(self._heap)
+            due.append(Position(ledger_id, entry_id))
+        return due
+
+    def clear(self) -> None:
+        self._heap.clear()
+
+    def why(self, now_ms: int) -> list[Why]:
+        if not self._heap:
+            return []
+        due_ms = self._heap[0][0]
+        idle = Idle.TOO_MANY_DELAYED if self.is_full else Idle.DELAYED
+        in_s = max(0, due_ms - now_ms) / 1000
+        details = f"{len(self._heap)} entries are held back, the first for {in_s:.3f} s more"
+        return [Why(idle, position=self.first, until=f"the clock shows {_utc(due_ms)}", details=details)]
+
+
+def _utc(wall_ms: int) -> str:
+    """Producers may have set anything: what is no date of this era is told as a number."""
+    try:
+        return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{wall_ms} ms since 1970"
