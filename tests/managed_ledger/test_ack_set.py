@@ -267,6 +267,7 @@ class AckSetHistories(RuleBasedStateMachine):
         assert self.acks.backlog_entries == len(backlog)
         first = self.acks.first_unacknowledged()
         assert first == (backlog[0] if backlog else Position(*self.model.chain[-1]))
+        assert [self.acks.nth_unacknowledged(number) for number in range(1, len(backlog) + 2)] == [*backlog, None]
         for position in self.model.entries:
             assert self.acks.is_acknowledged(position) == (position in self.model.acked)
             left = self.model.batches.get(position)

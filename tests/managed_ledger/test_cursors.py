@@ -359,6 +359,76 @@ def test_a_reset_is_exact_and_outlives_a_crash() -> None:
     run_async(main())
 
 
+def test_a_reset_into_a_batch_leaves_out_its_earlier_messages_and_outlives_a_crash() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 6)
+            cursor.acknowledge_cumulative(positions[4])
+            await cursor.reset(positions[2], (0b1100,))
+            assert cursor.first_unacknowledged() == positions[2]
+            assert cursor.unacked_words(positions[2]) == (0b1100,)
+            await broker.crash()
+            ledger = await world.broker(seed=2).open()
+            cursor = ledger.cursors["sub"]
+            assert cursor.unacked_words(positions[2]) == (0b1100,)
+            assert delivered(ledger, cursor) == positions[2:]
+            await cursor.reset(Position(1 << 62, 0), (0b1100,))
+            assert cursor.backlog_entries == 0
+
+    run_async(main())
+
+
+def test_a_cursor_moves_on_without_acknowledgements_and_never_back() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 10)
+            cursor.acknowledge([positions[1], positions[3]])
+            cursor.count_redelivery(*positions[2])
+            third = cursor.nth_unacknowledged(3)
+            assert third == positions[4]
+            assert cursor.advance_to(third) == 3
+            assert cursor.advance_to(positions[2]) == 0
+            assert cursor.mark_delete == positions[4]
+            assert not cursor.redelivery_counts_in(positions[2].ledger_id)
+            assert cursor.advance_to(Position(1 << 62, 5)) == 5
+            assert cursor.mark_delete == positions[-1]
+            assert cursor.refused_acks == 0
+            await cursor.saved()
+            await broker.crash()
+            assert (await world.broker(seed=2).open()).cursors["sub"].backlog_entries == 0
+
+    run_async(main())
+
+
+def test_properties_are_durable_and_leave_the_position_alone() -> None:
+    async def main() -> None:
+        async with topic_world(settings=TINY) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position(), properties={"team": "a"})
+            positions = await append_all(ledger, 400)
+            cursor.acknowledge(positions[1::2])
+            saving = asyncio.ensure_future(cursor.saved())
+            await cursor.set_properties({"team": "b", "ü": ""})
+            await saving
+            await broker.crash()
+            ledger = await world.broker(seed=2).open()
+            cursor = ledger.cursors["sub"]
+            assert cursor.properties == {"team": "b", "ü": ""}
+            assert delivered(ledger, cursor) == positions[::2]
+            await ledger.delete_cursor("sub")
+            with pytest.raises(NoSuchCursorError):
+                await cursor.set_properties({})
+
+    run_async(main())
+
+
 def test_acknowledgements_around_a_reset_are_before_it_or_void() -> None:
     """Scenario 33: apache/pulsar#26304: a reset that was queued got lost behind an acknowledgement."""
 

@@ -49,6 +49,14 @@ class AckSet:
         return f"<AckSet to {self.mark_delete}, {self._acked_entries} entries and parts of {batches} above>"
 
     @classmethod
+    def starting_at(cls, ledgers: LedgerList, position: Position, unacked_words: Sequence[int] = ()) -> AckSet:
+        """Everything before the entry is acknowledged, and with words those messages of it whose bit is not set."""
+        self = cls(ledgers, ledgers.previous_position(position))
+        if unacked_words and ledgers.is_valid(position):
+            self.acknowledge_messages(position, mask_of(unacked_words), 64 * len(unacked_words))
+        return self
+
+    @classmethod
     def restored(
         cls,
         ledgers: LedgerList,
@@ -194,6 +202,30 @@ class AckSet:
         if run_first <= last:
             runs.append((run_first, last))
         return runs
+
+    def nth_unacknowledged(self, number: int) -> Position | None:
+        """The entry with `number - 1` unacknowledged ones before it, `number` >= 1. None: there are not so many."""
+        assert number >= 1
+        if number > self.backlog_entries:
+            return None
+        ledgers = self._ledgers
+        start = ledgers.rank(self.mark_delete)
+        low, high = start + 1, ledgers.total_entries
+        while low < high:
+            middle = (low + high) // 2
+            if middle - start - self._acked_through(ledgers.at_rank(middle)) < number:
+                low = middle + 1
+            else:
+                high = middle
+        return ledgers.at_rank(low)
+
+    def _acked_through(self, position: Position) -> int:
+        """Above the mark-delete position, up to this one."""
+        return sum(
+            len(acked) if ledger_id < position.ledger_id else acked.rank(position.entry_id)
+            for ledger_id, acked in self._acked.items()
+            if ledger_id <= position.ledger_id
+        )
 
     def unacknowledged_among(self, ledger_id: int, entries: BitMap) -> BitMap:
         """What of these entries of a ledger exists and is not (wholly) acknowledged."""

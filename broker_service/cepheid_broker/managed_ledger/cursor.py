@@ -27,7 +27,9 @@ class CursorHome(Protocol):
 
     async def wait_saved(self, cursor: Cursor) -> None: ...
 
-    async def reset(self, cursor: Cursor, position: Position) -> None: ...
+    async def reset(self, cursor: Cursor, position: Position, unacked_words: Sequence[int]) -> None: ...
+
+    async def set_properties(self, cursor: Cursor, properties: Mapping[str, str]) -> None: ...
 
 
 class Cursor:
@@ -145,14 +147,15 @@ class Cursor:
 
     # Moving
 
-    async def reset(self, position: Position) -> None:
+    async def reset(self, position: Position, unacked_words: Sequence[int] = ()) -> None:
         """Delivery starts at this entry, or at the first one after it. Durable before it returns.
 
-        Acknowledgements that arrive meanwhile are void. Disconnect consumers first."""
+        With words: of that entry, if it is there, the messages whose bit is not set are left out. Acknowledgements that arrive
+        meanwhile are void. Disconnect consumers first."""
         if self._home is not None:
-            await self._home.reset(self, position)
+            await self._home.reset(self, position, unacked_words)
         else:
-            self.restart(AckSet(self._ledgers, self._ledgers.previous_position(position)))
+            self.restart(AckSet.starting_at(self._ledgers, position, unacked_words))
 
     def restart(self, ack_set: AckSet) -> None:
         """Delivery starts anew: what was acknowledged and counted is void."""
@@ -165,6 +168,17 @@ class Cursor:
         self._counts = state.counts(self.ack_set)
         self.sequence_ids = state.sequence_ids
 
+    def advance_to(self, position: Position) -> int:
+        """Everything up to there counts as acknowledged, without a word from consumers. Never back, not beyond the end.
+        How many entries newly do."""
+        before = self.ack_set.backlog_entries
+        self.acknowledge_cumulative(self._ledgers.normalise(position))
+        return before - self.ack_set.backlog_entries
+
+    def nth_unacknowledged(self, number: int) -> Position | None:
+        """The entry with `number - 1` unacknowledged ones before it. None: there are not so many."""
+        return self.ack_set.nth_unacknowledged(number)
+
     def leave_trimmed(self, edge: Position) -> None:
         """Ledgers before this edge leave the chain: the cursor does not stay in one of them."""
         revision, before = self.ack_set.revision, self.ack_set.mark_delete
@@ -176,6 +190,13 @@ class Cursor:
         """Returns when everything acknowledged so far is durable. Raises ManagedLedgerError, MetadataError, LedgerError."""
         if self._home is not None:
             await self._home.wait_saved(self)
+
+    async def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Replaces them all. Durable before it returns."""
+        if self._home is not None:
+            await self._home.set_properties(self, properties)
+        else:
+            self.properties = dict(properties)
 
     def _forget_counts_since(self, mark_delete_before: Position) -> None:
         if self._counts:

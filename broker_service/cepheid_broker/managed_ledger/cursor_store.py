@@ -136,8 +136,11 @@ class CursorStore:
             self._dirty[cursor.name] = saved
             await self._join_round()
 
-    async def reset(self, cursor: Cursor, position: Position) -> None:
-        await self._alone("reset-cursor", partial(self._reset, cursor.name, position), positions=True)
+    async def reset(self, cursor: Cursor, position: Position, unacked_words: Sequence[int]) -> None:
+        await self._alone("reset-cursor", partial(self._reset, cursor.name, position, unacked_words), positions=True)
+
+    async def set_properties(self, cursor: Cursor, properties: Mapping[str, str]) -> None:
+        await self._alone("set-properties", partial(self._set_properties, cursor.name, properties))
 
     # Asked by the managed ledger
 
@@ -320,19 +323,21 @@ class CursorStore:
         return cursor
 
     async def _delete(self, name: str) -> None:
-        saved = self._saved.get(name)
-        if saved is None:
-            raise NoSuchCursorError(f"{self._topic} has no cursor {name}", cursor=name)
+        saved = self._known(name)
         await self._commit([self._records.delete_op((self._topic, name), saved.version)], {name: None})
         del self._saved[name]
         self._dirty.pop(name, None)
         self._on_saved()  # it may have held ledgers
 
-    async def _reset(self, name: str, position: Position) -> None:
+    def _known(self, name: str) -> SavedCursor:
         saved = self._saved.get(name)
         if saved is None:
-            raise NoSuchCursorError(f"{self._topic} has no cursor {name} any more", cursor=name)
-        ack_set = AckSet(self._ledgers, self._ledgers.previous_position(position))
+            raise NoSuchCursorError(f"{self._topic} has no cursor {name}", cursor=name)
+        return saved
+
+    async def _reset(self, name: str, position: Position, unacked_words: Sequence[int]) -> None:
+        saved = self._known(name)
+        ack_set = AckSet.starting_at(self._ledgers, position, unacked_words)
         sequence_ids = saved.cursor.sequence_ids
         record = saved.record.replace(
             mark_delete=ack_set.mark_delete,
@@ -349,3 +354,10 @@ class CursorStore:
         if saved.cursor.sequence_ids is not sequence_ids:  # set meanwhile: they are not in what was written
             saved.cursor.set_sequence_ids(saved.cursor.sequence_ids)
         self._on_saved()
+
+    async def _set_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        saved = self._known(name)
+        record = saved.record.replace(subscription_properties=dict(properties), chain_epoch=self._keeper.chain.epoch)
+        await self._commit([self._records.replace_op((self._topic, name), record, saved.version)], {name: record})
+        saved.record, saved.version = record, saved.version + 1
+        saved.cursor.properties = dict(properties)
