@@ -1,4 +1,8 @@
-"""Producers of one connection: PRODUCER, SEND, CLOSE_PRODUCER."""
+"""Producers of one connection: PRODUCER, SEND, CLOSE_PRODUCER.
+
+PRODUCER ──► opening (a task: the topic is opened, who is in the way is asked whether it lives) ──► asking ──► open
+                                   the topic's epoch is being saved, or it waits for exclusive access ┘
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cepheid_broker.connection_lookup import served_topic
-from cepheid_broker.errors import NotAllowedError, ProducerBusyError, ProtocolViolationError, ServiceNotReadyError, TooManyError
+from cepheid_broker.errors import (
+    BrokerError,
+    NotAllowedError,
+    ProtocolViolationError,
+    ServiceNotReadyError,
+    TooManyProducersError,
+)
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import EARLIEST
-from cepheid_broker.producer import Producer
+from cepheid_broker.producer import Producer, ProducerState
+from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
 from cepheid_broker.topic import Topic
@@ -20,6 +31,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 NO_REQUEST = (1 << 64) - 1  # -1: a close that the broker started (protocol.md §19)
 NO_SEQUENCE_ID = -1
+MAX_NAME_CHARACTERS = 2048
+MAX_PROPERTIES_CHARACTERS = 64 * 1024
 
 
 class ProducerCommands:
@@ -28,6 +41,7 @@ class ProducerCommands:
         self._services = services
         self._requests = requests
         self._open: dict[int, Producer] = {}
+        self._asking: dict[int, Producer] = {}  # the topic will say when they may publish
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._closed_by_broker: dict[int, None] = {}  # SENDs for them are on their way and are dropped
         self._touched: dict[Producer, None] = {}  # have gathered SENDs in this turn
@@ -66,86 +80,137 @@ class ProducerCommands:
 
     def _on_producer(self, ask: pb.CommandProducer) -> None:
         producer = self._open.get(ask.producer_id)
+        asking = self._asking.get(ask.producer_id)
         if producer is not None and ask.epoch <= producer.epoch:
-            self._send_success(ask.request_id, producer)
-        elif ask.producer_id in self._opening:
+            self._answer_again(ask, producer)
+        elif ask.producer_id in self._opening or (asking is not None and ask.epoch <= asking.epoch):
             self._refuse(ask, ServiceNotReadyError(f"producer {ask.producer_id} is being opened"))
+        elif producer is asking is None and len(self) >= self._services.settings.connection.max_producers:
+            self._refuse(ask, TooManyProducersError(f"this connection has {len(self)} producers, which is its limit"))
         else:
             task = self._requests.start(self._open_producer(ask), name="open-producer")
             self._opening[ask.producer_id] = task
 
+    def __len__(self) -> int:
+        return len(self._open) + len(self._asking) + len(self._opening)
+
+    def _answer_again(self, ask: pb.CommandProducer, producer: Producer) -> None:
+        """Sent twice (protocol.md §9.3)."""
+        if served_topic(ask.topic) != producer.topic.name:
+            self._refuse(ask, NotAllowedError(f"producer {ask.producer_id} of this connection is open on {producer.topic.name}"))
+            return
+        producer.request_id = ask.request_id
+        self._send_success(producer)
+
     async def _open_producer(self, ask: pb.CommandProducer) -> None:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
-                producer = await self._create(ask)
+                await self._ask_topic(ask)
         except Exception as error:  # every request is answered, also when the fault is ours
+            self._asking.pop(ask.producer_id, None)
             self._refuse(ask, error)
-        else:
-            self._closed_by_broker.pop(ask.producer_id, None)
-            self._open[ask.producer_id] = producer
-            self._send_success(ask.request_id, producer)
         finally:
             self._opening.pop(ask.producer_id, None)
 
-    async def _create(self, ask: pb.CommandProducer) -> Producer:
-        name = served_topic(ask.topic)
-        _check_served(ask)
-        if len(self._open) >= self._services.settings.connection.max_producers:
-            raise TooManyError(f"this connection has {len(self._open)} producers")
-        if (older := self._open.pop(ask.producer_id, None)) is not None:
-            older.detach()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
-        topic = await self._services.topics.get(name, may_create=True)
-        if ask.initial_subscription_name:
-            await topic.create_subscription(ask.initial_subscription_name, EARLIEST)
-        producer_name = ask.producer_name or self._services.topics.new_producer_name()
-        await self._claim_name(topic, producer_name)
-        topic.check_open()
-        producer = Producer(
-            topic,
-            self._peer,
-            ask.producer_id,
-            producer_name,
-            epoch=ask.epoch,
-            metadata={pair.key: pair.value for pair in ask.metadata},
-            connected_at_ms=self._services.ports.wall_ms(),
-            refusals=self._services.refusals,
-            on_closed_by_broker=self._on_closed_by_broker,
-        )
-        topic.add_producer(producer)
-        return producer
+    async def _ask_topic(self, ask: pb.CommandProducer) -> None:
+        """Returns when the producer is admitted, or its topic will say."""
+        older = self._open.pop(ask.producer_id, None) or self._asking.pop(ask.producer_id, None)
+        if older is not None:
+            older.stop()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
+        try:
+            name = served_topic(ask.topic)
+            properties = checked_properties(ask)
+            topic = await self._services.topics.get(name, may_create=True)
+            await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0, replaces=older)
+            await self._create_initial_subscription(topic, ask)
+            producer = Producer(
+                topic,
+                self._peer,
+                ask.producer_id,
+                checked_name(ask.producer_name) or self._new_name(topic),
+                owner=self,
+                request_id=ask.request_id,
+                access_mode=AccessMode(ask.producer_access_mode),
+                shown_epoch=ask.topic_epoch if ask.HasField("topic_epoch") else None,
+                epoch=ask.epoch,
+                metadata=properties,
+                encrypted=ask.encrypted,
+                connected_at_ms=self._services.ports.wall_ms(),
+                refusals=self._services.refusals,
+            )
+            await self._seat(topic, producer, older)
+        finally:
+            if older is not None:
+                older.detach()
 
-    async def _claim_name(self, topic: Topic, name: str) -> None:
-        """Returns when nobody holds the name; nothing may be awaited between this and taking it. Raises ProducerBusyError."""
-        while (holder := topic.producers.get(name)) is not None:
-            if holder.peer is self._peer or await holder.peer.is_alive():
-                raise ProducerBusyError(
-                    f"topic {topic.name} has a producer named {name!r}, connected from {holder.peer.address}",
-                    topic=str(topic.name),
-                    producer=name,
-                )
+    async def _seat(self, topic: Topic, producer: Producer, older: Producer | None) -> None:
+        """Asks, and asks again when who was in the way turns out to be dead. Raises the refusal.
 
-    def _send_success(self, request_id: int, producer: Producer) -> None:
+        After a client's crash the old socket may look open for long (protocol.md §9.3)."""
+        while True:
+            topic.check_open()
+            self._asking[producer.producer_id] = producer
+            refused = topic.admission.ask(producer, older)
+            if refused is None:
+                return
+            del self._asking[producer.producer_id]
+            error, in_the_way = refused
+            if in_the_way is None or in_the_way.peer is self._peer:
+                raise error
+            if await in_the_way.peer.is_alive() and in_the_way in topic.admission:
+                raise error
+
+    def _new_name(self, topic: Topic) -> str:
+        while topic.admission.holds_name(name := self._services.topics.new_producer_name()):
+            pass  # somebody chose it
+        return name
+
+    async def _create_initial_subscription(self, topic: Topic, ask: pb.CommandProducer) -> None:
+        name = ask.initial_subscription_name
+        if name and name not in topic.subscriptions:
+            if not topic.policies.auto_subscription_creation:
+                text = f"subscription {name!r} of {topic.name} does not exist, and its creation by use is off"
+                raise NotAllowedError(text, topic=str(topic.name), subscription=name)
+            await topic.create_subscription(name, EARLIEST)
+
+    # What the topic says (ProducerOwner)
+
+    def on_admitted(self, producer: Producer) -> None:
+        self._asking.pop(producer.producer_id, None)
+        self._closed_by_broker.pop(producer.producer_id, None)
+        self._open[producer.producer_id] = producer
+        self._send_success(producer)
+
+    def on_waiting(self, producer: Producer) -> None:
+        """At once, and again when it is its turn: meanwhile the client waits without a timeout (protocol.md §9.2)."""
+        self._send_success(producer)
+
+    def on_refused(self, producer: Producer, error: BrokerError) -> None:
+        self._asking.pop(producer.producer_id, None)
+        self._note_refusal(str(producer.topic.name), error)
+        self._peer.send_error(producer.request_id, server_error_of(error), error_text(error))
+
+    def _send_success(self, producer: Producer) -> None:
         self._peer.send(
             pb.CommandProducerSuccess(
-                request_id=request_id,
+                request_id=producer.request_id,
                 producer_name=producer.name,
                 last_sequence_id=NO_SEQUENCE_ID,
-                schema_version=b"",  # Java's client reads it without asking whether it is there (protocol.md §5)
-                producer_ready=True,
+                schema_version=producer.schema_version,  # Java's client reads it without asking whether it is there (§5)
+                topic_epoch=producer.topic_epoch,
+                producer_ready=producer.state is not ProducerState.ASKING,
             )
         )
 
     def _refuse(self, ask: pb.CommandProducer, error: BaseException) -> None:
+        self._note_refusal(ask.topic[:300], error)
+        self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
+
+    def _note_refusal(self, topic: str, error: BaseException) -> None:
         code = server_error_of(error)
         self._services.refusals.note(
-            "producer.refused",
-            (ask.topic, code),
-            topic=ask.topic[:300],
-            peer=self._peer.address,
-            code=code.name,
-            error=str(error),
+            "producer.refused", (topic, code), topic=topic, peer=self._peer.address, code=code.name, error=str(error)
         )
-        self._peer.send_error(ask.request_id, code, error_text(error))
 
     # The end
 
@@ -153,6 +218,8 @@ class ProducerCommands:
         if (task := self._opening.pop(ask.producer_id, None)) is not None:
             task.cancel()
         self._closed_by_broker.pop(ask.producer_id, None)
+        if (asking := self._asking.pop(ask.producer_id, None)) is not None:
+            asking.detach()
         producer = self._open.get(ask.producer_id)
         if producer is None:
             self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
@@ -165,7 +232,7 @@ class ProducerCommands:
         producer.detach()
         self._peer.send(pb.CommandSuccess(request_id=request_id))
 
-    def _on_closed_by_broker(self, producer: Producer) -> None:
+    def on_closed_by_broker(self, producer: Producer) -> None:
         if self._open.get(producer.producer_id) is not producer:
             return
         del self._open[producer.producer_id]
@@ -176,15 +243,26 @@ class ProducerCommands:
 
     def on_connection_lost(self) -> None:
         self._touched.clear()
-        opened, self._open = self._open, {}
-        for producer in opened.values():
+        producers = [*self._open.values(), *self._asking.values()]
+        self._open, self._asking = {}, {}
+        for producer in producers:
             producer.detach()
 
 
-def _check_served(ask: pb.CommandProducer) -> None:
-    """Raises NotAllowedError for what a producer may ask for and this broker does not do yet."""
-    if ask.producer_access_mode != pb.ProducerAccessMode.Shared:
-        mode = pb.ProducerAccessMode.Name(ask.producer_access_mode)
-        raise NotAllowedError(f"access mode {mode} is not supported yet; use Shared")
+def checked_name(name: str | bytes) -> str:
+    """What the client calls the producer; empty: the broker gives it a name. Raises NotAllowedError."""
+    if isinstance(name, bytes):  # so protobuf gives out text that is none
+        raise NotAllowedError(f"a producer name must be UTF-8, this one is {name[:40]!r}")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise NotAllowedError(f"a producer name has {len(name)} characters, the limit is {MAX_NAME_CHARACTERS}: {name[:40]!r}…")
+    return name
+
+
+def checked_properties(ask: pb.CommandProducer) -> dict[str, str]:
+    """They are kept as long as the producer is connected. Raises NotAllowedError."""
+    size = sum(len(pair.key) + len(pair.value) for pair in ask.metadata)
+    if size > MAX_PROPERTIES_CHARACTERS:
+        raise NotAllowedError(f"the producer's properties have {size} characters, the limit is {MAX_PROPERTIES_CHARACTERS}")
     if ask.HasField("schema") and ask.schema.type != pb.Schema.Type.Value("None"):
         raise NotAllowedError("schemas are not supported yet; use the bytes schema and encode messages in the application")
+    return {pair.key: pair.value for pair in ask.metadata}

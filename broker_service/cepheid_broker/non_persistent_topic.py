@@ -23,6 +23,7 @@ from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
+from cepheid_broker.topic_producers import TopicProducers
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import TopicName
 
@@ -33,7 +34,7 @@ class NonPersistentTopic(Topic):
     def __init__(
         self, name: TopicName, policies: TopicPolicies, settings: BrokerSettings, tasks: TaskOwner, totals: BrokerTraffic
     ) -> None:
-        super().__init__(name, policies, settings, totals)
+        super().__init__(name, policies, settings, totals, TopicProducers(str(name), tasks))
         self._tasks = tasks
         self._totals = totals
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooManyError
+from cepheid_broker.managed_ledger import TopicTerminatedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_resolution import ledger_config
 from cepheid_broker.position import EARLIEST, LATEST, Position
+from cepheid_broker.producer import Producer
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription
@@ -70,6 +72,11 @@ class PersistentTopic(Topic):
         """The next ledger has the new quorums, the next trim the new retention."""
         super().on_policies(policies)
         self.ledger.config = ledger_config(policies)
+
+    async def check_publishing(self, *, encrypted: bool, reconnecting: bool, replaces: Producer | None = None) -> None:
+        await super().check_publishing(encrypted=encrypted, reconnecting=reconnecting, replaces=replaces)
+        if self.ledger.chain.terminated_at is not None:
+            raise TopicTerminatedError(f"topic {self.name} was terminated at {self.ledger.last_confirmed}", topic=str(self.name))
 
     def publish(
         self,

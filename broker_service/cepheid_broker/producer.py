@@ -11,6 +11,9 @@ Rules
    storing a later one before it would swap them (protocol.md §10.4). The producer is closed; the connection lives.
 3. A bad checksum fails that message alone, in its turn: C++ clients match the error against their oldest message (§10.4).
 4. What a replaced incarnation still has under way answers to nobody (§26, rule 9).
+5. Its connection hears of each change of its standing by a method of `ProducerOwner`, and answers its client.
+
+    ASKING ──► OPEN ──► CLOSING ──► CLOSED          ASKING: the topic's epoch is being saved, or it waits for others to leave
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from cepheid_broker.errors import BrokerError
 from cepheid_broker.peer import Buffer, Peer
 from cepheid_broker.position import Position
+from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.rates import Traffic, TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
 from cepheid_ports import CepheidError
@@ -52,6 +57,7 @@ GATHER_BYTES = 128 * 1024
 
 
 class ProducerState(enum.Enum):
+    ASKING = "asking"
     OPEN = "open"
     CLOSING = "closing"  # takes nothing more; what is under way is still answered
     CLOSED = "closed"
@@ -81,6 +87,22 @@ class ProducerFigures:
     metadata: dict[str, str]
 
 
+class ProducerOwner(Protocol):
+    """Its connection, as far as it answers PRODUCER."""
+
+    def on_admitted(self, producer: Producer) -> None:
+        """It may publish now."""
+
+    def on_waiting(self, producer: Producer) -> None:
+        """It may publish when it is its turn."""
+
+    def on_refused(self, producer: Producer, error: BrokerError) -> None:
+        """After it waited."""
+
+    def on_closed_by_broker(self, producer: Producer) -> None:
+        """Its client is to come back."""
+
+
 class Producer:
     def __init__(
         self,
@@ -89,24 +111,35 @@ class Producer:
         producer_id: int,
         name: str,
         *,
+        owner: ProducerOwner,
+        request_id: int = 0,
+        access_mode: AccessMode = AccessMode.SHARED,
+        shown_epoch: int | None = None,
         epoch: int = 0,
         metadata: dict[str, str] | None = None,
+        schema_version: bytes = b"",
+        encrypted: bool = False,
         connected_at_ms: int = 0,
         refusals: RefusalLog,
-        on_closed_by_broker: Callable[[Producer], None],
     ) -> None:
         self.topic = topic
         self.peer = peer
         self.producer_id = producer_id
         self.name = name
+        self.request_id = request_id  # of the PRODUCER that it answers
+        self.access_mode = access_mode
+        self.shown_epoch = shown_epoch
+        self.topic_epoch: int | None = None
         self.epoch = epoch
         self.metadata = metadata or {}
+        self.schema_version = schema_version
+        self.encrypted = encrypted
         self.connected_at_ms = connected_at_ms
-        self.state = ProducerState.OPEN
+        self.state = ProducerState.ASKING
         self.traffic = Traffic()
         self.checksum_errors = 0
         self._refusals = refusals
-        self._on_closed_by_broker = on_closed_by_broker
+        self._owner = owner
         self._on_settled: Callable[[], None] | None = None
         self._gathered = _Group()
         self._pending: deque[_Group] = deque()
@@ -146,6 +179,18 @@ class Producer:
             self.peer.window.take(group.size_bytes)
             self.topic.publish(group.payloads, partial(self._on_appended, group), group.messages)
 
+    def on_admitted(self, topic_epoch: int | None) -> None:
+        self.state = ProducerState.OPEN
+        self.topic_epoch = topic_epoch
+        self._owner.on_admitted(self)
+
+    def on_waiting(self) -> None:
+        self._owner.on_waiting(self)
+
+    def on_refused(self, error: BrokerError) -> None:
+        self.state = ProducerState.CLOSED
+        self._owner.on_refused(self, error)
+
     def close_when_settled(self, on_settled: Callable[[], None]) -> None:
         """Takes nothing more; calls back when everything under way is answered."""
         self.flush()
@@ -154,17 +199,26 @@ class Producer:
         self._on_settled = on_settled
         self._settle_if_done()
 
+    def close_in_good_order(self, reason: str) -> None:
+        """Like `close_by_broker`, but what is under way is answered first."""
+        self.close_when_settled(lambda: self.close_by_broker(reason))
+
     def close_by_broker(self, reason: str) -> None:
         """Tells the client to look the topic up again. Nothing under way is answered any more (rule 2)."""
         if self.state is not ProducerState.CLOSED:
-            self._close()
+            self.detach()
             log.info("producer.closed_by_broker", extra={"topic": str(self.topic.name), "producer": self.name, "reason": reason})
-            self._on_closed_by_broker(self)
+            self._owner.on_closed_by_broker(self)
+
+    def stop(self) -> None:
+        """Replaced by a new incarnation, which takes its place in the topic or frees it by `detach`."""
+        if self.state is not ProducerState.CLOSED:
+            self._stop()
 
     def detach(self) -> None:
-        """The client closed it, replaced it or went away."""
-        if self.state is not ProducerState.CLOSED:
-            self._close()
+        """The client closed it or went away."""
+        self.stop()
+        self.topic.admission.leave(self)
 
     def figures(self) -> ProducerFigures:
         return ProducerFigures(
@@ -179,10 +233,9 @@ class Producer:
             self.metadata,
         )
 
-    def _close(self) -> None:
+    def _stop(self) -> None:
         self.state = ProducerState.CLOSED
         self._gathered = _Group()  # never appended, never counted in the window
-        self.topic.on_producer_gone(self)
         self._settle_if_done()
 
     def _on_appended(self, group: _Group, result: Position | CepheidError, count: int) -> None:

@@ -14,11 +14,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
+from cepheid_broker.backlog import Backlog, exact_backlog
+from cepheid_broker.errors import (
+    BacklogQuotaExceededError,
+    BacklogQuotaHoldError,
+    NotAllowedError,
+    ServiceNotReadyError,
+    TooManyProducersError,
+)
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import QuotaAction, TopicPolicies
 from cepheid_broker.position import Position
@@ -26,6 +33,7 @@ from cepheid_broker.producer import Producer, ProducerFigures
 from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription, SubscriptionFigures
+from cepheid_broker.topic_producers import TopicProducers
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 
@@ -49,10 +57,17 @@ class Topic(ABC):
     entry_ids_rise: ClassVar[bool] = True
     """Each entry has its own id; else all of a topic have the same one."""
 
-    def __init__(self, name: TopicName, policies: TopicPolicies, settings: BrokerSettings, totals: BrokerTraffic) -> None:
+    def __init__(
+        self,
+        name: TopicName,
+        policies: TopicPolicies,
+        settings: BrokerSettings,
+        totals: BrokerTraffic,
+        admission: TopicProducers,
+    ) -> None:
         self.name = name
         self.policies = policies
-        self.producers: dict[str, Producer] = {}
+        self.admission = admission
         self.subscriptions: dict[str, Subscription] = {}
         self.published = Traffic(totals.published)
         self.publish_blocked: QuotaAction | None = None
@@ -60,6 +75,7 @@ class Topic(ABC):
         self.on_publish_blocked: list[Callable[[], None]] = []
         self.closed = False
         self._settings = settings
+        self.on_publish_blocked.append(lambda: admission.on_publish_blocked(self.publish_blocked))
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -91,14 +107,28 @@ class Topic(ABC):
 
     # Producers
 
-    def add_producer(self, producer: Producer) -> None:
-        assert not self.closed
-        assert producer.name not in self.producers
-        self.producers[producer.name] = producer
+    @property
+    def producers(self) -> Mapping[str, Producer]:
+        """Those that may publish, by name; who waits for exclusive access is not among them."""
+        return self.admission.connected
 
-    def on_producer_gone(self, producer: Producer) -> None:
-        if self.producers.get(producer.name) is producer:
-            del self.producers[producer.name]
+    async def check_publishing(self, *, encrypted: bool, reconnecting: bool, replaces: Producer | None = None) -> None:
+        """Raises what a new producer is refused with, whatever it is called. While the backlog quota holds producers, those
+        that were connected wait here."""
+        while self.publish_blocked is QuotaAction.HOLD and reconnecting and not self.closed:
+            await self.admission.wait_unblocked()
+        self.check_open()
+        facts = {"topic": str(self.name)}
+        if self.publish_blocked is QuotaAction.HOLD:
+            raise BacklogQuotaHoldError(f"the backlog of topic {self.name} is above its quota", **facts)
+        if self.publish_blocked is QuotaAction.REFUSE:
+            raise BacklogQuotaExceededError(f"the backlog of topic {self.name} is above its quota", **facts)
+        if self.policies.encryption_required and not encrypted:
+            raise NotAllowedError(f"topic {self.name} takes encrypted messages only", **facts)
+        others = len(self.admission) - (replaces is not None and replaces in self.admission)
+        if 0 < self.policies.max_producers <= others:
+            text = f"topic {self.name} has {others} producers, the limit is {self.policies.max_producers}"
+            raise TooManyProducersError(text, **facts)
 
     @abstractmethod
     def publish(
@@ -133,6 +163,7 @@ class Topic(ABC):
     def close_clients(self, reason: str) -> None:
         """Producers and consumers are told to look the topic up again (protocol.md §25)."""
         self.closed = True
+        self.admission.on_topic_closed()
         for producer in list(self.producers.values()):
             producer.close_by_broker(reason)
         for subscription in list(self.subscriptions.values()):
@@ -145,6 +176,7 @@ class Topic(ABC):
         for producer, event in zip(producers, settled, strict=True):
             producer.close_when_settled(event.set)
         self.closed = True
+        self.admission.on_topic_closed()
         try:
             async with asyncio.timeout(self._settings.close_timeout_s):
                 for event in settled:

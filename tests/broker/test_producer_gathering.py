@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.errors import BrokerError, ServiceNotReadyError
 from cepheid_broker.position import Position
 from cepheid_broker.producer import GATHER_BYTES, Producer, ProducerState
 from cepheid_broker.rates import Traffic
@@ -17,11 +17,12 @@ from tests.support import run_async
 
 
 class Appends:
-    """Topic and peer of one producer: holds appends until the test answers them, notes the frames written."""
+    """Topic, peer and owner of one producer: holds appends until the test answers them, notes the frames written."""
 
     entry_ids_rise = True
 
     def __init__(self) -> None:
+        self.admission = self
         self.groups: list[int] = []  # entries of each append
         self.waiting: list[tuple[int, Callable[[Any, int], None]]] = []
         self.published = Traffic()
@@ -37,7 +38,7 @@ class Appends:
     def _take(self, size_bytes: int) -> None:
         self.window.taken += size_bytes
 
-    def publish(self, payloads: Sequence[Any], on_done: Callable[[Any, int], None]) -> None:
+    def publish(self, payloads: Sequence[Any], on_done: Callable[[Any, int], None], messages: Sequence[int]) -> None:
         self.groups.append(len(payloads))
         self.waiting.append((len(payloads), on_done))
 
@@ -48,7 +49,16 @@ class Appends:
             answer = body.send_receipt if receipt else body.send_error
             self.frames.append(("receipt" if receipt else "error", answer.sequence_id))
 
-    def on_producer_gone(self, _producer: Producer) -> None: ...
+    def leave(self, _producer: Producer) -> None: ...
+
+    def on_admitted(self, _producer: Producer) -> None: ...
+
+    def on_waiting(self, _producer: Producer) -> None: ...
+
+    def on_refused(self, _producer: Producer, _error: BrokerError) -> None: ...
+
+    def on_closed_by_broker(self, _producer: Producer) -> None:
+        self.closed_by_broker += 1
 
     def answer(self, error: ServiceNotReadyError | None = None) -> None:
         count, on_done = self.waiting.pop(0)
@@ -56,10 +66,9 @@ class Appends:
         self._stored += count
 
     def producer(self) -> Producer:
-        def on_closed(_producer: Producer) -> None:
-            self.closed_by_broker += 1
-
-        return Producer(self, self, 0, "p", refusals=RefusalLog(), on_closed_by_broker=on_closed)  # type: ignore[arg-type]
+        producer = Producer(self, self, 0, "p", owner=self, refusals=RefusalLog())  # type: ignore[arg-type]
+        producer.on_admitted(None)
+        return producer
 
 
 def send(producer: Producer, sequence_id: int, tail: bytes | None = None) -> None:

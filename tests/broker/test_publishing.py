@@ -182,8 +182,6 @@ def test_the_same_producer_again_is_answered_again_and_a_greater_epoch_replaces_
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"producer_access_mode": pb.ProducerAccessMode.Exclusive}, "Exclusive"),
-        ({"producer_access_mode": pb.ProducerAccessMode.WaitForExclusive}, "WaitForExclusive"),
         ({"schema": pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)}, "schemas"),
     ],
 )

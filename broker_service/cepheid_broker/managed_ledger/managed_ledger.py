@@ -56,6 +56,8 @@ from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
 
+_TOPIC_EPOCH = "topic_epoch"  # of the chain's properties
+
 
 class State(enum.Enum):
     OPEN = "open"
@@ -327,6 +329,26 @@ class ManagedLedger:
 
     def _on_cursors_saved(self) -> None:
         self._upkeep.clean()
+
+    def wall_ms(self) -> int:
+        return self._shared.ports.wall_ms()
+
+    # The topic's epoch (producer_access.py): it goes where no other owner of the topic can change it
+
+    @property
+    def topic_epoch(self) -> int | None:
+        """None: it never had an exclusive producer."""
+        epoch = self.chain.properties.get(_TOPIC_EPOCH)
+        return None if epoch is None else int(epoch)
+
+    async def save_topic_epoch(self, epoch: int) -> None:
+        """Durable when this returns. Raises ManagedLedgerError, MetadataError."""
+        self._check_usable()
+
+        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+            return chain.replace(properties={**chain.properties, _TOPIC_EPOCH: str(epoch)}), ()
+
+        await self._keeper.commit(plan)
 
     # Ending
 
