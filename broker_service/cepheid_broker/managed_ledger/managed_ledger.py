@@ -42,6 +42,7 @@ from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.message_counts import MessageCounts
 from cepheid_broker.managed_ledger.opening import take_over_chain
+from cepheid_broker.managed_ledger.publish_times import PublishTimes
 from cepheid_broker.managed_ledger.rollover import Rollover, close_writer, with_end
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
 from cepheid_broker.managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
@@ -117,6 +118,7 @@ class ManagedLedger:
         )  # fmt: skip
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
+        self.publish_times = PublishTimes(self._tail.peek, self._read_one)
         if writer is None:
             self.state = State.TERMINATED
         self._upkeep = self._new_upkeep(writer)
@@ -236,6 +238,9 @@ class ManagedLedger:
         """For counting: from exactly this entry on."""
         self._check_usable()
         return await self._reads.read(position, max_entries=max_entries, max_bytes=max_bytes)
+
+    async def _read_one(self, position: Position) -> list[EntryGroup]:
+        return await self.read(position, max_entries=1, max_bytes=1)
 
     def _entry_at(self, position: Position) -> Position | None:
         """The first existing entry at or after `position`."""

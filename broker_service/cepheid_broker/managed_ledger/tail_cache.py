@@ -169,6 +169,14 @@ class TopicTail:
             group = groups[index]
             assert group is not None
 
+    def peek(self, position: Position) -> EntryGroup | None:
+        """The group with exactly this entry. Nobody reads here: it counts neither as a hit nor as interest (rule 4)."""
+        index = bisect_left(self._keys, position, lo=self._head)
+        group = self._groups[index] if index < len(self._groups) else None
+        if group is None or group.ledger_id != position.ledger_id or group.first_entry_id > position.entry_id:
+            return None
+        return group
+
     def note_reader(self) -> None:
         """Somebody reads at the end of the topic: what comes next is wanted (rule 4)."""
         self._unread_bytes = 0
