@@ -20,6 +20,7 @@ from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_broker.topic_watches import TopicWatches
 from cepheid_broker.topics import Topics
 from cepheid_metadata import MetadataStore
 from cepheid_ports import Ports, TaskOwner
@@ -61,12 +62,15 @@ class Broker:
         self._tasks = TaskOwner("broker")
         self.policies = PolicyFollower(store, policies, self._tasks)
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports)
+        self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks)
+        self.catalog.on_changed.append(self.topic_watches.on_changed)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(
             settings=settings,
             catalog=self.catalog,
             topics=self.topics,
+            topic_watches=self.topic_watches,
             publish_budget=self._publish_budget,
             refusals=self._refusals,
             tasks=self._tasks,
@@ -120,4 +124,5 @@ class Broker:
 
     def _on_tick(self) -> None:
         self.topics.on_tick(self.settings.rate_window_s)
+        self.topic_watches.on_tick(self.settings.rate_window_s)
         self._schedule_tick()

@@ -25,6 +25,7 @@ from cepheid_broker.connection_consumer import ConsumerCommands
 from cepheid_broker.connection_lookup import LookupCommands
 from cepheid_broker.connection_producer import ProducerCommands
 from cepheid_broker.connection_unserved import UnservedCommands
+from cepheid_broker.connection_watch import WatchCommands
 from cepheid_broker.errors import ProtocolViolationError
 from cepheid_broker.peer import Buffer
 from cepheid_broker.publish_window import PublishWindow
@@ -48,6 +49,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 20  # 21 announces schema negotiation that is not served
+FEATURES = pb.FeatureFlags(supports_topic_watchers=True, supports_get_partitioned_metadata_without_auto_creation=True)
 SERVER_VERSION = "Cepheid-0.1.0"
 CLOSE_LINGER_S = 5.0  # for a peer to read what was written before the close
 UNREAD_ANSWERS_FACTOR = 4  # of `write_high_bytes`: beyond, the peer must read before it is read again
@@ -75,6 +77,7 @@ class Connection(asyncio.Protocol):
         )
         self._producers = ProducerCommands(self, services, self._requests)
         self._consumers = ConsumerCommands(self, services, self._requests)
+        self._watches = WatchCommands(self, services, self._requests)
         self._table: Mapping[int, Callable[[Any], None]] = {
             CommandType.CONNECT: self._on_connect,
             CommandType.PONG: self._on_pong,
@@ -82,6 +85,7 @@ class Connection(asyncio.Protocol):
             **LookupCommands(self, services, self._requests).table,
             **self._producers.table,
             **self._consumers.table,
+            **self._watches.table,
         }
         self._ready = False
         self._heard = False
@@ -91,6 +95,7 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.writable = True
         self.client_version = ""
+        self.protocol_version = 0
         self.address = self.reached_host = "?"
         self.connected_at_ms = services.ports.wall_ms()
 
@@ -139,6 +144,7 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self._release(_Hold.UNREAD_ANSWERS)
         self._consumers.on_writable(True)
+        self._watches.on_writable(True)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.closed:
@@ -173,6 +179,7 @@ class Connection(asyncio.Protocol):
         if self._ready:
             raise ProtocolViolationError("a second CONNECT")
         self.client_version = connect.client_version[:200]
+        self.protocol_version = connect.protocol_version
         self._ready = True
         self._timer.cancel()
         self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
@@ -181,6 +188,7 @@ class Connection(asyncio.Protocol):
                 server_version=SERVER_VERSION,
                 protocol_version=min(PROTOCOL_VERSION, connect.protocol_version),
                 max_message_size=self._services.settings.max_message_bytes,
+                feature_flags=FEATURES,
             )
         )
         extra = {"peer": self.address, "client_version": self.client_version, "protocol_version": connect.protocol_version}
@@ -257,6 +265,7 @@ class Connection(asyncio.Protocol):
         self._requests.cancel_all()
         self._producers.on_connection_lost()
         self._consumers.on_connection_lost()
+        self._watches.on_connection_lost()
         self.window.close()
         if self._probe is not None and not self._probe.done():
             self._probe.set_result(None)

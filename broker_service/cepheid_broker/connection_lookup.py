@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import crc32c
-
 from cepheid_broker.advertised import advertised_url
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
+from cepheid_broker.topic_pattern import TopicPattern
+from cepheid_broker.topic_watches import topics_hash
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, CommandType, NamespaceName, ServerError, TopicName
@@ -85,13 +85,17 @@ class LookupCommands:
     async def _answer_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
         answer = pb.CommandGetTopicsOfNamespaceResponse(request_id=ask.request_id, filtered=False, changed=True)
         try:
+            pattern = TopicPattern(ask.topics_pattern) if ask.topics_pattern else None
             for domain in _DOMAINS[ask.mode]:
-                found = await self._services.catalog.topics_of(NamespaceName.parse(ask.namespace), domain)
+                found = await self._services.catalog.shown_topics_of(NamespaceName.parse(ask.namespace), domain)
+                if pattern is not None:
+                    found = [topic for topic in found if pattern.matches(topic)]
+                    answer.filtered = True
                 answer.topics.extend(sorted(map(str, found)))
         except Exception as error:  # every request is answered, also when the fault is ours
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
             return
-        answer.topics_hash = topics_hash(list(answer.topics))
+        answer.topics_hash = topics_hash(answer.topics)
         if ask.topics_hash == answer.topics_hash:
             answer.changed = False
             del answer.topics[:]
@@ -101,8 +105,3 @@ class LookupCommands:
 def served_topic(name: str) -> TopicName:
     """Raises InvalidTopicNameError."""
     return TopicName.parse(name)
-
-
-def topics_hash(topics: list[str]) -> str:
-    """CRC32C over the sorted names joined by commas, its four bytes printed in little-endian order (protocol.md §21)."""
-    return crc32c.crc32c(",".join(sorted(topics)).encode()).to_bytes(4, "little").hex()

@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 _SCHEMAS = "schemas are not supported yet"
 _TRANSACTIONS = "transactions are not supported yet"
-_WATCHERS = "topic list watchers are not supported yet"
 _SCALABLE = "scalable topics are not supported yet"
 
 _TXN = ("request_id", "txnid_most_bits", "txnid_least_bits")
@@ -50,8 +49,6 @@ _REFUSALS: Mapping[CommandType, _Refusal] = {
     CommandType.END_TXN: _Refusal(_TRANSACTIONS, pb.CommandEndTxnResponse, _TXN),
     CommandType.END_TXN_ON_PARTITION: _Refusal(_TRANSACTIONS, pb.CommandEndTxnOnPartitionResponse, _TXN),
     CommandType.END_TXN_ON_SUBSCRIPTION: _Refusal(_TRANSACTIONS, pb.CommandEndTxnOnSubscriptionResponse, _TXN),
-    CommandType.WATCH_TOPIC_LIST: _Refusal(_WATCHERS, pb.CommandError, ("request_id",)),
-    CommandType.WATCH_TOPIC_LIST_CLOSE: _Refusal(_WATCHERS, pb.CommandError, ("request_id",)),
     CommandType.SCALABLE_TOPIC_LOOKUP: _Refusal(_SCALABLE, pb.CommandScalableTopicUpdate, ("session_id",)),
     CommandType.SCALABLE_TOPIC_SUBSCRIBE: _Refusal(_SCALABLE, pb.CommandScalableTopicSubscribeResponse, ("request_id",)),
     CommandType.WATCH_SCALABLE_TOPICS: _Refusal(_SCALABLE, pb.CommandWatchScalableTopicsUpdate, ("watch_id",)),

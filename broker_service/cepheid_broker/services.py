@@ -9,6 +9,7 @@ from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_broker.topic_watches import TopicWatches
 from cepheid_broker.topics import Topics
 from cepheid_ports import Ports, TaskOwner
 
@@ -18,6 +19,7 @@ class Services:
     settings: BrokerSettings
     catalog: TopicCatalog
     topics: Topics
+    topic_watches: TopicWatches
     publish_budget: PublishBudget
     refusals: RefusalLog
     tasks: TaskOwner

@@ -44,6 +44,7 @@ class ConnectionSettings(BaseModel, frozen=True, extra="forbid"):
     )
     max_producers: PositiveInt = Field(10_000, description="Producers of one connection.")
     max_consumers: PositiveInt = Field(10_000, description="Consumers of one connection.")
+    max_topic_watchers: PositiveInt = Field(100, description="Watchers of topic lists of one connection.")
 
 
 class DispatchSettings(BaseModel, frozen=True, extra="forbid"):

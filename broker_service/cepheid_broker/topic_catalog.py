@@ -6,7 +6,7 @@ T-partition-k      no record of its own when T has more than k partitions; else 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, TopicNotFoundError
 from cepheid_broker.policies import TopicPolicies
@@ -28,6 +28,13 @@ from cepheid_metadata import (
 from cepheid_ports import Ports
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
+SYSTEM_MARK = "__"
+
+
+def is_system_topic(topic: TopicName) -> bool:
+    """Hidden from lists unless asked for (docs/reference/behaviours.md §3)."""
+    return topic.local_name.startswith(SYSTEM_MARK)
+
 
 class TopicCatalog:
     def __init__(self, store: MetadataStore, creation: TopicCreation, policies: TopicPolicies, ports: Ports) -> None:
@@ -36,6 +43,8 @@ class TopicCatalog:
         self._namespaces = namespace_records(store)
         self._creation = creation
         self.broker_policies = policies
+        self.on_changed: list[Callable[[TopicName], None]] = []
+        """Called after this broker made, grew or deleted a topic's record."""
         self._ports = ports
 
     async def partitions(self, topic: TopicName) -> int | None:
@@ -82,9 +91,10 @@ class TopicCatalog:
             check = Check(self._namespaces.key_of(noun), found.version)
             try:
                 await self._store.multi([check, self._records.create_op(topic, record)])
-                return
             except (BadVersionError, NoSuchKeyError):
                 continue  # the namespace changed meanwhile
+            self._note_changed(topic)
+            return
 
     async def grow(self, topic: TopicName, partitions: int) -> None:
         """More partitions. Raises TopicNotFoundError, NotAllowedError (fewer, or not partitioned), BadVersionError."""
@@ -95,6 +105,7 @@ class TopicCatalog:
         if now == 0 or partitions < now:
             raise NotAllowedError(f"topic {topic} has {now} partitions; it cannot have {partitions}", topic=str(topic))
         await self._records.replace(topic, found.record.replace(partitions=partitions), found.version)
+        self._note_changed(topic)
 
     async def delete(self, topic: TopicName) -> None:
         """The record alone; gone already is success."""
@@ -102,6 +113,15 @@ class TopicCatalog:
             await self._records.delete(topic, None)
         except NoSuchKeyError:
             pass
+        self._note_changed(topic)
+
+    def _note_changed(self, topic: TopicName) -> None:
+        for hook in self.on_changed:
+            hook(topic)
+
+    async def shown_topics_of(self, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
+        """As `topics_of`, without system topics. Raises NamespaceNotFoundError."""
+        return [topic for topic in await self.topics_of(namespace, domain) if not is_system_topic(topic)]
 
     async def topics_of(self, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
         """Every topic that can be connected to: partitioned ones appear as their partitions."""
