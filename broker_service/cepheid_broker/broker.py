@@ -17,6 +17,7 @@ from cepheid_broker.policy_resolution import broker_policies
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
+from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic_catalog import TopicCatalog
@@ -64,12 +65,15 @@ class Broker:
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports)
         self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks)
         self.catalog.on_changed.append(self.topic_watches.on_changed)
+        self.schemas = SchemaRegistry(store, ports)
+        self.topics.on_deleted.append(self.schemas.on_topic_deleted)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(
             settings=settings,
             catalog=self.catalog,
             topics=self.topics,
+            schemas=self.schemas,
             topic_watches=self.topic_watches,
             publish_budget=self._publish_budget,
             refusals=self._refusals,

@@ -24,6 +24,7 @@ from google.protobuf.message import Message
 from cepheid_broker.connection_consumer import ConsumerCommands
 from cepheid_broker.connection_lookup import LookupCommands
 from cepheid_broker.connection_producer import ProducerCommands
+from cepheid_broker.connection_schema import SchemaCommands
 from cepheid_broker.connection_unserved import UnservedCommands
 from cepheid_broker.connection_watch import WatchCommands
 from cepheid_broker.errors import ProtocolViolationError
@@ -48,7 +49,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 20  # 21 announces schema negotiation that is not served
+PROTOCOL_VERSION = 21  # subscriptions may carry the schema type AUTO_CONSUME (protocol.md §2.2)
 FEATURES = pb.FeatureFlags(supports_topic_watchers=True, supports_get_partitioned_metadata_without_auto_creation=True)
 SERVER_VERSION = "Cepheid-0.1.0"
 CLOSE_LINGER_S = 5.0  # for a peer to read what was written before the close
@@ -83,6 +84,7 @@ class Connection(asyncio.Protocol):
             CommandType.PONG: self._on_pong,
             **UnservedCommands(self).table,
             **LookupCommands(self, services, self._requests).table,
+            **SchemaCommands(self, services, self._requests).table,
             **self._producers.table,
             **self._consumers.table,
             **self._watches.table,

@@ -25,6 +25,7 @@ from cepheid_broker.errors import (
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.requests import Requests
+from cepheid_broker.schemas import asked_schema
 from cepheid_broker.services import Services
 from cepheid_broker.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
 from cepheid_broker.topic import Topic
@@ -59,7 +60,7 @@ class ConsumerCommands:
         self._requests = requests
         self._open: dict[int, Consumer] = {}
         self._opening: dict[int, asyncio.Task[None]] = {}
-        acks = ConsumerAcks(peer, self._open, services.refusals)
+        acks = ConsumerAcks(peer, self._open, services.refusals, services.ports.wall_ms)
         self.table: Mapping[int, Callable[[Any], None]] = {
             CommandType.SUBSCRIBE: self._on_subscribe,
             CommandType.FLOW: self._on_flow,
@@ -96,6 +97,7 @@ class ConsumerCommands:
             # that FLOW (protocol.md §12.5).
             self._open[ask.consumer_id] = consumer
             self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
+            consumer.subscription.announce_end()
         finally:
             if self._opening.get(ask.consumer_id) is asyncio.current_task():
                 del self._opening[ask.consumer_id]
@@ -106,9 +108,13 @@ class ConsumerCommands:
         if len(self._open) >= self._services.settings.connection.max_consumers:
             raise TooManyError(f"this connection has {len(self._open)} consumers")
         topic = await self._services.topics.get(name, may_create=ask.force_topic_creation)
+        schema = asked_schema(ask)
+        await self._services.schemas.for_consumer(name, schema, topic.policies, topic_is_idle=_is_idle(topic))
+        check_allowed(topic, ask)
         subscription = await self._find_or_create(topic, ask)
         await subscription.wait_until_free(ask.subType, self._peer)
         topic.check_open()
+        check_room(topic, subscription)
         consumer = Consumer(
             subscription,
             self._peer,
@@ -118,6 +124,7 @@ class ConsumerCommands:
             priority_level=ask.priority_level,
             metadata={pair.key: pair.value for pair in ask.metadata},
             connected_at_ms=self._services.ports.wall_ms(),
+            epoch=_epoch_of(ask),
             on_closed_by_broker=self._on_closed_by_broker,
         )
         subscription.add_consumer(consumer, ask.subType)
@@ -160,6 +167,7 @@ class ConsumerCommands:
             raise ProtocolViolationError(
                 f"FLOW of {flow.messagePermits} permits; 1 to {MAX_FLOW} are possible", permits=flow.messagePermits
             )
+        consumer.last_flow_at_ms = self._services.ports.wall_ms()
         consumer.subscription.on_flow(consumer, flow.messagePermits)
 
     # Requests
@@ -240,12 +248,15 @@ class ConsumerCommands:
             figures = consumer.figures()
             answer.msgRateOut = figures.traffic.message_rate_per_s
             answer.msgThroughputOut = figures.traffic.byte_rate_per_s
+            answer.msgRateRedeliver = figures.redeliver_rate_per_s
+            answer.messageAckRate = figures.ack_rate_per_s
+            answer.msgRateExpired = consumer.subscription.expire_rate_per_s
             answer.consumerName = figures.name
             answer.availablePermits = max(0, figures.permits)
             answer.unackedMessages = figures.unacked_messages
             answer.blockedConsumerOnUnackedMsgs = figures.is_blocked
             answer.address = figures.address
-            answer.connectedSince = str(figures.connected_at_ms)
+            answer.connectedSince = iso_time(figures.connected_at_ms)
             answer.type = consumer.subscription.type_name
             answer.msgBacklog = consumer.subscription.cursor.backlog_entries
         self._peer.send(answer)
@@ -312,5 +323,10 @@ def _check_served(ask: pb.CommandSubscribe) -> None:
         raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_CHARS} characters, not {len(ask.subscription)}")
     if ask.read_compacted:
         raise NotAllowedError("reading compacted topics is not supported yet; subscribe without read_compacted")
-    if ask.HasField("schema") and ask.schema.type != pb.Schema.Type.Value("None"):
-        raise NotAllowedError("schemas are not supported yet; use the bytes schema and decode messages in the application")
+
+
+def _is_idle(topic: Topic) -> bool:
+    """Nobody uses it and nothing is in it: the first to come with a schema decides what will be."""
+    if topic.producers or any(subscription.consumers for subscription in topic.subscriptions.values()):
+        return False
+    return not (topic.name.is_persistent and topic.ledger.ledgers.total_entries)

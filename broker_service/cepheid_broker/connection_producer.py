@@ -23,6 +23,7 @@ from cepheid_broker.position import EARLIEST
 from cepheid_broker.producer import Producer, ProducerState
 from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.requests import Requests
+from cepheid_broker.schemas import asked_schema
 from cepheid_broker.services import Services
 from cepheid_broker.topic import Topic
 from cepheid_broker.wire_errors import error_text, server_error_of
@@ -122,6 +123,7 @@ class ProducerCommands:
             properties = checked_properties(ask)
             topic = await self._services.topics.get(name, may_create=True)
             await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0, replaces=older)
+            schema_version = await self._services.schemas.for_producer(name, asked_schema(ask), topic.policies)
             await self._create_initial_subscription(topic, ask)
             producer = Producer(
                 topic,
@@ -135,6 +137,7 @@ class ProducerCommands:
                 epoch=ask.epoch,
                 metadata=properties,
                 encrypted=ask.encrypted,
+                schema_version=schema_version,
                 connected_at_ms=self._services.ports.wall_ms(),
                 refusals=self._services.refusals,
             )
@@ -263,6 +266,4 @@ def checked_properties(ask: pb.CommandProducer) -> dict[str, str]:
     size = sum(len(pair.key) + len(pair.value) for pair in ask.metadata)
     if size > MAX_PROPERTIES_CHARACTERS:
         raise NotAllowedError(f"the producer's properties have {size} characters, the limit is {MAX_PROPERTIES_CHARACTERS}")
-    if ask.HasField("schema") and ask.schema.type != pb.Schema.Type.Value("None"):
-        raise NotAllowedError("schemas are not supported yet; use the bytes schema and encode messages in the application")
     return {pair.key: pair.value for pair in ask.metadata}

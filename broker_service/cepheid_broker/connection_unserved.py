@@ -18,7 +18,6 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-_SCHEMAS = "schemas are not supported yet"
 _TRANSACTIONS = "transactions are not supported yet"
 _SCALABLE = "scalable topics are not supported yet"
 
@@ -35,13 +34,6 @@ class _Refusal(NamedTuple):
 
 
 _REFUSALS: Mapping[CommandType, _Refusal] = {
-    # "Not found" is how a topic without schema looks to a client that only asks: it goes on without one.
-    CommandType.GET_SCHEMA: _Refusal(
-        _SCHEMAS, pb.CommandGetSchemaResponse, ("request_id",), "error_code", "error_message", ServerError.TOPIC_NOT_FOUND
-    ),
-    CommandType.GET_OR_CREATE_SCHEMA: _Refusal(
-        _SCHEMAS, pb.CommandGetOrCreateSchemaResponse, ("request_id",), "error_code", "error_message"
-    ),
     CommandType.TC_CLIENT_CONNECT_REQUEST: _Refusal(_TRANSACTIONS, pb.CommandError, ("request_id",)),
     CommandType.NEW_TXN: _Refusal(_TRANSACTIONS, pb.CommandNewTxnResponse, ("request_id",)),
     CommandType.ADD_PARTITION_TO_TXN: _Refusal(_TRANSACTIONS, pb.CommandAddPartitionToTxnResponse, _TXN),

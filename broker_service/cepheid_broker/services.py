@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.refusal_log import RefusalLog
+from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic_catalog import TopicCatalog
 from cepheid_broker.topic_watches import TopicWatches
@@ -19,6 +20,7 @@ class Services:
     settings: BrokerSettings
     catalog: TopicCatalog
     topics: Topics
+    schemas: SchemaRegistry
     topic_watches: TopicWatches
     publish_budget: PublishBudget
     refusals: RefusalLog

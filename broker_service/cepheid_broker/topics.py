@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
@@ -58,6 +58,8 @@ class Topics:
         self._stopping = False
         self.totals = BrokerTraffic()
         self.failures = 0
+        self.on_deleted: list[Callable[[TopicName], Awaitable[None]]] = []
+        """Awaited when a topic and its record are gone, before its deletion is answered."""
 
     def __repr__(self) -> str:
         return f"<Topics {len(self._open)} open, {len(self._opening)} opening, {len(self._closing)} closing>"
@@ -224,6 +226,8 @@ class Topics:
         if name.is_persistent:
             await self._managed_ledgers.delete(name)
         await self._catalog.delete(name)
+        for hook in self.on_deleted:
+            await hook(name)
         self._retry.pop(name, None)
         log.info("topic.deleted", extra={"topic": str(name)})
 

@@ -1,0 +1,280 @@
+"""The schemas of topics: registered, numbered, compared when producers and consumers connect.
+
+    producer ──► known (same meaning, in force)? its version ──► may it be added? ──► compatible? ──► the next version
+    consumer ──► idle topic without a schema? added ──► else: can it read what is there?
+Rules
+1. A topic's partitions, and the topics of both domains under one name, share one history. Numbers rise; none is given out twice.
+2. What decides is the history as read from metadata; a change is a compare-and-set on what was read, and whoever loses decides
+   again. So however many brokers register at once, there is one history, and each version was compared with those before it.
+3. Deleted versions stay readable by number, for the entries that carry it, unless they are deleted by force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from cepheid_broker.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, TooManyError
+from cepheid_broker.policies import SchemaCompatibility, TopicPolicies
+from cepheid_broker.schemas.compatibility import check_reader, check_successor, compares_every_version, in_force
+from cepheid_broker.schemas.definition import Definition, content_hash, parse_definition
+from cepheid_broker.schemas.history_store import HistoryStore, cut
+from cepheid_broker.schemas.schema import NO_VERSION, UNREGISTERED, Schema, SchemaType, encode_version
+from cepheid_metadata import (
+    BadVersionError,
+    Found,
+    MetadataStore,
+    SchemaDefinition,
+    SchemaHistory,
+    SchemaVersion,
+    list_schemas,
+    topic_records,
+)
+from cepheid_ports import Ports
+from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
+
+log = logging.getLogger(__name__)
+
+MAX_VERSIONS = 1000  # of one topic: each change writes all rows, about 250 bytes each
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    version: int
+    schema: Schema
+    created_at_ms: int
+
+
+class SchemaRegistry:
+    def __init__(self, store: MetadataStore, ports: Ports) -> None:
+        self._store = store
+        self._histories = HistoryStore(store)
+        self._topics = topic_records(store)
+        self._ports = ports
+        self.registered = 0
+        self.refused = 0
+
+    def __repr__(self) -> str:
+        return f"<SchemaRegistry, {self.registered} registered, {self.refused} refused>"
+
+    # Connecting
+
+    async def for_producer(self, topic: TopicName, schema: Schema | None, policies: TopicPolicies) -> bytes:
+        """The version that the producer's messages carry, as PRODUCER_SUCCESS has it.
+
+        Raises IncompatibleSchemaError, InvalidSchemaError, TooManyError.
+        """
+        if schema is not None:
+            version = await self.register(topic, schema, policies.schema_compatibility, may_add=policies.schema_auto_update)
+            return encode_version(version)
+        if policies.schema_validation_enforced and await self._current(topic):
+            raise IncompatibleSchemaError(
+                f"topic {topic.base} has a schema, and producers without one are refused (policy schemaValidationEnforced)",
+                topic=str(topic),
+            )
+        return NO_VERSION
+
+    async def for_consumer(self, topic: TopicName, schema: Schema | None, policies: TopicPolicies, *, topic_is_idle: bool) -> None:
+        """`topic_is_idle`: no producer, no consumer, no data. Raises IncompatibleSchemaError, InvalidSchemaError, TooManyError."""
+        if schema is None:
+            return
+        current = await self._current(topic)
+        if current:
+            await self._check_consumer(topic, schema, in_force(policies.schema_compatibility), current)
+        elif topic_is_idle:
+            await self.register(topic, schema, policies.schema_compatibility, may_add=policies.schema_auto_update)
+        else:
+            raise IncompatibleSchemaError(
+                f"topic {topic.base} has no schema but is in use, so its data is bytes: subscribe without a schema, or upload one",
+                topic=str(topic),
+            )
+
+    async def _check_consumer(
+        self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, current: tuple[SchemaVersion, ...]
+    ) -> None:
+        definition = self._parse(topic, schema)
+        own_hash = content_hash(definition)
+        rows = current if compares_every_version(strategy, for_consumer=True) else current[-1:]
+        try:
+            for row in reversed(rows):
+                if row.content_hash != own_hash and (written := await self._definition(topic, row)) is not None:
+                    check_reader(strategy, definition, written, row.version)
+        except (IncompatibleSchemaError, InvalidSchemaError) as error:
+            raise self._refusal(topic, error) from None
+
+    # Registering
+
+    async def register(self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, *, may_add: bool = True) -> int:
+        """The version of this schema: the one it has, else a new one.
+
+        Raises IncompatibleSchemaError, InvalidSchemaError, TooManyError.
+        """
+        definition = self._parse(topic, schema)
+        own_hash = content_hash(definition)
+        stored = SchemaDefinition(type=schema.type.value, data=schema.data, properties=dict(schema.properties))
+        while True:
+            found = await self._histories.get(topic)
+            current = found.record.current if found else ()
+            for row in reversed(current):
+                if row.content_hash == own_hash:
+                    return row.version
+            if not may_add:
+                self.refused += 1
+                raise IncompatibleSchemaError(
+                    f"topic {topic.base} does not have this {schema.type.value} schema, and clients may not add any "
+                    f"(policy isAllowAutoUpdateSchema)",
+                    topic=str(topic),
+                )
+            await self._check_successor(topic, definition, in_force(strategy), current)
+            if found is None:
+                found = await self._histories.get_or_create(topic)
+                if found.record.versions:
+                    continue  # somebody was faster
+            try:
+                return await self._append(topic, found, schema.type, own_hash, stored)
+            except BadVersionError:
+                continue
+
+    async def check(self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility) -> None:
+        """What `register` would say, without registering."""
+        definition = self._parse(topic, schema)
+        own_hash = content_hash(definition)
+        current = await self._current(topic)
+        if all(row.content_hash != own_hash for row in current):
+            await self._check_successor(topic, definition, in_force(strategy), current)
+
+    async def _check_successor(
+        self, topic: TopicName, definition: Definition, strategy: SchemaCompatibility, current: tuple[SchemaVersion, ...]
+    ) -> None:
+        rows = current if compares_every_version(strategy) else current[-1:]
+        try:
+            for row in reversed(rows):
+                if (old := await self._definition(topic, row)) is not None:
+                    check_successor(strategy, definition, old, row.version)
+        except (IncompatibleSchemaError, InvalidSchemaError) as error:
+            raise self._refusal(topic, error) from None
+
+    async def _append(
+        self, topic: TopicName, found: Found[SchemaHistory], kind: SchemaType, own_hash: str, definition: SchemaDefinition
+    ) -> int:
+        history = found.record
+        if len(history.versions) >= MAX_VERSIONS:
+            raise TooManyError(f"topic {topic.base} has {len(history.versions)} versions of its schema", topic=str(topic))
+        parts = cut(definition)
+        row = SchemaVersion(
+            version=history.next_version,
+            type=kind.value,
+            content_hash=own_hash,
+            token=f"{self._ports.random.getrandbits(64):016x}",
+            parts=len(parts),
+            created_at_ms=self._ports.wall_ms(),
+        )
+        changed = history.replace(next_version=row.version + 1, versions=(*history.versions, row))
+        await self._histories.append(topic, found, changed, row, parts)
+        self.registered += 1
+        extra = {"topic": str(topic.base), "version": row.version, "type": row.type, "size_bytes": sum(map(len, parts))}
+        log.info("schema.registered", extra=extra)
+        return row.version
+
+    # Reading
+
+    async def latest(self, topic: TopicName) -> RegisteredSchema:
+        """Raises SchemaNotFoundError."""
+        while current := await self._current(topic):
+            if (schema := await self._load(topic, current[-1])) is not None:
+                return schema
+        raise SchemaNotFoundError(f"topic {topic.base} has no schema", topic=str(topic))
+
+    async def get(self, topic: TopicName, version: int) -> RegisteredSchema:
+        """Also a deleted version, for the entries that carry it. Raises SchemaNotFoundError."""
+        found = await self._histories.get(topic)
+        row = found.record.find(version) if found else None
+        schema = await self._load(topic, row) if row else None
+        if schema is None:
+            raise SchemaNotFoundError(f"topic {topic.base} has no schema of version {version}", topic=str(topic), version=version)
+        return schema
+
+    async def versions(self, topic: TopicName) -> AsyncIterator[RegisteredSchema]:
+        """All versions in force, oldest first."""
+        for row in await self._current(topic):
+            if (schema := await self._load(topic, row)) is not None:
+                yield schema
+
+    async def version_of(self, topic: TopicName, schema: Schema) -> int:
+        """The version in force that means the same. Raises SchemaNotFoundError, InvalidSchemaError."""
+        own_hash = content_hash(self._parse(topic, schema))
+        for row in reversed(await self._current(topic)):
+            if row.content_hash == own_hash:
+                return row.version
+        raise SchemaNotFoundError(f"topic {topic.base} does not have this {schema.type.value} schema", topic=str(topic))
+
+    # Deleting
+
+    async def delete(self, topic: TopicName, *, force: bool = False) -> int:
+        """No version is in force any more; by force they are gone altogether. The number that this took.
+
+        Raises SchemaNotFoundError.
+        """
+        while True:
+            found = await self._histories.get(topic)
+            history = found.record if found else SchemaHistory()
+            if found is None or not (history.versions if force else history.current):
+                raise SchemaNotFoundError(f"topic {topic.base} has no schema", topic=str(topic))
+            number = history.next_version
+            changed = history.replace(next_version=number + 1, current_from=number + 1, versions=() if force else history.versions)
+            try:
+                await self._histories.replace(topic, found, changed)
+            except BadVersionError:
+                continue
+            log.info("schema.deleted", extra={"topic": str(topic.base), "version": number, "force": force})
+            return number
+
+    async def on_topic_deleted(self, topic: TopicName) -> None:
+        """The topic and its record are gone: so is its history, unless another topic uses it (rule 1)."""
+        base = topic.base
+        for domain in (PERSISTENT, NON_PERSISTENT):
+            if await self._topics.exists(TopicName(domain, base.namespace, base.local_name)):
+                return
+        await self._delete_all(base)
+
+    async def on_namespace_deleted(self, namespace: NamespaceName) -> None:
+        """Also schemas uploaded for topics that never were."""
+        for name in await list_schemas(self._store, namespace.tenant, namespace.local_name):
+            await self._delete_all(TopicName(PERSISTENT, namespace, name))
+
+    async def _delete_all(self, topic: TopicName) -> None:
+        while (found := await self._histories.get(topic)) is not None:
+            try:
+                await self._histories.delete(topic, found)
+            except BadVersionError:
+                await asyncio.sleep(0)  # somebody adds a version meanwhile, in several steps
+
+    # Inside
+
+    async def _current(self, topic: TopicName) -> tuple[SchemaVersion, ...]:
+        found = await self._histories.get(topic)
+        return found.record.current if found else ()
+
+    async def _load(self, topic: TopicName, row: SchemaVersion) -> RegisteredSchema | None:
+        stored = await self._histories.definition(topic, row)
+        if stored is None:
+            return None
+        return RegisteredSchema(row.version, Schema(SchemaType(stored.type), stored.data, stored.properties), row.created_at_ms)
+
+    async def _definition(self, topic: TopicName, row: SchemaVersion) -> Definition | None:
+        loaded = await self._load(topic, row)
+        return None if loaded is None else parse_definition(loaded.schema)
+
+    def _parse(self, topic: TopicName, schema: Schema) -> Definition:
+        if schema.type in UNREGISTERED:
+            raise InvalidSchemaError(f"type {schema.type.value} is for topics without a schema: it cannot be registered")
+        try:
+            return parse_definition(schema)
+        except InvalidSchemaError as error:
+            raise self._refusal(topic, error) from None
+
+    def _refusal(self, topic: TopicName, error: IncompatibleSchemaError | InvalidSchemaError) -> Exception:
+        self.refused += 1
+        return type(error)(f"schema of topic {topic.base}: {error.args[0]}", topic=str(topic), **error.facts)
