@@ -10,6 +10,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from cepheid_broker.backlog_check import BacklogChecks
 from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_broker.policy_follower import PolicyFollower
@@ -66,7 +67,7 @@ class Broker:
         self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks)
         self.catalog.on_changed.append(self.topic_watches.on_changed)
         self.schemas = SchemaRegistry(store, ports)
-        self.topics.on_deleted.append(self.schemas.on_topic_deleted)
+        self.topics.on_deleting.append(self.schemas.on_topic_deleting)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(
@@ -82,6 +83,7 @@ class Broker:
             listening_port=lambda: self._listener.port,
         )
         self._listener = Listener(services)
+        self.backlog_checks = BacklogChecks(self.topics.loaded, settings.backlog_check_s, settings.request_timeout_s)
         self._tick: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -96,12 +98,14 @@ class Broker:
         """Raises PortInUseError."""
         await self._listener.start()
         self._schedule_tick()
+        self.backlog_checks.start()
         log.info("broker.started", extra={"host": self.settings.host, "port": self.port})
 
     async def aclose(self) -> None:
         self._listener.stop_accepting()
         if self._tick is not None:
             self._tick.cancel()
+        await self.backlog_checks.aclose()
         await self.topics.aclose()
         self._listener.close_connections("the broker stops")
         await self._tasks.aclose()

@@ -161,6 +161,11 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     reader_seek_grace_s: PositiveFloat = Field(
         60.0, description="How long a reader's position outlives it after a seek, so that it finds it when it subscribes again."
     )
+    backlog_check_s: PositiveFloat = Field(
+        1.0,
+        description="How often open topics are looked at for messages past their time to live and backlogs above their quota. "
+        "Longer: a little less work for brokers with very many topics.",
+    )
     rate_window_s: PositiveFloat = Field(10.0, description="Over how long the rates in statistics are averaged.")
     connection: ConnectionSettings = ConnectionSettings()
     dispatch: DispatchSettings = DispatchSettings()

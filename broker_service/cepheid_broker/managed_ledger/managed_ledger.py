@@ -46,6 +46,7 @@ from cepheid_broker.managed_ledger.publish_times import PublishTimes
 from cepheid_broker.managed_ledger.rollover import Rollover, close_writer, with_end
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
 from cepheid_broker.managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
+from cepheid_broker.managed_ledger.steady_clock import SteadyClock
 from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.trimmer import Trimmer
 from cepheid_broker.managed_ledger.upkeep import Upkeep
@@ -90,6 +91,7 @@ class ManagedLedger:
         self._on_closed = on_closed
         self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
         self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail)
+        self._clock = SteadyClock(shared.ports)
         self._positions = asyncio.Lock()
         self._terminating = asyncio.Lock()
         self._readers: dict[str, Cursor] = {}
@@ -127,7 +129,7 @@ class ManagedLedger:
     def _new_upkeep(self, writer: LedgerWriter | None) -> Upkeep:
         topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
         trimmer = Trimmer(
-            topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, shared.ports
+            topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, self._clock
         )
         rollover = None
         if writer is not None:
@@ -204,6 +206,11 @@ class ManagedLedger:
     def is_usable(self) -> bool:
         """Reads and cursors work; with `State.OPEN` appends do."""
         return self.state in (State.OPEN, State.TERMINATED)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Nothing is appended any more, now and after every opening."""
+        return self.state is State.TERMINATED
 
     def _check_usable(self) -> None:
         if not self.is_usable:
@@ -337,6 +344,10 @@ class ManagedLedger:
 
     def wall_ms(self) -> int:
         return self._shared.ports.wall_ms()
+
+    def steady_ms(self) -> int:
+        """Wall-clock time by which data may be given up."""
+        return self._clock.now_ms()
 
     # The topic's epoch (producer_access.py): it goes where no other owner of the topic can change it
 

@@ -182,6 +182,30 @@ class MessageCounts:
             except EntryTrimmedError:
                 continue
 
+    async def position_leaving(self, limit_bytes: int) -> Position:
+        """The first gap behind which there are no more bytes than this. Raises as `unacknowledged` does."""
+        after_bytes = self._ledgers.total_bytes
+        for ledger_id, entries, size_bytes in list(self._ledgers.from_ledger(0)):
+            after_bytes -= size_bytes
+            if after_bytes > limit_bytes:
+                continue
+            wanted = after_bytes + size_bytes - limit_bytes  # bytes of this ledger that lie before the gap, at least
+            low, high = 0, entries  # entries before the gap
+            while low < high:
+                middle = (low + high) // 2
+                if await self._length_before(ledger_id, middle, entries, size_bytes) >= wanted:
+                    high = middle
+                else:
+                    low = middle + 1
+            return Position(ledger_id, low - 1)
+        return self._ledgers.last_position
+
+    async def _length_before(self, ledger_id: int, entry_id: int, entries: int, size_bytes: int) -> int:
+        counts = self._counts.get(ledger_id)
+        if counts is not None and counts.first <= entry_id:
+            return size_bytes - counts.between(entry_id, entries).size_bytes
+        return await self._length_at(Position(ledger_id, entry_id - 1)) if entry_id else 0
+
     async def after(self, position: Position) -> Amount:
         """All entries behind this gap, acknowledged or not."""
         return await self.unacknowledged(AckSet(self._ledgers, position))
@@ -274,6 +298,8 @@ class MessageCounts:
 
     async def _length_at(self, position: Position) -> int:
         """Payload bytes of a ledger up to and including this entry."""
+        if (known := self._lengths.get(position)) is not None:
+            return known
         (group, *_) = await self._read(position, 1, 1)
         length = self._lengths[position] = group.header(position.entry_id).length
         if len(self._lengths) > _LENGTHS_KEPT:

@@ -18,9 +18,9 @@ from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.cursor_store import CursorStore
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.steady_clock import SteadyClock
 from cepheid_broker.managed_ledger.trim import Retention, plan_trim
 from cepheid_metadata import Chain, Op, Position
-from cepheid_ports import Ports
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Trimmer:
         readers: Callable[[], Iterable[Cursor]],
         is_in_use: Callable[[int], bool],
         positions: asyncio.Lock,
-        ports: Ports,
+        clock: SteadyClock,
     ) -> None:
         self._topic = topic
         self._keeper = keeper
@@ -45,9 +45,7 @@ class Trimmer:
         self._readers = readers  # non-durable cursors: they hold nothing and are moved along
         self._is_in_use = is_in_use
         self._positions = positions
-        self._ports = ports
-        self._opened_at_ms = ports.wall_ms()
-        self._opened_at = asyncio.get_running_loop().time()
+        self._clock = clock
         self.trimmed = 0
 
     def plan(self, retention: Retention) -> int:
@@ -61,7 +59,7 @@ class Trimmer:
             last_size_bytes=self._ledgers.last_size_bytes,
             acknowledged_entries=min(saved, default=None),
             retention=retention,
-            now_ms=self._now_ms(),
+            now_ms=self._clock.now_ms(),
             is_in_use=self._is_in_use,
         )
 
@@ -89,8 +87,3 @@ class Trimmer:
         fields = {"topic": str(self._topic), "ledgers": count, "first": going[0].ledger_id, "last": going[-1].ledger_id}
         log.info("ledgers.trimmed", extra=fields)
         return count
-
-    def _now_ms(self) -> int:
-        """Rule 3."""
-        elapsed_ms = int(1_000 * (asyncio.get_running_loop().time() - self._opened_at))
-        return min(self._ports.wall_ms(), self._opened_at_ms + elapsed_ms)
