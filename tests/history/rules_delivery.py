@@ -142,7 +142,7 @@ class _Watch:
         rank = self._first_at_or_after(target)
         for each_consumer in self._consumers.values():
             each_consumer.last_rank = None
-            each_consumer.restarts = 1
+            each_consumer.restarts += 1  # a message given back before may still make it start over
             each_consumer.held.clear()
         consumer.sought_from = rank
         self._acked = {each: ack for each, ack in self._acked.items() if each < rank}
@@ -151,6 +151,8 @@ class _Watch:
         self._counts.clear()
         self._first_of_key.clear()
         self._excused.clear()
+        if consumer.restarts > 1:
+            self._excuse_unacked(event.at_s, GATHER_S)
 
     # Deliveries
 
