@@ -58,8 +58,8 @@ class Topics:
         self._stopping = False
         self.totals = BrokerTraffic()
         self.failures = 0
-        self.on_deleted: list[Callable[[TopicName], Awaitable[None]]] = []
-        """Awaited when a topic and its record are gone, before its deletion is answered."""
+        self.on_deleting: list[Callable[[TopicName], Awaitable[None]]] = []
+        """Awaited before a topic's record goes: what fails or is interrupted can be repeated."""
 
     def __repr__(self) -> str:
         return f"<Topics {len(self._open)} open, {len(self._opening)} opening, {len(self._closing)} closing>"
@@ -225,9 +225,9 @@ class Topics:
             await topic.unload("the topic is deleted")
         if name.is_persistent:
             await self._managed_ledgers.delete(name)
-        await self._catalog.delete(name)
-        for hook in self.on_deleted:
+        for hook in self.on_deleting:
             await hook(name)
+        await self._catalog.delete(name)
         self._retry.pop(name, None)
         log.info("topic.deleted", extra={"topic": str(name)})
 

@@ -25,6 +25,7 @@ from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.plan import plan
 from cepheid_broker.admin.raw_path import RawPathMiddleware
+from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
 from cepheid_broker.admin.topics import non_persistent_topics, topics
@@ -44,6 +45,7 @@ ROUTERS = (
     partitions,
     subscriptions,
     stats,
+    schemas,
     lookup,
     health,  # before brokers, whose {cluster} would take its names
     brokers,

@@ -10,15 +10,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from cepheid_broker.admin.errors import BadRequestError, BodyTooLargeError
 
-MAX_BODY_BYTES = 1 << 20  # Pulsar's default is no limit; the largest body served is the policies of a namespace
+MAX_BODY_BYTES = 1 << 20  # Pulsar's default is no limit; the largest body served but a schema is the policies of a namespace
 
 
-def json_body(kind: Any) -> Any:
+def json_body(kind: Any, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
     """A dependency: the body as `kind`. An empty body reads as null, so `T | None` makes it optional."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     async def read(request: Request) -> Any:
-        body = await _read_bounded(request)
+        body = await _read_bounded(request, max_bytes)
         try:
             return adapter.validate_json(body or b"null")
         except ValidationError as error:
@@ -29,12 +29,12 @@ def json_body(kind: Any) -> Any:
     return Depends(read)
 
 
-async def _read_bounded(request: Request) -> bytes:
+async def _read_bounded(request: Request, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size_bytes = 0
     async for part in request.stream():
         size_bytes += len(part)
-        if size_bytes > MAX_BODY_BYTES:
-            raise BodyTooLargeError(f"the body has more than {MAX_BODY_BYTES} bytes", limit_bytes=MAX_BODY_BYTES)
+        if size_bytes > max_bytes:
+            raise BodyTooLargeError(f"the body has more than {max_bytes} bytes", limit_bytes=max_bytes)
         parts.append(part)
     return b"".join(parts)

@@ -95,4 +95,5 @@ async def _delete(context: AdminContext, namespace: NamespaceName) -> None:
     if topics:
         await replace_or_conflict(context.namespaces.replace(noun, found.record.replace(deleted=False), version))
         raise ConflictError(f"Namespace {namespace} still has {len(topics)} topics, one is {topics[0]}", namespace=str(namespace))
+    await context.broker.schemas.on_namespace_deleting(namespace)
     await context.namespaces.delete(noun, version)

@@ -116,6 +116,7 @@ async def _delete(context: AdminContext, topic: TopicName, *, force: bool) -> No
             require_idle(context, part)
     for part in parts:
         await context.broker.topics.delete(part, force=force)
+    await context.broker.schemas.on_topic_deleting(topic)
     await context.broker.catalog.delete(topic)
     for part in parts:
         # A client that was closed by force came back while the record still promised its partition.

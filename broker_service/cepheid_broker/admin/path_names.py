@@ -43,6 +43,12 @@ async def _persistent_topic(tenant: str, namespace: str, topic: str) -> TopicNam
     return _topic_name(PERSISTENT, tenant, namespace, topic)
 
 
+async def _schema_topic(tenant: str, namespace: str, topic: str) -> TopicName:
+    # Decoded twice, as on no other path of topics. The domain is not named: both share a schema.
+    name = f"{PERSISTENT}://{decode_once(tenant)}/{decode_once(namespace)}/{decode_twice(topic)}"
+    return TopicName.parse(name).base
+
+
 async def _lookup_topic(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
     if domain not in (PERSISTENT, NON_PERSISTENT):
         raise PreconditionError(f"{domain!r} is no domain of topics: {PERSISTENT} or {NON_PERSISTENT}")
@@ -65,5 +71,6 @@ ClusterPath = Annotated[str, Depends(_cluster)]
 TenantPath = Annotated[str, Depends(_tenant)]
 NamespacePath = Annotated[NamespaceName, Depends(_namespace)]
 TopicPath = Annotated[TopicName, Depends(_persistent_topic)]
+SchemaPath = Annotated[TopicName, Depends(_schema_topic)]
 LookupPath = Annotated[TopicName, Depends(_lookup_topic)]
 SubscriptionPath = Annotated[str, Depends(_subscription)]

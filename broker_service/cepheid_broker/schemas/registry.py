@@ -231,15 +231,16 @@ class SchemaRegistry:
             log.info("schema.deleted", extra={"topic": str(topic.base), "version": number, "force": force})
             return number
 
-    async def on_topic_deleted(self, topic: TopicName) -> None:
-        """The topic and its record are gone: so is its history, unless another topic uses it (rule 1)."""
+    async def on_topic_deleting(self, topic: TopicName) -> None:
+        """The topic is closed and its record is about to go: so does its history, unless another topic uses it (rule 1)."""
         base = topic.base
         for domain in (PERSISTENT, NON_PERSISTENT):
-            if await self._topics.exists(TopicName(domain, base.namespace, base.local_name)):
+            user = TopicName(domain, base.namespace, base.local_name)
+            if user != topic and await self._topics.exists(user):
                 return
         await self._delete_all(base)
 
-    async def on_namespace_deleted(self, namespace: NamespaceName) -> None:
+    async def on_namespace_deleting(self, namespace: NamespaceName) -> None:
         """Also schemas uploaded for topics that never were."""
         for name in await list_schemas(self._store, namespace.tenant, namespace.local_name):
             await self._delete_all(TopicName(PERSISTENT, namespace, name))
