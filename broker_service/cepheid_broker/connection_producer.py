@@ -252,10 +252,8 @@ class ProducerCommands:
             producer.detach()
 
 
-def checked_name(name: str | bytes) -> str:
+def checked_name(name: str) -> str:
     """What the client calls the producer; empty: the broker gives it a name. Raises NotAllowedError."""
-    if isinstance(name, bytes):  # so protobuf gives out text that is none
-        raise NotAllowedError(f"a producer name must be UTF-8, this one is {name[:40]!r}")
     if len(name) > MAX_NAME_CHARACTERS:
         raise NotAllowedError(f"a producer name has {len(name)} characters, the limit is {MAX_NAME_CHARACTERS}: {name[:40]!r}…")
     return name

@@ -98,6 +98,9 @@ class Topic(ABC):
     def on_policies(self, policies: TopicPolicies) -> None:
         """They changed in metadata."""
         self.policies = policies
+        self.admission.on_policies(policies)
+        for subscription in self.subscriptions.values():
+            subscription.on_policies()
 
     def set_publish_blocked(self, action: QuotaAction | None) -> None:
         if action is not self.publish_blocked:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.errors import BrokerError, ProducerBusyError, ProducerFencedError, ServiceNotReadyError
-from cepheid_broker.policies import QuotaAction
+from cepheid_broker.policies import QuotaAction, TopicPolicies
 from cepheid_broker.producer_access import Admit, Close, Effect, ProducerAccess, Refuse, SaveEpoch, Wait, Why
 from cepheid_ports import CepheidError, TaskOwner
 
@@ -76,6 +76,11 @@ class TopicProducers:
         for producer in waiting:
             # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
             producer.on_refused(ServiceNotReadyError(f"topic {self._topic} is being unloaded", topic=self._topic))
+
+    def on_policies(self, policies: TopicPolicies) -> None:
+        if policies.encryption_required:
+            for producer in [producer for producer in self.connected.values() if not producer.encrypted]:
+                producer.close_in_good_order("the topic takes encrypted messages only, from now on")
 
     # Backlog quota
 
