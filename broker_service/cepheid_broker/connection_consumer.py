@@ -13,11 +13,10 @@ from typing import Any, cast
 from cepheid_broker.connection_lookup import served_topic
 from cepheid_broker.connection_producer import NO_REQUEST
 from cepheid_broker.consumer import Consumer
-from cepheid_broker.consumer_acks import ConsumerAcks, position_of
+from cepheid_broker.consumer_acks import ConsumerAcks, position_of, words_of
 from cepheid_broker.errors import (
     BrokerError,
     ConsumerNotFoundError,
-    NotAllowedError,
     ProtocolViolationError,
     ServiceNotReadyError,
     TooManyError,
@@ -27,15 +26,16 @@ from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.requests import Requests
 from cepheid_broker.schemas import asked_schema
 from cepheid_broker.services import Services
-from cepheid_broker.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
+from cepheid_broker.subscribe_checks import MAX_NAME_CHARS, check_allowed, check_room, check_served
+from cepheid_broker.subscription import Subscription
+from cepheid_broker.times import iso_time
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_positions import last_message, position_at_time
 from cepheid_broker.wire_errors import error_text, server_error_of
-from cepheid_wire import CommandType, ServerError
+from cepheid_wire import CommandType, ServerError, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 
 MAX_FLOW = (1 << 31) - 1  # clients count permits in an int32; more is damage or an attack
-MAX_NAME_CHARS = 1000
 
 # Codes with which a first SUBSCRIBE of a C++ client fails at once; with every other it hangs until its timeout (protocol.md §12.4).
 _FAIL_AT_ONCE = frozenset(
@@ -104,7 +104,7 @@ class ConsumerCommands:
 
     async def _create(self, ask: pb.CommandSubscribe) -> Consumer:
         name = served_topic(ask.topic)
-        _check_served(ask)
+        check_served(ask)
         if len(self._open) >= self._services.settings.connection.max_consumers:
             raise TooManyError(f"this connection has {len(self._open)} consumers")
         topic = await self._services.topics.get(name, may_create=ask.force_topic_creation)
@@ -192,12 +192,13 @@ class ConsumerCommands:
 
     async def _seek(self, topic: Topic, subscription: Subscription, ask: pb.CommandSeek) -> None:
         try:
+            words: tuple[int, ...] = ()
             if ask.HasField("message_id"):
-                position = position_of(ask.message_id)
+                position, words = position_of(ask.message_id), words_of(ask.message_id)
             else:
                 async with asyncio.timeout(self._services.settings.request_timeout_s):
                     position = await position_at_time(topic.ledger, ask.message_publish_time)
-            await topic.reset_subscription(subscription, position)
+            await topic.reset_subscription(subscription, position, words)
             self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
         finally:
             subscription.end_seek()
@@ -314,15 +315,10 @@ def message_id(position: Position) -> pb.MessageIdData:
     return pb.MessageIdData(ledgerId=position.ledger_id % (1 << 64), entryId=position.entry_id % (1 << 64))
 
 
-def _check_served(ask: pb.CommandSubscribe) -> None:
-    """Raises NotAllowedError for what a consumer may ask for and this broker does not do (yet)."""
-    if ask.subType not in (EXCLUSIVE, SHARED, FAILOVER):
-        kind = pb.CommandSubscribe.SubType.Name(ask.subType)
-        raise NotAllowedError(f"{kind} subscriptions are not supported yet; use Exclusive, Failover or Shared")
-    if not ask.subscription or len(ask.subscription) > MAX_NAME_CHARS:
-        raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_CHARS} characters, not {len(ask.subscription)}")
-    if ask.read_compacted:
-        raise NotAllowedError("reading compacted topics is not supported yet; subscribe without read_compacted")
+def _epoch_of(ask: pb.CommandSubscribe) -> int | None:
+    """Java clients count their requests for redelivery, and say -1 for not yet (protocol.md §12.1)."""
+    epoch = signed64(ask.consumer_epoch) if ask.HasField("consumer_epoch") else -1
+    return epoch if epoch >= 0 else None
 
 
 def _is_idle(topic: Topic) -> bool:

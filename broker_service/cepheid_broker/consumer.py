@@ -28,7 +28,12 @@ class ConsumerFigures:
     connected_at_ms: int
     traffic: TrafficFigures
     redelivered_messages: int
+    redeliver_rate_per_s: float
     acked_entries: int
+    ack_rate_per_s: float
+    last_flow_at_ms: int
+    """0, here and below: never."""
+    last_acked_at_ms: int
     permits: int
     unacked_messages: int
     is_blocked: bool
@@ -50,6 +55,7 @@ class Consumer:
         priority_level: int = 0,
         metadata: dict[str, str] | None = None,
         connected_at_ms: int = 0,
+        epoch: int | None = None,
         on_closed_by_broker: Callable[[Consumer], None],
     ) -> None:
         self.subscription = subscription
@@ -61,8 +67,16 @@ class Consumer:
         self.metadata = metadata or {}
         self.connected_at_ms = connected_at_ms
         self.traffic = Traffic()
+        self.epoch = epoch
+        """Of its requests for redelivery, when the client counts them (protocol.md §16)."""
         self.redelivered_messages = 0
+        self.redeliver_rate_per_s = 0.0
         self.acked_entries = 0
+        self.acked_messages = 0.0
+        self.ack_rate_per_s = 0.0
+        self.last_flow_at_ms = self.last_acked_at_ms = 0
+        self._last_counts = (0, 0.0)
+        self._knows_end = False
         self.closed = False
         self._on_closed_by_broker = on_closed_by_broker
 
@@ -93,6 +107,26 @@ class Consumer:
         if self.peer.protocol_version >= ACTIVE_CHANGE_VERSION:
             self.peer.send(pb.CommandActiveConsumerChange(consumer_id=self.consumer_id, is_active=is_active))
 
+    def announce_end(self) -> None:
+        """The topic is terminated and everything is acknowledged. Other clients than Java's close the connection when they hear of
+        it, reconnect, and close it again, without end (protocol.md §22)."""
+        if not self._knows_end and self.peer.client_version.startswith("Pulsar-Java"):
+            self._knows_end = True
+            self.peer.send(pb.CommandReachedEndOfTopic(consumer_id=self.consumer_id))
+
+    def count_acked(self, entries: int, messages: int | None) -> None:
+        """`messages` None: nobody counted them; as many to an entry as this consumer got on average."""
+        self.acked_entries += entries
+        per_entry = self.traffic.messages / self.traffic.entries if self.traffic.entries else 1.0
+        self.acked_messages += entries * per_entry if messages is None else messages
+
+    def on_tick(self, window_s: float) -> None:
+        self.traffic.on_tick(window_s)
+        redelivered, acked = self._last_counts
+        self.redeliver_rate_per_s = (self.redelivered_messages - redelivered) / window_s
+        self.ack_rate_per_s = (self.acked_messages - acked) / window_s
+        self._last_counts = self.redelivered_messages, self.acked_messages
+
     def figures(self) -> ConsumerFigures:
         subscription = self.subscription
         return ConsumerFigures(
@@ -103,7 +137,11 @@ class Consumer:
             self.connected_at_ms,
             self.traffic.figures(),
             self.redelivered_messages,
+            self.redeliver_rate_per_s,
             self.acked_entries,
+            self.ack_rate_per_s,
+            self.last_flow_at_ms,
+            self.last_acked_at_ms,
             subscription.permits(self),
             subscription.unacked_messages(self),
             subscription.is_blocked(self),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from cepheid_broker.consumer import Consumer
@@ -19,14 +19,15 @@ _WORD = (1 << 64) - 1
 
 
 class ConsumerAcks:
-    def __init__(self, peer: Peer, consumers: Mapping[int, Consumer], refusals: RefusalLog) -> None:
+    def __init__(self, peer: Peer, consumers: Mapping[int, Consumer], refusals: RefusalLog, wall_ms: Callable[[], int]) -> None:
         self._peer = peer
         self._refusals = refusals
         self._consumers = consumers
+        self._wall_ms = wall_ms
 
     def on_ack(self, ack: pb.CommandAck) -> None:
         consumer = self._consumers.get(ack.consumer_id)
-        if consumer is None:
+        if consumer is None:  # in flight at every close and seek (protocol.md §17; §26, rule 7)
             if ack.HasField("request_id"):
                 self._answer(ack, ServerError.CONSUMER_NOT_FOUND, f"consumer {ack.consumer_id} is not open on this connection")
             return
@@ -44,6 +45,7 @@ class ConsumerAcks:
                 subscription=subscription.name,
                 error=error,
             )
+        consumer.last_acked_at_ms = self._wall_ms()
         if ack.ack_type == pb.CommandAck.Individual:
             self._individual(consumer, ack)
         else:
@@ -82,6 +84,9 @@ class ConsumerAcks:
         consumer = self._consumers.get(ask.consumer_id)
         if consumer is not None:
             positions = [position_of(ident) for ident in ask.message_ids]
+            if ask.HasField("consumer_epoch") and consumer.epoch is not None:
+                # Before anything is sent again: what the client has on the way has the old one, and it drops that.
+                consumer.epoch = max(consumer.epoch, signed64(ask.consumer_epoch))
             consumer.subscription.redeliver(consumer, positions or None)
 
     def _answer_saved(self, ack: pb.CommandAck, error: Exception | None) -> None:
@@ -103,10 +108,16 @@ def position_of(ident: pb.MessageIdData) -> Position:
     return Position(signed64(ident.ledgerId), signed64(ident.entryId))
 
 
+def words_of(ident: pb.MessageIdData) -> tuple[int, ...]:
+    """Which messages of a batch are still to be delivered, bit i for message i; empty: no word was sent, or all were zero.
+
+    A Java client seeks into a batch with them. Go sends an index alone: it filters by itself (protocol.md §17)."""
+    words = tuple(word & _WORD for word in ident.ack_set)
+    return words if any(words) else ()
+
+
 def _part_of(ident: pb.MessageIdData) -> BatchAck | None:
     """None: the words that were sent are all zero, so the whole entry is acknowledged (protocol.md §15)."""
-    words = tuple(word & _WORD for word in ident.ack_set)
-    if not any(words):
-        return None
     # Clients leave out trailing words that are zero, so this may be less than the batch has: the rest is acknowledged.
-    return BatchAck(position_of(ident), words, 64 * len(words))
+    words = words_of(ident)
+    return BatchAck(position_of(ident), words, 64 * len(words)) if words else None

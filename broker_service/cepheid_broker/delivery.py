@@ -15,15 +15,20 @@ _WORD = (1 << 64) - 1
 UnackedWords = Callable[[Position], Sequence[int] | None]
 
 
-def encode_send(consumer_id: int, send: Send, unacked_words: UnackedWords) -> tuple[list[Buffer], int, int]:
-    """Buffers for one `writelines`, how many entries they are, and how many bytes these have, as their producers sent them."""
+def encode_send(
+    consumer_id: int, send: Send, unacked_words: UnackedWords, epoch: int | None = None
+) -> tuple[list[Buffer], int, int]:
+    """Buffers for one `writelines`, how many entries they are, and how many bytes these have, as their producers sent them.
+
+    `epoch`: of a consumer that gave one; its client drops what has a smaller one (protocol.md §14)."""
     counted, counts = send.counted, send.redelivery_counts
     group = counted.group
     ledger_id, base, ends = group.ledger_id, group.first_entry_id, group.ends
     view = memoryview(group.data)
     buffers: list[Buffer] = []
     entries = size_bytes = 0
-    plain = not counts and counted.counts is None  # no redelivery count, no batch of which a part is acknowledged
+    # No redelivery count, no batch of which a part is acknowledged.
+    plain = not counts and counted.counts is None and epoch is None
     for first, last in send.runs:
         start = ends[first - base - 1] if first > base else 0
         entries += last - first + 1
@@ -39,6 +44,7 @@ def encode_send(consumer_id: int, send: Send, unacked_words: UnackedWords) -> tu
                     entry_id,
                     end - start,
                     redelivery_count=counts.get(entry_id, 0),
+                    consumer_epoch=epoch,
                     ack_set=[word & _WORD for word in unacked_words(Position(ledger_id, entry_id)) or ()],
                 )
             buffers += (header, view[start:end])

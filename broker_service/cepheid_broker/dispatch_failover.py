@@ -123,7 +123,7 @@ class FailoverDispatch:
         """Nothing to free: rule 2 is applied when an entry's turn comes."""
 
     def on_cursor_moved(self) -> None:
-        """As above."""
+        self._forward.skip_to(self._acks.first_unacknowledged())
 
     def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
         """Whatever was named: everything unacknowledged is sent again; only the active consumer may ask (protocol.md §16)."""

@@ -143,6 +143,7 @@ class SharedDispatch:
 
     def on_cursor_moved(self) -> None:
         self._holders.settle_acknowledged(self._acks)
+        self._forward.skip_to(self._acks.first_unacknowledged())
         for holder in self._holders:
             self._turns.queue(holder)
 

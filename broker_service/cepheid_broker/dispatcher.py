@@ -148,7 +148,7 @@ class Dispatcher:
 
     def _send(self, send: Send) -> int:
         consumer = self._consumers[send.consumer]
-        buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._cursor.unacked_words)
+        buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._cursor.unacked_words, consumer.epoch)
         consumer.peer.write_buffers(buffers)
         consumer.traffic.count(entries, send.messages, size_bytes)
         if send.redelivery_counts:

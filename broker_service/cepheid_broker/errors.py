@@ -54,6 +54,10 @@ class BacklogQuotaExceededError(BrokerError):
     hint = "let consumers catch up, delete subscriptions that nobody reads, or raise the backlog quota"
 
 
+class SubscriptionNotFoundError(BrokerError):
+    hint = "create the subscription: PUT /admin/v2/persistent/TENANT/NAMESPACE/TOPIC/subscription/NAME, or let it be created by use"
+
+
 class ConsumerBusyError(BrokerError):
     hint = "the subscription is in use; close the other consumer, use a Shared subscription or another subscription name"
 

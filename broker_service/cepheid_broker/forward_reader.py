@@ -40,6 +40,11 @@ class ForwardReader:
         self.reading = self.failed = self.at_end = False
         self._ticket += 1
 
+    def skip_to(self, first: Position) -> None:
+        """Whatever is before `first` is acknowledged: it is not read for nothing."""
+        if self.next_position < first:
+            self.rewind(first)
+
     @property
     def can_read(self) -> bool:
         return not (self.reading or self.failed or self.at_end) and self.pending_bytes < self._read_ahead_bytes

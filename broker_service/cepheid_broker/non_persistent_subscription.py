@@ -130,6 +130,9 @@ class NonPersistentSubscription(Subscription):
     def acknowledge_cumulative(self, consumer: Consumer, position: Position, part: BatchAck | None) -> None:
         """Nothing is waiting for it."""
 
+    def announce_end(self) -> None:
+        """There is none."""
+
     def begin_seek(self) -> None:
         raise NotAllowedError(f"topic {self.topic} is non-persistent: there is nothing to seek in", topic=str(self.topic))
 

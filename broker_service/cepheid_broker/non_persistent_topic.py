@@ -83,7 +83,7 @@ class NonPersistentTopic(Topic):
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
 
-    async def reset_subscription(self, subscription: Subscription, position: Position) -> None:
+    async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
         raise NotAllowedError(f"topic {self.name} is non-persistent: there is nothing to seek in", topic=str(self.name))
 
     async def delete_subscription(self, name: str) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
-from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooManyError
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError, TooManyError
 from cepheid_broker.managed_ledger import TopicTerminatedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.peer import Buffer
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from cepheid_broker.managed_ledger import Cursor, ManagedLedger
 
 log = logging.getLogger(__name__)
+
+MAX_PROPERTIES_BYTES = 64 << 10
+"""Of a subscription, names and values: they are in one metadata record with its position."""
 
 
 class PersistentTopic(Topic):
@@ -72,6 +75,7 @@ class PersistentTopic(Topic):
         """The next ledger has the new quorums, the next trim the new retention."""
         super().on_policies(policies)
         self.ledger.config = ledger_config(policies)
+        self.ledger.tick()  # what is due now need not wait for the next round of housekeeping
 
     async def check_publishing(self, *, encrypted: bool, reconnecting: bool, replaces: Producer | None = None) -> None:
         await super().check_publishing(encrypted=encrypted, reconnecting=reconnecting, replaces=replaces)
@@ -109,8 +113,8 @@ class PersistentTopic(Topic):
             self.check_open()
             if (found := self.subscriptions.get(name)) is not None:
                 return self._durable(found)
-            if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
-                raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
+            self._check_room()
+            check_properties(properties)
             cursor = self.ledger.cursors.get(name)  # there is one when its deletion failed half-way
             if cursor is None:
                 cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties)
@@ -118,6 +122,12 @@ class PersistentTopic(Topic):
             extra = {"topic": str(self.name), "subscription": name, "position": str(position)}
             log.info("subscription.created", extra=extra)
             return self._adopt(name, cursor)
+
+    def _check_room(self) -> None:
+        limit = self._settings.max_subscriptions_per_topic
+        most = min(self.policies.max_subscriptions or limit, limit)
+        if len(self.subscriptions) >= most:
+            raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions, {most} are allowed")
 
     def _durable(self, found: Subscription) -> Subscription:
         if not found.durable:
@@ -132,11 +142,10 @@ class PersistentTopic(Topic):
                 if found.durable:
                     raise NotAllowedError(f"subscription {name!r} of {self.name} is durable; a reader needs another name")
                 return found
-            if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
-                raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
+            self._check_room()
             return self._adopt(name, self.ledger.new_non_durable_cursor(name, self._before(position or LATEST)))
 
-    async def reset_subscription(self, subscription: Subscription, position: Position) -> None:
+    async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
         """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers."""
         if position == LATEST:
             target = self.ledger.next_position(self.ledger.last_confirmed)
@@ -144,9 +153,17 @@ class PersistentTopic(Topic):
             target = self.ledger.next_position(self.ledger.first_position())
         else:
             target = position
-        await subscription.cursor.reset(target)
+        await subscription.cursor.reset(target, unacked_words)
         extra = {"topic": str(self.name), "subscription": subscription.name, "position": str(target)}
         log.info("subscription.reset", extra=extra)
+
+    async def set_subscription_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        self.check_open()
+        found = self.subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFoundError(f"{self.name} has no subscription {name!r}", topic=str(self.name), subscription=name)
+        check_properties(properties)
+        await found.cursor.set_properties(properties)
 
     def _before(self, position: Position) -> Position:
         """The mark-delete position with which `position` is the first entry that is delivered."""
@@ -191,6 +208,8 @@ class PersistentTopic(Topic):
             del self.subscriptions[name]
             if subscription.durable:
                 await self.ledger.delete_cursor(name)
+            else:
+                self.ledger.drop_cursor(subscription.cursor)
             log.info("subscription.deleted", extra={"topic": str(self.name), "subscription": name})
 
     # The end
@@ -206,3 +225,9 @@ class PersistentTopic(Topic):
         """As every topic; then acknowledgements are saved and the ledger is closed."""
         await super().unload(reason)
         await self.ledger.aclose()
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    size_bytes = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size_bytes > MAX_PROPERTIES_BYTES:
+        raise NotAllowedError(f"subscription properties may have {MAX_PROPERTIES_BYTES} bytes, not {size_bytes}")

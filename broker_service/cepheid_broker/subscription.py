@@ -69,6 +69,9 @@ class SubscriptionFigures:
     delivered: TrafficFigures
     redelivered_messages: int
     acked_entries: int
+    expired_entries: int
+    expire_rate_per_s: float
+    """Entries that were given up by their age (`expire_until`)."""
     unacked_messages: int
     idle: str
     consumers: tuple[ConsumerFigures, ...]
@@ -98,6 +101,9 @@ class Subscription:
         self.consumers: dict[int, Consumer] = {}
         self.delivered = Traffic(totals.delivered)
         self.acked_entries = 0
+        self.expired_entries = 0
+        self.expire_rate_per_s = 0.0
+        self._last_expired = 0
         self._redelivered_messages = 0
         self._ledger = ledger
         self._settings = settings
@@ -284,17 +290,22 @@ class Subscription:
 
     def acknowledge(self, consumer: Consumer, positions: Sequence[Position], parts: Sequence[BatchAck]) -> None:
         """Whole entries, and parts of batches. What is unknown or acknowledged already is ignored (protocol.md §15)."""
-        refused = self.cursor.acknowledge(positions)
+        backlog = self.cursor.backlog_entries
+        self.cursor.acknowledge(positions)
         done = list(positions)
         for part in parts:
             self.cursor.acknowledge_indexes(part.position, part.unacked_words, part.batch_size)
             if self.cursor.is_acknowledged(part.position):
                 done.append(part.position)
-        consumer.acked_entries += len(done) - len(refused)
-        self.acked_entries += len(done) - len(refused)
+        messages = None
         if self._dispatcher is not None:
-            self._dispatcher.core.on_acked(consumer.key, done)
+            core = self._dispatcher.core
+            before = core.unacked_messages(consumer.key)
+            core.on_acked(consumer.key, done)
             self._dispatcher.wake()
+            if before is not None:
+                messages = before - (core.unacked_messages(consumer.key) or 0)
+        self._count_acked(consumer, max(0, backlog - self.cursor.backlog_entries), messages)
 
     def acknowledge_cumulative(self, consumer: Consumer, position: Position, part: BatchAck | None) -> None:
         """Everything up to and including `position`; or up to the entry before it, and a part of it."""
@@ -303,16 +314,56 @@ class Subscription:
             self.cursor.acknowledge_cumulative(position)
         else:
             self.cursor.acknowledge_cumulative(position, part.unacked_words, part.batch_size)
-        acked = max(0, before - self.cursor.backlog_entries)
-        consumer.acked_entries += acked
-        self.acked_entries += acked
+        if self._dispatcher is not None and self.cursor.mark_delete >= self._dispatcher.core.read_position:
+            self.on_cursor_moved()  # beyond what was delivered
+        self._count_acked(consumer, max(0, before - self.cursor.backlog_entries), None)
+
+    def _count_acked(self, consumer: Consumer, entries: int, messages: int | None) -> None:
+        consumer.count_acked(entries, messages)
+        self.acked_entries += entries
+        self.announce_end()
+
+    def announce_end(self) -> None:
+        """To whom it may concern, if nothing is left and nothing will come (protocol.md §22)."""
+        if self._ledger.is_terminated and self.cursor.backlog_entries == 0:
+            for consumer in self.consumers.values():
+                consumer.announce_end()
+
+    # Moves without acknowledgements: durable when they return, consumers stay. Each returns how many entries it moved over.
+
+    async def skip(self, entries: int) -> int:
+        """The next so many unacknowledged ones."""
+        if entries <= 0:
+            return 0
+        return await self._advance(self.cursor.nth_unacknowledged(entries) or self._ledger.last_confirmed)
+
+    async def clear_backlog(self) -> int:
+        return await self._advance(self._ledger.last_confirmed)
+
+    async def expire_until(self, position: Position) -> int:
+        """Everything up to there; never back."""
+        expired = await self._advance(position)
+        self.expired_entries += expired
+        return expired
+
+    async def _advance(self, position: Position) -> int:
+        self._check_at_rest()
+        moved = self.cursor.advance_to(position)
+        if moved:
+            self.on_cursor_moved()
+            self.announce_end()
+        await self.cursor.saved()
+        return moved
+
+    def _check_at_rest(self) -> None:
+        if self._seek_done is not None or self.closed:
+            raise ServiceNotReadyError(f"subscription {self.name!r} of {self.topic} is being moved or closed already")
 
     # Seek
 
     def begin_seek(self) -> None:
         """Raises ServiceNotReadyError while another seek is under way."""
-        if self._seek_done is not None or self.closed:
-            raise ServiceNotReadyError(f"subscription {self.name!r} of {self.topic} is being moved or closed already")
+        self._check_at_rest()
         self._seek_done = asyncio.Event()
         self.close_consumers("seek")
 
@@ -356,7 +407,9 @@ class Subscription:
     def on_tick(self, window_s: float) -> None:
         self.delivered.on_tick(window_s)
         for consumer in self.consumers.values():
-            consumer.traffic.on_tick(window_s)
+            consumer.on_tick(window_s)
+        self.expire_rate_per_s = (self.expired_entries - self._last_expired) / window_s
+        self._last_expired = self.expired_entries
 
     def figures(self) -> SubscriptionFigures:
         consumers = tuple(consumer.figures() for consumer in self.consumers.values())
@@ -375,6 +428,8 @@ class Subscription:
             self.delivered.figures(),
             self._redelivered_messages + sum(consumer.redelivered_messages for consumer in self.consumers.values()),
             self.acked_entries,
+            self.expired_entries,
+            self.expire_rate_per_s,
             sum(consumer.unacked_messages for consumer in consumers),
             "; ".join(map(str, self.why()[:3])) or "busy",
             consumers,

@@ -154,12 +154,22 @@ class Topic(ABC):
         """The non-durable subscription of this name; one that is alive keeps its position (protocol.md §17)."""
 
     @abstractmethod
-    async def reset_subscription(self, subscription: Subscription, position: Position) -> None:
-        """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers."""
+    async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
+        """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers.
+
+        With words: of that entry, a batch, the messages whose bit is not set are left out."""
+
+    async def set_subscription_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        """Replaces them all; durable when this returns."""
+        raise NotAllowedError(f"topic {self.name} is non-persistent: its subscriptions have no properties", topic=str(self.name))
 
     @abstractmethod
     async def delete_subscription(self, name: str) -> None:
         """With its consumers closed; one that is not there is success."""
+
+    async def exact_backlog(self, subscription: Subscription) -> Backlog:
+        """Read, where memory does not know it. Raises what reading raises."""
+        return await exact_backlog(self.ledger, subscription.cursor)
 
     # The end
 

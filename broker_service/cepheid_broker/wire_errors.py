@@ -23,6 +23,7 @@ from cepheid_broker.errors import (
     ProducerFencedError,
     SchemaNotFoundError,
     ServiceNotReadyError,
+    SubscriptionNotFoundError,
     TooManyError,
     TooManyProducersError,
     TopicNotFoundError,
@@ -50,6 +51,8 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     ProducerFencedError: ServerError.PRODUCER_FENCED,
     BacklogQuotaHoldError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
     BacklogQuotaExceededError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
+    # Not SUBSCRIPTION_NOT_FOUND: C++ clients would ask again until their timeout, and then say "Timeout".
+    SubscriptionNotFoundError: ServerError.NOT_ALLOWED_ERROR,
     ConsumerBusyError: ServerError.CONSUMER_BUSY,
     ConsumerNotFoundError: ServerError.METADATA_ERROR,  # seek, unsubscribe and getLastMessageId (protocol.md §17, §18)
     NotAllowedError: ServerError.NOT_ALLOWED_ERROR,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cepheid_broker.admin.topic_stats import iso_time
+from cepheid_broker.times import iso_time
 from cepheid_metadata import ChainLedger
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from cepheid_broker.consumer import ConsumerFigures
 from cepheid_broker.producer import ProducerFigures
 from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.subscription import SubscriptionFigures
+from cepheid_broker.times import iso_time
 from cepheid_broker.topic import TopicFigures
 
 
@@ -78,10 +78,6 @@ def summed_stats(parts: Mapping[str, dict[str, Any]], metadata: dict[str, Any], 
         "metadata": metadata,
         "partitions": dict(parts) if per_partition else {},
     }
-
-
-def iso_time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _publisher(producer: ProducerFigures) -> dict[str, Any]:
