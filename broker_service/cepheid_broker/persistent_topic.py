@@ -214,6 +214,16 @@ class PersistentTopic(Topic):
 
     # The end
 
+    async def terminate(self) -> Position:
+        self.check_open()
+        last = await self.ledger.terminate()
+        log.info("topic.terminated", extra={"topic": str(self.name), "position": str(last)})
+        for producer in list(self.producers.values()):
+            producer.close_by_broker("the topic is terminated")  # who comes back is told so (protocol.md §22)
+        for subscription in self.subscriptions.values():
+            subscription.announce_end()
+        return last
+
     def _on_ledger_failed(self, error: BaseException) -> None:
         if not self.closed:
             extra = {"topic": str(self.name), "error": str(error), "hint": "it is opened again from its records"}

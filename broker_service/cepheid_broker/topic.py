@@ -84,6 +84,17 @@ class Topic(ABC):
         )
 
     @property
+    def in_use(self) -> bool:
+        """Clients are connected."""
+        return bool(self.producers) or any(subscription.consumers for subscription in self.subscriptions.values())
+
+    @property
+    def clients(self) -> str:
+        """For people."""
+        consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
+        return f"{len(self.producers)} producers and {consumers} consumers"
+
+    @property
     def ledger(self) -> ManagedLedger:
         """Raises NotAllowedError where nothing is stored."""
         raise NotAllowedError(
@@ -172,6 +183,11 @@ class Topic(ABC):
         return await exact_backlog(self.ledger, subscription.cursor)
 
     # The end
+
+    async def terminate(self) -> Position:
+        """Nothing is published any more, ever: producers are closed and refused, consumers go on to the end. The last entry's
+        position; entry -1 of a ledger when there is none."""
+        raise NotAllowedError(f"topic {self.name} is non-persistent: it has no end", topic=str(self.name))
 
     def close_clients(self, reason: str) -> None:
         """Producers and consumers are told to look the topic up again (protocol.md §25)."""

@@ -20,6 +20,7 @@ from cepheid_broker.errors import (
     ProducerBusyError,
     SchemaNotFoundError,
     ServiceNotReadyError,
+    SubscriptionNotFoundError,
     TooManyError,
     TopicNotFoundError,
 )
@@ -95,6 +96,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     TopicNotFoundError: HTTPStatus.NOT_FOUND,
     NamespaceNotFoundError: HTTPStatus.NOT_FOUND,
     ConsumerNotFoundError: HTTPStatus.NOT_FOUND,
+    SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
     ConsumerBusyError: HTTPStatus.PRECONDITION_FAILED,

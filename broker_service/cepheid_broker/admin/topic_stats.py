@@ -130,8 +130,8 @@ def _consumer(consumer: ConsumerFigures) -> dict[str, Any]:
         "clientVersion": consumer.client_version,
         "msgRateOut": traffic.message_rate_per_s,
         "msgThroughputOut": traffic.byte_rate_per_s,
-        "msgRateRedeliver": 0.0,
-        "messageAckRate": 0.0,
+        "msgRateRedeliver": consumer.redeliver_rate_per_s,
+        "messageAckRate": consumer.ack_rate_per_s,
         "chunkedMessageRate": 0.0,
         "bytesOutCounter": traffic.size_bytes,
         "msgOutCounter": traffic.messages,
@@ -139,9 +139,9 @@ def _consumer(consumer: ConsumerFigures) -> dict[str, Any]:
         "unackedMessages": consumer.unacked_messages,
         "avgMessagesPerEntry": traffic.messages // traffic.entries if traffic.entries else 0,
         "blockedConsumerOnUnackedMsgs": consumer.is_blocked,
-        "lastAckedTimestamp": 0,
+        "lastAckedTimestamp": consumer.last_acked_at_ms,
         "lastConsumedTimestamp": 0,
-        "lastConsumedFlowTimestamp": 0,
+        "lastConsumedFlowTimestamp": consumer.last_flow_at_ms,
         "metadata": consumer.metadata,
     }
 
