@@ -160,7 +160,7 @@ class BacklogChecks:
         slowest = min((subscription.cursor for subscription in durable), key=lambda cursor: ledger.ledgers.rank(cursor.mark_delete))
         size_bytes, age_s = 0, 0.0
         if policies.size_quota is not None:
-            size_bytes = (await ledger.counts.after(slowest.mark_delete)).size_bytes
+            size_bytes = await ledger.counts.bytes_after(slowest.mark_delete)
         if policies.age_quota is not None:
             published_ms = await oldest_publish_time_ms(ledger, slowest)
             age_s = 0.0 if published_ms is None else max(0, ledger.steady_ms() - published_ms) / 1000

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cepheid_broker.managed_ledger import Cursor, ManagedLedger
+from cepheid_broker.managed_ledger.count_budget import CountBudget
 from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
-from cepheid_broker.managed_ledger.message_counts import CountBudget
 from cepheid_metadata import Chain, MemoryStore, Position, chain_records
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -187,10 +187,27 @@ class _Run:
     async def read(self, _: object) -> None:
         await self.ledger.counts.unacknowledged(self.cursor.ack_set)
 
+    def _behind(self, position: Position) -> int:
+        return sum(
+            size for other, (size, _) in self.model.entries.items() if other > position and other.ledger_id in self.ledger.ledgers
+        )
+
+    async def _check_edges(self) -> None:
+        total = self.ledger.ledgers.total_bytes
+        for limit in (0, 1, total // 3, total - 1, total, 2 * total):
+            edge = await self.ledger.counts.position_leaving(max(0, limit))
+            assert self._behind(edge) <= max(0, limit)
+            if edge.entry_id >= 0 and edge.ledger_id in self.ledger.ledgers:
+                assert self._behind(Position(edge.ledger_id, edge.entry_id - 1)) > max(0, limit), "no further than it must"
+
     async def check(self, *, reading: bool) -> None:
+        mark_delete = self.cursor.mark_delete
+        assert self.ledger.counts.bytes_after_known(mark_delete) in (None, self._behind(mark_delete))
         known = self.ledger.counts.unacknowledged_known(self.cursor.ack_set)
         assert known in (None, self.model.amount()), "what memory says is exact, or nothing"
         if reading:
+            assert await self.ledger.counts.bytes_after(mark_delete) == self._behind(mark_delete)
+            await self._check_edges()
             assert await self.ledger.counts.unacknowledged(self.cursor.ack_set) == self.model.amount()
 
 

@@ -12,11 +12,11 @@ from functools import partial
 from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_broker.managed_ledger.chain_deletion import delete_chain
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.count_budget import CountBudget
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerFailedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
-from cepheid_broker.managed_ledger.message_counts import CountBudget
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.tail_cache import TailCache

@@ -19,20 +19,17 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import sub
-from typing import TYPE_CHECKING
 
-from cepheid_broker.managed_ledger.ack_set import AckSet, Batch
+from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.count_budget import CountBudget
 from cepheid_broker.managed_ledger.errors import EntryTrimmedError
 from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.ledger_part import LedgerPart
 from cepheid_metadata import Chain, Position
 from cepheid_rpc import HEADER_BYTES, EntryGroup
 from cepheid_wire import BadTailError, count_messages
-
-if TYPE_CHECKING:
-    from pyroaring import BitMap
 
 _CHARGE_BYTES = 2048  # what a ledger may grow by before the budget hears of it
 _READ_ENTRIES = 2_000  # parsed in one go: some 2 ms of the loop
@@ -43,33 +40,6 @@ _NO_LEDGER = -1
 
 Read = Callable[[Position, int, int], Awaitable[list[EntryGroup]]]
 """(first entry, max entries, max bytes)"""
-
-
-class CountBudget:
-    """Bytes of counts over all topics. Soft by 2 KiB a ledger."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._charged: OrderedDict[tuple[MessageCounts, int], int] = OrderedDict()  # the longest unused first
-
-    def __repr__(self) -> str:
-        return f"<CountBudget {self.used_bytes} of {self.limit_bytes} B, {len(self._charged)} ledgers>"
-
-    def charge(self, owner: MessageCounts, ledger_id: int, cost_bytes: int) -> None:
-        """What a ledger's counts cost now; it is the one used last. Others forget theirs if it is too much."""
-        key = owner, ledger_id
-        self.used_bytes += cost_bytes - self._charged.pop(key, 0)
-        if cost_bytes:
-            self._charged[key] = cost_bytes
-        while self.used_bytes > self.limit_bytes:
-            (other, other_id), its_bytes = self._charged.popitem(last=False)
-            self.used_bytes -= its_bytes
-            other.forget(other_id)
-
-    def note_used(self, owner: MessageCounts, ledger_id: int) -> None:
-        if (owner, ledger_id) in self._charged:
-            self._charged.move_to_end((owner, ledger_id))
 
 
 class MessageCounts:
@@ -184,6 +154,13 @@ class MessageCounts:
 
     async def position_leaving(self, limit_bytes: int) -> Position:
         """The first gap behind which there are no more bytes than this. Raises as `unacknowledged` does."""
+        while True:
+            try:
+                return await self._position_leaving(limit_bytes)
+            except EntryTrimmedError:
+                continue
+
+    async def _position_leaving(self, limit_bytes: int) -> Position:
         after_bytes = self._ledgers.total_bytes
         for ledger_id, entries, size_bytes in list(self._ledgers.from_ledger(0)):
             after_bytes -= size_bytes
@@ -206,17 +183,39 @@ class MessageCounts:
             return size_bytes - counts.between(entry_id, entries).size_bytes
         return await self._length_at(Position(ledger_id, entry_id - 1)) if entry_id else 0
 
-    async def after(self, position: Position) -> Amount:
-        """All entries behind this gap, acknowledged or not."""
-        return await self.unacknowledged(AckSet(self._ledgers, position))
+    async def bytes_after(self, position: Position) -> int:
+        """Of all entries behind this gap, acknowledged or not: at the most one header is read. Raises as `unacknowledged` does."""
+        while True:
+            known = self.bytes_after_known(position)
+            if known is not None:
+                return known
+            try:
+                await self._length_at(position)  # kept: known from now on
+            except EntryTrimmedError:
+                continue
 
-    def after_known(self, position: Position) -> Amount | None:
-        return self.unacknowledged_known(AckSet(self._ledgers, position))
+    def bytes_after_known(self, position: Position) -> int | None:
+        """From memory alone."""
+        ledger_id, start = position.ledger_id, position.entry_id + 1
+        after_bytes = before = 0
+        for found_id, entries, size_bytes in self._ledgers.from_ledger(ledger_id):
+            after_bytes += size_bytes
+            if found_id == ledger_id and start > 0:
+                counts = self._counts.get(ledger_id)
+                if start >= entries:
+                    before = size_bytes
+                elif counts is not None and counts.first <= start:
+                    before = size_bytes - counts.between(start, entries).size_bytes
+                elif (length := self._lengths.get(position)) is not None:
+                    before = length
+                else:
+                    return None
+        return after_bytes - before
 
-    def _parts(self, ack_set: AckSet, *, copied: bool) -> list[_Part]:
+    def _parts(self, ack_set: AckSet, *, copied: bool) -> list[LedgerPart]:
         mark_ledger_id, mark_entry_id = ack_set.mark_delete
         recorded = self._recorded()
-        parts: list[_Part] = []
+        parts: list[LedgerPart] = []
         for ledger_id, entries, size_bytes in self._ledgers.from_ledger(mark_ledger_id):
             start = min(mark_entry_id + 1, entries) if ledger_id == mark_ledger_id else 0
             if start == entries:
@@ -227,10 +226,10 @@ class MessageCounts:
             messages = recorded.get(ledger_id)
             if messages is None:
                 messages = self._counted(ledger_id)
-            parts.append(_Part(ledger_id, start, entries, messages, size_bytes, acked, batches))
+            parts.append(LedgerPart(ledger_id, start, entries, messages, size_bytes, acked, batches))
         return parts
 
-    def _known(self, part: _Part) -> Amount | None:
+    def _known(self, part: LedgerPart) -> Amount | None:
         counts = self._counts.get(part.ledger_id)
         needed = part.first_needed
         if needed is None:
@@ -244,7 +243,7 @@ class MessageCounts:
             return Amount(part.entries - part.start, part.entries - part.start, part.size_bytes - length)
         return None
 
-    async def _of(self, part: _Part) -> Amount:
+    async def _of(self, part: LedgerPart) -> Amount:
         if part.acked is None or len(part.acked) <= _SYNC_HOLES:
             known = self._known(part)
             if known is not None:
@@ -261,7 +260,7 @@ class MessageCounts:
 
     # Reading back
 
-    async def _load(self, part: _Part) -> LedgerCounts:
+    async def _load(self, part: LedgerPart) -> LedgerCounts:
         """At least the entries that are needed of a ledger; the caller may use them after they were forgotten here."""
         ledger_id, needed = part.ledger_id, part.first_needed or 0
         async with self._loading:
@@ -277,12 +276,12 @@ class MessageCounts:
                 await asyncio.sleep(0)  # others first: what comes from memory does not wait
             return self._keep(part, before)
 
-    def _known_from(self, part: _Part) -> int:
+    def _known_from(self, part: LedgerPart) -> int:
         """May grow: what is in memory may be forgotten at any time."""
         counts = self._counts.get(part.ledger_id)
         return part.entries if counts is None else min(counts.first, part.entries)
 
-    def _keep(self, part: _Part, before: LedgerCounts) -> LedgerCounts:
+    def _keep(self, part: LedgerPart, before: LedgerCounts) -> LedgerCounts:
         ledger_id = part.ledger_id
         counts = self._counts.get(ledger_id)
         if counts is None:
@@ -305,59 +304,6 @@ class MessageCounts:
         if len(self._lengths) > _LENGTHS_KEPT:
             self._lengths.popitem(last=False)
         return length
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One ledger as a cursor sees it: its entries from `start` on, without what is acknowledged of them."""
-
-    ledger_id: int
-    start: int
-    entries: int
-    messages: int | None
-    """Of the whole ledger; None: nobody has counted them."""
-    size_bytes: int
-    acked: BitMap | None
-    batches: dict[int, Batch]
-
-    @property
-    def first_needed(self) -> int | None:
-        """The first entry whose own figures matter; None: the ledger's totals say it all."""
-        if self.start or self.messages is None:
-            return self.start
-        firsts = [*self.batches, *(() if self.acked is None else (self.acked.min(),))]
-        return min(firsts, default=None)
-
-    @property
-    def is_single_run(self) -> bool:
-        """Rule 4."""
-        return self.messages == self.entries and self.start > 0 and not self.batches and not self.acked
-
-    @property
-    def before_start(self) -> Position:
-        return Position(self.ledger_id, self.start - 1)
-
-    def whole(self, counts: LedgerCounts) -> Amount:
-        """Acknowledged or not."""
-        if self.start or self.messages is None:
-            return counts.between(self.start, self.entries)
-        return Amount(self.entries, self.messages, self.size_bytes)
-
-    def holes(self) -> list[int]:
-        return [] if self.acked is None else list(self.acked)
-
-    def holes_of(self, counts: LedgerCounts, holes: list[int], *, batches: bool = True) -> Amount:
-        """What of the whole is acknowledged: these entries, and messages of batches."""
-        amount = counts.of(holes)
-        if not batches:
-            return amount
-        acked = sum(_acked_in(counts.messages_of(entry), mask) for entry, (mask, _) in self.batches.items())
-        return amount.plus(Amount(messages=acked))
-
-
-def _acked_in(messages: int, unacked_mask: int) -> int:
-    """Bits beyond the last message mean nothing: clients say how large a batch is."""
-    return messages - (unacked_mask & ((1 << messages) - 1)).bit_count()
 
 
 def _sizes(group: EntryGroup) -> list[int]:

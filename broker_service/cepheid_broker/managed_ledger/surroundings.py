@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
+from cepheid_broker.managed_ledger.count_budget import CountBudget
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
-from cepheid_broker.managed_ledger.message_counts import CountBudget
 from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
 from cepheid_broker.managed_ledger.tail_cache import TailCache
 from cepheid_ledger import LedgerClient
