@@ -53,8 +53,12 @@ class MemoryTree:
     def apply(self, ops: Sequence[Op], session_id: int) -> list[OpResult]:
         batch = TreeBatch(self.nodes.get)
         results = batch.apply(ops, session_id)
+        gone = sorted((key for key, node in batch.changed.items() if node is None), reverse=True)  # children before their parents
         for key, node in batch.changed.items():
-            self._store(key, node)
+            if node is not None:
+                self._store(key, node)
+        for key in gone:
+            self._store(key, None)
         for session in list(self._sessions):
             session.fire(batch)
         return results

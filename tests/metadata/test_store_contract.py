@@ -159,6 +159,16 @@ def test_ephemeral_keys_end_with_their_session(harness: Harness) -> None:
     run_async(main())
 
 
+def test_multi_deletes_a_parent_after_its_children(harness: Harness) -> None:
+    async def scenario(store: MetadataStore) -> None:
+        await store.multi([Create("/p", b""), Create("/p/a", b""), Create("/p/b", b"")])
+        await store.multi([Delete("/p/a", 0), Delete("/p/b", 0), Delete("/p", 0)])
+        assert not await store.exists("/p")
+        assert "p" not in await store.children("/")
+
+    on_store(harness, scenario)
+
+
 def test_multi_answers_each_operation(harness: Harness) -> None:
     async def scenario(store: MetadataStore) -> None:
         await store.create("/a", b"one")

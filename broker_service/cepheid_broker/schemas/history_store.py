@@ -82,15 +82,17 @@ class HistoryStore:
         same = [Check(key, 0) for old in found.record.versions[-1:] for key in self._part_keys(topic, old)]
         ops: list[Op] = [change, *same, *creates]
         size_bytes = sum(len(op.key) for op in ops) + len(change.value) + sum(map(len, parts))
+        staged = size_bytes > MAX_REQUEST_BYTES
         try:
-            if size_bytes <= MAX_REQUEST_BYTES:
+            if not staged:
                 await self._store.multi(ops)
             else:
+                there = Check(change.key, found.version)  # else the part would make an empty record of its parent
                 for create in creates:
-                    await self._store.create(create.key, create.value)
+                    await self._store.multi([there, create])
                 await self._store.multi([change, *same, *(Check(create.key, 0) for create in creates)])
         except (BadVersionError, NoSuchKeyError) as error:
-            if len(creates) > 1:
+            if staged:
                 await self._take_back(creates)
             raise BadVersionError(f"the schemas of {topic.base} were changed meanwhile", topic=str(topic.base)) from error
 
