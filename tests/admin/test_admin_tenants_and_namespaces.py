@@ -68,7 +68,7 @@ def test_a_cluster_lives(admin: AdminWorld) -> None:
         ("PUT", f"{NAMESPACES}/public/ns", {"retention_policies": {"retentionTimeInMinutes": -2, "retentionSizeInMB": 1}}, 400),
         ("PUT", f"{NAMESPACES}/public/ns", {"persistence": {"bookkeeperEnsemble": 1, "bookkeeperWriteQuorum": 2}}, 400),
         ("PUT", f"{NAMESPACES}/public/ns", {"autoTopicCreationOverride": {"allowAutoTopicCreation": True, "topicType": "x"}}, 412),
-        ("PUT", f"{NAMESPACES}/public/ns", {"message_ttl_in_seconds": 60}, 501),  # would not be kept: never a wrong success
+        ("PUT", f"{NAMESPACES}/public/ns", {"compaction_threshold": 60}, 501),  # would not be kept: never a wrong success
         ("DELETE", f"{NAMESPACES}/public/nowhere", None, 404),
         ("DELETE", f"{NAMESPACES}/public/default?force=true", None, 405),
     ],

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from cepheid_broker.admin.backlog_quotas import namespace_backlog_quotas, topic_backlog_quotas
 from cepheid_broker.admin.brokers import brokers
 from cepheid_broker.admin.clusters_tenants import clusters, tenants
 from cepheid_broker.admin.context import AdminContext
@@ -24,6 +25,7 @@ from cepheid_broker.admin.metrics import metrics
 from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.plan import plan
+from cepheid_broker.admin.policy_routes import namespace_policies, topic_policies
 from cepheid_broker.admin.raw_path import RawPathMiddleware
 from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
@@ -40,6 +42,10 @@ ROUTERS = (
     clusters,
     tenants,
     namespaces,
+    namespace_policies,
+    namespace_backlog_quotas,
+    topic_policies,
+    topic_backlog_quotas,
     topics,
     non_persistent_topics,
     partitions,

@@ -18,9 +18,11 @@ from cepheid_metadata import (
     NamespaceRecord,
     Records,
     TenantRecord,
+    TopicRecord,
     cluster_records,
     namespace_records,
     tenant_records,
+    topic_records,
 )
 from cepheid_wire import NamespaceName, TopicName
 
@@ -77,6 +79,10 @@ class AdminContext:
     @property
     def namespaces(self) -> Records[tuple[str, str], NamespaceRecord]:
         return namespace_records(self.store)
+
+    @property
+    def topics(self) -> Records[TopicName, TopicRecord]:
+        return topic_records(self.store)
 
     async def require_cluster(self, cluster: str) -> Found[ClusterRecord]:
         found = await self.clusters.get(cluster)

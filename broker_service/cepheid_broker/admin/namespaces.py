@@ -10,7 +10,7 @@ from cepheid_broker.admin.bundles import bundles_data
 from cepheid_broker.admin.context import AdminContext, replace_or_conflict
 from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
-from cepheid_broker.admin.namespace_policies import NamespaceBody, new_namespace, policies_of
+from cepheid_broker.admin.namespace_object import NamespaceBody, namespace_object, namespace_schema, new_namespace
 from cepheid_broker.admin.path_names import NamespacePath, TenantPath
 from cepheid_broker.admin.topic_lists import is_shown, topics_in
 from cepheid_metadata import KeyExistsError, list_namespaces, list_topics
@@ -18,6 +18,8 @@ from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName
 
 NO_CONTENT = 204
 _MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
+
+_POLICIES_BODY = {"requestBody": {"content": {"application/json": {"schema": namespace_schema()}}}}
 
 PoliciesBody = Annotated[NamespaceBody | None, json_body(NamespaceBody | None)]
 
@@ -32,12 +34,12 @@ def namespaces(context: AdminContext) -> APIRouter:
 
     @router.get("/{tenant}/{namespace}")
     async def get_policies(namespace: NamespacePath) -> dict[str, Any]:
-        return policies_of((await context.require_namespace(namespace)).record)
+        return namespace_object((await context.require_namespace(namespace)).record, context.broker.catalog.broker_policies)
 
-    @router.put("/{tenant}/{namespace}", status_code=NO_CONTENT)
+    @router.put("/{tenant}/{namespace}", status_code=NO_CONTENT, openapi_extra=_POLICIES_BODY)
     async def create_namespace(namespace: NamespacePath, policies: PoliciesBody) -> None:
         await context.require_tenant(namespace.tenant)
-        record = new_namespace(policies or NamespaceBody(), context.cluster)
+        record = await new_namespace(context, policies or NamespaceBody())
         for cluster in record.replication_clusters:
             await context.require_cluster(cluster)
         try:

@@ -1,0 +1,82 @@
+"""Backlog quotas of namespaces and topics: two policies, of size and of age, behind one path and its `backlogQuotaType`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.policy_level import Level, namespace_level, refuse_global, topic_level
+from cepheid_broker.admin.policy_values import BacklogQuotaBody, quota, quota_in_force, quota_json
+from cepheid_broker.policies import TopicPolicies
+from cepheid_metadata import NamespaceRecord, QuotaPolicy, TopicRecord
+
+NO_CONTENT = 204
+
+QuotaType = Literal["destination_storage", "message_age"]
+FIELDS: Mapping[QuotaType, str] = {"destination_storage": "size_quota", "message_age": "age_quota"}
+
+_body = json_body(BacklogQuotaBody)
+_type: Any = Query("destination_storage", alias="backlogQuotaType")
+
+
+def namespace_backlog_quotas(context: AdminContext) -> APIRouter:
+    return _routes("/admin/v2/namespaces/{tenant}/{namespace}", namespace_level(context))
+
+
+def topic_backlog_quotas(context: AdminContext) -> APIRouter:
+    return _routes("/admin/v2/persistent/{tenant}/{namespace}/{topic}", topic_level(context))
+
+
+def quota_policy(kind: QuotaType, body: BacklogQuotaBody) -> QuotaPolicy:
+    return quota(body, of_age=kind == "message_age")
+
+
+def quotas_json(record: NamespaceRecord | TopicRecord) -> dict[str, Any]:
+    """By type, as far as they are set."""
+    found = {kind: getattr(record, field) for kind, field in FIELDS.items()}
+    return {kind: quota_json(policy, of_age=kind == "message_age") for kind, policy in found.items() if policy is not None}
+
+
+def _quotas_in_force(policies: TopicPolicies) -> dict[str, Any]:
+    return {
+        "destination_storage": quota_in_force(policies.size_quota, of_age=False),
+        "message_age": quota_in_force(policies.age_quota, of_age=True),
+    }
+
+
+def _routes(prefix: str, level: Level) -> APIRouter:
+    router = APIRouter(prefix=prefix)
+
+    @router.get("/backlogQuotaMap", summary=f"Read backlog quotas of a {level.what} by type")
+    async def read(noun: Any = level.noun, is_global: bool = level.is_global, applied: bool = False) -> dict[str, Any]:
+        found = {} if is_global else quotas_json(await level.record(noun))
+        return {**_quotas_in_force(await level.in_force(noun)), **found} if applied and not is_global else found
+
+    content = {"application/json": {"schema": TypeAdapter(BacklogQuotaBody).json_schema()}}
+
+    @router.post(
+        "/backlogQuota",
+        status_code=NO_CONTENT,
+        summary=f"Set a backlog quota of a {level.what}",
+        openapi_extra={"requestBody": {"content": content}},
+    )
+    async def write(
+        noun: Any = level.noun,
+        is_global: bool = level.is_global,
+        kind: QuotaType = _type,
+        body: BacklogQuotaBody = _body,
+    ) -> None:
+        refuse_global(is_global)
+        await level.change(noun, {FIELDS[kind]: quota_policy(kind, body)})
+
+    @router.delete("/backlogQuota", status_code=NO_CONTENT, summary=f"Remove a backlog quota of a {level.what}")
+    async def remove(noun: Any = level.noun, is_global: bool = level.is_global, kind: QuotaType = _type) -> None:
+        refuse_global(is_global)
+        await level.change(noun, {FIELDS[kind]: None})
+
+    return router

@@ -1,0 +1,147 @@
+"""The whole-namespace object: Pulsar's `Policies` with its mixture of names on one side, our record on the other.
+
+What a body asks for and the record cannot keep is refused (501): silence would be a wrong success. What it says that holds anyway,
+as the defaults that clients fill in, is taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from cepheid_broker.admin.backlog_quotas import FIELDS, QuotaType, quota_policy, quotas_json
+from cepheid_broker.admin.bundles import boundaries, bundles_data
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import BadRequestError, NotServedError
+from cepheid_broker.admin.policy_change import check_consistent
+from cepheid_broker.admin.policy_table import POLICIES, PolicyKind
+from cepheid_broker.admin.policy_values import BacklogQuotaBody
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policy_resolution import resolve
+from cepheid_metadata import NamespaceRecord
+
+MAX_BUNDLES = 128  # Pulsar's limit for splits (docs/reference/behaviours.md §15)
+DEFAULT_BUNDLES = 4
+
+_NOT_SET: dict[str, Any] = {
+    "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
+    "backlog_quota_map": {},
+    "topicDispatchRate": {},
+    "subscriptionDispatchRate": {},
+    "replicatorDispatchRate": {},
+    "clusterDispatchRate": {},
+    "clusterSubscribeRate": {},
+    "publishMaxMessageRate": {},
+    "latency_stats_sample_rate": {},
+    "encryption_required": False,
+    "subscription_auth_mode": "None",
+    "offload_threshold": -1,
+    "offload_threshold_in_seconds": -1,
+    "schema_compatibility_strategy": "UNDEFINED",
+    "schema_validation_enforced": False,
+    "subscription_types_enabled": [],
+}
+"""What every namespace answers for policies that are not set (docs/reference/shapes.md §2)."""
+
+_DEFAULTS_OF_CLIENTS: dict[str, Any] = {"schema_auto_update_compatibility_strategy": "Full"}
+"""What Go's client fills in besides: the broker's own default."""
+
+_MEMBERS: dict[str, tuple[PolicyKind, TypeAdapter[Any]]] = {
+    kind.member: (kind, TypeAdapter(kind.body)) for kind in POLICIES if kind.member is not None
+}
+
+
+class BundlesBody(BaseModel):
+    boundaries: list[str] | None = None
+    numBundles: int | None = None
+
+
+class NamespaceBody(BaseModel):
+    """What is no policy of the table. Those, and what is not served, are extra members."""
+
+    model_config = ConfigDict(extra="allow")
+
+    bundles: BundlesBody | None = None
+    replication_clusters: list[str] | None = None
+    backlog_quota_map: dict[QuotaType, BacklogQuotaBody] | None = None
+    properties: dict[str, str] | None = None
+    deleted: bool = False
+
+
+async def new_namespace(context: AdminContext, body: NamespaceBody) -> NamespaceRecord:
+    """With defaults where the body says nothing. Raises BadRequestError, PreconditionError, NotServedError."""
+    extra = body.model_extra or {}
+    unserved = sorted(name for name, value in extra.items() if name not in _MEMBERS and not _holds_anyway(name, value))
+    if unserved:
+        raise NotServedError(f"Policies not served yet: {', '.join(unserved)[:500]}")
+    fields: dict[str, Any] = {FIELDS[kind]: quota_policy(kind, quota) for kind, quota in (body.backlog_quota_map or {}).items()}
+    for name, value in extra.items():
+        if name in _MEMBERS and value is not None and value != _NOT_SET.get(name):
+            kind = _MEMBERS[name][0]
+            fields[kind.field] = await _decoded(context, name, value)
+    record = NamespaceRecord(
+        bundles=_bundle_count(body.bundles or BundlesBody()),
+        replication_clusters=tuple(body.replication_clusters or (context.cluster,)),
+        properties=body.properties or {},
+        **fields,
+    )
+    check_consistent(fields, resolve(None, record, context.broker.catalog.broker_policies))
+    return record
+
+
+async def _decoded(context: AdminContext, name: str, value: Any) -> Any:
+    kind, adapter = _MEMBERS[name]
+    try:
+        body = adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise BadRequestError(f"{'.'.join(('body', name, *map(str, first['loc'])))}: {first['msg']}") from None
+    decoded = kind.decode(body)
+    if decoded is not None:
+        await kind.check(context, decoded)
+    return decoded
+
+
+def namespace_object(record: NamespaceRecord, broker: TopicPolicies) -> dict[str, Any]:
+    """What is not set and has no value of its own is left out."""
+    found: dict[str, Any] = {
+        **_NOT_SET,
+        "replication_clusters": list(record.replication_clusters),
+        "bundles": bundles_data(record.bundles),
+        "deleted": record.deleted,
+        "properties": record.properties,
+        "backlog_quota_map": quotas_json(record),
+        "is_allow_auto_update_schema": broker.schema_auto_update,
+    }
+    for name, (kind, _) in _MEMBERS.items():
+        if (value := getattr(record, kind.field)) is not None:
+            found[name] = kind.encode(value)
+    return found
+
+
+def namespace_schema() -> dict[str, Any]:
+    """For the description of the API: the members of the table besides those of the model."""
+    schema = NamespaceBody.model_json_schema()
+    schema["properties"].update({name: adapter.json_schema() for name, (_, adapter) in _MEMBERS.items()})
+    return schema
+
+
+def _holds_anyway(name: str, value: Any) -> bool:
+    return _is_empty(value) or value == _NOT_SET.get(name) or value == _DEFAULTS_OF_CLIENTS.get(name)
+
+
+def _is_empty(value: Any) -> bool:
+    """Null, 0, false, "", and collections of nothing but such."""
+    return not value or (isinstance(value, dict) and all(map(_is_empty, value.values())))
+
+
+def _bundle_count(bundles: BundlesBody) -> int:
+    """Only even splits, given as a count or as their boundaries."""
+    ends = bundles.boundaries
+    count = len(ends) - 1 if ends else (bundles.numBundles or DEFAULT_BUNDLES)
+    if not 1 <= count <= MAX_BUNDLES:
+        raise BadRequestError(f"{count} bundles: 1 to {MAX_BUNDLES} are possible")
+    if ends and ends != boundaries(count):
+        raise BadRequestError(f"Bundles must cover 0x00000000 to 0xffffffff in even steps: {', '.join(boundaries(count))}")
+    return count

@@ -1,0 +1,72 @@
+"""How a policy gets into a record: compare-and-set, tried again when somebody else changed the record meanwhile.
+
+Which policies hold is the broker's business (policy_follower.py): it watches the records, so a change here is in force at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import ConflictError, PreconditionError
+from cepheid_broker.errors import TopicNotFoundError
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policy_conflicts import CONCERNED, contradiction
+from cepheid_broker.policy_resolution import resolve
+from cepheid_metadata import BadVersionError, Found, TopicRecord
+from cepheid_wire import NamespaceName, TopicName
+
+TRIES = 10
+
+
+async def change_namespace(context: AdminContext, namespace: NamespaceName, changes: Mapping[str, Any]) -> None:
+    """Fields of the namespace's record; None: not set. Raises NamespaceNotFoundError, PreconditionError, ConflictError."""
+    for _ in range(TRIES):
+        found = await context.require_namespace(namespace)
+        record = found.record.replace(**changes)
+        check_consistent(changes, resolve(None, record, context.broker.catalog.broker_policies))
+        try:
+            await context.namespaces.replace((namespace.tenant, namespace.local_name), record, found.version)
+            return
+        except BadVersionError:
+            continue
+    raise _contended(namespace)
+
+
+async def change_topic(context: AdminContext, topic: TopicName, changes: Mapping[str, Any]) -> None:
+    """Fields of the topic's record, likewise. Raises TopicNotFoundError besides."""
+    for _ in range(TRIES):
+        namespace = await context.require_namespace(topic.namespace)
+        found = await require_topic(context, topic)
+        record = found.record.replace(**changes)
+        check_consistent(changes, resolve(record, namespace.record, context.broker.catalog.broker_policies))
+        try:
+            await context.topics.replace(topic, record, found.version)
+            return
+        except BadVersionError:
+            continue
+    raise _contended(topic)
+
+
+async def require_topic(context: AdminContext, topic: TopicName) -> Found[TopicRecord]:
+    """The record that carries policies: a partition has none, they are set for all partitions at once."""
+    found = await context.topics.get(topic)
+    if found is None and topic.is_partition:
+        base = await context.topics.get(topic.base)
+        if base is not None and base.record.partitions > topic.partition_index:
+            raise PreconditionError(f"{topic} is a partition: policies are those of {topic.base}", topic=str(topic))
+    if found is None:
+        raise TopicNotFoundError(f"Topic {topic} does not exist", topic=str(topic))
+    return found
+
+
+def check_consistent(changes: Mapping[str, Any], policies: TopicPolicies) -> None:
+    """Raises PreconditionError when what would hold contradicts itself and a change of these fields has to do with it."""
+    concerned = not CONCERNED.isdisjoint(changes)
+    if concerned and (found := contradiction(policies)) is not None:
+        raise PreconditionError(f"Policies contradict each other: {found}")
+
+
+def _contended(what: NamespaceName | TopicName) -> ConflictError:
+    return ConflictError(f"{what} was changed by others {TRIES} times meanwhile; try again", name=str(what))

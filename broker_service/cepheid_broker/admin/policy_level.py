@@ -1,0 +1,76 @@
+"""The two places where policies are set, as the routes of policies see them: a namespace, and a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import NotServedError
+from cepheid_broker.admin.path_names import NamespacePath, TopicPath
+from cepheid_broker.admin.policy_change import change_namespace, change_topic, require_topic
+from cepheid_broker.admin.policy_table import PathOf, PolicyKind
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policy_resolution import resolve
+from cepheid_metadata import NamespaceRecord, TopicRecord
+from cepheid_wire import NamespaceName, TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    noun: Any
+    """Dependency: who is meant, out of the path."""
+    is_global: Any
+    """Dependency: whether the policies for all clusters are meant, of which there are none here."""
+    what: str
+    path_of: Callable[[PolicyKind], PathOf | None]
+    record: Callable[[Any], Awaitable[NamespaceRecord | TopicRecord]]
+    in_force: Callable[[Any], Awaitable[TopicPolicies]]
+    change: Callable[[Any, Mapping[str, Any]], Awaitable[None]]
+
+
+def namespace_level(context: AdminContext) -> Level:
+    async def noun(namespace: NamespacePath) -> NamespaceName:
+        return namespace
+
+    async def is_global() -> bool:
+        return False
+
+    async def record(namespace: NamespaceName) -> NamespaceRecord:
+        return (await context.require_namespace(namespace)).record
+
+    async def in_force(namespace: NamespaceName) -> TopicPolicies:
+        return resolve(None, await record(namespace), context.broker.catalog.broker_policies)
+
+    async def change(namespace: NamespaceName, changes: Mapping[str, Any]) -> None:
+        await change_namespace(context, namespace, changes)
+
+    return Level(Depends(noun), Depends(is_global), "namespace", lambda kind: kind.namespace, record, in_force, change)
+
+
+def topic_level(context: AdminContext) -> Level:
+    async def noun(topic: TopicPath) -> TopicName:
+        return topic
+
+    async def is_global(isGlobal: Annotated[bool, "policies for all clusters"] = False) -> bool:
+        return isGlobal
+
+    async def record(topic: TopicName) -> TopicRecord:
+        await context.require_namespace(topic.namespace)
+        return (await require_topic(context, topic)).record
+
+    async def in_force(topic: TopicName) -> TopicPolicies:
+        return await context.broker.catalog.policies(topic)
+
+    async def change(topic: TopicName, changes: Mapping[str, Any]) -> None:
+        await change_topic(context, topic, changes)
+
+    return Level(Depends(noun), Depends(is_global), "topic", lambda kind: kind.topic, record, in_force, change)
+
+
+def refuse_global(is_global: bool) -> None:
+    if is_global:
+        raise NotServedError("Policies for all clusters (isGlobal=true) are not served: this broker knows one cluster")

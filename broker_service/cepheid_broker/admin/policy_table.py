@@ -1,0 +1,289 @@
+"""Every policy that is one value: where the API has it, and how its JSON becomes a record's value and comes back.
+
+A row makes the routes of both levels (namespace_policies.py, topic_policies.py) and one member of the whole-namespace object, so
+that a policy cannot be settable in one place and unknown in another. Backlog quotas, two values behind one path, have a module
+of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cepheid_broker.admin import policy_values as values
+from cepheid_broker.admin.errors import BadRequestError, NotAcceptableError
+from cepheid_broker.policies import SchemaCompatibility, TopicPolicies
+from cepheid_metadata import AutoTopicCreation, PersistencePolicy, keys, list_names
+
+if TYPE_CHECKING:
+    from cepheid_broker.admin.context import AdminContext
+
+
+def as_it_is(value: Any) -> Any:
+    return value
+
+
+async def nothing_to_check(context: AdminContext, value: Any) -> None:
+    """The value alone decides."""
+
+
+IN_FORCE: Any = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathOf:
+    """A policy at one level."""
+
+    word: str
+    set_by: str = "POST"
+    deletable: bool = True
+    unset: Any = None
+    """What GET answers when nobody set it. None: 204, which clients read as "not set"; IN_FORCE: the broker's own value."""
+    in_query: str | None = None
+    """The query parameter that carries the value, where there is no body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyKind:
+    field: str
+    """Of the records."""
+    title: str
+    body: Any
+    """Type of the JSON value."""
+    namespace: PathOf | None = None
+    topic: PathOf | None = None
+    member: str | None = None
+    """Of the whole-namespace object."""
+    decode: Callable[[Any], Any] = as_it_is
+    encode: Callable[[Any], Any] = as_it_is
+    in_force: Callable[[TopicPolicies], Any] | None = None
+    """None: the field of the same name."""
+    check: Callable[[AdminContext, Any], Awaitable[None]] = nothing_to_check
+    null_clears: bool = False
+
+    @property
+    def has_in_force(self) -> bool:
+        """Whether `TopicPolicies` knows it: what a namespace decides without its topics has no value in force."""
+        return self.in_force is not None or self.field in TopicPolicies.__slots__
+
+    def applied(self, policies: TopicPolicies) -> Any:
+        return getattr(policies, self.field) if self.in_force is None else self.in_force(policies)
+
+
+async def check_bookies(context: AdminContext, policy: PersistencePolicy) -> None:
+    """More copies than there are bookies: no ledger could be made, and every open topic would stop at its next one."""
+    known = await list_names(context.store, keys.BOOKIE_COOKIES_KEY)
+    if known and policy.ensemble_size > len(known):
+        raise BadRequestError(f"An ensemble of {policy.ensemble_size} needs as many bookies, this cluster has {len(known)}")
+
+
+async def check_partitions(context: AdminContext, creation: AutoTopicCreation) -> None:
+    if (creation.partitions or 0) > context.settings.max_partitions:
+        raise NotAcceptableError(f"{creation.partitions} partitions; at most {context.settings.max_partitions} are allowed")
+
+
+COMPATIBILITIES = tuple(kind.value for kind in SchemaCompatibility)
+
+
+def compatibility(word: str) -> str | None:
+    """UNDEFINED is how "not set" is spelled."""
+    found = values.one_of(word, COMPATIBILITIES, "strategy")
+    return None if found == SchemaCompatibility.UNDEFINED.value else found
+
+
+def _limit(field: str, title: str, namespace: str, topic: str, member: str) -> PolicyKind:
+    return PolicyKind(
+        field=field,
+        title=f"{title}, 0 = no limit",
+        body=values.Int,
+        namespace=PathOf(word=namespace),
+        topic=PathOf(word=topic),
+        member=member,
+        decode=values.number,
+    )
+
+
+POLICIES: tuple[PolicyKind, ...] = (
+    PolicyKind(
+        field="retention",
+        title="retention of acknowledged data",
+        body=values.RetentionBody,
+        namespace=PathOf(word="retention"),
+        topic=PathOf(word="retention"),
+        member="retention_policies",
+        decode=values.retention,
+        encode=values.retention_json,
+        in_force=values.retention_in_force,
+    ),
+    PolicyKind(
+        field="persistence",
+        title="bookies per ledger, from the next ledger on; the rate of mark-deletes is kept, saves are grouped anyway",
+        body=values.PersistenceBody,
+        namespace=PathOf(word="persistence"),
+        topic=PathOf(word="persistence"),
+        member="persistence",
+        decode=values.persistence,
+        encode=values.persistence_json,
+        in_force=values.persistence_json,
+        check=check_bookies,
+    ),
+    PolicyKind(
+        field="message_ttl_s",
+        title="message TTL in seconds, 0 = off",
+        body=values.Int,
+        namespace=PathOf(word="messageTTL"),
+        topic=PathOf(word="messageTTL", in_query="messageTTL"),
+        member="message_ttl_in_seconds",
+        decode=values.number,
+    ),
+    PolicyKind(
+        field="deduplication",
+        title="deduplication of what producers send again",
+        body=bool,
+        namespace=PathOf(word="deduplication"),
+        topic=PathOf(word="deduplicationEnabled"),
+        member="deduplicationEnabled",
+    ),
+    PolicyKind(
+        field="dedup_snapshot_s",
+        title="seconds between snapshots for deduplication",
+        body=values.Int,
+        namespace=PathOf(word="deduplicationSnapshotInterval", deletable=False),
+        topic=PathOf(word="deduplicationSnapshotInterval"),
+        member="deduplicationSnapshotIntervalSeconds",
+        decode=values.positive,
+        null_clears=True,
+    ),
+    PolicyKind(
+        field="auto_topic_creation",
+        title="what happens when a client uses a topic that does not exist",
+        body=values.TopicCreationBody,
+        namespace=PathOf(word="autoTopicCreation"),
+        member="autoTopicCreationOverride",
+        decode=values.topic_creation,
+        encode=values.topic_creation_json,
+        check=check_partitions,
+    ),
+    PolicyKind(
+        field="auto_subscription_creation",
+        title="whether consumers create their subscriptions",
+        body=values.SubscriptionCreationBody,
+        namespace=PathOf(word="autoSubscriptionCreation"),
+        topic=PathOf(word="autoSubscriptionCreation"),
+        member="autoSubscriptionCreationOverride",
+        decode=values.subscription_creation,
+        encode=values.subscription_creation_json,
+        in_force=lambda policies: values.subscription_creation_json(policies.auto_subscription_creation),
+    ),
+    PolicyKind(
+        field="delayed_delivery",
+        title="whether and how long messages may ask to be delivered later",
+        body=values.DelayedDeliveryBody,
+        namespace=PathOf(word="delayedDelivery"),
+        topic=PathOf(word="delayedDelivery"),
+        member="delayed_delivery_policies",
+        decode=values.delayed_delivery,
+        encode=values.delayed_delivery_json,
+        in_force=values.delayed_delivery_in_force,
+    ),
+    PolicyKind(
+        field="inactive_topics",
+        title="deletion of topics that nobody uses",
+        body=values.InactiveTopicsBody,
+        namespace=PathOf(word="inactiveTopicPolicies"),
+        topic=PathOf(word="inactiveTopicPolicies"),
+        member="inactive_topic_policies",
+        decode=values.inactive_topics,
+        encode=values.inactive_topics_json,
+        in_force=values.inactive_topics_in_force,
+    ),
+    PolicyKind(
+        field="encryption_required",
+        title="whether producers must encrypt",
+        body=bool,  # Go's client sends the string "true": taken as well
+        namespace=PathOf(word="encryptionRequired", deletable=False, unset=False),
+        member="encryption_required",
+    ),
+    PolicyKind(
+        field="schema_compatibility",
+        title="how a new version of a schema must go with the ones before",
+        body=str,
+        namespace=PathOf(word="schemaCompatibilityStrategy", set_by="PUT", deletable=False, unset="UNDEFINED"),
+        topic=PathOf(word="schemaCompatibilityStrategy", set_by="PUT"),
+        member="schema_compatibility_strategy",
+        decode=compatibility,
+        in_force=lambda policies: policies.schema_compatibility.value,
+    ),
+    PolicyKind(
+        field="schema_auto_update",
+        title="whether producers add versions of schemas",
+        body=bool,
+        namespace=PathOf(word="isAllowAutoUpdateSchema", deletable=False, unset=IN_FORCE),
+        member="is_allow_auto_update_schema",
+    ),
+    PolicyKind(
+        field="schema_validation_enforced",
+        title="whether producers without schema are refused on topics that have one",
+        body=bool,
+        namespace=PathOf(word="schemaValidationEnforced", deletable=False, unset=False),
+        topic=PathOf(word="schemaValidationEnforced"),
+        member="schema_validation_enforced",
+    ),
+    PolicyKind(
+        field="subscription_types",
+        title="kinds of subscription that consumers may use, empty = all",
+        body=list[str],
+        namespace=PathOf(word="subscriptionTypesEnabled", unset=[]),
+        topic=PathOf(word="subscriptionTypesEnabled"),
+        member="subscription_types_enabled",
+        decode=values.subscription_types,
+        encode=list,
+        in_force=values.subscription_types_in_force,
+    ),
+    _limit("max_producers", "producers of a topic", "maxProducersPerTopic", "maxProducers", "max_producers_per_topic"),
+    _limit("max_consumers", "consumers of a topic", "maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic"),
+    _limit(
+        "max_consumers_per_subscription",
+        "consumers of a subscription",
+        "maxConsumersPerSubscription",
+        "maxConsumersPerSubscription",
+        "max_consumers_per_subscription",
+    ),
+    _limit(
+        "max_subscriptions",
+        "subscriptions of a topic",
+        "maxSubscriptionsPerTopic",
+        "maxSubscriptionsPerTopic",
+        "max_subscriptions_per_topic",
+    ),
+    _limit(
+        "max_unacked_per_consumer",
+        "unacknowledged messages of a consumer",
+        "maxUnackedMessagesPerConsumer",
+        "maxUnackedMessagesOnConsumer",
+        "max_unacked_messages_per_consumer",
+    ),
+    _limit(
+        "max_unacked_per_subscription",
+        "unacknowledged messages of a subscription",
+        "maxUnackedMessagesPerSubscription",
+        "maxUnackedMessagesOnSubscription",
+        "max_unacked_messages_per_subscription",
+    ),
+    PolicyKind(
+        field="max_topics",
+        title="topics of a namespace, 0 = no limit",
+        body=values.Int,
+        namespace=PathOf(word="maxTopicsPerNamespace", unset=0),
+        member="max_topics_per_namespace",
+        decode=values.number,
+    ),
+    PolicyKind(
+        field="max_message_bytes",
+        title="largest message of a topic, 0 = the broker's limit",
+        body=values.Int,
+        topic=PathOf(word="maxMessageSize"),
+        decode=values.number,
+    ),
+)
