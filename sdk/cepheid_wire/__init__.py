@@ -13,6 +13,7 @@ from cepheid_wire.commands import (
     encode_command,
     parse_command,
 )
+from cepheid_wire.compression import decompress
 from cepheid_wire.errors import (
     BadCommandError,
     BadFrameError,
@@ -28,6 +29,7 @@ from cepheid_wire.message_metadata import (
     MetadataView,
     count_messages,
     encode_tail,
+    messages_in,
     parse_metadata,
     read_metadata,
     split_tail,
@@ -69,6 +71,7 @@ __all__ = [
     "add_checksum",
     "count_messages",
     "decode_batch",
+    "decompress",
     "encode_batch",
     "encode_body",
     "encode_command",
@@ -77,6 +80,7 @@ __all__ = [
     "encode_send_receipts",
     "encode_tail",
     "has_checksum",
+    "messages_in",
     "parse_command",
     "parse_metadata",
     "parse_send",

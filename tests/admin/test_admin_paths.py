@@ -86,13 +86,10 @@ def test_authoritative_is_accepted_and_ignored(admin: AdminWorld) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/admin/v2/persistent/public/default/t/retention"),
-        ("POST", "/admin/v2/namespaces/public/default/retention"),
-        ("DELETE", "/admin/v2/namespaces/public/default/backlogQuota"),
         ("PUT", "/admin/v2/persistent/public/default/t/compaction"),
-        ("POST", "/admin/v2/persistent/public/default/t/subscription/s/skip_all"),
-        ("PUT", "/admin/v2/non-persistent/public/default/t"),
-        ("GET", "/admin/v2/schemas/public/default/t/schema"),
+        ("GET", "/admin/v2/persistent/public/default/t/offload"),
+        ("POST", "/admin/v2/namespaces/public/default/permissions/role"),
+        ("POST", "/admin/v2/bookies/racks-info/127.0.0.1:3181"),
         ("GET", "/admin/v2/resource-quotas"),
         ("POST", "/admin/v2/tenants"),
         ("GET", "/admin/v2/no/such/thing"),

@@ -6,6 +6,7 @@ A path of Pulsar's API that is not served answers 501 with a text, never a wrong
 from __future__ import annotations
 
 import logging
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,20 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from cepheid_broker.admin.backlog_quotas import namespace_backlog_quotas, topic_backlog_quotas
+from cepheid_broker.admin.bookies import bookies
 from cepheid_broker.admin.brokers import brokers
 from cepheid_broker.admin.clusters_tenants import clusters, tenants
 from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.cursor_operations import cursor_operations
 from cepheid_broker.admin.errors import http_status_of
 from cepheid_broker.admin.health import health
 from cepheid_broker.admin.lookup import lookup
+from cepheid_broker.admin.messages import messages
 from cepheid_broker.admin.metrics import metrics
+from cepheid_broker.admin.namespace_topics import namespace_topics
 from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.plan import plan
@@ -30,7 +36,11 @@ from cepheid_broker.admin.raw_path import RawPathMiddleware
 from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
+from cepheid_broker.admin.topic_ends import topic_ends
+from cepheid_broker.admin.topic_properties import topic_properties
 from cepheid_broker.admin.topics import non_persistent_topics, topics
+from cepheid_broker.admin.unserved import non_persistent_refusal, unserved
+from cepheid_broker.admin.why import why
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
@@ -44,22 +54,30 @@ ROUTERS = (
     namespaces,
     namespace_policies,
     namespace_backlog_quotas,
+    namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,
     topic_backlog_quotas,
     topics,
     non_persistent_topics,
     partitions,
     subscriptions,
+    cursor_operations,
+    messages,
+    topic_properties,
+    topic_ends,
     stats,
     schemas,
     lookup,
     health,  # before brokers, whose {cluster} would take its names
     brokers,
+    bookies,
     plan,
+    why,
     metrics,
 )
 
 _PULSAR_PATHS = ("/admin/", "/lookup/", "/topics/")
+_NON_PERSISTENT = re.compile(r"/admin/v2/non-persistent/([^/]+/[^/]+/[^/]+(/.+))")
 
 
 def create_app(context: AdminContext) -> ASGIApp:
@@ -93,11 +111,20 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
 
 async def _not_routed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(_PULSAR_PATHS):
-        text = f"{request.method} {path} is not served by this broker (docs/admin.md lists what is)"
-        return _reason(HTTPStatus.NOT_IMPLEMENTED, text)
-    return _reason(error.status_code, str(error.detail))
+    path: str = request.scope["path"]
+    if error.status_code not in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) or not path.startswith(_PULSAR_PATHS):
+        return _reason(error.status_code, str(error.detail))
+    call = f"{request.method} {path}"
+    if (below := _NON_PERSISTENT.fullmatch(path)) is not None and _is_served(request, f"/admin/v2/persistent/{below[1]}"):
+        status, reason = non_persistent_refusal(below[2])
+        return _reason(status, f"{call} makes no sense for a non-persistent topic: {reason}")
+    reason = unserved(path) or "docs/admin.md lists what is"
+    return _reason(HTTPStatus.NOT_IMPLEMENTED, f"{call} is not served by this broker: {reason}")
+
+
+def _is_served(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

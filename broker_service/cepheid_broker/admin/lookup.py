@@ -9,7 +9,7 @@ from cepheid_broker.admin.brokers import admin_url
 from cepheid_broker.admin.bundles import bundle_of
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotAllowedHereError
-from cepheid_broker.admin.path_names import LookupPath
+from cepheid_broker.admin.path_names import AnyTopicPath
 from cepheid_broker.advertised import advertised_url
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_wire import TopicName
@@ -19,7 +19,7 @@ def lookup(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}")
 
     @router.get("")
-    async def broker_of_topic(topic: LookupPath, request: Request) -> dict[str, str]:
+    async def broker_of_topic(topic: AnyTopicPath, request: Request) -> dict[str, str]:
         await _require_usable(context, topic)
         broker = context.broker
         reached_host, _ = request.scope["server"]
@@ -35,7 +35,7 @@ def lookup(context: AdminContext) -> APIRouter:
         }
 
     @router.get("/bundle")
-    async def bundle_of_topic(topic: LookupPath) -> PlainTextResponse:
+    async def bundle_of_topic(topic: AnyTopicPath) -> PlainTextResponse:
         count = (await context.require_namespace(topic.namespace)).record.bundles
         return PlainTextResponse(bundle_of(topic, count))
 

@@ -49,7 +49,7 @@ async def _schema_topic(tenant: str, namespace: str, topic: str) -> TopicName:
     return TopicName.parse(name).base
 
 
-async def _lookup_topic(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
+async def _any_topic(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
     if domain not in (PERSISTENT, NON_PERSISTENT):
         raise PreconditionError(f"{domain!r} is no domain of topics: {PERSISTENT} or {NON_PERSISTENT}")
     return _topic_name(domain, tenant, namespace, topic)
@@ -72,5 +72,5 @@ TenantPath = Annotated[str, Depends(_tenant)]
 NamespacePath = Annotated[NamespaceName, Depends(_namespace)]
 TopicPath = Annotated[TopicName, Depends(_persistent_topic)]
 SchemaPath = Annotated[TopicName, Depends(_schema_topic)]
-LookupPath = Annotated[TopicName, Depends(_lookup_topic)]
+AnyTopicPath = Annotated[TopicName, Depends(_any_topic)]
 SubscriptionPath = Annotated[str, Depends(_subscription)]

@@ -1,43 +1,23 @@
-"""Subscriptions of a topic: list, create, delete. On a partitioned topic each call goes to every partition."""
+"""Subscriptions of a topic: list, create, delete, label. On a partitioned topic each call goes to every partition."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
 
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.errors import ConflictError, NotFoundError, PreconditionError
+from cepheid_broker.admin.errors import ConflictError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.message_ids import MessageIdBody, OptionalMessageIdIn, require_place
 from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
-from cepheid_broker.admin.topic_access import open_topic, parts_of
+from cepheid_broker.admin.topic_access import open_parts, parts_of, subscription_on_parts
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.position import EARLIEST, LATEST, Position
+from cepheid_broker.position import LATEST
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204
-_MAX_ID = (1 << 63) - 1
-
-
-class MessageIdBody(BaseModel):
-    """Where a new subscription starts (docs/reference/shapes.md §8, ResetCursorData)."""
-
-    ledgerId: int = Field(ge=-1, le=_MAX_ID)
-    entryId: int = Field(ge=-1, le=_MAX_ID)
-    isExcluded: bool = False
-    properties: dict[str, str] | None = None
-
-    @property
-    def first(self) -> Position:
-        """The first entry that is delivered."""
-        position = Position(self.ledgerId, self.entryId)
-        if self.isExcluded and position not in (EARLIEST, LATEST):
-            return Position(self.ledgerId, self.entryId + 1)
-        return position
-
-
-PositionBody = Annotated[MessageIdBody | None, json_body(MessageIdBody | None)]
+PropertiesBody = Annotated[dict[str, str], json_body(dict[str, str])]
 
 
 def subscriptions(context: AdminContext) -> APIRouter:
@@ -45,18 +25,30 @@ def subscriptions(context: AdminContext) -> APIRouter:
 
     @router.get("/subscriptions")
     async def list_subscriptions(topic: TopicPath) -> list[str]:
-        names: dict[str, None] = {}
-        for part in await parts_of(context, topic):
-            names |= dict.fromkeys((await open_topic(context, part)).subscriptions)
-        return list(names)
+        """Those of any partition"""
+        return list({name: None for part in await open_parts(context, topic) for name in part.subscriptions})
 
     @router.put("/subscription/{sub}", status_code=NO_CONTENT)
-    async def create_subscription(topic: TopicPath, sub: SubscriptionPath, position: PositionBody) -> None:
-        await _create(context, topic, sub, position)
+    async def create_subscription(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn) -> None:
+        """At a message id, earliest or latest (no body), with properties. May create the topic where that is allowed"""
+        await _create(context, topic, sub, start)
 
     @router.delete("/subscription/{sub}", status_code=NO_CONTENT)
     async def delete_subscription(topic: TopicPath, sub: SubscriptionPath, force: bool = False) -> None:
+        """With consumers connected: 412 without `force`"""
         await _delete(context, topic, sub, force=force)
+
+    @router.get("/subscription/{sub}/properties")
+    async def get_properties(topic: TopicPath, sub: SubscriptionPath) -> dict[str, str]:
+        """Of all partitions together"""
+        found = await subscription_on_parts(context, topic, sub)
+        return {name: value for _, subscription in found for name, value in subscription.cursor.properties.items()}
+
+    @router.put("/subscription/{sub}/properties", status_code=NO_CONTENT)
+    async def put_properties(topic: TopicPath, sub: SubscriptionPath, properties: PropertiesBody) -> None:
+        """Replaces them all"""
+        for part, _ in await subscription_on_parts(context, topic, sub):
+            await part.set_subscription_properties(sub, properties)
 
     return router
 
@@ -67,24 +59,30 @@ async def _create(context: AdminContext, topic: TopicName, name: str, body: Mess
         await context.broker.catalog.partitions_or_create(topic)
     except TopicNotFoundError as error:
         raise PreconditionError(str(error), topic=str(topic)) from None
+    first, properties = (LATEST, None) if body is None else (body.first, body.properties)
+    if body is not None and body.position.ledger_id >= 0 and body.position != LATEST:
+        await _require_single(context, topic)
     created = False
-    for part in await parts_of(context, topic):
-        opened = await open_topic(context, part)
-        if name not in opened.subscriptions:
+    for part in await open_parts(context, topic):
+        if name not in part.subscriptions:
             created = True
-            first, properties = (LATEST, None) if body is None else (body.first, body.properties)
-            await opened.create_subscription(name, first, properties=properties)
+            await part.create_subscription(name, require_place(part, first), properties=properties)
     if not created:
         raise ConflictError(f"Subscription {name!r} of {topic} already exists", topic=str(topic), subscription=name)
 
 
+async def _require_single(context: AdminContext, topic: TopicName) -> None:
+    """A message lies in one partition: on the others its id means nothing."""
+    if await parts_of(context, topic) != [topic]:
+        raise PreconditionError(
+            f"Topic {topic} is partitioned: start at earliest or latest, or name one partition", topic=str(topic)
+        )
+
+
 async def _delete(context: AdminContext, topic: TopicName, name: str, *, force: bool) -> None:
-    parts = [await open_topic(context, part) for part in await parts_of(context, topic)]
-    found = [part for part in parts if name in part.subscriptions]
-    if not found:
-        raise NotFoundError(f"Subscription {name!r} of {topic} does not exist", topic=str(topic), subscription=name)
-    consumers = sum(len(part.subscriptions[name].consumers) for part in found)
+    found = await subscription_on_parts(context, topic, name)
+    consumers = sum(len(subscription.consumers) for _, subscription in found)
     if consumers and not force:
         raise PreconditionError(f"Subscription {name!r} of {topic} has {consumers} consumers", topic=str(topic), subscription=name)
-    for part in found:
+    for part, _ in found:
         await part.delete_subscription(name)

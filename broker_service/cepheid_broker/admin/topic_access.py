@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.errors import PreconditionError
+from cepheid_broker.admin.errors import NotAllowedHereError, NotFoundError, PreconditionError
 from cepheid_broker.errors import TopicNotFoundError
+from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
 from cepheid_wire import TopicName
 
@@ -36,3 +37,34 @@ def require_idle(context: AdminContext, name: TopicName) -> None:
     consumers = sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
     if topic.producers or consumers:
         raise PreconditionError(f"Topic {name} has {len(topic.producers)} producers and {consumers} consumers", topic=str(name))
+
+
+async def open_plain(context: AdminContext, name: TopicName) -> Topic:
+    """For calls that make sense on one topic or one partition only: 405 on a partitioned name, 404 on none."""
+    partitions = await context.broker.catalog.partitions(name)
+    if partitions:
+        message = f"Topic {name} has {partitions} partitions: ask one of them, {name.partition(0)} and so on"
+        raise NotAllowedHereError(message, topic=str(name))
+    return await open_topic(context, name)
+
+
+async def open_parts(context: AdminContext, name: TopicName) -> list[Topic]:
+    """Every partition, or the topic itself."""
+    return [await open_topic(context, part) for part in await parts_of(context, name)]
+
+
+def subscription_of(topic: Topic, name: str) -> Subscription:
+    """Raises NotFoundError."""
+    found = topic.subscriptions.get(name)
+    if found is None:
+        raise NotFoundError(f"Subscription {name!r} of {topic.name} does not exist", topic=str(topic.name), subscription=name)
+    return found
+
+
+async def subscription_on_parts(context: AdminContext, name: TopicName, subscription: str) -> list[tuple[Topic, Subscription]]:
+    """On every part that has it. Raises NotFoundError when none has."""
+    parts = await open_parts(context, name)
+    found = [(part, part.subscriptions[subscription]) for part in parts if subscription in part.subscriptions]
+    if not found:
+        raise NotFoundError(f"Subscription {subscription!r} of {name} does not exist", topic=str(name), subscription=subscription)
+    return found

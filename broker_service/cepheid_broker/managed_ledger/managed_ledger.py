@@ -335,6 +335,11 @@ class ManagedLedger:
         self._check_usable()
         return await self._upkeep.trim()
 
+    async def truncate(self) -> int:
+        """What every cursor has acknowledged goes, whatever retention says. How many ledgers; raises as `trim`."""
+        self._check_usable()
+        return await self._upkeep.truncate()
+
     def _roll_if_due(self) -> None:
         if self.state is State.OPEN:
             self._upkeep.roll_if_due()

@@ -76,6 +76,11 @@ class Rollover:
         writer = self._appender.writer
         return now >= self._not_before and is_full(writer.last_add_pushed + 1, writer.length, now - self._opened_at, self._settings)
 
+    @property
+    def has_entries(self) -> bool:
+        """The ledger being written is not empty."""
+        return self._appender.writer.last_add_pushed >= 0
+
     async def run(self, config: ManagedLedgerConfig) -> None:
         """Reports a failure after the switch to `on_failed`; one before it only costs time."""
         try:

@@ -18,6 +18,7 @@ from cepheid_broker.managed_ledger.errors import ManagedLedgerError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.rollover import Rollover
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
+from cepheid_broker.managed_ledger.trim import Retention
 from cepheid_broker.managed_ledger.trimmer import Trimmer
 from cepheid_ledger import LedgerClient, LedgerError
 from cepheid_metadata import MetadataError
@@ -83,6 +84,16 @@ class Upkeep:
     async def trim(self) -> int:
         """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
         count = await finish(self._tasks, self._trimmer.run(self._config().retention), name="trim")
+        self.clean()
+        return count
+
+    async def truncate(self) -> int:
+        """As `trim`, whatever retention says, and the ledger being written ends first."""
+        await self.wait_rolled()
+        if self._rollover is not None and self._rollover.has_entries and self._rolling is None and not self._stopped:
+            self._rolling = self._tasks.start(self._roll_over(self._rollover), name="rollover")
+            await self.wait_rolled()
+        count = await finish(self._tasks, self._trimmer.run(Retention()), name="truncate")
         self.clean()
         return count
 

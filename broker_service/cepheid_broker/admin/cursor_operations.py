@@ -1,0 +1,139 @@
+"""Moving subscriptions: skip, expire, reset; and what their backlogs hold.
+
+Every call is durable when it is answered. Skipping and expiring leave consumers connected; a reset closes them, they come back and
+go on from the new place. By number and by message id a call is for one topic or partition (405 on a partitioned name); by time it
+goes to every partition (docs/reference/behaviours.md §5).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import ConflictError, NotServedError, PreconditionError
+from cepheid_broker.admin.message_ids import MessageIdIn, OptionalMessageIdIn, require_place
+from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
+from cepheid_broker.admin.topic_access import open_parts, open_plain, subscription_of, subscription_on_parts
+from cepheid_broker.backlog import exact_backlog
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.position import EARLIEST, Position
+from cepheid_broker.subscription import Subscription
+from cepheid_broker.topic import Topic
+from cepheid_broker.topic_positions import position_at_time
+
+NO_CONTENT = 204
+
+
+def cursor_operations(context: AdminContext) -> APIRouter:
+    router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}/{topic}")
+
+    @router.post("/subscription/{sub}/skip_all", status_code=NO_CONTENT)
+    async def skip_all(topic: TopicPath, sub: SubscriptionPath) -> None:
+        """On every partition"""
+        for _, subscription in await subscription_on_parts(context, topic, sub):
+            await subscription.clear_backlog()
+
+    @router.post("/subscription/{sub}/skip/{numMessages}", status_code=NO_CONTENT)
+    async def skip(topic: TopicPath, sub: SubscriptionPath, numMessages: int) -> None:
+        """So many entries not yet acknowledged, or all if there are fewer; one topic or partition"""
+        if numMessages < 0:
+            raise PreconditionError(f"{numMessages} entries cannot be skipped: 0 or more")
+        subscription = subscription_of(await open_plain(context, topic), sub)
+        await subscription.skip(min(numMessages, subscription.cursor.backlog_entries))
+
+    @router.post("/subscription/{sub}/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
+    async def expire_by_age(topic: TopicPath, sub: SubscriptionPath, expireTimeInSeconds: int) -> None:
+        """What is older than that counts as acknowledged, on every partition; 409 when nothing is"""
+        before_ms = _before_ms(context, expireTimeInSeconds)
+        found = await subscription_on_parts(context, topic, sub)
+        expired = [await _expire(part, subscription, before_ms) for part, subscription in found]
+        if not any(expired):
+            raise ConflictError(f"Nothing in the backlog of {sub!r} of {topic} is older than {expireTimeInSeconds} s")
+
+    @router.post("/subscription/{sub}/expireMessages", status_code=NO_CONTENT)
+    async def expire_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:
+        """Up to and with this message (without it: `isExcluded`); 409 when that is nothing"""
+        opened = await open_plain(context, topic)
+        subscription = subscription_of(opened, sub)
+        message.check_partition(topic)
+        last = opened.ledger.ledgers.normalise(message.position)
+        if message.isExcluded and last == message.position:
+            last = opened.ledger.previous_position(last)
+        if not await subscription.expire_until(last):
+            raise ConflictError(f"Nothing in the backlog of {sub!r} of {topic} lies up to {message.position}")
+
+    @router.post("/all_subscription/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
+    async def expire_everywhere(topic: TopicPath, expireTimeInSeconds: int) -> None:
+        """For all subscriptions, on every partition"""
+        before_ms = _before_ms(context, expireTimeInSeconds)
+        for part in await open_parts(context, topic):
+            for subscription in [found for found in part.subscriptions.values() if found.durable]:
+                await _expire(part, subscription, before_ms)
+
+    @router.post("/subscription/{sub}/resetcursor/{timestamp}", status_code=NO_CONTENT)
+    async def reset_by_time(topic: TopicPath, sub: SubscriptionPath, timestamp: int) -> None:
+        """Goes on with the first message published at or after that time (ms), on every partition"""
+        failures: list[ServiceNotReadyError] = []
+        found = await subscription_on_parts(context, topic, sub)
+        for part, subscription in found:
+            try:
+                await _reset(part, subscription, await position_at_time(part.ledger, timestamp))
+            except ServiceNotReadyError as error:
+                failures.append(error)
+        if len(failures) == len(found):
+            raise PreconditionError(str(failures[0]), topic=str(topic), subscription=sub)
+
+    @router.post("/subscription/{sub}/resetcursor", status_code=NO_CONTENT)
+    async def reset_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:
+        """Goes on with this message, or with the next one: `isExcluded`"""
+        opened = await open_plain(context, topic)
+        subscription = subscription_of(opened, sub)
+        message.check_partition(topic)
+        try:
+            await _reset(opened, subscription, require_place(opened, message.first))
+        except ServiceNotReadyError as error:
+            raise PreconditionError(str(error), topic=str(topic), subscription=sub) from None
+
+    @router.post("/subscription/{sub}/analyzeBacklog")
+    async def analyze_backlog(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn) -> dict[str, Any]:
+        """Exact entries and messages of the backlog; never `aborted`. A start in the body is not served (501)"""
+        if start is not None and start.position != EARLIEST:
+            raise NotServedError(f"Counting a backlog from {start.position} on: it is counted whole, leave the body out")
+        opened = await open_plain(context, topic)
+        return await _analysis(opened, subscription_of(opened, sub))
+
+    return router
+
+
+def _before_ms(context: AdminContext, age_s: int) -> int:
+    if age_s < 0:
+        raise PreconditionError(f"{age_s} s is no age: 0 or more")
+    return context.broker.ports.wall_ms() - 1000 * age_s
+
+
+async def _expire(topic: Topic, subscription: Subscription, before_ms: int) -> int:
+    """How many entries."""
+    first_young = await position_at_time(topic.ledger, before_ms)
+    return await subscription.expire_until(topic.ledger.previous_position(first_young))
+
+
+async def _analysis(topic: Topic, subscription: Subscription) -> dict[str, Any]:
+    """There are no entry filters: everything is accepted (docs/reference/shapes.md §8)."""
+    first, last = subscription.cursor.first_unacknowledged(), topic.ledger.last_confirmed
+    backlog = await exact_backlog(topic.ledger, subscription.cursor)
+    counted: dict[str, Any] = {"entries": backlog.entries, "messages": backlog.messages}
+    for unit, accepted in (("Entries", backlog.entries), ("Messages", backlog.messages)):
+        counted |= {f"filterAccepted{unit}": accepted, f"filterRejected{unit}": 0, f"filterRescheduled{unit}": 0}
+    if backlog.entries:
+        counted |= {"firstMessageId": str(first), "lastMessageId": str(last)}
+    return {**counted, "aborted": False}
+
+
+async def _reset(topic: Topic, subscription: Subscription, position: Position) -> None:
+    subscription.begin_seek()
+    try:
+        await topic.reset_subscription(subscription, position)
+    finally:
+        subscription.end_seek()

@@ -1,0 +1,65 @@
+"""What of Pulsar's API is not served, and why: for the 501 that a caller gets, and for docs/admin.md.
+
+First match wins. A call that is neither served nor listed gets the reason at the end.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TOPIC = r"/admin/v2/(non-)?persistent/[^/]+/[^/]+/[^/]+"
+_NAMESPACE = r"/admin/v2/namespaces/[^/]+/[^/]+"
+_NO_RIGHTS = "authentication and authorization do not exist yet: everybody may do everything"
+_NO_CLUSTERS = "there is one cluster: no replication"
+_NO_RATES = "rates are not limited yet"
+_NO_OFFLOAD = "offloading to object stores does not exist yet"
+_NO_FUNCTIONS = "functions, connectors and packages do not exist"
+
+_REASONS: tuple[tuple[str, str], ...] = (
+    (rf"({_TOPIC}|{_NAMESPACE})/permissions(/.*)?", _NO_RIGHTS),
+    (rf"{_NAMESPACE}/(subscriptionAuthMode|encryptionRequired)", _NO_RIGHTS),
+    (rf"({_TOPIC}|{_NAMESPACE})/(compaction|compactionThreshold)", "compaction does not exist yet"),
+    (rf"({_TOPIC}|{_NAMESPACE})/(offload\w*|removeOffloadPolicies)", _NO_OFFLOAD),
+    (rf"({_TOPIC}|{_NAMESPACE})/(replication|replicateSubscriptionState|allowedClusters|shadowTopics)", _NO_CLUSTERS),
+    (rf"{_TOPIC}/subscription/[^/]+/replicatedSubscriptionStatus", _NO_CLUSTERS),
+    (rf"({_TOPIC}|{_NAMESPACE})/(\w*[dD]ispatchRate|publishRate|subscribeRate)", _NO_RATES),
+    (rf"{_TOPIC}/[^/]+/dispatchRate", _NO_RATES),
+    (rf"({_TOPIC}|{_NAMESPACE})/(entryFilters|resourceGroup|resourcegroup)", "filters and resource groups do not exist"),
+    (rf"({_TOPIC}|{_NAMESPACE})/(sub\w*ExpirationTime)", "subscriptions do not expire yet"),
+    (rf"{_TOPIC}/getMessageIdByIndex", "entries have no broker metadata, so no index"),
+    (rf"{_TOPIC}/backlog", "the statistics of a topic open it; there is no offline estimate"),
+    (rf"{_NAMESPACE}/([^/]+/split|[^/]+/topicHashPositions)", "bundles are neither split nor moved while there is one broker"),
+    (r"/admin/v2/namespaces/.*(antiAffinity|bookieAffinity).*", "there is nothing to place: one broker, bookies without groups"),
+    (r"/admin/v2/bookies/racks-info/.*", "placement does not look at racks yet"),
+    (r"/admin/v2/clusters/[^/]+/(migrate|peers|failureDomains|namespaceIsolationPolicies).*", _NO_CLUSTERS),
+    (r"/admin/v2/(brokers/shutdown|brokers/backlog-quota-check)", "a process stops by its signal, quotas are checked unasked"),
+    (r"/admin/v2/broker-stats/.*", "the figures are in /metrics and in the statistics of topics"),
+    (r"/admin/v2/(resourcegroups|resource-quotas).*", "resource groups and quotas do not exist"),
+    (r"/admin/v3/transactions/.*", "transactions do not exist"),
+    (r"/admin/v3/.*", _NO_FUNCTIONS),
+    (r"/lookup/v2/destination/.*", "names with a cluster in them are older than this API"),
+    (r"/topics/.*", "messages are published and consumed over the binary protocol"),
+)  # fmt: skip
+
+_COMPILED = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS)
+
+_STORED_ONLY: tuple[tuple[str, int, str], ...] = (
+    (r"/terminate(/partitions)?", 406, "it has no end"),
+    (r"/properties", 406, "it has no properties"),
+    (r"/truncate", 412, "there is nothing to drop"),
+    (r"/subscription/[^/]+", 400, "a subscription lasts while it is used"),
+)
+"""What Pulsar answers for a non-persistent topic where it is not 405 (docs/reference/behaviours.md §5)."""
+
+
+def unserved(path: str) -> str | None:
+    """Why this is not served; None: no reason is known, so it is no call of Pulsar's API, or it is served."""
+    return next((reason for pattern, reason in _COMPILED if pattern.fullmatch(path)), None)
+
+
+def non_persistent_refusal(path_below_topic: str) -> tuple[int, str]:
+    """Status and reason for a call on a non-persistent topic that only stored ones answer."""
+    for pattern, status, reason in _STORED_ONLY:
+        if re.fullmatch(pattern, path_below_topic):
+            return status, reason
+    return 405, "nothing is stored"

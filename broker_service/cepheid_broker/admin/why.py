@@ -1,0 +1,60 @@
+"""Why a subscription is not delivering: from its dispatcher's own state, with the event that ends it. Ours, not Pulsar's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.path_names import AnyTopicPath, SubscriptionPath
+from cepheid_broker.admin.topic_access import open_plain, subscription_of
+from cepheid_broker.dispatch import Why
+from cepheid_broker.subscription import Subscription
+from cepheid_broker.topic import Topic
+
+
+def why(context: AdminContext) -> APIRouter:
+    router = APIRouter(prefix="/cepheid/v1/topics/{domain}/{tenant}/{namespace}/{topic}")
+
+    @router.get("/subscription/{sub}/why")
+    async def why_not_delivering(topic: AnyTopicPath, sub: SubscriptionPath) -> dict[str, Any]:
+        """Ours, not Pulsar's: what holds delivery up, whom, since when, and which event ends it"""
+        opened = await open_plain(context, topic)
+        return _answer(opened, subscription_of(opened, sub))
+
+    return router
+
+
+def _answer(topic: Topic, subscription: Subscription) -> dict[str, Any]:
+    reasons = subscription.why()
+    figures = subscription.figures()
+    return {
+        "topic": str(topic.name),
+        "subscription": subscription.name,
+        "type": figures.type_name,
+        "delivering": not reasons,
+        "reasons": [_reason(each) for each in reasons],
+        "backlog_entries": figures.backlog_entries,
+        "consumers": [
+            {
+                "name": consumer.name,
+                "permits": consumer.permits,
+                "unacked_messages": consumer.unacked_messages,
+                "blocked": consumer.is_blocked,
+            }
+            for consumer in figures.consumers
+        ],
+    }
+
+
+def _reason(why: Why) -> dict[str, Any]:
+    return {
+        "reason": why.idle.reason,
+        "consumer": why.consumer,
+        "key": why.key,
+        "message_id": None if why.position is None else str(why.position),
+        "until": why.until,
+        "since_s": why.since_s,
+        "details": why.details,
+    }
