@@ -21,6 +21,7 @@ from cepheid_broker.errors import (
     ServiceNotReadyError,
     TooManyError,
 )
+from cepheid_broker.key_sharing import key_sharing_of
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.requests import Requests
@@ -112,7 +113,8 @@ class ConsumerCommands:
         await self._services.schemas.for_consumer(name, schema, topic.policies, topic_is_idle=_is_idle(topic))
         check_allowed(topic, ask)
         subscription = await self._find_or_create(topic, ask)
-        await subscription.wait_until_free(ask.subType, self._peer)
+        sharing = key_sharing_of(ask)
+        await subscription.wait_until_free(ask.subType, self._peer, sharing)
         topic.check_open()
         check_room(topic, subscription)
         consumer = Consumer(
@@ -125,6 +127,7 @@ class ConsumerCommands:
             metadata={pair.key: pair.value for pair in ask.metadata},
             connected_at_ms=self._services.ports.wall_ms(),
             epoch=_epoch_of(ask),
+            key_sharing=sharing,
             on_closed_by_broker=self._on_closed_by_broker,
         )
         subscription.add_consumer(consumer, ask.subType)
@@ -167,7 +170,7 @@ class ConsumerCommands:
             raise ProtocolViolationError(
                 f"FLOW of {flow.messagePermits} permits; 1 to {MAX_FLOW} are possible", permits=flow.messagePermits
             )
-        consumer.last_flow_at_ms = self._services.ports.wall_ms()
+        consumer.activity.on_flow(self._services.ports.wall_ms())
         consumer.subscription.on_flow(consumer, flow.messagePermits)
 
     # Requests

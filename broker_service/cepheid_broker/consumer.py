@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cepheid_broker.activity import Activity
+from cepheid_broker.key_sharing import KeySharing
 from cepheid_broker.peer import Peer
 from cepheid_broker.rates import Traffic, TrafficFigures
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -31,9 +33,7 @@ class ConsumerFigures:
     redeliver_rate_per_s: float
     acked_entries: int
     ack_rate_per_s: float
-    last_flow_at_ms: int
-    """0, here and below: never."""
-    last_acked_at_ms: int
+    activity: Activity
     permits: int
     unacked_messages: int
     is_blocked: bool
@@ -56,6 +56,7 @@ class Consumer:
         metadata: dict[str, str] | None = None,
         connected_at_ms: int = 0,
         epoch: int | None = None,
+        key_sharing: KeySharing | None = None,
         on_closed_by_broker: Callable[[Consumer], None],
     ) -> None:
         self.subscription = subscription
@@ -66,6 +67,7 @@ class Consumer:
         self.priority_level = priority_level
         self.metadata = metadata or {}
         self.connected_at_ms = connected_at_ms
+        self.key_sharing = key_sharing or KeySharing()
         self.traffic = Traffic()
         self.epoch = epoch
         """Of its requests for redelivery, when the client counts them (protocol.md §16)."""
@@ -74,7 +76,7 @@ class Consumer:
         self.acked_entries = 0
         self.acked_messages = 0.0
         self.ack_rate_per_s = 0.0
-        self.last_flow_at_ms = self.last_acked_at_ms = 0
+        self.activity = Activity()
         self._last_counts = (0, 0.0)
         self._knows_end = False
         self.closed = False
@@ -140,8 +142,7 @@ class Consumer:
             self.redeliver_rate_per_s,
             self.acked_entries,
             self.ack_rate_per_s,
-            self.last_flow_at_ms,
-            self.last_acked_at_ms,
+            replace(self.activity),
             subscription.permits(self),
             subscription.unacked_messages(self),
             subscription.is_blocked(self),

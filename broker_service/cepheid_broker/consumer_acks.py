@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from cepheid_broker.consumer import Consumer
+from cepheid_broker.dispatch_kinds import shares_entries
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
 from cepheid_broker.refusal_log import RefusalLog
-from cepheid_broker.subscription import SHARED, BatchAck
+from cepheid_broker.subscription import BatchAck
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_wire import ServerError, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -45,7 +46,7 @@ class ConsumerAcks:
                 subscription=subscription.name,
                 error=error,
             )
-        consumer.last_acked_at_ms = self._wall_ms()
+        consumer.activity.last_acked_at_ms = self._wall_ms()
         if ack.ack_type == pb.CommandAck.Individual:
             self._individual(consumer, ack)
         else:
@@ -65,7 +66,7 @@ class ConsumerAcks:
 
     def _cumulative(self, consumer: Consumer, ack: pb.CommandAck) -> None:
         subscription = consumer.subscription
-        if len(ack.message_id) != 1 or subscription.kind == SHARED:
+        if len(ack.message_id) != 1 or shares_entries(subscription.kind):
             # As the reference: ignored, and success is reported if an answer was asked for (protocol.md §15).
             self._refusals.note(
                 "consumer.cumulative_ack_ignored",

@@ -26,8 +26,8 @@ class Chunk:
 
 
 class CountedGroup:
-    """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them. `deliver_at_ms`
-    by entry id (wall clock); None: all at once. `hashes[i]` of the key of entry `first + i`; None: nobody asked for them."""
+    """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them.
+    `deliver_at_ms` by entry id (wall clock); None: all at once. `hashes[i]` of the key of entry `first + i`; None: unknown."""
 
     __slots__ = ("chunks", "counts", "deliver_at_ms", "group", "hashes", "size_bytes")
 

@@ -4,11 +4,18 @@ held back again."""
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from cepheid_broker.counted_group import CountedGroup
 from cepheid_broker.dispatch import AckView, Idle, Why
 from cepheid_broker.position import Position
+
+
+class Due(NamedTuple):
+    ledger_id: int
+    entry_id: int
+    key_hash: int
 
 
 class DelayedEntries:
@@ -17,7 +24,7 @@ class DelayedEntries:
     def __init__(self, max_entries: int) -> None:
         self.enabled = True
         self._max_entries = max_entries
-        self._heap: list[tuple[int, int, int]] = []  # due at (wall clock, ms), ledger, entry
+        self._heap: list[tuple[int, int, int, int]] = []  # due at (wall clock, ms), ledger, entry, hash of the key
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -35,17 +42,19 @@ class DelayedEntries:
 
     @property
     def first(self) -> Position | None:
-        return Position(*self._heap[0][1:]) if self._heap else None
+        return Position(*self._heap[0][1:3]) if self._heap else None
 
     def hold_back(self, counted: CountedGroup, acks: AckView, now_ms: int) -> list[CountedGroup]:
         """Keeps those entries of a group whose time has not come, and returns the others."""
         if counted.deliver_at_ms is None or not self.enabled:
             return [counted]
+        hashes = counted.hashes
         waiting = [(entry_id, due_ms) for entry_id, due_ms in counted.deliver_at_ms.items() if due_ms > now_ms]
         others, start = [], counted.first
         for entry_id, due_ms in waiting:
             if acks.unacknowledged_runs(counted.ledger_id, entry_id, entry_id):
-                heappush(self._heap, (due_ms, counted.ledger_id, entry_id))
+                key_hash = 0 if hashes is None else hashes[entry_id - counted.first]
+                heappush(self._heap, (due_ms, counted.ledger_id, entry_id, key_hash))
             if entry_id > start:
                 others.append(counted.slice(start, entry_id - 1))
             start = entry_id + 1
@@ -53,13 +62,16 @@ class DelayedEntries:
             others.append(counted.slice(start, counted.last))
         return others
 
-    def take_due(self, now_ms: int) -> list[Position]:
+    def take_due(self, now_ms: int) -> list[Due]:
         """In the order in which they are due. All of them when nothing is held back any more."""
         due = []
         while self._heap and (not self.enabled or self._heap[0][0] <= now_ms):
-            _, ledger_id, entry_id = heappop(self._heap)
-            due.append(Position(ledger_id, entry_id))
+            due.append(Due(*heappop(self._heap)[1:]))
         return due
+
+    def forget_acknowledged(self, acks: AckView) -> None:
+        self._heap = [held for held in self._heap if acks.unacknowledged_runs(held[1], held[2], held[2])]
+        heapify(self._heap)
 
     def clear(self) -> None:
         self._heap.clear()

@@ -46,6 +46,17 @@ class Send:
     redelivery_counts: Mapping[int, int] = field(default_factory=dict)
 
 
+_NO_COUNTS: dict[int, int] = {}
+
+
+def counts_of(acks: AckView, ledger_id: int, runs: Sequence[Run]) -> Mapping[int, int]:
+    """The redelivery counts of these entries, as `Send` has them."""
+    counts = acks.redelivery_counts_in(ledger_id)
+    if not counts:
+        return _NO_COUNTS
+    return {e: counts[e] for first, last in runs for e in range(first, last + 1) if e in counts}
+
+
 @dataclass(frozen=True, slots=True)
 class SendAll:
     """Decided in one step, and sent in one: nothing may happen in between. One for each consumer at most."""
@@ -219,3 +230,11 @@ class DispatchCore(Protocol):
 
     @property
     def pending_bytes(self) -> int: ...
+
+    @property
+    def delayed_entries(self) -> int:
+        """Held back until their time comes."""
+
+    @property
+    def replay_entries(self) -> int:
+        """Waiting to be sent again."""

@@ -35,6 +35,7 @@ from cepheid_broker.dispatch import (
     ReadBack,
     Send,
     Why,
+    counts_of,
 )
 from cepheid_broker.forward_reader import ForwardReader
 from cepheid_broker.holders import Holder, Holders, positions_of
@@ -43,7 +44,6 @@ from cepheid_broker.position_set import PositionSet
 from cepheid_broker.turns import Turns
 
 _NO_LIMIT = 1 << 62
-_NO_COUNTS: dict[int, int] = {}
 
 
 class SharedDispatch:
@@ -106,8 +106,8 @@ class SharedDispatch:
 
     def on_clock(self, now_ms: int) -> None:
         self._holders.now_ms = now_ms
-        for ledger_id, entry_id in self._delayed.take_due(now_ms):
-            self._replay.add(ledger_id, entry_id)
+        for due in self._delayed.take_due(now_ms):
+            self._replay.add(due.ledger_id, due.entry_id)
 
     def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup]) -> None:
         if isinstance(read, ReadBack):
@@ -143,6 +143,7 @@ class SharedDispatch:
 
     def on_cursor_moved(self) -> None:
         self._holders.settle_acknowledged(self._acks)
+        self._delayed.forget_acknowledged(self._acks)
         self._forward.skip_to(self._acks.first_unacknowledged())
         for holder in self._holders:
             self._turns.queue(holder)
@@ -328,7 +329,7 @@ class SharedDispatch:
         holder.permits -= messages
         self._holders.hold(holder, counted, runs, messages)
         self._turns.end(holder)
-        return Send(holder.key, counted, runs, messages, counts_in(self._acks, counted.ledger_id, runs))
+        return Send(holder.key, counted, runs, messages, counts_of(self._acks, counted.ledger_id, runs))
 
     def _settle(self, holder: Holder, ledger_id: int, entry_id: int) -> bool:
         """The entry is outstanding at the consumer no more. False: it was not."""
@@ -366,16 +367,16 @@ class SharedDispatch:
         return self._forward.next_position
 
     @property
+    def delayed_entries(self) -> int:
+        return len(self._delayed)
+
+    @property
+    def replay_entries(self) -> int:
+        return len(self._replay)
+
+    @property
     def pending_bytes(self) -> int:
         return self._forward.pending_bytes + self._back.pending_bytes
-
-
-def counts_in(acks: AckView, ledger_id: int, runs: Sequence[Run]) -> Mapping[int, int]:
-    """The redelivery counts of these entries."""
-    counts = acks.redelivery_counts_in(ledger_id)
-    if not counts:
-        return _NO_COUNTS
-    return {e: counts[e] for first, last in runs for e in range(first, last + 1) if e in counts}
 
 
 def _before_first_chunk(runs: list[Run], chunks: Mapping[int, Chunk]) -> tuple[list[Run], int]:

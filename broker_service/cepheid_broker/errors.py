@@ -66,8 +66,20 @@ class ConsumerNotFoundError(BrokerError):
     hint = "the consumer was closed; subscribe again"
 
 
+class TopicChangedError(BrokerError):
+    """Two changes of one topic at the same time: this one came second."""
+
+    hint = "look at the topic, and ask again if that is still wanted"
+
+
 class NotAllowedError(BrokerError):
     """Not served, or against the rules; trying again does not help."""
+
+
+class ConsumerAssignError(BrokerError):
+    """Key_Shared: the asked hash ranges, or the way of sharing, cannot be had."""
+
+    hint = "choose ranges that nobody has, and the same key-shared mode for all consumers of the subscription"
 
 
 class TooManyError(BrokerError):

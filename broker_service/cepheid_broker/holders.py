@@ -156,8 +156,8 @@ class Holders:
                     position=first_held(most),
                     until=f"no more than {limit // 2} are unacknowledged",
                     since_s=self.since_s(self.blocked_since_ms),
-                    details=f"{self.unacked_messages} messages are unacknowledged, the limit is {limit}; this consumer holds most of "
-                    f"them, {most.unacked_messages}, from this entry on",
+                    details=f"{self.unacked_messages} messages are unacknowledged, the limit is {limit}; this consumer holds most, "
+                    f"{most.unacked_messages}, from this entry on",
                 )
             ]
         ordered = sorted(self.by_key.values(), key=lambda holder: holder.permits <= 0)
@@ -189,6 +189,17 @@ def first_held(holder: Holder) -> Position | None:
         return None
     ledger_id = min(holder.outstanding)
     return Position(ledger_id, min(holder.outstanding[ledger_id]))
+
+
+def first_held_of(holder: Holder, key_hash: int) -> Position | None:
+    """The earliest entry of this hash that it holds."""
+    held = [
+        Position(ledger_id, entry_id)
+        for ledger_id, entries in holder.outstanding.items()
+        for entry_id, its_hash in hashes_held(entries)
+        if its_hash == key_hash
+    ]
+    return min(held, default=None)
 
 
 def positions_of(holder: Holder) -> list[Position]:

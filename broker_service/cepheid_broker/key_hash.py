@@ -1,8 +1,8 @@
 """The hash by which Key_Shared gives keys to consumers: 0 to 65535, and the same that clients compute for sticky ranges.
 
 key = ordering key, else partition key (decoded, when it travels as base64); hash = Murmur3 (32 bits, seed 0), sign bit cleared,
-modulo 65536 (protocol.md §12.3). Messages without a key promise no order, so they are spread: by producer and sequence id, which all
-chunks of one message have alike.
+modulo 65536 (protocol.md §12.3). Messages without a key promise no order, so they are spread: by producer and sequence id, which
+all chunks of one message have alike.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import binascii
 from functools import lru_cache
 from zlib import crc32
 
+from cepheid_wire import BadTailError, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 
 HASHES = 65536
+MAX_TEXT_BYTES = 100
 _MASK = 0xFFFFFFFF
 
 
@@ -46,6 +48,16 @@ def _partition_key(metadata: pb.MessageMetadata) -> bytes:
 def _raw(text: str | bytes) -> bytes:
     """Protobuf hands out `bytes` for text that is not UTF-8."""
     return text if isinstance(text, bytes) else text.encode()
+
+
+def key_text(tail: bytes | memoryview) -> str | None:
+    """The key of an entry for people to read, cut to a sensible length; None: it has none, or its metadata cannot be read."""
+    try:
+        metadata = parse_metadata(tail)
+    except BadTailError:
+        return None
+    key = metadata.ordering_key if metadata.HasField("ordering_key") else _partition_key(metadata)
+    return key[:MAX_TEXT_BYTES].decode(errors="backslashreplace") if key else None
 
 
 def murmur3_32(key: bytes, seed: int = 0) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from cepheid_broker.consumer import Consumer
+from cepheid_broker.dispatch_kinds import SHARED
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.managed_ledger import Cursor, LedgerList
@@ -23,7 +24,7 @@ from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
-from cepheid_broker.subscription import SHARED, BatchAck, Subscription
+from cepheid_broker.subscription import BatchAck, Subscription
 from cepheid_metadata import ChainLedger
 from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName, encode_message_header

@@ -10,19 +10,15 @@ All raise errors that fail at once in every client (wire_errors.py): none of thi
 from __future__ import annotations
 
 from cepheid_broker.errors import NotAllowedError, SubscriptionNotFoundError, TooManyError
-from cepheid_broker.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
+from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
 from cepheid_wire import pulsar_api_pb2 as pb
 
 MAX_NAME_CHARS = 1000
 MAX_METADATA_BYTES = 64 << 10  # kept in memory as long as the consumer lives
 
-_SERVED = (EXCLUSIVE, FAILOVER, SHARED)
-
 
 def check_served(ask: pb.CommandSubscribe) -> None:
-    if ask.subType not in _SERVED:
-        raise NotAllowedError(f"{_type_of(ask)} subscriptions are not supported yet; use Exclusive, Failover or Shared")
     if not ask.subscription or len(ask.subscription) > MAX_NAME_CHARS:
         raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_CHARS} characters, not {len(ask.subscription)}")
     if ask.read_compacted:

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cepheid_broker.ack_saver import AckSaver
+from cepheid_broker.activity import Activity
 from cepheid_broker.backlog import known_backlog
 from cepheid_broker.consumer import Consumer, ConsumerFigures
-from cepheid_broker.dispatch import DispatchCore, DispatchLimits, DispatchPolicies, Idle, Why
-from cepheid_broker.dispatch_failover import FailoverDispatch
-from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle, Why
+from cepheid_broker.dispatch_kinds import EXCLUSIVE, KEY_SHARED, new_core, type_name
 from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
-from cepheid_broker.errors import ConsumerBusyError, ServiceNotReadyError
+from cepheid_broker.errors import BrokerError, ConsumerBusyError, ServiceNotReadyError
+from cepheid_broker.key_sharing import KeySharing
 from cepheid_broker.peer import Peer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
@@ -33,16 +34,13 @@ from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName
-from cepheid_wire import pulsar_api_pb2 as pb
 
 if TYPE_CHECKING:
     from cepheid_broker.managed_ledger import Cursor, ManagedLedger
 
 log = logging.getLogger(__name__)
 
-EXCLUSIVE = pb.CommandSubscribe.Exclusive
-SHARED = pb.CommandSubscribe.Shared
-FAILOVER = pb.CommandSubscribe.Failover
+ANY_KEYS = KeySharing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +71,15 @@ class SubscriptionFigures:
     expire_rate_per_s: float
     """Entries that were given up by their age (`expire_until`)."""
     unacked_messages: int
+    is_blocked: bool
+    """By its own limit of unacknowledged messages."""
+    delayed_entries: int
+    replay_entries: int
+    """Waiting to be sent again."""
+    key_sharing: KeySharing | None
+    """Of a Key_Shared one with consumers."""
+    properties: Mapping[str, str]
+    activity: Activity
     idle: str
     consumers: tuple[ConsumerFigures, ...]
     storage_reads: int
@@ -105,6 +112,8 @@ class Subscription:
         self.expire_rate_per_s = 0.0
         self._last_expired = 0
         self._redelivered_messages = 0
+        self._activity = Activity()  # of consumers that left, and of the subscription itself
+        self._noted_mark_delete = cursor.mark_delete
         self._ledger = ledger
         self._settings = settings
         self._budget = budget
@@ -112,7 +121,7 @@ class Subscription:
         self._policies = policies
         self._on_unused = on_unused
         self._dispatcher: Dispatcher | None = None
-        self._dispatch_kind: int | None = None  # of the dispatcher, which outlives its consumers
+        self._dispatch_kind: tuple[int, str] | None = None  # of the dispatcher, which outlives its consumers
         self._next_key = 1
         self._seek_done: asyncio.Event | None = None  # while a seek is under way
         self._grace: asyncio.TimerHandle | None = None  # rule 4
@@ -129,15 +138,15 @@ class Subscription:
 
     @property
     def type_name(self) -> str:
-        return _type_name(self.kind)
+        return type_name(self.kind)
 
     # Consumers
 
-    async def wait_until_free(self, kind: int, peer: Peer) -> None:
+    async def wait_until_free(self, kind: int, peer: Peer, sharing: KeySharing = ANY_KEYS) -> None:
         """Returns when a consumer of this type may join; nothing may be awaited between this and joining.
 
-        Raises ConsumerBusyError, after asking the holders whether they still live: after a client's crash the old socket may
-        look open for long.
+        Raises ConsumerBusyError and ConsumerAssignError, after asking the holder whether it still lives: after a client's crash
+        the old socket may look open for long.
         """
         while True:
             if self.closed:
@@ -145,15 +154,26 @@ class Subscription:
             if self._seek_done is not None:
                 await self._seek_done.wait()
                 continue
-            if not self.consumers or (self.kind == kind != EXCLUSIVE):
+            if (conflict := self._conflict(kind, sharing)) is None:
                 return
-            holder = next(iter(self.consumers.values()))
+            holder, refusal = conflict
             alive = holder.peer is peer or await holder.peer.is_alive()
             if alive and self.consumers.get(holder.key) is holder:
-                raise self._busy(kind)
+                raise refusal
+
+    def _conflict(self, kind: int, sharing: KeySharing) -> tuple[Consumer, BrokerError] | None:
+        """A connected consumer beside which such a one cannot be."""
+        for holder in self.consumers.values():
+            if kind != self.kind or kind == EXCLUSIVE:
+                return holder, self._busy(kind)
+            if kind != KEY_SHARED:
+                return None
+            if (refusal := sharing.conflict(holder.key_sharing, holder.name)) is not None:
+                return holder, refusal
+        return None
 
     def _busy(self, kind: int) -> ConsumerBusyError:
-        wanted, found = _type_name(kind), _type_name(self.kind)
+        wanted, found = type_name(kind), type_name(self.kind)
         message = f"subscription {self.name!r} of {self.topic} has {len(self.consumers)} consumers of type {found}"
         if kind != self.kind:
             message += f"; a consumer of type {wanted} cannot join them"
@@ -171,11 +191,14 @@ class Subscription:
             self._grace = None
         if not self.consumers:
             self.kind = kind
-            self._start_dispatch(kind)
+            self._start_dispatch(kind, consumer.key_sharing)
         assert kind == self.kind, "rule 1"
         assert self._dispatcher is not None
         self.consumers[consumer.key] = consumer
-        self._dispatcher.core.on_consumer_joined(consumer.key, name=consumer.name, priority=consumer.priority_level)
+        ranges = consumer.key_sharing.ranges or None
+        self._dispatcher.core.on_consumer_joined(
+            consumer.key, name=consumer.name, priority=consumer.priority_level, hash_ranges=ranges
+        )
         self._dispatcher.core.on_writable(consumer.key, consumer.peer.writable)
         self._dispatcher.wake()
 
@@ -183,6 +206,7 @@ class Subscription:
         if self.consumers.pop(consumer.key, None) is None:
             return
         self._redelivered_messages += consumer.redelivered_messages
+        self._activity.include(consumer.activity)
         if self._dispatcher is not None:
             self._dispatcher.core.on_consumer_left(consumer.key)
             self._dispatcher.wake()
@@ -192,31 +216,27 @@ class Subscription:
             if not self.durable and self._seek_done is None and self._grace is None and not self.closed:
                 self._on_unused(self)
 
-    def _start_dispatch(self, kind: int) -> None:
+    def _start_dispatch(self, kind: int, sharing: KeySharing) -> None:
         """A dispatcher is kept while the type stays the same: so it has one read under way, however often consumers come and go."""
-        if self._dispatcher is not None and self._dispatch_kind == kind:
+        if self._dispatcher is not None and self._dispatch_kind == (kind, str(sharing)):
             self._dispatcher.core.on_rewind()
             return
         self._stop_dispatch()
-        self._dispatch_kind = kind
+        self._dispatch_kind = kind, str(sharing)
+        dispatch = self._settings.dispatch
+        limits = DispatchLimits(dispatch.read_ahead_bytes)
         self._dispatcher = Dispatcher(
-            self._new_core(kind),
+            new_core(kind, self.cursor, limits, self._dispatch_policies(), self.topic.partition_index, sharing),
             self._ledger,
             self.consumers,
             self.cursor,
-            self._settings.dispatch,
+            dispatch,
             self._budget,
             self._tasks,
-            with_hashes=False,
+            with_hashes=kind == KEY_SHARED,
             on_sent=self.delivered.count,
             on_failed=self._on_dispatch_failed,
         )
-
-    def _new_core(self, kind: int) -> DispatchCore:
-        limits = DispatchLimits(self._settings.dispatch.read_ahead_bytes)
-        if kind == SHARED:
-            return SharedDispatch(self.cursor, limits, self._dispatch_policies())
-        return FailoverDispatch(self.cursor, limits, partition_index=self.topic.partition_index, announces=kind == FAILOVER)
 
     def _dispatch_policies(self) -> DispatchPolicies:
         policies = self._policies()
@@ -321,7 +341,13 @@ class Subscription:
     def _count_acked(self, consumer: Consumer, entries: int, messages: int | None) -> None:
         consumer.count_acked(entries, messages)
         self.acked_entries += entries
+        self._note_mark_delete()
         self.announce_end()
+
+    def _note_mark_delete(self) -> None:
+        if self.cursor.mark_delete != self._noted_mark_delete:
+            self._noted_mark_delete = self.cursor.mark_delete
+            self._activity.last_mark_delete_at_ms = self._ledger.wall_ms()
 
     def announce_end(self) -> None:
         """To whom it may concern, if nothing is left and nothing will come (protocol.md §22)."""
@@ -344,6 +370,7 @@ class Subscription:
         """Everything up to there; never back."""
         expired = await self._advance(position)
         self.expired_entries += expired
+        self._activity.last_expired_at_ms = self._ledger.wall_ms()
         return expired
 
     async def _advance(self, position: Position) -> int:
@@ -351,6 +378,7 @@ class Subscription:
         moved = self.cursor.advance_to(position)
         if moved:
             self.on_cursor_moved()
+            self._note_mark_delete()
             self.announce_end()
         await self.cursor.saved()
         return moved
@@ -411,10 +439,16 @@ class Subscription:
         self.expire_rate_per_s = (self.expired_entries - self._last_expired) / window_s
         self._last_expired = self.expired_entries
 
+    def _all_activity(self) -> Activity:
+        activity = replace(self._activity)
+        for consumer in self.consumers.values():
+            activity.include(consumer.activity)
+        return activity
+
     def figures(self) -> SubscriptionFigures:
         consumers = tuple(consumer.figures() for consumer in self.consumers.values())
         dispatcher = self._dispatcher
-        backlog = known_backlog(self._ledger, self.cursor)
+        backlog, reasons = known_backlog(self._ledger, self.cursor), self.why()
         return SubscriptionFigures(
             self.name,
             self.durable,
@@ -431,12 +465,14 @@ class Subscription:
             self.expired_entries,
             self.expire_rate_per_s,
             sum(consumer.unacked_messages for consumer in consumers),
-            "; ".join(map(str, self.why()[:3])) or "busy",
+            any(each.idle is Idle.SUBSCRIPTION_UNACKED for each in reasons),
+            0 if dispatcher is None else dispatcher.core.delayed_entries,
+            0 if dispatcher is None else dispatcher.core.replay_entries,
+            next((consumer.key_sharing for consumer in self.consumers.values()), None) if self.kind == KEY_SHARED else None,
+            self.cursor.properties,
+            self._all_activity(),
+            "; ".join(map(str, reasons[:3])) or "busy",
             consumers,
             self._storage_reads + (dispatcher.storage_reads if dispatcher else 0),
             self._cached_reads + (dispatcher.cached_reads if dispatcher else 0),
         )
-
-
-def _type_name(kind: int | None) -> str:
-    return "None" if kind is None else pb.CommandSubscribe.SubType.Name(kind)

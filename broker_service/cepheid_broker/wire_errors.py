@@ -13,6 +13,7 @@ from cepheid_broker.errors import (
     BacklogQuotaExceededError,
     BacklogQuotaHoldError,
     BrokerError,
+    ConsumerAssignError,
     ConsumerBusyError,
     ConsumerNotFoundError,
     IncompatibleSchemaError,
@@ -26,6 +27,7 @@ from cepheid_broker.errors import (
     SubscriptionNotFoundError,
     TooManyError,
     TooManyProducersError,
+    TopicChangedError,
     TopicNotFoundError,
 )
 from cepheid_broker.managed_ledger import (
@@ -54,7 +56,9 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     # Not SUBSCRIPTION_NOT_FOUND: C++ clients would ask again until their timeout, and then say "Timeout".
     SubscriptionNotFoundError: ServerError.NOT_ALLOWED_ERROR,
     ConsumerBusyError: ServerError.CONSUMER_BUSY,
+    ConsumerAssignError: ServerError.CONSUMER_ASSIGN_ERROR,
     ConsumerNotFoundError: ServerError.METADATA_ERROR,  # seek, unsubscribe and getLastMessageId (protocol.md §17, §18)
+    TopicChangedError: ServerError.METADATA_ERROR,
     NotAllowedError: ServerError.NOT_ALLOWED_ERROR,
     TooManyError: ServerError.CONSUMER_BUSY,
     InvalidSchemaError: ServerError.INCOMPATIBLE_SCHEMA,  # there is no better code, and it fails at once

@@ -112,6 +112,16 @@ class Acks:
                 runs.append((entry, entry))
         return runs
 
+    def acknowledge(self, position: Position) -> None:
+        self.acknowledged.add(position)
+        self.counts.get(position.ledger_id, {}).pop(position.entry_id, None)
+
+    def reset(self, position: Position) -> None:
+        """Everything before is acknowledged, nothing from there on; counts from there on stay."""
+        self.acknowledged = {p for p in self._topic.positions() if p < position}
+        for p in self.acknowledged:
+            self.counts.get(p.ledger_id, {}).pop(p.entry_id, None)
+
     def redelivery_counts_in(self, ledger_id: int) -> Mapping[int, int]:
         return self.counts.get(ledger_id, {})
 
@@ -127,6 +137,7 @@ class World:
     def __init__(self, new_core: Callable[[Acks, DispatchLimits, DispatchPolicies], DispatchCore], **policies: int) -> None:
         self.topic = Topic()
         self.acks = Acks(self.topic)
+        self.limits = LIMITS
         self.core = new_core(self.acks, LIMITS, DispatchPolicies(**policies))  # type: ignore[arg-type]
         self.reads: list[Read | ReadBack] = []  # under way
         self.found_nothing: set[int] = set()  # tickets of reads that were asked for when there was nothing to read

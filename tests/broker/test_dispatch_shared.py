@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cepheid_broker.counted_group import Chunk
-from cepheid_broker.dispatch import Idle
+from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.position import Position
-from tests.broker.dispatch_world import World
+from tests.broker.dispatch_histories import SharingHistories
+from tests.broker.dispatch_world import Acks, World
 
 
 def world_with(entries: int, consumers: int = 0, *, permits: int = 100, max_unacked: int = 1000) -> World:
@@ -182,144 +181,19 @@ def test_entries_that_were_trimmed_do_not_hold_up_redelivery() -> None:
     assert world.idle is Idle.AT_END
 
 
-class SharedHistories(RuleBasedStateMachine):
-    """Random histories. A model keeps who holds what; the core must never give an entry twice, and never keep one back."""
+class SharedHistories(SharingHistories):
+    def new_core(self, acks: Acks, limits: DispatchLimits, policies: DispatchPolicies) -> SharedDispatch:
+        return SharedDispatch(acks, limits, policies)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = World(SharedDispatch, max_unacked_per_consumer=30)
-        self.world.on_sent = self.on_sent  # type: ignore[method-assign]
-        self.world.reads_at_once = False
-        self.next_key = 0
-        self.permits: dict[int, int] = {}
-        self.writable: dict[int, bool] = {}
-        self.holder: dict[Position, int] = {}
-        self.chunk_holder: dict[str, int] = {}
-        self.uuid: tuple[int, int] | None = None
-
-    @property
-    def core(self) -> SharedDispatch:
-        return shared(self.world)
-
-    def on_sent(self, consumer: int, positions: list[Position]) -> None:
-        assert self.writable[consumer]
-        for position in positions:
-            messages, chunk = self.world.topic[position].messages, self.world.topic[position].chunk
-            assert self.permits[consumer] > 0
-            assert position not in self.holder, f"{position} is outstanding twice"
-            assert position not in self.world.acks.acknowledged
-            self.permits[consumer] -= messages
-            self.holder[position] = consumer
-            if chunk is not None and len(self.chunk_positions(chunk.uuid)) > 1:
-                earlier = [p for p in self.chunk_positions(chunk.uuid) if p < position and p not in self.world.acks.acknowledged]
-                assert all(self.holder.get(p) == consumer for p in earlier), "chunks at two consumers, or out of order"
-
-    def chunk_positions(self, uuid: str) -> list[Position]:
-        topic = self.world.topic
-        return [p for p in topic.positions() if (chunk := topic[p].chunk) is not None and chunk.uuid == uuid]
-
-    @rule(messages=st.integers(1, 5), entries=st.integers(1, 9))
-    def append(self, messages: int, entries: int) -> None:
-        for _ in range(entries):
-            self.world.append(messages)
-
-    @rule(chunks=st.integers(1, 4))
-    def append_chunks(self, chunks: int) -> None:
-        for _ in range(chunks):
-            number, index = self.uuid or (0, 0)
-            self.world.append(1, Chunk(f"p-{number}", is_last=index == 2))
-            self.uuid = (number + 1, 0) if index == 2 else (number, index + 1)
-
-    @rule()
-    def roll(self) -> None:
-        self.world.topic.roll()
-
-    @precondition(lambda self: len(self.permits) < 4)
-    @rule(priority=st.integers(0, 1))
-    def join(self, priority: int) -> None:
-        self.next_key += 1
-        self.permits[self.next_key], self.writable[self.next_key] = 0, True
-        self.core.on_consumer_joined(self.next_key, priority=priority)
-
-    @precondition(lambda self: self.permits)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.permits)))
-        del self.permits[key], self.writable[key]
-        self.holder = {p: holder for p, holder in self.holder.items() if holder != key}
-        self.core.on_consumer_left(key)
-
-    @precondition(lambda self: self.permits)
-    @rule(data=st.data(), messages=st.integers(1, 15))
-    def flow(self, data: st.DataObject, messages: int) -> None:
-        key = data.draw(st.sampled_from(sorted(self.permits)))
-        self.permits[key] += messages
-        self.core.on_permits(key, messages)
-
-    @precondition(lambda self: self.permits)
-    @rule(data=st.data(), writable=st.booleans())
-    def socket(self, data: st.DataObject, writable: bool) -> None:
-        key = data.draw(st.sampled_from(sorted(self.permits)))
-        self.writable[key] = writable
-        self.core.on_writable(key, writable)
-
-    @precondition(lambda self: self.holder)
-    @rule(data=st.data(), by_another=st.booleans())
-    def acknowledge(self, data: st.DataObject, by_another: bool) -> None:
-        positions = data.draw(st.lists(st.sampled_from(sorted(self.holder)), max_size=8, unique=True))
-        for position in positions:
-            self.world.acks.acknowledged.add(position)
-            key = self.holder.pop(position)
-            self.core.on_acked(min(self.permits) if by_another else key, [position])
-
-    @precondition(lambda self: self.holder)
-    @rule(data=st.data())
-    def negatively_acknowledge(self, data: st.DataObject) -> None:
-        position = data.draw(st.sampled_from(sorted(self.holder)))
-        key = self.holder[position]
+    def check_sent(self, consumer: int, position: Position) -> None:
         chunk = self.world.topic[position].chunk
-        positions = [position] if chunk is None else [p for p in self.chunk_positions(chunk.uuid) if self.holder.get(p) == key]
-        for p in positions:
-            del self.holder[p]
-        self.core.on_redeliver(key, positions)
+        if chunk is not None and len(self.chunk_positions(chunk.uuid)) > 1:
+            earlier = [p for p in self.chunk_positions(chunk.uuid) if p < position and p not in self.world.acks.acknowledged]
+            assert all(self.holder.get(p) == consumer for p in earlier), "chunks at two consumers, or out of order"
 
-    @precondition(lambda self: self.permits)
-    @rule(data=st.data())
-    def redeliver_all(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.permits)))
-        self.holder = {p: holder for p, holder in self.holder.items() if holder != key}
-        self.core.on_redeliver(key, None)
-
-    @precondition(lambda self: self.world.reads)
-    @rule(fails=st.sampled_from([True, False, False, False]), as_asked=st.booleans(), entries=st.integers(1, 6), data=st.data())
-    def end_read(self, fails: bool, as_asked: bool, entries: int, data: st.DataObject) -> None:
-        index = data.draw(st.integers(0, len(self.world.reads) - 1))
-        if fails:
-            self.world.fail_read(index)
-        else:
-            self.world.finish_read(index, max_entries=entries, as_asked=as_asked)
-
-    @precondition(lambda self: self.world.failed)
-    @rule()
-    def retry(self) -> None:
-        self.world.failed.clear()
-        self.core.on_retry()
-
-    @invariant()
-    def sends_whatever_it_can(self) -> None:
-        self.world.settle()
-        for key in self.permits:
-            assert self.core.permits(key) == self.permits[key]
-        able = [
-            key for key, permits in self.permits.items() if permits > 0 and self.writable[key] and not self.core.is_blocked(key)
-        ]
-        idle = self.world.idle
-        if not able or idle in (Idle.READING, Idle.READ_FAILED):
-            return
-        missed = [p for p in self.world.topic.positions() if p not in self.world.acks.acknowledged and p not in self.holder]
-        if idle is Idle.CHUNKS_RESERVED:
-            missed = [p for p in missed if self.world.topic[p].chunk is None]
-        assert not missed, f"{missed} could be sent to {able}, idle because {idle}"
+    def cannot_go(self, position: Position) -> bool:
+        reserved = any(why.idle is Idle.CHUNKS_RESERVED for why in self.core.why())
+        return reserved and self.world.topic[position].chunk is not None
 
 
 SharedHistories.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -167,10 +167,7 @@ def test_the_type_may_change_when_nobody_is_connected() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"subType": pb.CommandSubscribe.Key_Shared}, "Key_Shared subscriptions are not supported yet"),
-        ({"subType": pb.CommandSubscribe.Key_Shared}, "Key_Shared subscriptions are not supported yet"),
         ({"read_compacted": True}, "compacted"),
-        ({"schema": pb.Schema(name="s", schema_data=b"", type=pb.Schema.Json)}, "schemas are not supported yet"),
         ({"subscription": ""}, "needs a name"),
     ],
 )
