@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.raw_client import Connection, Publisher, RefusedError
 from benchmarks.server import Server
@@ -122,6 +122,9 @@ class PacedSender:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
+    def join(self) -> None:
+        self._thread.join()
+
     def _send_all(self) -> None:
         try:
             for index in range(self.entries):
@@ -140,6 +143,12 @@ class PacedSender:
                 select.select([], [self._fd], [])
 
 
+class Due(Protocol):
+    """Knows when the n-th arrival was due."""
+
+    def due_at(self, index: int) -> float: ...
+
+
 class Arrivals:
     """When the n-th answer (or message) came: pieces of (how many so far, time)."""
 
@@ -151,7 +160,7 @@ class Arrivals:
         self.count += count
         self._pieces.append((self.count, time.perf_counter()))
 
-    def latencies_s(self, sender: PacedSender, skip: int) -> list[float]:
+    def latencies_s(self, sender: Due, skip: int) -> list[float]:
         """Of every entry but the first `skip`, which warm things up."""
         latencies = []
         index = 0

@@ -28,7 +28,8 @@ class RefusedError(Exception):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """`on_receipts(count)` and `on_messages(count, last_command)` are called once per received piece."""
+    """`on_receipts(count)` and `on_messages(count, last_command)` are called once per received piece; so is `on_frames`, if set,
+    with command and tail of every message."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(BUFFER_BYTES)
@@ -42,6 +43,7 @@ class Connection(asyncio.BufferedProtocol):
         self.message_bytes = 0
         self.on_receipts: Callable[[int], None] | None = None
         self.on_messages: Callable[[int, bytes], None] | None = None
+        self.on_frames: Callable[[list[tuple[bytes, bytes]]], None] | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -57,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, size_bytes: int) -> None:
         end = self._filled + size_bytes
         start = receipts = messages = last_message = message_bytes = 0
+        frames: list[tuple[bytes, bytes]] = []
         buffer, read_header = self._buffer, struct.Struct(">IIBB").unpack_from
         while end - start >= _HEADER_BYTES:
             total_bytes, command_bytes, _, command_type = read_header(buffer, start)
@@ -69,6 +72,9 @@ class Connection(asyncio.BufferedProtocol):
                 messages += 1
                 message_bytes += total_bytes - command_bytes
                 last_message = start
+                if self.on_frames is not None:
+                    tail_start = start + 8 + command_bytes
+                    frames.append((bytes(self._view[start + 8 : tail_start]), bytes(self._view[tail_start:frame_end])))
             else:
                 self._on_command(bytes(self._view[start + 8 : start + 8 + command_bytes]))
             start = frame_end
@@ -78,6 +84,8 @@ class Connection(asyncio.BufferedProtocol):
             if self.on_messages is not None:
                 command_bytes = read_header(buffer, last_message)[1]
                 self.on_messages(messages, bytes(self._view[last_message + 8 : last_message + 8 + command_bytes]))
+            if self.on_frames is not None:
+                self.on_frames(frames)
         if receipts:
             self.receipts += receipts
             if self.on_receipts is not None:
