@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cepheid_broker.backlog_check import BacklogChecks
 from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
+from cepheid_broker.partitioned_topics import PartitionedTopics
 from cepheid_broker.policy_follower import PolicyFollower
 from cepheid_broker.policy_resolution import broker_policies
 from cepheid_broker.publish_window import PublishBudget
@@ -64,6 +65,7 @@ class Broker:
         self._tasks = TaskOwner("broker")
         self.policies = PolicyFollower(store, policies, self._tasks)
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports)
+        self.partitioned = PartitionedTopics(store, self.catalog, self.topics, self._tasks, settings.request_timeout_s)
         self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks)
         self.catalog.on_changed.append(self.topic_watches.on_changed)
         self.schemas = SchemaRegistry(store, ports)

@@ -2,13 +2,15 @@
 
 T                  a record with partitions = 0: a plain topic; N: partitioned, T-partition-0 .. N-1 are topics by that
 T-partition-k      no record of its own when T has more than k partitions; else a plain topic of that odd name
+T, deleted         its deletion has begun: T and its partitions cannot be used, made or grown until it is over
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, TopicNotFoundError
+from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, ServiceNotReadyError, TopicNotFoundError
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_resolution import resolve
 from cepheid_broker.settings import TopicCreation
@@ -36,6 +38,16 @@ def is_system_topic(topic: TopicName) -> bool:
     return topic.local_name.startswith(SYSTEM_MARK)
 
 
+def being_deleted(topic: TopicName) -> ServiceNotReadyError:
+    # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+    message = f"topic {topic} is being unloaded: its deletion has begun; if that was interrupted, delete it again"
+    return ServiceNotReadyError(message, topic=str(topic))
+
+
+def _partitions(topic: TopicName, record: TopicRecord) -> int:
+    return 0 if topic.is_partition else record.partitions
+
+
 class TopicCatalog:
     def __init__(self, store: MetadataStore, creation: TopicCreation, policies: TopicPolicies, ports: Ports) -> None:
         self._store = store
@@ -47,20 +59,28 @@ class TopicCatalog:
         """Called after this broker made, grew or deleted a topic's record."""
         self._ports = ports
 
-    async def partitions(self, topic: TopicName) -> int | None:
-        """0: not partitioned. None: there is no such topic."""
+    async def find(self, topic: TopicName) -> Found[TopicRecord] | None:
+        """The record that makes it a topic: for a partition that of the partitioned topic. None: there is no such topic."""
         if topic.is_partition:
             base = await self._records.get(topic.base)
             if base is not None and base.record.partitions > topic.partition_index:
-                return 0
-        found = await self._records.get(topic)
-        return None if found is None else found.record.partitions
+                return base
+        return await self._records.get(topic)
+
+    async def partitions(self, topic: TopicName) -> int | None:
+        """0: not partitioned. None: there is no such topic."""
+        found = await self.find(topic)
+        return None if found is None else _partitions(topic, found.record)
 
     async def partitions_or_create(self, topic: TopicName, *, may_create: bool = True) -> int:
-        """Like `partitions`; a missing topic is created if rules allow it. Raises TopicNotFoundError, NamespaceNotFoundError."""
-        partitions = await self.partitions(topic)
-        if partitions is not None:
-            return partitions
+        """Like `partitions`; a missing topic is created if rules allow it.
+
+        Raises TopicNotFoundError, NamespaceNotFoundError, ServiceNotReadyError (it is being deleted).
+        """
+        if (found := await self.find(topic)) is not None:
+            if found.record.deleted:
+                raise being_deleted(topic)
+            return _partitions(topic, found.record)
         creation = await self.creation_in(topic.namespace)
         if not (may_create and creation.allowed):
             reason = "creating topics by using them is off" if may_create else "the client asked not to create it"
@@ -96,15 +116,9 @@ class TopicCatalog:
             self._note_changed(topic)
             return
 
-    async def grow(self, topic: TopicName, partitions: int) -> None:
-        """More partitions. Raises TopicNotFoundError, NotAllowedError (fewer, or not partitioned), BadVersionError."""
-        found = await self._records.get(topic)
-        if found is None:
-            raise TopicNotFoundError(f"topic {topic} does not exist", topic=str(topic))
-        now = found.record.partitions
-        if now == 0 or partitions < now:
-            raise NotAllowedError(f"topic {topic} has {now} partitions; it cannot have {partitions}", topic=str(topic))
-        await self._records.replace(topic, found.record.replace(partitions=partitions), found.version)
+    async def replace(self, topic: TopicName, found: Found[TopicRecord], **changes: Any) -> None:
+        """Raises BadVersionError: somebody else changed it since it was found."""
+        await self._records.replace(topic, found.record.replace(**changes), found.version)
         self._note_changed(topic)
 
     async def delete(self, topic: TopicName) -> None:
@@ -128,7 +142,10 @@ class TopicCatalog:
         await self._require_namespace(namespace)
         names: list[TopicName] = []
         for topic in await list_topics(self._store, namespace.tenant, namespace.local_name, domain):
-            partitions = await self.partitions(topic)
+            found = await self._records.get(topic)
+            if found is None or found.record.deleted:
+                continue
+            partitions = found.record.partitions
             names += [topic.partition(index) for index in range(partitions)] if partitions else [topic]
         return names
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
@@ -18,6 +18,7 @@ from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_follower import PolicyFollower
 from cepheid_broker.policy_resolution import ledger_config
+from cepheid_broker.position import EARLIEST
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic import Topic
@@ -206,20 +207,33 @@ class Topics:
         """The topic with everything in it. Raises NotAllowedError while it is in use (unless `force`), TopicNotFoundError."""
         if await self._catalog.partitions(name) is None:
             raise TopicNotFoundError(f"topic {name} does not exist", topic=str(name))
+        await self._wait_until_settled(name)
         topic = self._open.get(name)
-        if topic is not None and not force:
-            consumers = sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
-            if topic.producers or consumers:
-                raise NotAllowedError(
-                    f"topic {name} has {len(topic.producers)} producers and {consumers} consumers", topic=str(name)
-                )
-        while (closing := self._closing.get(name)) is not None:
-            await asyncio.wait([closing])
+        if topic is not None and topic.in_use and not force:
+            raise NotAllowedError(f"topic {name} is in use by {topic.clients}", topic=str(name))
+        await self._remove(name)
+
+    async def remove(self, name: TopicName) -> None:
+        """As `delete` by force, also of what no record speaks of: remains of something that was interrupted."""
+        await self._wait_until_settled(name)
+        await self._remove(name)
+
+    async def prepare(self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]) -> None:
+        """Before anybody knows of it, a partition gets these durable subscriptions (name → properties), from its first entry on."""
+        await self._wait_until_settled(name)
+        topic = self._open.get(name) or await self._opened_once(name)
+        for subscription, properties in subscriptions.items():
+            await topic.create_subscription(subscription, EARLIEST, properties=dict(properties))
+        await self.unload(name, "the partition is prepared")  # opened again, it has the policies of its partitioned topic
+
+    async def _wait_until_settled(self, name: TopicName) -> None:
+        while (work := self._closing.get(name) or self._opening.get(name)) is not None:
+            await asyncio.wait([work])
+
+    async def _remove(self, name: TopicName) -> None:
         await asyncio.shield(self._start_closing(name, self._delete(name)))
 
     async def _delete(self, name: TopicName) -> None:
-        if (opening := self._opening.get(name)) is not None:
-            await asyncio.wait([opening])
         if (topic := self._open.pop(name, None)) is not None:
             self._policies.release(name)
             await topic.unload("the topic is deleted")

@@ -17,12 +17,13 @@ class TopicRecord(TopicPolicyFields, GrownRecord):
 
     NAME: ClassVar[str] = "topic"
     FORMAT: ClassVar[int] = 2
-    ADDED: ClassVar[Mapping[str, int]] = dict.fromkeys((*TOPIC_POLICIES, "max_message_bytes"), 2)
+    ADDED: ClassVar[Mapping[str, int]] = dict.fromkeys((*TOPIC_POLICIES, "max_message_bytes", "deleted"), 2)
 
     partitions: NonNegativeInt = Field(0, description="0: not partitioned.")
     properties: dict[str, str] = Field(default_factory=dict)
     created_at_ms: NonNegativeInt
     max_message_bytes: PositiveInt | None = None
+    deleted: bool | None = Field(None, description="A partitioned topic whose deletion has begun: nobody may use it any more.")
 
 
 class ChainLedger(RecordPart):

@@ -68,7 +68,7 @@ def test_partitions_are_listed_each_and_matched_by_the_name_of_their_topic() -> 
             assert list((await watch(client, f"{NAMESPACE}/split")).topic) == parts
             listed = await topics_of(client, topics_pattern="public/default/split")
             assert (list(listed.topics), listed.filtered, listed.changed) == (parts, True, True)
-            await world.broker.catalog.grow(TopicName.parse("split"), 3)
+            await world.broker.partitioned.grow(TopicName.parse("split"), 3)
             update = await client.expect(pb.CommandWatchTopicUpdate)
             assert list(update.new_topics) == [full("split-partition-2")]
 

@@ -22,6 +22,7 @@ from cepheid_broker.errors import (
     ServiceNotReadyError,
     SubscriptionNotFoundError,
     TooManyError,
+    TopicChangedError,
     TopicNotFoundError,
 )
 from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError
@@ -101,6 +102,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
     ConsumerBusyError: HTTPStatus.PRECONDITION_FAILED,
     TooManyError: HTTPStatus.PRECONDITION_FAILED,
+    TopicChangedError: HTTPStatus.CONFLICT,
     NotAllowedError: HTTPStatus.METHOD_NOT_ALLOWED,
     InvalidSchemaError: HTTPStatus.UNPROCESSABLE_ENTITY,
     IncompatibleSchemaError: HTTPStatus.CONFLICT,

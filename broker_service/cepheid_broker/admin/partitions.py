@@ -12,9 +12,8 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotAcceptableError, PreconditionError, UnprocessableError
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.path_names import TopicPath
-from cepheid_broker.admin.topic_access import open_topic, parts_of, require_idle
+from cepheid_broker.admin.topic_access import parts_of, require_idle
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.position import EARLIEST
 from cepheid_metadata import KeyExistsError, list_topics, topic_records
 from cepheid_wire import TopicName
 
@@ -62,6 +61,13 @@ def partitions(context: AdminContext) -> APIRouter:
         _refuse_partition_name(topic)
         await _delete(context, topic, force=force)
 
+    @router.post("/createMissedPartitions", status_code=NO_CONTENT)
+    async def create_missed(topic: TopicPath) -> None:
+        _refuse_partition_name(topic)
+        if await context.broker.catalog.partitions(topic) == 0:
+            raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
+        await context.broker.partitioned.create_missing(topic)
+
     return router
 
 
@@ -71,7 +77,7 @@ async def _count(context: AdminContext, topic: TopicName, *, may_create: bool) -
     found = await topic_records(context.store).get(topic)
     if found is not None:
         record = found.record
-        return {"partitions": record.partitions, "deleted": False, "properties": record.properties}
+        return {"partitions": record.partitions, "deleted": bool(record.deleted), "properties": record.properties}
     if await context.broker.catalog.partitions(topic) is not None:  # one partition of a partitioned topic
         return {"partitions": 0, "deleted": False, "properties": {}}
     count = 0
@@ -84,7 +90,6 @@ async def _count(context: AdminContext, topic: TopicName, *, may_create: bool) -
 
 
 async def _grow(context: AdminContext, topic: TopicName, count: int, *, force: bool) -> None:
-    """New partitions get the durable subscriptions of partition 0, at earliest, before anybody can publish to them unseen."""
     now = await context.broker.catalog.partitions(topic)
     if now is None:
         raise TopicNotFoundError(f"Topic {topic} does not exist", topic=str(topic))
@@ -97,30 +102,16 @@ async def _grow(context: AdminContext, topic: TopicName, count: int, *, force: b
         )
     if not force:
         await _refuse_strays(context, topic, first=now)
-    await context.broker.catalog.grow(topic, count)
-    subscriptions = (await open_topic(context, topic.partition(0))).subscriptions
-    durable = [name for name, subscription in subscriptions.items() if subscription.durable]
-    for index in range(now, count if durable else now):
-        part = await open_topic(context, topic.partition(index))
-        for name in durable:
-            await part.create_subscription(name, EARLIEST)
+    await context.broker.partitioned.grow(topic, count)
 
 
 async def _delete(context: AdminContext, topic: TopicName, *, force: bool) -> None:
-    """Partitions first, then the record: what is interrupted can be repeated."""
     if await context.broker.catalog.partitions(topic) == 0:
         raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
-    parts = await parts_of(context, topic)
     if not force:
-        for part in parts:
+        for part in await parts_of(context, topic):
             require_idle(context, part)
-    for part in parts:
-        await context.broker.topics.delete(part, force=force)
-    await context.broker.schemas.on_topic_deleting(topic)
-    await context.broker.catalog.delete(topic)
-    for part in parts:
-        # A client that was closed by force came back while the record still promised its partition.
-        await context.broker.topics.unload(part, f"topic {topic} is deleted")
+    await context.broker.partitioned.delete(topic, force=force)
 
 
 def _refuse_partition_name(topic: TopicName) -> None:

@@ -1,0 +1,228 @@
+"""Partitioned topics as a whole: growing and deleting them. What can be opened are their partitions; the topic is but a record.
+
+    grow     new partitions get the subscriptions ──► the record has the new count ──► subscriptions made meanwhile
+    delete   the record is marked ──► partitions, one by one ──► the record goes
+
+Rules
+1. Nobody can publish to a new partition before it has the durable subscriptions of partition 0, from its first entry on: a
+   consumer that hears of the partition later misses nothing. The count is what makes it known, so it comes second.
+2. A marked topic and its partitions cannot be opened, made or grown: whoever was thrown out and comes back finds the deletion
+   under way, and cannot make a deleted partition anew as a plain topic. The record goes last.
+3. What is interrupted is repeated by asking again; deleting also finds what an interrupted growth left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicChangedError, TopicNotFoundError
+from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.topic_catalog import TopicCatalog, being_deleted
+from cepheid_broker.topics import Topics
+from cepheid_metadata import (
+    BadVersionError,
+    Found,
+    MetadataStore,
+    TopicRecord,
+    chain_records,
+    cursor_records,
+    list_chains,
+    list_cursors,
+    list_topics,
+)
+from cepheid_ports import TaskOwner
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+INTERNAL_CURSORS = ("pulsar.dedup",)  # of the broker itself: no subscriptions
+AT_ONCE = 16
+"""Partitions that one call works on at the same time."""
+
+
+class PartitionedTopics:
+    def __init__(self, store: MetadataStore, catalog: TopicCatalog, topics: Topics, tasks: TaskOwner, timeout_s: float) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._topics = topics
+        self._tasks = tasks
+        self._timeout_s = timeout_s
+        self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
+        self._turns: dict[TopicName, tuple[asyncio.Lock, int]] = {}  # and how many want it
+
+    def __repr__(self) -> str:
+        return f"<PartitionedTopics {len(self._deleting)} being deleted>"
+
+    # Growing
+
+    async def grow(self, topic: TopicName, partitions: int) -> None:
+        """Raises TopicNotFoundError, NotAllowedError (fewer, not partitioned), TopicChangedError."""
+        now = (await self._require(topic)).record.partitions
+        if partitions < now:
+            raise NotAllowedError(f"topic {topic} has {now} partitions; it cannot have only {partitions}", topic=str(topic))
+        if partitions > now:
+            await finish(self._tasks, self._grow(topic, now, partitions), name=f"grow {topic}")
+
+    async def _grow(self, topic: TopicName, before: int, partitions: int) -> None:
+        async with self._turn_on(topic):
+            await self._grow_alone(topic, before, partitions)
+
+    async def _grow_alone(self, topic: TopicName, before: int, partitions: int) -> None:
+        found = await self._require_count(topic, before)
+        new = [topic.partition(index) for index in range(before, partitions)]
+        await self._prepare(topic, new)
+        while True:
+            try:
+                await self._catalog.replace(topic, found, partitions=partitions)
+                break
+            except BadVersionError:
+                found = await self._require_count(topic, before)
+        log.info("topic.grown", extra={"topic": str(topic), "partitions": partitions, "before": before})
+        await self._prepare(topic, new)  # for subscriptions that partition 0 got since the first time
+
+    async def create_missing(self, topic: TopicName) -> None:
+        """Partitions that were never opened get the subscriptions of partition 0. Raises as `grow`."""
+        found = await self._require(topic)
+        chains = chain_records(self._store)
+        parts = [topic.partition(index) for index in range(1, found.record.partitions)]
+        missed = [part for part in parts if not await chains.exists(part)]
+        await finish(self._tasks, self._prepare_alone(topic, missed), name=f"create partitions of {topic}")
+
+    async def _prepare_alone(self, topic: TopicName, parts: Iterable[TopicName]) -> None:
+        async with self._turn_on(topic):
+            await self._require(topic)
+            await self._prepare(topic, parts)
+
+    async def _prepare(self, topic: TopicName, parts: Iterable[TopicName]) -> None:
+        """Rule 1, as far as it is not done yet."""
+        if not topic.is_persistent:
+            return
+        subscriptions = await self._durable_subscriptions(topic.partition(0))
+        for part in parts:
+            there = await list_cursors(self._store, part)
+            missing = {name: properties for name, properties in subscriptions.items() if name not in there}
+            if missing:
+                await self._topics.prepare(part, missing)
+
+    async def _durable_subscriptions(self, part: TopicName) -> dict[str, dict[str, str]]:
+        """Name → properties; from the records, so that nothing need be opened."""
+        cursors = cursor_records(self._store)
+        subscriptions: dict[str, dict[str, str]] = {}
+        for name in await list_cursors(self._store, part):
+            if name not in INTERNAL_CURSORS and (found := await cursors.get((part, name))) is not None:
+                subscriptions[name] = found.record.subscription_properties
+        return subscriptions
+
+    # Deleting
+
+    async def delete(self, topic: TopicName, *, force: bool = False) -> None:
+        """With its partitions. Whoever asks while it runs waits with it.
+
+        Raises TopicNotFoundError, NotAllowedError (in use, and not `force`; not partitioned), ServiceNotReadyError: it takes long,
+        and goes on; ask again. Repeat it after any other error.
+        """
+        running = self._deleting.get(topic)
+        if running is None:
+            found = await self._require(topic, deleted_too=True)
+            if not force and not found.record.deleted:
+                self._require_idle(topic, found.record.partitions)
+            running = self._deleting.get(topic)
+        if running is None:
+            running = self._deleting[topic] = self._tasks.start(self._delete_alone(topic), name=f"delete {topic}")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                outcome = await asyncio.shield(running)
+        except TimeoutError:
+            message = f"topic {topic} is still being deleted after {self._timeout_s:g} s; ask again"
+            raise ServiceNotReadyError(message, topic=str(topic)) from None
+        if outcome is not None:
+            raise outcome
+
+    async def _delete_alone(self, topic: TopicName) -> Exception | None:
+        """An error is a result here: everybody who waits gets it, and it is no failed task."""
+        try:
+            async with self._turn_on(topic):
+                await self._delete(topic)
+        except Exception as error:
+            log.warning("topic.delete_failed", extra={"topic": str(topic), "error": str(error), "hint": "delete it again"})
+            return error
+        finally:
+            del self._deleting[topic]
+        return None
+
+    async def _delete(self, topic: TopicName) -> None:
+        found = await self._marked(topic)
+        parts = [topic.partition(index) for index in range(found.record.partitions)]
+        parts += await self._remains(topic, parts)
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def remove(part: TopicName) -> None:
+            async with turns:
+                await self._topics.remove(part)
+
+        outcomes = await asyncio.gather(*map(remove, parts), return_exceptions=True)
+        if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            raise error
+        await self._topics.remove(topic)
+        log.info("topic.partitions_deleted", extra={"topic": str(topic), "partitions": found.record.partitions})
+
+    async def _marked(self, topic: TopicName) -> Found[TopicRecord]:
+        while True:
+            found = await self._require(topic, deleted_too=True)
+            if found.record.deleted:
+                return found
+            try:
+                await self._catalog.replace(topic, found, deleted=True)
+            except BadVersionError:
+                continue
+
+    async def _remains(self, topic: TopicName, parts: list[TopicName]) -> list[TopicName]:
+        """Partitions that an interrupted growth prepared: they have a chain, but neither is the count so high nor have they a
+        record, as a plain topic of such a name has."""
+        namespace = topic.namespace
+        chains = await list_chains(self._store, namespace.tenant, namespace.local_name, topic.domain)
+        plain = await list_topics(self._store, namespace.tenant, namespace.local_name, topic.domain)
+        known = {*parts, *plain}
+        return [found for found in chains if found.is_partition and found.base == topic and found not in known]
+
+    # Checks
+
+    @asynccontextmanager
+    async def _turn_on(self, topic: TopicName) -> AsyncIterator[None]:
+        """One growth or deletion at a time: what one prepares the other must not miss."""
+        lock, wanted = self._turns.get(topic, (asyncio.Lock(), 0))
+        self._turns[topic] = lock, wanted + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, wanted = self._turns[topic]
+            self._turns[topic] = lock, wanted - 1
+            if wanted == 1:
+                del self._turns[topic]
+
+    async def _require(self, topic: TopicName, *, deleted_too: bool = False) -> Found[TopicRecord]:
+        found = None if topic.is_partition else await self._catalog.find(topic)
+        if found is None:
+            raise TopicNotFoundError(f"topic {topic} does not exist", topic=str(topic))
+        if found.record.partitions == 0:
+            raise NotAllowedError(f"topic {topic} is not partitioned", topic=str(topic))
+        if found.record.deleted and not deleted_too:
+            raise being_deleted(topic)
+        return found
+
+    async def _require_count(self, topic: TopicName, partitions: int) -> Found[TopicRecord]:
+        found = await self._require(topic)
+        if found.record.partitions != partitions:
+            message = f"topic {topic} was grown to {found.record.partitions} partitions by somebody else meanwhile"
+            raise TopicChangedError(message, topic=str(topic))
+        return found
+
+    def _require_idle(self, topic: TopicName, partitions: int) -> None:
+        for index in range(partitions):
+            part = self._topics.find(topic.partition(index))
+            if part is not None and part.in_use:
+                raise NotAllowedError(f"topic {part.name} is in use by {part.clients}", topic=str(topic))
