@@ -50,19 +50,18 @@ SchemaBody = Annotated[PostSchemaPayload, json_body(PostSchemaPayload, max_bytes
 
 def schemas(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/schemas/{tenant}/{namespace}/{topic}")
-    registry = context.broker.schemas
 
     @router.get("/schema")
     async def latest_schema(topic: SchemaPath) -> dict[str, Any]:
-        return _shown(await registry.latest(topic))
+        return _shown(await context.broker.schemas.latest(topic))
 
     @router.get("/schema/{version}")
     async def schema_of_version(topic: SchemaPath, version: int) -> dict[str, Any]:
-        return _shown(await registry.get(topic, version))
+        return _shown(await context.broker.schemas.get(topic, version))
 
     @router.get("/schemas")
     async def all_versions(topic: SchemaPath) -> dict[str, Any]:
-        found = [_shown(schema) async for schema in registry.versions(topic)]
+        found = [_shown(schema) async for schema in context.broker.schemas.versions(topic)]
         if not found:
             raise SchemaNotFoundError(f"topic {topic} has no schema", topic=str(topic))
         return {"getSchemaResponses": found}
@@ -71,12 +70,12 @@ def schemas(context: AdminContext) -> APIRouter:
     async def upload_schema(topic: SchemaPath, payload: SchemaBody) -> dict[str, str]:
         policies = await context.broker.catalog.policies(topic)
         # What an administrator uploads is added also where clients may not (policy isAllowAutoUpdateSchema).
-        version = await registry.register(topic, payload.schema_value(), policies.schema_compatibility)
+        version = await context.broker.schemas.register(topic, payload.schema_value(), policies.schema_compatibility)
         return {"version": base64.b64encode(encode_version(version)).decode()}
 
     @router.delete("/schema")
     async def delete_schema(topic: SchemaPath, force: bool = False) -> dict[str, int]:
-        return {"version": await registry.delete(topic, force=force)}
+        return {"version": await context.broker.schemas.delete(topic, force=force)}
 
     @router.post("/compatibility", status_code=ACCEPTED)
     async def check_compatibility(topic: SchemaPath, payload: SchemaBody) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def schemas(context: AdminContext) -> APIRouter:
 
     @router.post("/version")
     async def version_of_schema(topic: SchemaPath, payload: SchemaBody) -> dict[str, int]:
-        return {"version": await registry.version_of(topic, payload.schema_value())}
+        return {"version": await context.broker.schemas.version_of(topic, payload.schema_value())}
 
     return router
 
