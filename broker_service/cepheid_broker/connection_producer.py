@@ -27,6 +27,7 @@ from cepheid_broker.schemas import asked_schema
 from cepheid_broker.services import Services
 from cepheid_broker.topic import Topic
 from cepheid_broker.wire_errors import error_text, server_error_of
+from cepheid_ports import CepheidError
 from cepheid_wire import CommandType, SendCommand, parse_send
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -97,11 +98,14 @@ class ProducerCommands:
 
     def _answer_again(self, ask: pb.CommandProducer, producer: Producer) -> None:
         """Sent twice (protocol.md §9.3)."""
-        if served_topic(ask.topic) != producer.topic.name:
-            self._refuse(ask, NotAllowedError(f"producer {ask.producer_id} of this connection is open on {producer.topic.name}"))
-            return
-        producer.request_id = ask.request_id
-        self._send_success(producer)
+        try:
+            if served_topic(ask.topic) != producer.topic.name:
+                raise NotAllowedError(f"producer {ask.producer_id} of this connection is open on {producer.topic.name}")
+        except CepheidError as error:
+            self._refuse(ask, error)
+        else:
+            producer.request_id = ask.request_id
+            self._send_success(producer)
 
     async def _open_producer(self, ask: pb.CommandProducer) -> None:
         try:
@@ -151,6 +155,8 @@ class ProducerCommands:
 
         After a client's crash the old socket may look open for long (protocol.md §9.3)."""
         while True:
+            if topic.deduplication is not None:
+                await topic.deduplication.wait_settled(producer.name)
             topic.check_open()
             self._asking[producer.producer_id] = producer
             refused = topic.admission.ask(producer, older)
@@ -194,11 +200,12 @@ class ProducerCommands:
         self._peer.send_error(producer.request_id, server_error_of(error), error_text(error))
 
     def _send_success(self, producer: Producer) -> None:
+        deduplication = producer.topic.deduplication
         self._peer.send(
             pb.CommandProducerSuccess(
                 request_id=producer.request_id,
                 producer_name=producer.name,
-                last_sequence_id=NO_SEQUENCE_ID,
+                last_sequence_id=NO_SEQUENCE_ID if deduplication is None else deduplication.last_sequence_id(producer.name),
                 schema_version=producer.schema_version,  # Java's client reads it without asking whether it is there (§5)
                 topic_epoch=producer.topic_epoch,
                 producer_ready=producer.state is not ProducerState.ASKING,

@@ -28,6 +28,7 @@ from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
+from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
 from cepheid_broker.topic_producers import TopicProducers
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import TopicName
@@ -62,10 +63,18 @@ class PersistentTopic(Topic):
         self._totals = totals
         self._on_failed = on_failed
         self._changing = asyncio.Lock()  # creation and deletion of subscriptions, one after the other
+        self.deduplication = TopicDeduplication(str(name), ledger, lambda: self.policies, settings.deduplication, tasks)
         for cursor in ledger.cursors.values():
-            self._adopt(cursor.name, cursor)
-        ledger.on_appended.append(self._on_appended)
+            if cursor.name != DEDUP_CURSOR:
+                self._adopt(cursor.name, cursor)
+        ledger.on_appended += (self._on_appended, self.deduplication.on_appended)
         ledger.on_failed.append(self._on_ledger_failed)
+
+    async def open(self) -> None:
+        """Before it serves anybody. Raises what its ledger raises."""
+        assert self.deduplication is not None
+        await self.deduplication.open()
+        self.check_open()
 
     @property
     def ledger(self) -> ManagedLedger:
@@ -113,6 +122,8 @@ class PersistentTopic(Topic):
             self.check_open()
             if (found := self.subscriptions.get(name)) is not None:
                 return self._durable(found)
+            if name == DEDUP_CURSOR:
+                raise NotAllowedError(f"subscription name {name!r} is used by the broker itself; choose another one")
             self._check_room()
             check_properties(properties)
             cursor = self.ledger.cursors.get(name)  # there is one when its deletion failed half-way
@@ -234,6 +245,8 @@ class PersistentTopic(Topic):
     async def unload(self, reason: str) -> None:
         """As every topic; then acknowledgements are saved and the ledger is closed."""
         await super().unload(reason)
+        assert self.deduplication is not None
+        self.deduplication.close()
         await self.ledger.aclose()
 
 

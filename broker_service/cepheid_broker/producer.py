@@ -9,39 +9,45 @@ Rules
 1. A receipt is written when its entry is durable, in SEND order, and none is left out (protocol.md §26).
 2. After a failed append this incarnation stores nothing more: the client resends from the first unanswered message on, and
    storing a later one before it would swap them (protocol.md §10.4). The producer is closed; the connection lives.
-3. A bad checksum fails that message alone, in its turn: C++ clients match the error against their oldest message (§10.4).
-4. What a replaced incarnation still has under way answers to nobody (§26, rule 9).
-5. Its connection hears of each change of its standing by a method of `ProducerOwner`, and answers its client.
+3. A repetition that deduplication recognises is answered in its turn too, with position -1:-1. One of which it is not known yet
+   whether the first was stored waits for that; if it was not, the producer is closed and the client sends both again.
+4. A bad checksum fails that message alone, in its turn: C++ clients match the error against their oldest message (§10.4).
+5. What a replaced incarnation still has under way answers to nobody (§26, rule 9).
+6. Its connection hears of each change of its standing by a method of `ProducerOwner`, and answers its client.
 
     ASKING ──► OPEN ──► CLOSING ──► CLOSED          ASKING: the topic's epoch is being saved, or it waits for others to leave
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence, Verdict
 from cepheid_broker.errors import BrokerError
 from cepheid_broker.peer import Buffer, Peer
 from cepheid_broker.position import Position
 from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.rates import Traffic, TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
+from cepheid_broker.topic_deduplication import TopicDeduplication, is_recorded, producer_name_of
 from cepheid_ports import CepheidError
 from cepheid_wire import (
     ChecksumMismatchError,
     SendCommand,
     ServerError,
     add_checksum,
-    count_messages,
     encode_body,
     encode_send_receipts,
     has_checksum,
+    messages_in,
+    parse_metadata,
     verify_tail,
 )
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -51,6 +57,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+
+NO_POSITION = Position(-1, -1)
 
 GATHER_BYTES = 128 * 1024
 """Large entries do not wait for each other: beyond this the next append starts while the one before is under way."""
@@ -63,6 +71,10 @@ class ProducerState(enum.Enum):
     CLOSED = "closed"
 
 
+DUPLICATE_BYTES = 64
+"""What a repetition that is not stored counts in the publish window: its place among the answers."""
+
+
 @dataclass(slots=True, eq=False)
 class _Group:
     """SENDs of one loop turn, appended together."""
@@ -71,7 +83,20 @@ class _Group:
     sequence_ids: list[tuple[int, int | None]] = field(default_factory=list)  # and the highest of a batch, if it was sent
     messages: list[int] = field(default_factory=list)  # in each payload
     size_bytes: int = 0
-    errors_after: bytes = b""  # frames to be written behind its receipts (rule 3)
+    errors_after: bytes = b""  # frames to be written behind its receipts (rule 4)
+    sequence: ProducerSequence | None = None  # with deduplication: whose ids they are
+    highest: int = NOTHING_PERSISTED
+    duplicates: list[_Duplicate] = field(default_factory=list)  # rule 3
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.sequence_ids
+
+
+class _Duplicate(NamedTuple):
+    place: int  # among the group's sequence ids; it has no payload
+    sequence: ProducerSequence
+    highest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,7 @@ class ProducerFigures:
     traffic: TrafficFigures
     pending_entries: int
     checksum_errors: int
+    duplicates: int
     metadata: dict[str, str]
 
 
@@ -138,11 +164,13 @@ class Producer:
         self.state = ProducerState.ASKING
         self.traffic = Traffic()
         self.checksum_errors = 0
+        self.duplicates = 0
         self._refusals = refusals
         self._owner = owner
         self._on_settled: Callable[[], None] | None = None
         self._gathered = _Group()
         self._pending: deque[_Group] = deque()
+        self._sequence: ProducerSequence | None = None  # the one it uses, with deduplication
 
     def __repr__(self) -> str:
         return f"<Producer {self.name} of {self.topic.name}, {self.state.value}, {self.pending_entries} entries under way>"
@@ -160,10 +188,18 @@ class Producer:
         except ChecksumMismatchError as error:
             self._refuse(send, error)
             return
+        metadata = parse_metadata(tail)
+        messages = messages_in(metadata)
+        policies = self.topic.policies
+        if (policies.max_message_bytes or policies.encryption_required) and not self._is_allowed(send, tail, metadata):
+            return
+        deduplication = self.topic.deduplication
+        if deduplication is not None and deduplication.active and not self._is_new(send, metadata, deduplication):
+            return
         gathered = self._gathered
-        gathered.messages.append(count_messages(tail))
         payload = tail if has_checksum(tail) else add_checksum(tail)
         gathered.payloads.append(payload)
+        gathered.messages.append(messages)
         gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
         gathered.size_bytes += len(payload)
 
@@ -173,11 +209,66 @@ class Producer:
             self._append()
 
     def _append(self) -> None:
-        if self._gathered.payloads:
-            group, self._gathered = self._gathered, _Group()
-            self._pending.append(group)
-            self.peer.window.take(group.size_bytes)
+        if self._gathered.is_empty:
+            return
+        group, self._gathered = self._gathered, _Group()
+        if not group.payloads and not self._pending:
+            self._answer(group, None)
+            return
+        self._pending.append(group)
+        self.peer.window.take(group.size_bytes)
+        if group.sequence is not None:
+            group.sequence.begin(group.highest)
+        if group.payloads:
             self.topic.publish(group.payloads, partial(self._on_appended, group), group.messages)
+
+    # Deduplication
+
+    def _is_new(self, send: SendCommand, metadata: pb.MessageMetadata, deduplication: TopicDeduplication) -> bool:
+        """False: its place among the answers is taken, and nothing is stored."""
+        highest = max(send.sequence_id, send.highest_sequence_id or 0)
+        if highest > MAX_SEQUENCE_ID:
+            return True
+        sequence = self._sequence
+        if sequence is None or sequence.is_forgotten or sequence.name != metadata.producer_name:
+            sequence = self._follow(deduplication, producer_name_of(metadata))
+        if sequence.judge(highest) is Verdict.NEW:
+            if is_recorded(metadata):
+                if self._gathered.sequence is not sequence and self._gathered.sequence is not None:
+                    self._append()  # one sequence per group
+                sequence.push(highest)
+                self._gathered.sequence, self._gathered.highest = sequence, highest
+            return True
+        if send.is_marker or metadata.HasField("marker_type"):
+            return True
+        self.duplicates += 1
+        deduplication.duplicates += 1
+        gathered = self._gathered
+        gathered.duplicates.append(_Duplicate(len(gathered.sequence_ids), sequence, highest))
+        gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
+        gathered.size_bytes += DUPLICATE_BYTES
+        return False
+
+    def _follow(self, deduplication: TopicDeduplication, name: str) -> ProducerSequence:
+        self._leave_sequence()
+        now = asyncio.get_running_loop().time()
+        self._sequence = deduplication.sequences.follow(name, now)
+        return self._sequence
+
+    def _leave_sequence(self) -> None:
+        if self._sequence is not None and self.topic.deduplication is not None:
+            self.topic.deduplication.sequences.leave(self._sequence, asyncio.get_running_loop().time())
+        self._sequence = None
+
+    def _tell_sequence(self, group: _Group, *, stored: bool) -> None:
+        """Also when the producer is closed: its successor must know."""
+        if self.topic.deduplication is None:
+            return
+        if group.sequence is not None:
+            (group.sequence.confirm if stored else group.sequence.fail)(group.highest)
+        self.topic.deduplication.on_answered(len(group.payloads), group.sequence.name if group.sequence is not None else None)
+
+    # Its standing
 
     def on_admitted(self, topic_epoch: int | None) -> None:
         self.state = ProducerState.OPEN
@@ -230,40 +321,74 @@ class Producer:
             self.traffic.figures(),
             self.pending_entries,
             self.checksum_errors,
+            self.duplicates,
             self.metadata,
         )
 
     def _stop(self) -> None:
         self.state = ProducerState.CLOSED
-        self._gathered = _Group()  # never appended, never counted in the window
+        gathered, self._gathered = self._gathered, _Group()  # never appended, never counted in the window
+        if gathered.sequence is not None:
+            gathered.sequence.abandon()
+        self._leave_sequence()
         self._settle_if_done()
 
     def _on_appended(self, group: _Group, result: Position | CepheidError, count: int) -> None:
         assert count == len(group.payloads), "a group completes whole"
         self._pending.remove(group)  # the first one, unless it was refused
         self.peer.window.give_back(group.size_bytes)
+        failed = isinstance(result, CepheidError)
+        self._tell_sequence(group, stored=not failed)
         if isinstance(result, CepheidError):
             self.close_by_broker(f"a publish failed: {result}")
-        elif self.state is not ProducerState.CLOSED:
-            ledger_id, entry_id = result
-            producer_id = self.producer_id
-            step = int(self.topic.entry_ids_rise)
-            receipts = [
-                (producer_id, sequence_id, ledger_id, entry_id + index * step, highest)
-                for index, (sequence_id, highest) in enumerate(group.sequence_ids)
-            ]
-            self.peer.write(encode_send_receipts(receipts) + group.errors_after)
-            messages = sum(group.messages)
-            self.traffic.count(count, messages, group.size_bytes)
-            self.topic.published.count(count, messages, group.size_bytes)
+        else:
+            self._answer(group, result)
+        while self._pending and not self._pending[0].payloads:  # nothing but repetitions, whose turn has come
+            group = self._pending.popleft()
+            self.peer.window.give_back(group.size_bytes)
+            self._answer(group, None)
         self.flush()
         self._settle_if_done()
 
+    def _answer(self, group: _Group, first: Position | None) -> None:
+        if self.state is ProducerState.CLOSED:
+            return
+        if any(duplicate.sequence.persisted < duplicate.highest for duplicate in group.duplicates):
+            self.close_by_broker("a message was sent again while it was not known whether it is stored, and it is not")
+            return
+        receipts = self._receipts(group, first)
+        self.peer.write(encode_send_receipts(receipts) + group.errors_after)
+        messages, size_bytes = sum(group.messages), group.size_bytes - DUPLICATE_BYTES * len(group.duplicates)
+        self.traffic.count(len(group.payloads), messages, size_bytes)
+        self.topic.published.count(len(group.payloads), messages, size_bytes)
+
+    def _receipts(self, group: _Group, first: Position | None) -> list[tuple[int, int, int, int, int | None]]:
+        """Of each SEND, in their order."""
+        producer_id = self.producer_id
+        step = int(self.topic.entry_ids_rise)
+        ledger_id, entry_id = first or NO_POSITION
+        if not group.duplicates:
+            return [
+                (producer_id, sequence_id, ledger_id, entry_id + index * step, highest)
+                for index, (sequence_id, highest) in enumerate(group.sequence_ids)
+            ]
+        repeated = {duplicate.place for duplicate in group.duplicates}
+        receipts = []
+        for index, (sequence_id, highest) in enumerate(group.sequence_ids):
+            if index in repeated:
+                receipts.append((producer_id, sequence_id, *NO_POSITION, highest))
+            else:
+                receipts.append((producer_id, sequence_id, ledger_id, entry_id, highest))
+                entry_id += step
+        return receipts
+
     def _settle_if_done(self) -> None:
-        settled = not self._pending and not self._gathered.payloads
+        settled = not self._pending and self._gathered.is_empty
         if self._on_settled is not None and (settled or self.state is ProducerState.CLOSED):
             on_settled, self._on_settled = self._on_settled, None
             on_settled()
+
+    # What is not stored
 
     def _refuse(self, send: SendCommand, error: ChecksumMismatchError) -> None:
         self.checksum_errors += 1
@@ -276,13 +401,34 @@ class Producer:
             sequence_id=send.sequence_id,
             error=str(error),
         )
+        self._send_error(send, ServerError.CHECKSUM_ERROR, str(error))
+
+    def _is_allowed(self, send: SendCommand, tail: memoryview, metadata: pb.MessageMetadata) -> bool:
+        """By the topic's policies. False: the client is told, and the producer closed: some clients give up that message (Java),
+        others send it again until it is too old (C++), but none sees a later one stored before it (protocol.md §10.4)."""
+        policies = self.topic.policies
+        if 0 < policies.max_message_bytes < len(tail):
+            reason = f"a message of {len(tail)} bytes, the topic's policy allows {policies.max_message_bytes}"
+        elif policies.encryption_required and not metadata.encryption_keys:
+            reason = "a message that is not encrypted, and the topic's policy demands it"
+        else:
+            return True
+        self._refusals.note(
+            "publish.not_allowed",
+            (self.topic.name, self.name),
+            topic=str(self.topic.name),
+            producer=self.name,
+            sequence_id=send.sequence_id,
+            reason=reason,
+        )
+        self._send_error(send, ServerError.NOT_ALLOWED_ERROR, reason)
+        self.close_in_good_order(reason)
+        return False
+
+    def _send_error(self, send: SendCommand, code: ServerError, text: str) -> None:
+        """In its turn."""
         frame = encode_body(
-            pb.CommandSendError(
-                producer_id=self.producer_id,
-                sequence_id=send.sequence_id,
-                error=cast(Any, int(ServerError.CHECKSUM_ERROR)),
-                message=str(error),
-            )
+            pb.CommandSendError(producer_id=self.producer_id, sequence_id=send.sequence_id, error=code.as_protobuf, message=text)
         )
         self._append()  # what comes later belongs behind the error
         if self._pending:

@@ -121,6 +121,18 @@ class PolicySettings(BaseModel, frozen=True, extra="forbid"):
     inactive_topics_after_s: PositiveInt = Field(60, description="How long a topic must be unused to be deleted.")
 
 
+class DeduplicationSettings(BaseModel, frozen=True, extra="forbid"):
+    """Bounds of what is remembered of producers, where a policy turns deduplication on."""
+
+    idle_s: PositiveFloat = Field(
+        6 * 3600.0,
+        description="A producer name that nobody used for so long is forgotten: what it sends again after that is stored again.",
+    )
+    max_names: PositiveInt = Field(
+        10_000, description="Producer names of one topic that are remembered; beyond, those that nobody uses go, oldest first."
+    )
+
+
 class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     """One per broker process."""
 
@@ -169,6 +181,7 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     rate_window_s: PositiveFloat = Field(10.0, description="Over how long the rates in statistics are averaged.")
     connection: ConnectionSettings = ConnectionSettings()
     dispatch: DispatchSettings = DispatchSettings()
+    deduplication: DeduplicationSettings = DeduplicationSettings()
     policies: PolicySettings = PolicySettings()
 
     @property

@@ -33,6 +33,7 @@ from cepheid_broker.producer import Producer, ProducerFigures
 from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription, SubscriptionFigures
+from cepheid_broker.topic_deduplication import TopicDeduplication
 from cepheid_broker.topic_producers import TopicProducers
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
@@ -68,6 +69,8 @@ class Topic(ABC):
         self.name = name
         self.policies = policies
         self.admission = admission
+        self.deduplication: TopicDeduplication | None = None
+        """None: nothing is stored, so nothing can be stored twice."""
         self.subscriptions: dict[str, Subscription] = {}
         self.published = Traffic(totals.published)
         self.publish_blocked: QuotaAction | None = None
@@ -110,6 +113,8 @@ class Topic(ABC):
         """They changed in metadata."""
         self.policies = policies
         self.admission.on_policies(policies)
+        if self.deduplication is not None:
+            self.deduplication.on_policies()
         for subscription in self.subscriptions.values():
             subscription.on_policies()
 
@@ -218,6 +223,8 @@ class Topic(ABC):
 
     def on_tick(self, window_s: float) -> None:
         self.published.on_tick(window_s)
+        if self.deduplication is not None:
+            self.deduplication.on_tick()
         for producer in self.producers.values():
             producer.traffic.on_tick(window_s)
         for subscription in self.subscriptions.values():

@@ -81,8 +81,7 @@ class Topics:
         """The topic, opened and perhaps created. Raises what `TopicCatalog.require` and opening a managed ledger raise."""
         exists = False
         while True:
-            if self._stopping:
-                raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
+            self._check_not_stopping(name)
             if (topic := self._open.get(name)) is not None and not topic.closed:
                 return topic
             if (closing := self._closing.get(name)) is not None:
@@ -132,9 +131,6 @@ class Topics:
         if not name.is_persistent:
             return self._add(NonPersistentTopic(name, policies, self._settings, self._tasks, self.totals))
         ledger = await self._managed_ledgers.open(name, ledger_config(policies))
-        if self._stopping:
-            await ledger.aclose()
-            raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
         topic = PersistentTopic(
             name,
             ledger,
@@ -145,8 +141,18 @@ class Topics:
             self.totals,
             on_failed=self._on_topic_failed,
         )
+        try:
+            await topic.open()
+            self._check_not_stopping(name)
+        except BaseException:
+            await asyncio.shield(self._start_closing(name, self._close_failed(ledger)))
+            raise
         log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})
         return self._add(topic)
+
+    def _check_not_stopping(self, name: TopicName) -> None:
+        if self._stopping:
+            raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
 
     def _add(self, topic: Topic) -> Topic:
         self._open[topic.name] = topic

@@ -61,11 +61,15 @@ class MetadataView(NamedTuple):
 def count_messages(tail: bytes | memoryview) -> int:
     """How many messages the entry holds: at least 1. Raises BadTailError, as every function here, when consumers could not
     read the entry: sizes that do not fit, broken protobuf, a required field missing, a batch of no messages."""
-    metadata = parse_metadata(tail)
+    return messages_in(parse_metadata(tail))
+
+
+def messages_in(metadata: pb.MessageMetadata) -> int:
+    """`count_messages` for who has parsed the metadata."""
     # Without a value it has its default, 1. The clients' own check: a batch below 1 has no meaning.
     count: int = metadata.num_messages_in_batch
     if count < 1:
-        raise BadTailError(f"a batch of {count} messages", tail_bytes=len(tail), num_messages_in_batch=count)
+        raise BadTailError(f"a batch of {count} messages", num_messages_in_batch=count)
     return count
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cepheid_broker.errors import BrokerError, ServiceNotReadyError
+from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
 from cepheid_broker.producer import GATHER_BYTES, Producer, ProducerState
 from cepheid_broker.rates import Traffic
@@ -23,6 +24,9 @@ class Appends:
 
     def __init__(self) -> None:
         self.admission = self
+        self.policies = TopicPolicies()
+        self.deduplication = None
+        self.entry_ids_rise = True
         self.groups: list[int] = []  # entries of each append
         self.waiting: list[tuple[int, Callable[[Any, int], None]]] = []
         self.published = Traffic()

@@ -179,24 +179,6 @@ def test_the_same_producer_again_is_answered_again_and_a_greater_epoch_replaces_
     run_async(main())
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"schema": pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)}, "schemas"),
-    ],
-)
-def test_what_producers_cannot_have_yet_is_refused_at_once(fields: dict[str, object], text: str) -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            ask = pb.CommandProducer(topic=full("t"), producer_id=0, request_id=1, **fields)  # type: ignore[arg-type]
-            refused = await client.ask(ask, pb.CommandError)
-            assert refused.error == ServerError.NOT_ALLOWED_ERROR
-            assert text in refused.message
-            assert "not supported yet" in refused.message
-
-    run_async(main())
-
-
 def test_closing_waits_for_what_is_under_way_and_may_be_repeated() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:

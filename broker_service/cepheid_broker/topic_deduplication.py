@@ -1,0 +1,191 @@
+"""Deduplication of one topic: `SequenceIds`, kept across unloading and crashes in an internal durable cursor.
+
+    opening: cursor `pulsar.dedup` ──► sequence ids up to its mark-delete position ──► the entries behind it are read ──► active
+    now and then, and when the topic closes: mark-delete position := last confirmed entry, with the sequence ids as of that entry
+
+Rules
+1. Position and sequence ids are taken in one step, when every confirmed entry has been told to its producer, and are saved in one
+   write: after a crash the entries behind the position complete them.
+2. The policy may change at any time. Turned on, it holds for what is published from then on. Turned off, the cursor is deleted
+   before entries go unjudged: sequence ids from before a gap would call new messages duplicates.
+3. Saving costs as much as there are names, so it happens at most once in as many entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, SequenceIds
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.position import Position
+from cepheid_broker.settings import DeduplicationSettings
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_wire import BadTailError, parse_metadata
+from cepheid_wire import pulsar_api_pb2 as pb
+
+if TYPE_CHECKING:
+    from cepheid_broker.managed_ledger import ManagedLedger
+
+log = logging.getLogger(__name__)
+
+DEDUP_CURSOR = "pulsar.dedup"
+_REPLAY_READ_BYTES = 1 << 20
+
+
+def is_recorded(metadata: pb.MessageMetadata) -> bool:
+    """False: a marker, or a chunk that is not the last of its message."""
+    return not (metadata.HasField("marker_type") or metadata.chunk_id + 1 < metadata.num_chunks_from_msg)
+
+
+def producer_name_of(metadata: pb.MessageMetadata) -> str:
+    name: str | bytes = metadata.producer_name  # bytes: so protobuf gives out text that is not UTF-8
+    return name if isinstance(name, str) else name.decode(errors="backslashreplace")
+
+
+class TopicDeduplication:
+    def __init__(
+        self,
+        topic: str,
+        ledger: ManagedLedger,
+        policies: Callable[[], TopicPolicies],
+        settings: DeduplicationSettings,
+        tasks: TaskOwner,
+    ) -> None:
+        self.active = False
+        self.sequences = SequenceIds()
+        self.duplicates = 0
+        self.entries_replayed = 0
+        self._topic = topic
+        self._ledger = ledger
+        self._policies = policies
+        self._settings = settings
+        self._tasks = tasks
+        self._switching: asyncio.Task[None] | None = None
+        self._settling: dict[str, list[asyncio.Future[None]]] = {}
+        self._entries_since_snapshot = 0
+        self._snapshot_at = 0.0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<TopicDeduplication of {self._topic} {'on' if self.active else 'off'}, {self.sequences!r}>"
+
+    async def open(self) -> None:
+        """Before anybody publishes. Raises what cursors and reading raise: then the topic cannot be served."""
+        cursor = self._ledger.cursors.get(DEDUP_CURSOR)
+        if cursor is not None and self._policies().deduplication:
+            self.sequences.restore(cursor.sequence_ids, self._now())
+            await self._replay(cursor.mark_delete)
+            self._activate()
+        else:
+            await self._switch()
+
+    async def _replay(self, mark_delete: Position) -> None:
+        ledger = self._ledger
+        position = ledger.next_position(mark_delete)
+        while ledger.is_valid(position):
+            for group in await ledger.read(position, max_entries=1 << 20, max_bytes=_REPLAY_READ_BYTES):
+                for payload in group.payloads():
+                    self._note_stored(payload)
+                self.entries_replayed += len(group)
+                position = ledger.next_position(Position(group.ledger_id, group.last_entry_id))
+
+    def _note_stored(self, payload: memoryview) -> None:
+        try:
+            metadata = parse_metadata(payload)
+        except BadTailError as error:  # checked before it was stored; if it happens, nobody can be told of its sequence id
+            log.error("dedup.unreadable_entry", extra={"topic": self._topic, "error": str(error)})
+            return
+        highest = max(metadata.sequence_id, metadata.highest_sequence_id)
+        if is_recorded(metadata) and highest <= MAX_SEQUENCE_ID:
+            self.sequences.note_stored(producer_name_of(metadata), highest, self._now())
+
+    # Publishing
+
+    def last_sequence_id(self, name: str) -> int:
+        """For PRODUCER_SUCCESS: where a client with this name goes on."""
+        return self.sequences.persisted(name) if self.active else NOTHING_PERSISTED
+
+    async def wait_settled(self, name: str) -> None:
+        """Returns when nothing that was sent under this name is under way: what is persisted is what is stored.
+
+        Without it the client would go on, or send again, while it is not known what arrived of the incarnation before."""
+        while not self.sequences.is_settled(name):
+            waiting = asyncio.get_running_loop().create_future()
+            self._settling.setdefault(name, []).append(waiting)
+            await waiting
+
+    def on_answered(self, entries: int, name: str | None) -> None:
+        """A group was appended or failed, and its sequence says so."""
+        self._entries_since_snapshot += entries
+        if name in self._settling and self.sequences.is_settled(name):
+            for waiting in self._settling.pop(name):
+                if not waiting.done():
+                    waiting.set_result(None)
+
+    # Saving
+
+    def on_appended(self) -> None:
+        """Once per group, after its producer was told (rule 1)."""
+        if self.active and self._entries_since_snapshot >= max(self._policies().dedup_snapshot_entries, len(self.sequences)):
+            self.snapshot()
+
+    def on_tick(self) -> None:
+        if self.active:
+            now = self._now()
+            if now - self._snapshot_at >= self._policies().dedup_snapshot_s:
+                self.snapshot()
+        self.on_policies()
+
+    def snapshot(self) -> None:
+        """Saved within `cursor_flush_s`, or when the ledger closes."""
+        now = self._now()
+        forgotten = self.sequences.forget_idle(now - self._settings.idle_s, self._settings.max_names)
+        self._snapshot_at = now
+        cursor = self._ledger.cursors.get(DEDUP_CURSOR)  # None: it is being deleted
+        if cursor is not None and (self._entries_since_snapshot or forgotten):
+            cursor.advance_to(self._ledger.last_confirmed)
+            cursor.set_sequence_ids(self.sequences.snapshot())
+            self._entries_since_snapshot = 0
+
+    def close(self) -> None:
+        """What was published is answered; the ledger saves its cursors when it closes."""
+        if self.active and not self._closed:
+            self.snapshot()
+        self._closed = True
+
+    # The policy
+
+    def on_policies(self) -> None:
+        if self._policies().deduplication != self.active and self._switching is None and not self._closed:
+            self._switching = self._tasks.start(self._switch_quietly(), name=f"dedup {self._topic}")
+
+    async def _switch_quietly(self) -> None:
+        try:
+            await self._switch()
+        except (CepheidError, TimeoutError) as error:  # the next tick tries again
+            log.warning("dedup.switch_failed", extra={"topic": self._topic, "error": str(error)})
+        finally:
+            self._switching = None
+
+    async def _switch(self) -> None:
+        """Rule 2. Until it is as the policy says, which may change meanwhile."""
+        while (wanted := self._policies().deduplication) != self.active or (not wanted and DEDUP_CURSOR in self._ledger.cursors):
+            if wanted:
+                if DEDUP_CURSOR not in self._ledger.cursors:
+                    await self._ledger.create_cursor(DEDUP_CURSOR, self._ledger.last_confirmed)
+                self._activate()
+            else:
+                await self._ledger.delete_cursor(DEDUP_CURSOR)
+                self.active = False
+                self.sequences.clear()
+            log.info("dedup.switched", extra={"topic": self._topic, "on": self.active})
+
+    def _activate(self) -> None:
+        self.active = True
+        self._snapshot_at = self._now()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
