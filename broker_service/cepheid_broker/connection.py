@@ -56,6 +56,10 @@ CLOSE_LINGER_S = 5.0  # for a peer to read what was written before the close
 UNREAD_ANSWERS_FACTOR = 4  # of `write_high_bytes`: beyond, the peer must read before it is read again
 
 
+GATHER_BYTES = 64 * 1024
+"""Beyond, what was gathered is written at once: the socket's own bound must notice."""
+
+
 class _Hold(enum.IntFlag):
     """Why reading is stopped."""
 
@@ -89,6 +93,8 @@ class Connection(asyncio.Protocol):
             **self._consumers.table,
             **self._watches.table,
         }
+        self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
+        self._gathered_bytes = 0
         self._ready = False
         self._heard = False
         self._ping_unanswered = False
@@ -243,12 +249,24 @@ class Connection(asyncio.Protocol):
         self.send(pb.CommandError(request_id=request_id, error=cast(Any, int(error)), message=message))
 
     def write(self, frames: bytes) -> None:
+        if self._gathered:
+            self._write_gathered()
         if not (self.closed or self._transport.is_closing()):
             self._transport.write(frames)
 
     def write_buffers(self, buffers: Sequence[Buffer]) -> None:
-        if not (self.closed or self._transport.is_closing()):
-            self._transport.writelines(buffers)
+        """What is written in one turn travels together: a thousand subscriptions may send one entry each."""
+        if not self._gathered:
+            self._loop.call_soon(self._write_gathered)
+        self._gathered += buffers
+        self._gathered_bytes += sum(map(len, buffers))
+        if self._gathered_bytes >= GATHER_BYTES:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if gathered and not (self.closed or self._transport.is_closing()):
+            self._transport.writelines(gathered)
 
     # The end
 
