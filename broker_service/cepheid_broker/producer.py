@@ -191,7 +191,8 @@ class Producer:
         metadata = parse_metadata(tail)
         messages = messages_in(metadata)
         policies = self.topic.policies
-        if (policies.max_message_bytes or policies.encryption_required) and not self._is_allowed(send, tail, metadata):
+        restricted = policies.max_message_bytes or policies.max_delay_ms or policies.encryption_required
+        if restricted and not self._is_allowed(send, tail, metadata):
             return
         deduplication = self.topic.deduplication
         if deduplication is not None and deduplication.active and not self._is_new(send, metadata, deduplication):
@@ -409,6 +410,9 @@ class Producer:
         policies = self.topic.policies
         if 0 < policies.max_message_bytes < len(tail):
             reason = f"a message of {len(tail)} bytes, the topic's policy allows {policies.max_message_bytes}"
+        elif 0 < policies.max_delay_ms < metadata.deliver_at_time - metadata.publish_time:
+            delay_ms = metadata.deliver_at_time - metadata.publish_time
+            reason = f"a message to be delivered after {delay_ms} ms, the topic's policy allows {policies.max_delay_ms}"
         elif policies.encryption_required and not metadata.encryption_keys:
             reason = "a message that is not encrypted, and the topic's policy demands it"
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from cepheid_metadata.names import Position
 from cepheid_metadata.policy_records import TOPIC_POLICIES, TopicPolicyFields
@@ -22,7 +22,7 @@ class TopicRecord(TopicPolicyFields, GrownRecord):
     partitions: NonNegativeInt = Field(0, description="0: not partitioned.")
     properties: dict[str, str] = Field(default_factory=dict)
     created_at_ms: NonNegativeInt
-    max_message_bytes: PositiveInt | None = None
+    max_message_bytes: NonNegativeInt | None = None
     deleted: bool | None = Field(None, description="A partitioned topic whose deletion has begun: nobody may use it any more.")
 
 

@@ -224,7 +224,7 @@ ROWS = (
         "max_unacked_per_subscription",
     ),
     Row(namespace="maxTopicsPerNamespace", member="max_topics_per_namespace", body=9, unset=0, bad=((-1, 412),)),
-    Row(topic="maxMessageSize", body=1000, holds={"max_message_bytes": 1000}, bad=((-1, 412),)),
+    Row(topic="maxMessageSize", body=1000, holds={"max_message_bytes": 1000}, bad=((-1, 412), (2**30, 412))),
 )
 NAMESPACE_ROWS = [row for row in ROWS if row.namespace is not None]
 TOPIC_ROWS = [row for row in ROWS if row.topic is not None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin import policy_values as values
-from cepheid_broker.admin.errors import BadRequestError, NotAcceptableError
+from cepheid_broker.admin.errors import BadRequestError, NotAcceptableError, PreconditionError
 from cepheid_broker.policies import SchemaCompatibility, TopicPolicies
 from cepheid_metadata import AutoTopicCreation, PersistencePolicy, keys, list_names
 
@@ -81,6 +81,12 @@ async def check_bookies(context: AdminContext, policy: PersistencePolicy) -> Non
 async def check_partitions(context: AdminContext, creation: AutoTopicCreation) -> None:
     if (creation.partitions or 0) > context.settings.max_partitions:
         raise NotAcceptableError(f"{creation.partitions} partitions; at most {context.settings.max_partitions} are allowed")
+
+
+async def check_message_size(context: AdminContext, size_bytes: int) -> None:
+    most = context.broker.settings.max_message_bytes
+    if size_bytes > most:
+        raise PreconditionError(f"{size_bytes} bytes: the broker itself takes messages of at most {most}")
 
 
 COMPATIBILITIES = tuple(kind.value for kind in SchemaCompatibility)
@@ -285,5 +291,6 @@ POLICIES: tuple[PolicyKind, ...] = (
         body=values.Int,
         topic=PathOf(word="maxMessageSize"),
         decode=values.number,
+        check=check_message_size,
     ),
 )
