@@ -17,7 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cepheid_broker.dispatch import HashRange
+from cepheid_broker.dispatch_kinds import EXCLUSIVE, FAILOVER, KEY_SHARED
 from cepheid_broker.holders import Holder
+from cepheid_broker.key_owners import KeyOwners
+from cepheid_broker.key_sharing import KeySharing
 from cepheid_broker.turns import Turns
 
 
@@ -30,30 +34,31 @@ class Plan:
 
 
 class NonPersistentDispatch:
-    """Of one subscription, while consumers of one type are connected."""
+    """Of one subscription, while consumers of one type are connected. This one is for Exclusive and Failover."""
 
-    def __init__(self) -> None:
-        self._consumers: dict[int, Holder] = {}
+    def __init__(self, partition_index: int = -1) -> None:
+        self.consumers: dict[int, Holder] = {}
+        self.active: Holder | None = None
+        self._partition_index = max(0, partition_index)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}, {len(self._consumers)} consumers>"
+        return f"<{type(self).__name__}, {len(self.consumers)} consumers>"
 
-    def on_joined(self, key: int, *, priority: int = 0, name: str = "") -> None:
-        self._consumers[key] = Holder(key, name, priority)
+    def on_joined(self, key: int, *, priority: int = 0, name: str = "", ranges: Sequence[HashRange] = ()) -> None:
+        self.consumers[key] = Holder(key, name, priority)
+        self._choose_active()
 
     def on_left(self, key: int) -> None:
-        self._consumers.pop(key).left = True
+        self.consumers.pop(key).left = True
+        self._choose_active()
 
     def on_permits(self, key: int, messages: int) -> None:
-        self._consumers[key].permits += messages
-        self._on_change(self._consumers[key])
+        self.consumers[key].permits += messages
+        self._on_change(self.consumers[key])
 
     def on_writable(self, key: int, writable: bool) -> None:
-        self._consumers[key].writable = writable
-        self._on_change(self._consumers[key])
-
-    def permits(self, key: int) -> int:
-        return self._consumers[key].permits
+        self.consumers[key].writable = writable
+        self._on_change(self.consumers[key])
 
     def plan(self, messages: Sequence[int], hashes: Sequence[int]) -> Plan:
         """Entry `i` holds `messages[i]` messages, and its key has `hashes[i]` (empty where hashes do not matter)."""
@@ -68,9 +73,15 @@ class NonPersistentDispatch:
             self._on_served(consumer)
         return plan
 
+    def _choose_active(self) -> None:
+        """As dispatch_failover.py, rule 4."""
+        best = min((consumer.priority for consumer in self.consumers.values()), default=0)
+        candidates = [consumer for consumer in self.consumers.values() if consumer.priority == best]
+        candidates.sort(key=lambda consumer: (consumer.name, consumer.key))
+        self.active = candidates[self._partition_index % len(candidates)] if candidates else None
+
     def _choose(self, key_hash: int) -> Holder | None:
-        """The only one."""
-        return next(iter(self._consumers.values()), None)
+        return self.active
 
     def _on_change(self, consumer: Holder) -> None:
         """It may take entries again, or not any more."""
@@ -83,15 +94,47 @@ class NonPersistentShared(NonPersistentDispatch):
         super().__init__()
         self._turns = Turns()
 
-    def on_joined(self, key: int, *, priority: int = 0, name: str = "") -> None:
+    def on_joined(self, key: int, *, priority: int = 0, name: str = "", ranges: Sequence[HashRange] = ()) -> None:
         super().on_joined(key, priority=priority, name=name)
         self._turns.add_priority(priority)
 
     def _choose(self, key_hash: int) -> Holder | None:
         return self._turns.now()
 
+    def _choose_active(self) -> None:
+        """All of them are."""
+
     def _on_change(self, consumer: Holder) -> None:
         self._turns.queue(consumer)
 
     def _on_served(self, consumer: Holder) -> None:
         self._turns.end(consumer)
+
+
+class NonPersistentKeyShared(NonPersistentDispatch):
+    """A key may move at any moment: nothing of it is under way that the new owner could overtake in the broker."""
+
+    def __init__(self, owners: KeyOwners) -> None:
+        super().__init__()
+        self._owners = owners
+
+    def on_joined(self, key: int, *, priority: int = 0, name: str = "", ranges: Sequence[HashRange] = ()) -> None:
+        super().on_joined(key, priority=priority, name=name)
+        self._owners.join(key, ranges or None)
+
+    def on_left(self, key: int) -> None:
+        super().on_left(key)
+        self._owners.leave(key)
+
+    def _choose(self, key_hash: int) -> Holder | None:
+        owner = self._owners.owner(key_hash)
+        return None if owner is None else self.consumers[owner]
+
+    def _choose_active(self) -> None:
+        """All of them are."""
+
+
+def new_dispatch(kind: int, partition_index: int, sharing: KeySharing) -> NonPersistentDispatch:
+    if kind in (EXCLUSIVE, FAILOVER):
+        return NonPersistentDispatch(partition_index)
+    return NonPersistentKeyShared(sharing.new_owners()) if kind == KEY_SHARED else NonPersistentShared()

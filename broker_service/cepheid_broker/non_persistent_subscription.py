@@ -2,23 +2,26 @@
 
     deliver ──► NonPersistentDispatch.plan ──► MESSAGE frames, in the same loop turn; the rest is dropped and counted
 
-It has the face of every subscription, so that connections need not ask. What would need a stored entry does nothing (acknowledging,
-redelivery: clients do not even send them here) or is refused (seek).
+It has the face of every subscription, so that connections need not ask. What would need a stored entry does nothing (to
+acknowledge, redelivery: clients do not even send them here) or is refused (seek).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from cepheid_broker.consumer import Consumer
-from cepheid_broker.dispatch_kinds import SHARED
+from cepheid_broker.dispatch import Idle, Why
+from cepheid_broker.dispatch_kinds import FAILOVER
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.holders import MAX_REASONS
 from cepheid_broker.managed_ledger import Cursor, LedgerList
 from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, NonPersistentShared
+from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, new_dispatch
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
@@ -56,6 +59,7 @@ class NonPersistentSubscription(Subscription):
         tasks: TaskOwner,
         totals: BrokerTraffic,
         *,
+        policies: Callable[[], TopicPolicies],
         durable: bool,
         on_unused: Callable[[Subscription], None],
     ) -> None:
@@ -63,11 +67,12 @@ class NonPersistentSubscription(Subscription):
         cursor = Cursor(name, AckSet(ledgers, ledgers.first_position), ledgers, None, {})
         ledger = cast("ManagedLedger", _NoLedger(topic))
         super().__init__(
-            topic, name, ledger, cursor, settings, ReadAheadBudget(0), tasks, totals, policies=TopicPolicies, on_unused=on_unused
+            topic, name, ledger, cursor, settings, ReadAheadBudget(0), tasks, totals, policies=policies, on_unused=on_unused
         )
         self.dropped_messages = 0
         self._kept = durable
-        self._dispatch: NonPersistentDispatch = NonPersistentDispatch()
+        self._dispatch = NonPersistentDispatch()
+        self._announced: int | None = None
 
     @property
     def durable(self) -> bool:
@@ -96,29 +101,59 @@ class NonPersistentSubscription(Subscription):
         assert not self.closed
         if not self.consumers:
             self.kind = kind
-            self._dispatch = NonPersistentShared() if kind == SHARED else NonPersistentDispatch()
+            self._dispatch = new_dispatch(kind, self.topic.partition_index, consumer.key_sharing)
         self.consumers[consumer.key] = consumer
-        self._dispatch.on_joined(consumer.key, priority=consumer.priority_level, name=consumer.name)
+        self._dispatch.on_joined(
+            consumer.key, priority=consumer.priority_level, name=consumer.name, ranges=consumer.key_sharing.ranges
+        )
         self._dispatch.on_writable(consumer.key, consumer.peer.writable)
+        self._announce_later(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
         if self.consumers.pop(consumer.key, None) is None:
             return
         self._dispatch.on_left(consumer.key)
+        self._activity.include(consumer.activity)
+        self._announce_later(None)
         if not self.consumers:
             self.kind = None
             if not self.durable and not self.closed:
                 self._on_unused(self)
 
+    def _announce_later(self, newcomer: Consumer | None) -> None:
+        """Who is active: all hear of a change, a newcomer hears its role, behind the answer to its SUBSCRIBE (protocol.md §19)."""
+        if self.kind == FAILOVER:
+            asyncio.get_running_loop().call_soon(self._announce, newcomer)
+
+    def _announce(self, newcomer: Consumer | None) -> None:
+        active = self._dispatch.active
+        changed = active is not None and active.key != self._announced
+        self._announced = None if active is None else active.key
+        for consumer in list(self.consumers.values()):
+            if changed or consumer is newcomer:
+                consumer.announce(consumer.key == self._announced)
+
     def on_flow(self, consumer: Consumer, messages: int) -> None:
-        room = self._settings.dispatch.max_permits - self._dispatch.permits(consumer.key)
+        room = self._settings.dispatch.max_permits - self.permits(consumer)
         self._dispatch.on_permits(consumer.key, min(messages, room))
 
     def on_writable(self, consumer: Consumer, writable: bool) -> None:
         self._dispatch.on_writable(consumer.key, writable)
 
     def permits(self, consumer: Consumer) -> int:
-        return self._dispatch.permits(consumer.key) if consumer.key in self.consumers else 0
+        return self._dispatch.consumers[consumer.key].permits if consumer.key in self.consumers else 0
+
+    def why(self) -> tuple[Why, ...]:
+        """Why entries that arrive now would be dropped."""
+        if not self.consumers:
+            return (Why(Idle.NO_CONSUMER),)
+        taking = [self._dispatch.active] if self._dispatch.active else list(self._dispatch.consumers.values())
+        if any(holder.can_take for holder in taking):
+            return ()
+        return tuple(
+            Why(Idle.SOCKET_FULL if holder.permits > 0 else Idle.NO_PERMITS, consumer=holder.name)
+            for holder in taking[:MAX_REASONS]
+        )
 
     # What needs stored entries
 

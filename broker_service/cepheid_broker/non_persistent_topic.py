@@ -4,8 +4,7 @@
 
 Memory bound: nothing is queued here. What was sent and not read by a client lies in its socket's buffer, up to `write_high_bytes`
 and one group of SENDs per producer above it; from then on its consumers get nothing, what was meant for them is dropped and
-counted.
-A producer is read as fast as its entries are passed on, so none of them is dropped at the door: the receipt −1:−1 by which Pulsar
+counted. A producer is read as fast as its entries are passed on, so none of them is dropped at the door: the receipt −1:−1 by which Pulsar
 reports that does not occur.
 """
 
@@ -14,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from cepheid_broker.dispatch_kinds import KEY_SHARED
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooManyError
+from cepheid_broker.key_hash import hash_of_metadata
 from cepheid_broker.non_persistent_subscription import ID, Arrived, NonPersistentSubscription
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
@@ -25,7 +26,7 @@ from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_producers import TopicProducers
 from cepheid_ports import CepheidError, TaskOwner
-from cepheid_wire import TopicName
+from cepheid_wire import TopicName, parse_metadata
 
 
 class NonPersistentTopic(Topic):
@@ -50,7 +51,9 @@ class NonPersistentTopic(Topic):
             return
         listening = [found for found in self._subscriptions_here() if found.consumers]
         if listening:
-            arrived = Arrived(payloads, messages or [1] * len(payloads), ())
+            by_key = any(found.kind == KEY_SHARED for found in listening)
+            hashes = [hash_of_metadata(parse_metadata(memoryview(payload))) for payload in payloads] if by_key else ()
+            arrived = Arrived(payloads, messages or [1] * len(payloads), hashes)
             for subscription in listening:
                 subscription.deliver(arrived)
         on_done(ID, len(payloads))
@@ -70,10 +73,19 @@ class NonPersistentTopic(Topic):
             if found.durable != durable:
                 raise NotAllowedError(f"subscription {name!r} of {self.name} has another durability; choose another name")
             return found
-        if len(self.subscriptions) >= self._settings.max_subscriptions_per_topic:
-            raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions")
+        limit = self._settings.max_subscriptions_per_topic
+        most = min(self.policies.max_subscriptions or limit, limit)
+        if len(self.subscriptions) >= most:
+            raise TooManyError(f"topic {self.name} has {len(self.subscriptions)} subscriptions, {most} are allowed")
         subscription = NonPersistentSubscription(
-            self.name, name, self._settings, self._tasks, self._totals, durable=durable, on_unused=self._on_unused
+            self.name,
+            name,
+            self._settings,
+            self._tasks,
+            self._totals,
+            policies=lambda: self.policies,
+            durable=durable,
+            on_unused=self._on_unused,
         )
         self.subscriptions[name] = subscription
         return subscription

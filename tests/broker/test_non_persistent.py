@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, NonPersistentShared
+from cepheid_broker.dispatch import Idle
+from cepheid_broker.key_owners import Sticky
+from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, NonPersistentKeyShared, NonPersistentShared
 from cepheid_broker.non_persistent_subscription import NonPersistentSubscription
-from cepheid_wire import ServerError, TopicName
+from cepheid_wire import ServerError, TopicName, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import message, subscribe
@@ -164,11 +166,77 @@ def test_unloading_and_deleting_tell_the_clients() -> None:
     run_async(main())
 
 
+def test_key_shared_keeps_keys_together() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as producer, await world.client() as a, await world.client() as b:
+            kind = pb.CommandSubscribe.Key_Shared
+            for consumer in (a, b):
+                await consumer.subscribe(TOPIC, "s", subType=kind, permits=1000)
+                await consumer.ping()
+            await producer.produce_on(TOPIC)
+            for number in range(200):
+                producer.send_message(number, tail=message(number, b"x", partition_key=f"key-{number % 20}"))
+            for _ in range(200):
+                await producer.expect(pb.CommandSendReceipt)
+            assert dropped(world, "s") == 0
+            keys = []
+            for consumer in (a, b):
+                figures = world.topic(TOPIC).figures().subscriptions[0].consumers[len(keys)]
+                received = await consumer.expect_messages(figures.traffic.messages)
+                keys.append({parse_metadata(frame.tail).partition_key for frame in received})
+            assert keys[0] and keys[1]
+            assert not keys[0] & keys[1]
+
+    run_async(main())
+
+
+def test_failover_tells_who_is_active() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as producer, await world.client() as a, await world.client() as b:
+            kind = pb.CommandSubscribe.Failover
+            await a.subscribe(TOPIC, "s", subType=kind, consumer_name="b", permits=1)
+            assert (await a.expect(pb.CommandActiveConsumerChange)).is_active
+            await b.subscribe(TOPIC, "s", subType=kind, consumer_name="c", permits=1)
+            assert not (await b.expect(pb.CommandActiveConsumerChange)).is_active
+            await producer.produce_on(TOPIC)
+            await producer.publish(1)
+            await a.expect_message()
+            await a.ask(pb.CommandCloseConsumer(consumer_id=0, request_id=8), pb.CommandSuccess)
+            assert (await b.expect(pb.CommandActiveConsumerChange)).is_active
+            await producer.publish(1, first_sequence_id=1)
+            await b.expect_message()
+
+    run_async(main())
+
+
+def test_a_subscription_says_why_it_would_drop() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.subscribe(TOPIC, "s", consumer_name="me")
+            subscription = world.topic(TOPIC).subscriptions["s"]
+            assert [(why.idle, why.consumer) for why in subscription.why()] == [(Idle.NO_PERMITS, "me")]
+            client.send(pb.CommandFlow(consumer_id=0, messagePermits=1))
+            await client.ping()
+            assert subscription.why() == ()
+            assert subscription.figures().backlog_messages == 0
+            await client.ask(pb.CommandCloseConsumer(consumer_id=0, request_id=8), pb.CommandSuccess)
+            assert [why.idle for why in subscription.why()] == [Idle.NO_CONSUMER]
+
+    run_async(main())
+
+
+# The core
+
+
+def joined(core: NonPersistentDispatch, *consumers: tuple[int, int, str], permits: int = 100) -> NonPersistentDispatch:
+    for key, priority, name in consumers:
+        core.on_joined(key, priority=priority, name=name)
+        core.on_permits(key, permits)
+    return core
+
+
 def test_a_turn_ends_with_each_entry_and_the_better_priority_goes_first() -> None:
-    core = NonPersistentShared()
-    for key, priority in ((1, 0), (2, 0), (3, 5)):
-        core.on_joined(key, priority=priority)
-        core.on_permits(key, 2)
+    core = joined(NonPersistentShared(), (1, 0, ""), (2, 0, ""), (3, 5, ""), permits=2)
     plan = core.plan([1] * 7, ())
     assert plan.taken == {1: [0, 2], 2: [1, 3], 3: [4, 5]}
     assert plan.dropped_messages == 1
@@ -181,7 +249,37 @@ def test_a_turn_ends_with_each_entry_and_the_better_priority_goes_first() -> Non
 def test_an_exclusive_consumer_without_permits_drops() -> None:
     core = NonPersistentDispatch()
     assert core.plan([1], ()).dropped_messages == 1
-    core.on_joined(1)
-    core.on_permits(1, 1)
+    joined(core, (1, 0, ""), permits=1)
     plan = core.plan([3, 1], ())
-    assert (plan.taken, plan.dropped_messages, core.permits(1)) == ({1: [0]}, 1, -2)
+    assert (plan.taken, plan.dropped_messages, core.consumers[1].permits) == ({1: [0]}, 1, -2)
+
+
+@pytest.mark.parametrize(
+    ("partition", "consumers", "active"),
+    [
+        (-1, [(1, 0, "b"), (2, 0, "a"), (3, 0, "c")], 2),  # by name
+        (-1, [(1, 0, "b"), (2, 1, "a")], 1),  # by priority first
+        (1, [(1, 0, "b"), (2, 0, "a"), (3, 0, "c")], 1),
+        (2, [(1, 0, "b"), (2, 0, "a"), (3, 1, "c")], 2),  # modulo those of the best priority
+        (-1, [(2, 0, ""), (1, 0, "")], 1),  # equal names: the older one
+    ],
+)
+def test_one_is_active_and_nobody_else_gets_its_entries(partition: int, consumers: list[tuple[int, int, str]], active: int) -> None:
+    core = joined(NonPersistentDispatch(partition), *consumers, permits=1)
+    plan = core.plan([1, 1], ())
+    assert (plan.taken, plan.dropped_messages) == ({active: [0]}, 1)
+    core.on_left(active)
+    assert active not in core.plan([1], ()).taken
+
+
+def test_a_key_goes_to_its_owner_or_nowhere() -> None:
+    core = NonPersistentKeyShared(Sticky())
+    core.on_joined(1, ranges=[(0, 99)])
+    core.on_joined(2, ranges=[(200, 299)])
+    for key in (1, 2):
+        core.on_permits(key, 2)
+    plan = core.plan([1] * 5, [0, 200, 150, 99, 50])
+    assert plan.taken == {1: [0, 3], 2: [1]}
+    assert plan.dropped_messages == 2, "one in nobody's range, one whose owner has no permit left"
+    core.on_left(1)
+    assert core.plan([1], [50]).dropped_messages == 1
