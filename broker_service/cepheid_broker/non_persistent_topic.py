@@ -4,8 +4,8 @@
 
 Memory bound: nothing is queued here. What was sent and not read by a client lies in its socket's buffer, up to `write_high_bytes`
 and one group of SENDs per producer above it; from then on its consumers get nothing, what was meant for them is dropped and
-counted. A producer is read as fast as its entries are passed on, so none of them is dropped at the door: the receipt −1:−1 by which Pulsar
-reports that does not occur.
+counted. A producer is read as fast as its entries are passed on, so none of them is dropped at the door: the receipt −1:−1 by
+which Pulsar reports that does not occur.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def test_key_shared_keeps_keys_together() -> None:
                 figures = world.topic(TOPIC).figures().subscriptions[0].consumers[len(keys)]
                 received = await consumer.expect_messages(figures.traffic.messages)
                 keys.append({parse_metadata(frame.tail).partition_key for frame in received})
-            assert keys[0] and keys[1]
+            assert all(keys)
             assert not keys[0] & keys[1]
 
     run_async(main())
