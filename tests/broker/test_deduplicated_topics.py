@@ -1,0 +1,531 @@
+"""Deduplication over the wire: what is sent again is stored once, through reconnects, failures, unloading and changed policies."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cepheid_broker.managed_ledger import ManagedLedger, TooManyAppendsError
+from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.position import EARLIEST, Position
+from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
+from cepheid_wire import ServerError, TopicName, add_checksum, parse_metadata
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.broker.broker_world import BrokerWorld
+from tests.broker.scripted_client import ScriptedClient, full, message, send_frame
+from tests.support import run_async, wait_until
+
+TOPIC = TopicName.parse("t")
+NAME = "scripted"  # what scripted_client.message() says in the metadata
+ON = TopicPolicies(deduplication=True, dedup_snapshot_entries=10)
+REPEATED = (-1, -1)
+
+
+@asynccontextmanager
+async def deduplicating(**settings: Any) -> Any:
+    keep = {"retention_time_min": -1, "retention_size_mb": -1}
+    policies = {"deduplication": True, "dedup_snapshot_entries": 10, **keep}
+    async with BrokerWorld(policies=policies, **settings) as world, await world.client() as client:
+        yield world, client
+
+
+async def connect(client: ScriptedClient, *, epoch: int = 0, producer_id: int = 0) -> int:
+    """The last sequence id that the broker says it has."""
+    return int((await client.produce_on("t", producer_id, producer_name=NAME, epoch=epoch)).last_sequence_id)
+
+
+async def reconnect(client: ScriptedClient, epoch: int) -> int:
+    """After the broker has closed the producer."""
+    for attempt in range(200):
+        ask = pb.CommandProducer(topic=full("t"), producer_id=0, request_id=attempt, producer_name=NAME, epoch=epoch)
+        client.send(ask)
+        received = await client.receive()
+        assert received is not None
+        if isinstance(received.body, pb.CommandProducerSuccess):
+            return int(received.body.last_sequence_id)
+        assert isinstance(received.body, pb.CommandError), received.body
+        await asyncio.sleep(0.02)
+    raise AssertionError("never admitted")
+
+
+async def publish(client: ScriptedClient, *sequence_ids: int) -> list[tuple[int, int]]:
+    for sequence_id in sequence_ids:
+        client.send_message(sequence_id, b"payload %d" % sequence_id)
+    positions = []
+    for sequence_id in sequence_ids:
+        receipt = await client.expect(pb.CommandSendReceipt)
+        assert receipt.sequence_id == sequence_id, "in SEND order"
+        positions.append(position_of(receipt))
+    return positions
+
+
+def position_of(receipt: pb.CommandSendReceipt) -> tuple[int, int]:
+    ids = receipt.message_id.ledgerId, receipt.message_id.entryId
+    return REPEATED if ids == ((1 << 64) - 1,) * 2 else ids
+
+
+async def stored(world: BrokerWorld) -> list[int]:
+    """Sequence ids of everything in the topic."""
+    ledger = world.topic("t").ledger
+    found: list[int] = []
+    position = ledger.next_position(ledger.first_position())
+    while ledger.is_valid(position):
+        for group in await ledger.read(position, max_entries=1000, max_bytes=1 << 20):
+            found += [parse_metadata(payload).sequence_id for payload in group.payloads()]
+            position = ledger.next_position(Position(group.ledger_id, group.last_entry_id))
+    return found
+
+
+def deduplication(world: BrokerWorld) -> TopicDeduplication:
+    found = world.topic("t").deduplication
+    assert found is not None
+    return found
+
+
+class HeldAppends:
+    """The topic's ledger takes appends, and does not do them until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ledger: ManagedLedger) -> None:
+        self._append = ledger.append
+        self.held: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(ledger, "append", lambda *args: self.held.append(args))
+
+    def let_go(self) -> None:
+        held, self.held = self.held, []
+        for args in held:
+            self._append(*args)
+
+    def refuse(self) -> None:
+        held, self.held = self.held, []
+        for payloads, on_done, *_ in held:
+            on_done(TooManyAppendsError("planted"), len(payloads))
+
+
+def test_a_repetition_is_answered_in_its_turn_and_not_stored() -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            assert await connect(client) == -1
+            first = await publish(client, 0, 1, 2)
+            assert [entry for _, entry in first] == [0, 1, 2]
+            again = await publish(client, 1, 3, 2, 4, 0)
+            assert again == [REPEATED, (first[0][0], 3), REPEATED, (first[0][0], 4), REPEATED]
+            assert await stored(world) == [0, 1, 2, 3, 4]
+            assert deduplication(world).duplicates == 3
+            assert world.topic("t").published.entries == 5
+            assert client_window(world) == 0
+
+    run_async(main())
+
+
+def client_window(world: BrokerWorld) -> int:
+    return world.broker.statistics().publish_buffer_bytes
+
+
+def test_a_producer_goes_on_where_its_name_was() -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, 0, 1, 5)
+            async with await world.client() as successor:
+                await client.close()
+                assert await connect(successor) == 5
+                assert (await publish(successor, 5, 6))[0] == REPEATED
+                assert await stored(world) == [0, 1, 5, 6]
+
+    run_async(main())
+
+
+def test_without_the_policy_nothing_is_judged() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            assert await connect(client) == -1
+            await publish(client, 0, 1, 1, 0)
+            assert await stored(world) == [0, 1, 1, 0]
+            assert DEDUP_CURSOR not in world.topic("t").ledger.cursors
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("published", [3, 10, 47])
+def test_it_survives_the_topic_being_unloaded(published: int) -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, *range(published))
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            assert await connect(client, epoch=1) == published - 1
+            assert deduplication(world).entries_replayed == 0, "saved when the topic closed"
+            assert (await publish(client, published - 1, published))[0] == REPEATED
+            assert await stored(world) == list(range(published + 1))
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("published", [3, 10])
+def test_it_survives_a_failed_topic_by_reading_what_is_behind_the_snapshot(published: int) -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, *range(published))
+            await world.fence("t")
+            client.send_message(published)
+            await client.expect(pb.CommandCloseProducer)
+            assert await reconnect(client, 1) == published - 1
+            assert deduplication(world).entries_replayed == (3 if published == 3 else 0)
+            assert (await publish(client, published - 1, published))[0] == REPEATED
+            assert await stored(world) == list(range(published + 1))
+
+    run_async(main())
+
+
+def test_scenario_30_what_failed_is_stored_when_it_is_sent_again() -> None:
+    """Bookies fail, the producer retries: its messages are no duplicates of what was never stored (H3)."""
+
+    async def main() -> None:
+        async with deduplicating(refusal_retry_s=0.05) as (world, client):
+            await connect(client)
+            sequence_id = await world.fill_disk(client, 0)
+            for later in range(sequence_id, sequence_id + 3):
+                client.send_message(later, b"payload %d" % later)
+            await client.expect(pb.CommandCloseProducer)
+            world.disk.full = False
+            await reconnect(client, 1)
+            resent = await publish(client, *range(sequence_id, sequence_id + 3))
+            unstored = [position for position in resent if position != REPEATED]
+            assert await stored(world) == list(range(sequence_id + 3))
+            assert len(unstored) <= 3
+
+    run_async(main())
+
+
+def test_a_refused_append_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger lives on: nothing is read again, so the sequence ids must fall back by themselves."""
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, 0)
+            topic = world.topic("t")
+            appends = HeldAppends(monkeypatch, topic.ledger)
+            client.send_message(1)
+            await wait_until(lambda: bool(appends.held))
+            client.send_message(2)
+            await client.ping()
+            appends.refuse()
+            await client.expect(pb.CommandCloseProducer)
+            monkeypatch.undo()
+            assert await connect(client, epoch=1) == 0
+            assert world.topic("t") is topic
+            assert REPEATED not in await publish(client, 1, 2)
+            assert await stored(world) == [0, 1, 2]
+
+    run_async(main())
+
+
+def test_a_new_incarnation_waits_for_what_the_old_one_has_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, 0)
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            client.send_message(1)
+            await wait_until(lambda: bool(appends.held))
+            client.abort()
+            async with await world.client() as successor:
+                successor.send(pb.CommandProducer(topic=full("t"), producer_id=0, request_id=1, producer_name=NAME))
+                await successor.expect_nothing()
+                appends.let_go()
+                assert (await successor.expect(pb.CommandProducerSuccess)).last_sequence_id == 1
+                monkeypatch.undo()
+                assert (await publish(successor, 1, 2))[0] == REPEATED
+            assert await stored(world) == [0, 1, 2]
+
+    run_async(main())
+
+
+def test_a_message_sent_twice_while_it_is_under_way_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            for sequence_id in (0, 0, 1, 0, 1):
+                client.send_message(sequence_id)
+                await client.ping()
+            appends.let_go()
+            monkeypatch.undo()
+            receipts = [await client.expect(pb.CommandSendReceipt) for _ in range(5)]
+            assert [receipt.sequence_id for receipt in receipts] == [0, 0, 1, 0, 1]
+            assert [position_of(receipt) == REPEATED for receipt in receipts] == [False, True, False, True, True]
+            assert await stored(world) == [0, 1]
+            assert client_window(world) == 0
+
+    run_async(main())
+
+
+def test_sent_twice_and_refused_closes_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is behind the failure is not answered as stored."""
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            for sequence_id in (0, 0):
+                client.send_message(sequence_id)
+                await client.ping()
+            appends.refuse()
+            monkeypatch.undo()
+            await client.expect(pb.CommandCloseProducer)
+            await connect(client, epoch=1)
+            first, second = await publish(client, 0, 0)
+            assert (first != REPEATED, second) == (True, REPEATED)
+            assert await stored(world) == [0]
+
+    run_async(main())
+
+
+def test_a_batch_is_judged_by_its_highest_id_and_one_without_by_its_first() -> None:
+    def batch(sequence_id: int, highest: int | None) -> bytes:
+        fields = {} if highest is None else {"highest_sequence_id": highest}
+        send = pb.CommandSend(producer_id=0, sequence_id=sequence_id, num_messages=3, **fields)
+        return send_frame(send, message(sequence_id, b"batch", messages=3, **fields))
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            results = []
+            for sequence_id, highest in [(0, 2), (0, 2), (1, 2), (2, 4), (5, None), (5, None), (6, 8)]:
+                client.send_bytes(batch(sequence_id, highest))
+                receipt = await client.expect(pb.CommandSendReceipt)
+                assert receipt.sequence_id == sequence_id
+                assert receipt.HasField("highest_sequence_id") == (highest is not None)
+                results.append(position_of(receipt) == REPEATED)
+            # (2, 4) holds messages that are nowhere else: it is stored rather than lost
+            assert results == [False, True, True, False, False, True, False]
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            assert await connect(client, epoch=1) == 8
+
+    run_async(main())
+
+
+def test_of_a_chunked_message_the_last_chunk_counts() -> None:
+    def chunk(sequence_id: int, index: int) -> bytes:
+        send = pb.CommandSend(producer_id=0, sequence_id=sequence_id, is_chunk=True)
+        fields = {"uuid": f"u{sequence_id}", "chunk_id": index, "num_chunks_from_msg": 3, "total_chunk_msg_size": 15}
+        return send_frame(send, message(sequence_id, b"chunk", **fields))
+
+    async def send(client: ScriptedClient, sequence_id: int, *indexes: int) -> list[bool]:
+        client.send_bytes(b"".join(chunk(sequence_id, index) for index in indexes))
+        return [position_of(await client.expect(pb.CommandSendReceipt)) == REPEATED for _ in indexes]
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            assert await send(client, 0, 0, 1, 2) == [False, False, False]
+            assert await send(client, 0, 0, 1, 2) == [True, True, True]
+            assert await send(client, 1, 0, 1) == [False, False]
+            await world.fence("t")
+            client.send_message(9)
+            await client.expect(pb.CommandCloseProducer)
+            assert await reconnect(client, 1) == 0, "message 1 is not whole"
+            assert await send(client, 1, 0, 1, 2) == [False, False, False]
+            assert (await publish(client, 1, 2))[0] == REPEATED
+
+    run_async(main())
+
+
+def test_ids_that_are_none_and_markers_are_stored_as_they_come() -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            for _ in range(2):
+                for sequence_id in (0, (1 << 64) - 1):
+                    client.send_message(sequence_id)
+                client.send_bytes(send_frame(pb.CommandSend(producer_id=0, sequence_id=0), message(0, marker_type=10)))
+            receipts = [await client.expect(pb.CommandSendReceipt) for _ in range(6)]
+            assert [position_of(receipt) == REPEATED for receipt in receipts] == [False, False, False, True, False, False]
+            assert deduplication(world).last_sequence_id(NAME) == 0
+
+    run_async(main())
+
+
+def test_names_are_those_of_the_messages_also_when_they_are_no_text() -> None:
+    """Replicated messages keep the name of their first producer; what cannot be read as text is still a name."""
+
+    def named(name: bytes, sequence_id: int) -> bytes:
+        tail = message(sequence_id)
+        assert len(name) == len(NAME)
+        return add_checksum(tail[6:].replace(NAME.encode(), name))
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            odd = b"\xff\xfe234567"
+            for name, sequence_id in [(b"scripted", 5), (b"replica_", 2), (odd, 1), (odd, 1), (b"replica_", 2)]:
+                client.send_message(sequence_id, tail=named(name, sequence_id))
+            results = [position_of(await client.expect(pb.CommandSendReceipt)) == REPEATED for _ in range(5)]
+            assert results == [False, False, False, True, True]
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            assert await connect(client, epoch=1) == 5
+            client.send_message(1, tail=named(b"\xff\xfe234567", 1))
+            assert position_of(await client.expect(pb.CommandSendReceipt)) == REPEATED
+
+    run_async(main())
+
+
+def test_the_policy_may_change_while_producers_are_connected() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await connect(client)
+            await publish(client, 0, 1, 2)
+            topic = world.topic("t")
+            topic.on_policies(ON)
+            await wait_until(lambda: deduplication(world).active)
+            assert REPEATED not in await publish(client, 3, 4)
+            assert await publish(client, 4) == [REPEATED]
+            topic.on_policies(TopicPolicies())
+            await wait_until(lambda: not deduplication(world).active)
+            assert DEDUP_CURSOR not in topic.ledger.cursors
+            assert REPEATED not in await publish(client, 4, 0, 1)
+            # Back on: what is known from before would call 2, 3 and 4 duplicates, and they would be lost.
+            topic.on_policies(ON)
+            await wait_until(lambda: deduplication(world).active)
+            assert REPEATED not in await publish(client, 2, 3, 4)
+            assert await publish(client, 3) == [REPEATED]
+
+    run_async(main())
+
+
+def test_a_policy_that_flips_faster_than_the_store_ends_as_it_says_last() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await connect(client)
+            topic = world.topic("t")
+            for policies in (ON, TopicPolicies(), ON, TopicPolicies(), ON):
+                topic.on_policies(policies)
+                await asyncio.sleep(0)
+            await wait_until(lambda: deduplication(world).active and deduplication(world)._switching is None)
+            assert DEDUP_CURSOR in topic.ledger.cursors
+
+    run_async(main())
+
+
+def test_a_cursor_from_before_is_deleted_when_the_topic_opens_without_the_policy() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await connect(client)
+            await publish(client, 0)
+            ledger = world.topic("t").ledger
+            cursor = await ledger.create_cursor(DEDUP_CURSOR, ledger.last_confirmed)
+            cursor.set_sequence_ids({NAME: 100})
+            await cursor.saved()
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            assert await connect(client, epoch=1) == -1
+            assert DEDUP_CURSOR not in world.topic("t").ledger.cursors
+
+    run_async(main())
+
+
+def test_the_internal_cursor_is_nobody_elses() -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, 0)
+            topic = world.topic("t")
+            assert isinstance(topic, PersistentTopic)
+            assert list(topic.subscriptions) == []
+            await client.subscribe("t", "mine")
+            await world.broker.topics.unload(TOPIC)
+            topic = await world.broker.topics.get(TOPIC, may_create=False)
+            assert list(topic.subscriptions) == ["mine"]
+            with pytest.raises(Exception, match="used by the broker itself"):
+                await topic.create_subscription(DEDUP_CURSOR, EARLIEST)
+
+    run_async(main())
+
+
+def test_snapshots_come_after_so_many_entries_and_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            cursor = world.topic("t").ledger.cursors[DEDUP_CURSOR]
+            await publish(client, *range(9))
+            assert cursor.sequence_ids == {}
+            await publish(client, 9)
+            assert cursor.sequence_ids == {NAME: 9}
+            assert cursor.mark_delete.entry_id == 9
+            await publish(client, 10)
+            assert cursor.sequence_ids == {NAME: 9}
+            found = deduplication(world)
+            found.on_tick()
+            assert cursor.sequence_ids == {NAME: 9}
+            monkeypatch.setattr(found, "_now", lambda: asyncio.get_running_loop().time() + 121)
+            found.on_tick()
+            assert cursor.sequence_ids == {NAME: 10}
+
+    run_async(main())
+
+
+def test_names_that_nobody_uses_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with deduplicating(deduplication={"idle_s": 500.0}) as (world, client):
+            await connect(client)
+            await publish(client, 0)
+            found = deduplication(world)
+            now = asyncio.get_running_loop().time
+            monkeypatch.setattr(found, "_now", lambda: now() + 501)
+            found.on_tick()
+            assert len(found.sequences) == 1, "it is connected"
+            monkeypatch.undo()
+            await client.ask(pb.CommandCloseProducer(producer_id=0, request_id=1), pb.CommandSuccess)
+            found.on_tick()
+            assert len(found.sequences) == 1
+            monkeypatch.setattr(found, "_now", lambda: now() + 1001)
+            found.on_tick()
+            assert len(found.sequences) == 0
+            assert world.topic("t").ledger.cursors[DEDUP_CURSOR].sequence_ids == {}
+
+    run_async(main())
+
+
+def test_a_message_above_the_policys_size_is_refused_and_nothing_overtakes_it() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await connect(client)
+            await publish(client, 0)
+            world.topic("t").on_policies(TopicPolicies(max_message_bytes=1000))
+            client.send_message(1, bytes(100))
+            client.send_message(2, bytes(2000))
+            client.send_message(3, bytes(100))
+            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 1
+            error = await client.expect(pb.CommandSendError)
+            assert (error.sequence_id, error.error) == (2, ServerError.NOT_ALLOWED_ERROR)
+            assert "1000" in error.message
+            assert (await client.expect(pb.CommandCloseProducer)).producer_id == 0
+            await connect(client, epoch=1)
+            await publish(client, 3)
+            assert await stored(world) == [0, 1, 3]
+
+    run_async(main())
+
+
+def test_a_message_that_is_not_encrypted_is_refused_where_the_policy_demands_it() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t", encrypted=True)
+            world.topic("t").on_policies(TopicPolicies(encryption_required=True))
+            key = pb.EncryptionKeys(key="k", value=b"v")
+            client.send_message(0, tail=message(0, encryption_keys=[key], encryption_algo="a"))
+            client.send_message(1)
+            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
+            assert (await client.expect(pb.CommandSendError)).sequence_id == 1
+            await client.expect(pb.CommandCloseProducer)
+
+    run_async(main())
