@@ -55,6 +55,7 @@ def clusters(context: AdminContext) -> APIRouter:
 
     @router.put("/{cluster}")
     async def create_cluster(cluster: ClusterPath, data: ClusterBody) -> Response:
+        """200, as in Pulsar"""
         try:
             await context.clusters.create(cluster, _cluster_record(data))
         except KeyExistsError:
@@ -63,6 +64,7 @@ def clusters(context: AdminContext) -> APIRouter:
 
     @router.post("/{cluster}")
     async def replace_cluster(cluster: ClusterPath, data: ClusterBody) -> Response:
+        """200, as in Pulsar"""
         version = (await context.require_cluster(cluster)).version
         await replace_or_conflict(context.clusters.replace(cluster, _cluster_record(data), version))
         return Response()
@@ -101,6 +103,7 @@ def tenants(context: AdminContext) -> APIRouter:
 
     @router.post("/{tenant}", status_code=NO_CONTENT)
     async def replace_tenant(tenant: TenantPath, info: TenantBody) -> None:
+        """Replaces, never merges"""
         version = (await context.require_tenant(tenant)).version
         record = await _tenant_record(context, info)
         for namespace in await list_namespaces(context.store, tenant):

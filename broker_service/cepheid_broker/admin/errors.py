@@ -10,7 +10,10 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from cepheid_broker.errors import (
+    BacklogQuotaExceededError,
+    BacklogQuotaHoldError,
     BrokerError,
+    ConsumerAssignError,
     ConsumerBusyError,
     ConsumerNotFoundError,
     IncompatibleSchemaError,
@@ -18,10 +21,12 @@ from cepheid_broker.errors import (
     NamespaceNotFoundError,
     NotAllowedError,
     ProducerBusyError,
+    ProducerFencedError,
     SchemaNotFoundError,
     ServiceNotReadyError,
     SubscriptionNotFoundError,
     TooManyError,
+    TooManyProducersError,
     TopicChangedError,
     TopicNotFoundError,
 )
@@ -102,6 +107,11 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
     ConsumerBusyError: HTTPStatus.PRECONDITION_FAILED,
     TooManyError: HTTPStatus.PRECONDITION_FAILED,
+    BacklogQuotaExceededError: HTTPStatus.PRECONDITION_FAILED,
+    BacklogQuotaHoldError: HTTPStatus.PRECONDITION_FAILED,
+    ConsumerAssignError: HTTPStatus.PRECONDITION_FAILED,
+    ProducerFencedError: HTTPStatus.PRECONDITION_FAILED,
+    TooManyProducersError: HTTPStatus.PRECONDITION_FAILED,
     TopicChangedError: HTTPStatus.CONFLICT,
     NotAllowedError: HTTPStatus.METHOD_NOT_ALLOWED,
     InvalidSchemaError: HTTPStatus.UNPROCESSABLE_ENTITY,

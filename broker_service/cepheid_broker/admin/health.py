@@ -27,18 +27,21 @@ def health(context: AdminContext) -> APIRouter:
 
     @router.get("/status.html")
     async def status() -> PlainTextResponse:
+        """`OK` once clients are served; for load balancers and probes"""
         if not context.is_ready():
             raise NotFoundError("The broker is starting or stopping")
         return PlainTextResponse("OK")
 
     @router.get("/admin/v2/brokers/ready")
     async def ready() -> PlainTextResponse:
+        """`ok`"""
         if not context.is_ready():
             raise HealthCheckError("The broker is starting or stopping")
         return PlainTextResponse("ok")
 
     @router.get("/admin/v2/brokers/health")
     async def check_health() -> PlainTextResponse:
+        """Publishes a message to `persistent://pulsar/system/__health-PORT`, reads it back; 500 when that fails or takes 10 s"""
         try:
             async with asyncio.timeout(context.settings.health_timeout_s):
                 await _publish_and_read(context)

@@ -8,7 +8,6 @@ from fastapi.responses import PlainTextResponse
 from cepheid_broker.admin.brokers import admin_url
 from cepheid_broker.admin.bundles import bundle_of
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.errors import NotAllowedHereError
 from cepheid_broker.admin.path_names import AnyTopicPath
 from cepheid_broker.advertised import advertised_url
 from cepheid_broker.errors import TopicNotFoundError
@@ -20,6 +19,7 @@ def lookup(context: AdminContext) -> APIRouter:
 
     @router.get("")
     async def broker_of_topic(topic: AnyTopicPath, request: Request) -> dict[str, str]:
+        """Creates nothing"""
         await _require_usable(context, topic)
         broker = context.broker
         reached_host, _ = request.scope["server"]
@@ -36,6 +36,7 @@ def lookup(context: AdminContext) -> APIRouter:
 
     @router.get("/bundle")
     async def bundle_of_topic(topic: AnyTopicPath) -> PlainTextResponse:
+        """Bare text"""
         count = (await context.require_namespace(topic.namespace)).record.bundles
         return PlainTextResponse(bundle_of(topic, count))
 
@@ -44,8 +45,6 @@ def lookup(context: AdminContext) -> APIRouter:
 
 async def _require_usable(context: AdminContext, topic: TopicName) -> None:
     """It exists, or the first client that connects will create it. Creates nothing itself."""
-    if not topic.is_persistent:
-        raise NotAllowedHereError(f"{topic}: non-persistent topics are not supported yet", topic=str(topic))
     if await context.broker.catalog.partitions(topic) is None:
         creation = await context.broker.catalog.creation_in(topic.namespace)
         if not creation.allowed:

@@ -23,6 +23,7 @@ def metrics(context: AdminContext) -> APIRouter:
 
     @router.get("/metrics")
     async def scrape() -> Response:
+        """Prometheus text, see below"""
         return Response(encode(_families(context)), media_type=CONTENT_TYPE)
 
     return router

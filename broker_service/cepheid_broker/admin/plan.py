@@ -47,6 +47,7 @@ def plan(context: AdminContext) -> APIRouter:
 
     @router.get("/plan")
     async def plan_of(topic: str) -> dict[str, Any]:
+        """Ours, not Pulsar's: docs/plan-service.md"""
         name = TopicName.parse(topic)
         if not name.is_persistent:
             raise NotServedError(f"{name} is not persistent: it has no history")
