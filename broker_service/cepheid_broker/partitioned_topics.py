@@ -59,11 +59,12 @@ class PartitionedTopics:
     # Growing
 
     async def grow(self, topic: TopicName, partitions: int) -> None:
-        """Raises TopicNotFoundError, NotAllowedError (fewer, not partitioned), TopicChangedError."""
+        """Raises TopicNotFoundError, NotAllowedError (fewer, not partitioned), TooManyError, TopicChangedError."""
         now = (await self._require(topic)).record.partitions
         if partitions < now:
             raise NotAllowedError(f"topic {topic} has {now} partitions; it cannot have only {partitions}", topic=str(topic))
         if partitions > now:
+            await self._catalog.require_room(topic, partitions - now)
             await finish(self._tasks, self._grow(topic, now, partitions), name=f"grow {topic}")
 
     async def _grow(self, topic: TopicName, before: int, partitions: int) -> None:

@@ -7,10 +7,11 @@ T, deleted         its deletion has begun: T and its partitions cannot be used, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, ServiceNotReadyError, TooManyError, TopicNotFoundError
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_resolution import resolve
 from cepheid_broker.settings import TopicCreation
@@ -28,7 +29,7 @@ from cepheid_metadata import (
     topic_records,
 )
 from cepheid_ports import Ports
-from cepheid_wire import PERSISTENT, NamespaceName, TopicName
+from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
 
 SYSTEM_MARK = "__"
 
@@ -58,6 +59,7 @@ class TopicCatalog:
         self.on_changed: list[Callable[[TopicName], None]] = []
         """Called after this broker made, grew or deleted a topic's record."""
         self._ports = ports
+        self._limited = asyncio.Lock()
 
     async def find(self, topic: TopicName) -> Found[TopicRecord] | None:
         """The record that makes it a topic: for a partition that of the partitioned topic. None: there is no such topic."""
@@ -100,9 +102,29 @@ class TopicCatalog:
             raise NotAllowedError(f"topic {topic} is partitioned: connect to its partitions {topic}-partition-N", topic=str(topic))
 
     async def create(self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None) -> None:
-        """Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError."""
+        """Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError, TooManyError."""
         if partitions and topic.is_partition:
             raise NotAllowedError(f"topic {topic} is named like a partition and cannot have partitions", topic=str(topic))
+        if (await self._require_namespace(topic.namespace)).max_topics:
+            async with self._limited:  # one after the other, else two could take the last place
+                if await self.find(topic) is None:
+                    await self.require_room(topic, partitions or 1)
+                await self._create(topic, partitions, properties)
+        else:
+            await self._create(topic, partitions, properties)
+
+    async def require_room(self, topic: TopicName, more: int) -> None:
+        """Raises TooManyError when its namespace may not have so many more topics and partitions."""
+        namespace = topic.namespace
+        most = (await self._require_namespace(namespace)).max_topics or 0
+        if not most or is_system_topic(topic):
+            return
+        there = [shown for domain in (PERSISTENT, NON_PERSISTENT) for shown in await self.shown_topics_of(namespace, domain)]
+        if len(there) + more > most:
+            message = f"namespace {namespace} has {len(there)} topics and partitions, its policy allows {most}: no room for {topic}"
+            raise TooManyError(message, namespace=str(namespace), limit=most)
+
+    async def _create(self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None) -> None:
         record = TopicRecord(partitions=partitions, properties=dict(properties or {}), created_at_ms=self._ports.wall_ms())
         noun = (topic.namespace.tenant, topic.namespace.local_name)
         while True:
@@ -152,11 +174,7 @@ class TopicCatalog:
     async def policies(self, topic: TopicName) -> TopicPolicies:
         """What holds for the topic now; an open one has them as `Topic.policies`. Raises NamespaceNotFoundError."""
         namespace = await self._require_namespace(topic.namespace)
-        found = None
-        if topic.is_partition:
-            found = await self._records.get(topic.base)
-        if found is None or found.record.partitions <= topic.partition_index:
-            found = await self._records.get(topic)
+        found = await self.find(topic)
         return resolve(None if found is None else found.record, namespace, self.broker_policies)
 
     async def creation_in(self, namespace: NamespaceName) -> TopicCreation:
