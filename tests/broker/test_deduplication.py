@@ -129,27 +129,25 @@ class Histories(RuleBasedStateMachine):
     def client(self, index: int) -> Client:
         return self.clients[index % len(self.clients)]
 
-    @rule(index=st.integers(0, 1), chunks=st.sampled_from([1, 1, 1, 3]), gap=st.sampled_from([1, 1, 2]))
-    def publish(self, index: int, chunks: int, gap: int) -> None:
+    @rule(index=st.integers(0, 1), chunks=st.sampled_from([1, 1, 1, 3]), gap=st.sampled_from([1, 1, 2]), at_once=st.booleans())
+    def publish(self, index: int, chunks: int, gap: int, at_once: bool) -> None:
         client = self.client(index)
         message = (client.next_id, chunks)
         client.next_id += gap
         client.unanswered.append(message)
         if client.sequence is not None:
             client.to_send.append(message)
+        if at_once:
+            self.send(index)
 
     @rule(index=st.integers(0, 1))
-    def connect(self, index: int) -> None:
-        """The broker lets it in when nothing of it is under way; it resends everything unanswered."""
+    def send(self, index: int) -> None:
+        """What it has to send reaches the broker as one group. It connects for that: the broker lets it in when nothing of it is
+        under way, and it resends everything unanswered."""
         client = self.client(index)
         if client.sequence is None and self.ids.is_settled(client.name):
             client.sequence = self.ids.follow(client.name, self.now)
             client.to_send = deque(client.unanswered)
-
-    @rule(index=st.integers(0, 1), twice=st.booleans())
-    def send(self, index: int, twice: bool) -> None:
-        """What it has to send reaches the broker as one group."""
-        client = self.client(index)
         if client.sequence is None or not client.to_send:
             return
         append = Append([], [])
@@ -163,8 +161,7 @@ class Histories(RuleBasedStateMachine):
                 append.ids += [sequence_id] * chunks
                 append.last_chunks.append(sequence_id)
                 client.sequence.push(sequence_id)
-                if twice:
-                    assert client.sequence.judge(sequence_id) is Verdict.UNKNOWN
+                assert client.sequence.judge(sequence_id) is Verdict.UNKNOWN
         if append.ids:
             client.sequence.begin(append.last_chunks[-1])
             client.pending.append(append)
@@ -304,5 +301,6 @@ class SnapshotOfPushed(Histories):
 def test_the_machine_finds_planted_bugs(mutant: type[Histories]) -> None:
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
-            mutant, settings=settings(max_examples=3000, stateful_step_count=40, deadline=None, database=None, phases=(Phase.generate,))
+            mutant,
+            settings=settings(max_examples=3000, stateful_step_count=40, deadline=None, database=None, phases=(Phase.generate,)),
         )
