@@ -71,3 +71,42 @@ async def oldest_publish_time_ms(ledger: ManagedLedger, cursor: Cursor) -> int |
 
 def age_s(ledger: ManagedLedger, published_ms: int | None) -> float | None:
     return None if published_ms is None else max(0, ledger.wall_ms() - published_ms) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredBacklog:
+    """For statistics: always a figure in bytes, and `is_exact` says whether it leaves out what is acknowledged out of order.
+
+    `kept_bytes`: everything behind the mark-delete position, which is what must be kept."""
+
+    entries: int
+    messages: int | None
+    bytes: int
+    kept_bytes: int
+    is_exact: bool
+    oldest_publish_time_ms: int | None
+    oldest_age_s: float | None
+
+
+async def measure_backlog(ledger: ManagedLedger, cursor: Cursor, *, precise: bool, oldest: bool) -> MeasuredBacklog:
+    """What memory knows, and at the most one header and (`oldest`) one entry read; `precise`: as `exact_backlog`."""
+    known = known_backlog(ledger, cursor)
+    messages, size_bytes = known.messages, known.bytes
+    kept_bytes = await ledger.counts.bytes_after(cursor.mark_delete)
+    if size_bytes is None and not cursor.ack_set.acked_entries:
+        size_bytes = kept_bytes
+    if precise and (messages is None or size_bytes is None):
+        exact = await exact_backlog(ledger, cursor)
+        messages, size_bytes = exact.messages, exact.bytes
+    oldest_ms = known.oldest_publish_time_ms
+    if oldest_ms is None and oldest:
+        oldest_ms = await oldest_publish_time_ms(ledger, cursor)
+    return MeasuredBacklog(
+        cursor.backlog_entries,
+        messages,
+        kept_bytes if size_bytes is None else size_bytes,
+        kept_bytes,
+        size_bytes is not None,
+        oldest_ms,
+        age_s(ledger, oldest_ms),
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cepheid_broker.activity import Activity
+from cepheid_broker.dispatch import HashRange
 from cepheid_broker.key_sharing import KeySharing
 from cepheid_broker.peer import Peer
 from cepheid_broker.rates import Traffic, TrafficFigures
@@ -37,6 +38,10 @@ class ConsumerFigures:
     permits: int
     unacked_messages: int
     is_blocked: bool
+    is_active: bool
+    """The one that gets messages, where only one does."""
+    hash_ranges: tuple[HashRange, ...]
+    """That it asked for itself (Key_Shared, sticky)."""
     priority_level: int
     metadata: dict[str, str]
 
@@ -146,6 +151,8 @@ class Consumer:
             subscription.permits(self),
             subscription.unacked_messages(self),
             subscription.is_blocked(self),
+            subscription.is_active(self),
+            self.key_sharing.ranges,
             self.priority_level,
             self.metadata,
         )

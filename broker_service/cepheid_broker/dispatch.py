@@ -224,6 +224,9 @@ class DispatchCore(Protocol):
 
     def is_blocked(self, consumer: int) -> bool: ...
 
+    def is_active(self, consumer: int) -> bool:
+        """It gets messages: where only one does, it is the one."""
+
     @property
     def read_position(self) -> Position:
         """The next entry that is sent for the first time."""

@@ -203,12 +203,23 @@ class FailoverDispatch:
     def unacked_messages(self, consumer: int) -> int | None:
         return None if consumer == self.active else 0
 
+    def is_active(self, consumer: int) -> bool:
+        return consumer == self.active
+
     def is_blocked(self, consumer: int) -> bool:
         return False
 
     @property
     def read_position(self) -> Position:
         return self._forward.next_position
+
+    @property
+    def delayed_entries(self) -> int:
+        return 0
+
+    @property
+    def replay_entries(self) -> int:
+        return 0
 
     @property
     def pending_bytes(self) -> int:

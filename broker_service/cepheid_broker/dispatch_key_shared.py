@@ -498,6 +498,9 @@ class KeySharedDispatch:
         holder = self._holders.by_key.get(consumer)
         return 0 if holder is None else holder.unacked_messages
 
+    def is_active(self, consumer: int) -> bool:
+        return True
+
     def is_blocked(self, consumer: int) -> bool:
         holder = self._holders.by_key.get(consumer)
         return holder is not None and (holder.blocked or self._holders.blocked)

@@ -74,6 +74,7 @@ class Dispatcher:
         self._pass_due = False
         self._closed = False
         self._accounted_bytes = 0
+        self._now_ms = 0  # of the last pass
         self._keeps_up = False  # reads from the tail cache, which therefore keeps what comes next
         self._running: dict[type, Read | ReadBack] = {}  # by kind: at most one each
         self._next: dict[type, Read | ReadBack] = {}  # asked for while another of the kind runs
@@ -109,7 +110,8 @@ class Dispatcher:
         if self._closed:
             return
         try:
-            self.core.on_clock(self._wall_ms())
+            self._now_ms = self._wall_ms()
+            self.core.on_clock(self._now_ms)
             sent_bytes = 0
             while (effect := self.core.next_effect()) is not None:
                 sent_bytes += self._perform(effect)
@@ -151,6 +153,7 @@ class Dispatcher:
         buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._cursor.unacked_words, consumer.epoch)
         consumer.peer.write_buffers(buffers)
         consumer.traffic.count(entries, send.messages, size_bytes)
+        consumer.activity.on_sent(self._now_ms)
         if send.redelivery_counts:
             consumer.redelivered_messages += sum(send.counted.messages_in(e, e) for e in send.redelivery_counts)
         self._on_sent(entries, send.messages, size_bytes)

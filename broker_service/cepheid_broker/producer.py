@@ -110,6 +110,7 @@ class ProducerFigures:
     pending_entries: int
     checksum_errors: int
     duplicates: int
+    access_mode: AccessMode
     metadata: dict[str, str]
 
 
@@ -323,6 +324,7 @@ class Producer:
             self.pending_entries,
             self.checksum_errors,
             self.duplicates,
+            self.access_mode,
             self.metadata,
         )
 

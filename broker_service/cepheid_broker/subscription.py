@@ -428,6 +428,10 @@ class Subscription:
     def is_blocked(self, consumer: Consumer) -> bool:
         return self._dispatcher is not None and self._dispatcher.core.is_blocked(consumer.key)
 
+    def is_active(self, consumer: Consumer) -> bool:
+        """Of those that take turns as the only one: it is its turn. Of others: always."""
+        return self._dispatcher is not None and self._dispatcher.core.is_active(consumer.key)
+
     def why(self) -> tuple[Why, ...]:
         """What holds delivery up; empty while there is something to deliver and somebody takes it."""
         return (Why(Idle.NO_CONSUMER),) if self._dispatcher is None else tuple(self._dispatcher.why())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pyroaring import BitMap
 
 from cepheid_broker.admin.internal_stats import acked_ranges
-from cepheid_broker.admin.topic_stats import StoredFigures, summed_stats, topic_stats
+from cepheid_broker.admin.summed_stats import summed_stats
+from cepheid_broker.admin.topic_stats import StoredFigures, topic_stats
 from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.topic import TopicFigures
 from tests.admin.admin_world import NAMESPACE, AdminWorld
@@ -96,7 +97,7 @@ def test_what_was_acknowledged_out_of_order_is_shown() -> None:
 
 def test_an_average_is_not_added_up() -> None:
     traffic = TrafficFigures(entries=1, messages=2, size_bytes=100, message_rate_per_s=1.0, byte_rate_per_s=50.0)
-    part = topic_stats(TopicFigures("t", traffic, (), ()), StoredFigures(1, 100, 7, "host:1"))
+    part = topic_stats(TopicFigures("t", traffic, (), ()), StoredFigures(100, 7, "host:1"))
     total = summed_stats({"a": part, "b": part}, {"partitions": 2}, per_partition=False)
     assert (total["averageMsgSize"], total["msgRateIn"], total["bytesInCounter"]) == (50.0, 2.0, 200)
     assert total["topicCreationTimeStamp"] == 7

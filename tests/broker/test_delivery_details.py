@@ -479,7 +479,7 @@ def test_statistics_of_a_consumer_have_every_field() -> None:
             assert stats.connectedSince[4] == "-"
             assert stats.address.startswith("127.0.0.1:")
             figures = subscription(world).figures().consumers[0]
-            assert figures.last_flow_at_ms > 0
-            assert figures.last_acked_at_ms >= figures.last_flow_at_ms
+            assert figures.activity.last_flow_at_ms > 0
+            assert figures.activity.last_acked_at_ms >= figures.activity.last_flow_at_ms
 
     run_async(main())

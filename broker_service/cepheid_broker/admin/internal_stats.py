@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.times import iso_time
-from cepheid_metadata import ChainLedger
+from cepheid_metadata import ChainLedger, Position
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
@@ -22,10 +22,12 @@ def internal_stats(
     figures: ManagedLedgerStatistics,
     acked: Mapping[str, Mapping[int, BitMap]],
     *,
+    read_positions: Mapping[str, Position],
     pending_entries: int,
     last_ledger_created_at_ms: int,
+    ledger_metadata: Mapping[int, str],
 ) -> dict[str, Any]:
-    """`acked`: by cursor, what it has acknowledged above its mark-delete position.
+    """By cursor `acked`, what it has acknowledged above its mark-delete position, and `read_positions`, where delivery goes on.
 
     Tools compute from the ledgers how much to offload: in order, with their sizes, the open one last with entries and size 0."""
     return {
@@ -39,8 +41,11 @@ def internal_stats(
         "pendingAddEntriesCount": pending_entries,
         "lastConfirmedEntry": str(figures.last_confirmed),
         "state": _STATES[figures.state],
-        "ledgers": [_ledger(recorded) for recorded in figures.ledgers],
-        "cursors": {name: _cursor(cursor, figures, acked_ranges(acked[name])) for name, cursor in figures.cursors.items()},
+        "ledgers": [_ledger(recorded, ledger_metadata.get(recorded.ledger_id)) for recorded in figures.ledgers],
+        "cursors": {
+            name: _cursor(cursor, figures, acked_ranges(acked.get(name, {})), read_positions.get(name))
+            for name, cursor in figures.cursors.items()
+        },
         "schemaLedgers": [],
         "compactedLedger": _NO_LEDGER,
     }
@@ -67,7 +72,7 @@ def acked_ranges(acked: Mapping[int, BitMap]) -> list[str]:
     return ranges
 
 
-def _ledger(recorded: ChainLedger) -> dict[str, Any]:
+def _ledger(recorded: ChainLedger, metadata: str | None) -> dict[str, Any]:
     return {
         "ledgerId": recorded.ledger_id,
         "entries": recorded.entries or 0,
@@ -75,24 +80,27 @@ def _ledger(recorded: ChainLedger) -> dict[str, Any]:
         "offloaded": False,
         "underReplicated": False,
         "properties": {},
+        **({} if metadata is None else {"metadata": metadata}),
     }
 
 
-def _cursor(cursor: CursorStatistics, figures: ManagedLedgerStatistics, acked: list[str]) -> dict[str, Any]:
+def _cursor(
+    cursor: CursorStatistics, figures: ManagedLedgerStatistics, acked: list[str], read_position: Position | None
+) -> dict[str, Any]:
     return {
         "markDeletePosition": str(cursor.mark_delete),
-        "readPosition": str(cursor.first_unacknowledged),
+        "readPosition": str(read_position or cursor.first_unacknowledged),
         "waitingReadOp": cursor.active and cursor.backlog_entries == 0,
         "pendingReadOps": 0,
         "messagesConsumedCounter": figures.appended_entries - cursor.backlog_entries,  # tools subtract it to get the backlog
-        "cursorLedger": -1,
+        "cursorLedger": -1 if cursor.cursor_ledger_id is None else cursor.cursor_ledger_id,
         "cursorLedgerLastEntry": -1,
         "individuallyDeletedMessages": f"[{','.join(acked)}]",
-        "state": "Open",
+        "state": "NoLedger" if cursor.cursor_ledger_id is None else "Open",
         "active": cursor.active,
         "numberOfEntriesSinceFirstNotAckedMessage": cursor.backlog_entries + cursor.acked_entries,
         "totalNonContiguousDeletedMessagesRange": len(acked),
         "subscriptionHavePendingRead": False,
         "subscriptionHavePendingReplayRead": False,
-        "properties": {},
+        "properties": dict(cursor.sequence_ids),  # of deduplication: highest sequence id by producer
     }

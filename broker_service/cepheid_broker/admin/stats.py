@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 
@@ -11,11 +13,18 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError
 from cepheid_broker.admin.internal_stats import internal_stats
 from cepheid_broker.admin.path_names import TopicPath
+from cepheid_broker.admin.summed_stats import summed_stats
 from cepheid_broker.admin.topic_access import open_topic, parts_of, require_plain
-from cepheid_broker.admin.topic_stats import StoredFigures, summed_stats, topic_stats
+from cepheid_broker.admin.topic_stats import Holes, StoredFigures, topic_stats
+from cepheid_broker.backlog import MeasuredBacklog, measure_backlog
 from cepheid_broker.topic import Topic
 from cepheid_metadata import ledger_records, topic_records
 from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap
+
+_MEASURED_IN_ONE_GO = 50  # subscriptions: some 2 ms of the loop
 
 
 def stats(context: AdminContext) -> APIRouter:
@@ -25,12 +34,15 @@ def stats(context: AdminContext) -> APIRouter:
     async def get_stats(
         topic: TopicPath,
         request: Request,
+        getPreciseBacklog: bool = False,
+        getEarliestTimeInBacklog: bool = False,
         excludePublishers: bool = False,
         excludeConsumers: bool = False,
     ) -> dict[str, Any]:
+        """Rates, sizes, clients, and each subscription's backlog in entries, bytes and, where known, messages and seconds"""
         await require_plain(context, topic)
         opened = await open_topic(context, topic)
-        stored = await _stored(context, opened, broker_id(context, request))
+        stored = await _stored(context, opened, request, precise=getPreciseBacklog, oldest=getEarliestTimeInBacklog)
         return topic_stats(opened.figures(), stored, publishers=not excludePublishers, consumers=not excludeConsumers)
 
     @router.get("/partitioned-stats")
@@ -38,31 +50,34 @@ def stats(context: AdminContext) -> APIRouter:
         topic: TopicPath,
         request: Request,
         perPartition: bool = True,
+        getPreciseBacklog: bool = False,
+        getEarliestTimeInBacklog: bool = False,
         excludePublishers: bool = False,
         excludeConsumers: bool = False,
     ) -> dict[str, Any]:
+        """The same of all partitions together, and of each"""
         metadata = await _partitioned_metadata(context, topic)
         parts: dict[str, dict[str, Any]] = {}
         for part in await parts_of(context, topic):
             opened = await open_topic(context, part)
-            stored = await _stored(context, opened, broker_id(context, request))
+            stored = await _stored(context, opened, request, precise=getPreciseBacklog, oldest=getEarliestTimeInBacklog)
             parts[str(part)] = topic_stats(
                 opened.figures(), stored, publishers=not excludePublishers, consumers=not excludeConsumers
             )
         return summed_stats(parts, metadata, per_partition=perPartition)
 
     @router.get("/internalStats")
-    async def get_internal_stats(topic: TopicPath) -> dict[str, Any]:
+    async def get_internal_stats(topic: TopicPath, metadata: bool = False) -> dict[str, Any]:
+        """Ledgers and cursors"""
         await require_plain(context, topic)
-        return await _internal(context, topic)
+        return await _internal(context, topic, metadata=metadata)
 
     @router.get("/partitioned-internalStats")
     async def get_partitioned_internal_stats(topic: TopicPath) -> dict[str, Any]:
+        """Ledgers and cursors of every partition"""
         metadata = await _partitioned_metadata(context, topic)
-        return {
-            "metadata": metadata,
-            "partitions": {str(part): await _internal(context, part) for part in await parts_of(context, topic)},
-        }
+        parts = await parts_of(context, topic)
+        return {"metadata": metadata, "partitions": {str(part): await _internal(context, part) for part in parts}}
 
     return router
 
@@ -76,20 +91,64 @@ async def _partitioned_metadata(context: AdminContext, topic: TopicName) -> dict
     return {"partitions": found.record.partitions, "deleted": False, "properties": found.record.properties}
 
 
-async def _stored(context: AdminContext, topic: Topic, owner_broker: str) -> StoredFigures:
+async def _stored(context: AdminContext, topic: Topic, request: Request, *, precise: bool, oldest: bool) -> StoredFigures:
     found = await topic_records(context.store).get(topic.name) or await topic_records(context.store).get(topic.name.base)
-    figures = topic.ledger.statistics()
-    created_at_ms = 0 if found is None else found.record.created_at_ms
-    return StoredFigures(figures.entries, figures.size_bytes, created_at_ms, owner_broker)
+    backlogs = await _backlogs(topic, precise=precise, oldest=oldest)
+    ledger = topic.ledger
+    return StoredFigures(
+        size_bytes=ledger.ledgers.total_bytes,
+        created_at_ms=0 if found is None else found.record.created_at_ms,
+        owner_broker=broker_id(context, request),
+        last_published_at_ms=ledger.last_appended_at_ms,
+        topic_epoch=ledger.topic_epoch,
+        waiting_producers=len(topic.admission) - len(topic.producers),
+        policies=topic.policies,
+        backlogs=backlogs,
+        holes={
+            name: _holes(subscription.cursor.ack_set.acked)
+            for name, subscription in topic.subscriptions.items()
+            if subscription.cursor.ack_set.acked
+        },
+        asked_for_earliest=oldest,
+    )
 
 
-async def _internal(context: AdminContext, name: TopicName) -> dict[str, Any]:
+async def _backlogs(topic: Topic, *, precise: bool, oldest: bool) -> dict[str, MeasuredBacklog]:
+    """The age of the slowest durable subscription is looked up in any case: it is the topic's."""
+    ledger, subscriptions = topic.ledger, dict(topic.subscriptions)
+    durable = [subscription for subscription in subscriptions.values() if subscription.durable]
+    slowest = min(durable, key=lambda found: ledger.ledgers.rank(found.cursor.mark_delete), default=None)
+    backlogs: dict[str, MeasuredBacklog] = {}
+    for number, (name, subscription) in enumerate(subscriptions.items(), 1):
+        wanted = oldest or precise or subscription is slowest
+        backlogs[name] = await measure_backlog(ledger, subscription.cursor, precise=precise, oldest=wanted)
+        if number % _MEASURED_IN_ONE_GO == 0:
+            await asyncio.sleep(0)
+    return backlogs
+
+
+def _holes(acked: Mapping[int, BitMap]) -> Holes:
+    runs = sum(len(entries - entries.shift(1)) for entries in acked.values())  # an entry without the one before it starts a run
+    return Holes(runs, sum(len(entries.serialize()) for entries in acked.values()))
+
+
+async def _internal(context: AdminContext, name: TopicName, *, metadata: bool = False) -> dict[str, Any]:
     topic = await open_topic(context, name)
-    figures = topic.ledger.statistics()
-    last = await ledger_records(context.store).get(figures.ledgers[-1].ledger_id)
+    ledger = topic.ledger
+    figures = ledger.statistics()
+    records = ledger_records(context.store)
+    last = await records.get(figures.ledgers[-1].ledger_id)
+    described: dict[int, str] = {}
+    for recorded in figures.ledgers if metadata else ():
+        if (found := await records.get(recorded.ledger_id)) is not None:
+            described[recorded.ledger_id] = found.record.model_dump_json(exclude={"password"})
     return internal_stats(
         figures,
-        {name: cursor.ack_set.acked for name, cursor in topic.ledger.cursors.items()},
+        {name: cursor.ack_set.acked for name, cursor in ledger.cursors.items()},
+        read_positions={
+            found.name: found.read_position for found in topic.figures().subscriptions if found.read_position is not None
+        },
         pending_entries=sum(producer.pending_entries for producer in topic.producers.values()),
         last_ledger_created_at_ms=0 if last is None else last.record.created_at_ms,
+        ledger_metadata=described,
     )

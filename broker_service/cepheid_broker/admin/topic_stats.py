@@ -1,17 +1,24 @@
 """Statistics of a topic in the shapes of the API (docs/reference/shapes.md §4): functions of snapshots, no state.
 
-What this broker does not have (offloading, replication, transactions, delayed delivery …) has its field with the value that means
-none: clients and dashboards read them without asking whether they are there.
+`msgBacklog` counts entries, as in Pulsar: a batch is one. Beside it are fields of ours: `backlogMessages` (absent while nobody has
+counted them), `backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` leaves out what was acknowledged
+out of order. `msgBacklog` is always exact; asking for a precise backlog makes the others so.
+
+What this broker does not have (offloading, replication, transactions, compaction …) has its field with the value that means none:
+clients and dashboards read them without asking whether they are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from cepheid_broker.backlog import MeasuredBacklog
 from cepheid_broker.consumer import ConsumerFigures
+from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.producer import ProducerFigures
+from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.subscription import SubscriptionFigures
 from cepheid_broker.times import iso_time
@@ -19,25 +26,38 @@ from cepheid_broker.topic import TopicFigures
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFigures:
-    """What statistics need of a topic's managed ledger and record."""
+class Holes:
+    """Runs of entries that a subscription has acknowledged out of order, and the bytes that they take."""
 
-    entries: int
+    runs: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFigures:
+    """What statistics need of a topic besides its figures: its managed ledger, records, policies, and measured backlogs."""
+
     size_bytes: int
     created_at_ms: int
     owner_broker: str  # host:port of its admin API
-
-    def estimate_bytes(self, entries: int) -> int:
-        """Of some entries, by the average of all: exact figures would have to read them."""
-        return 0 if self.entries == 0 else min(self.size_bytes, self.size_bytes * entries // self.entries)
+    last_published_at_ms: int = 0
+    topic_epoch: int | None = None
+    waiting_producers: int = 0
+    policies: TopicPolicies = field(default_factory=TopicPolicies)
+    backlogs: Mapping[str, MeasuredBacklog] = field(default_factory=dict)
+    holes: Mapping[str, Holes] = field(default_factory=dict)
+    asked_for_earliest: bool = False
 
 
 def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
     """`TopicStats`. `publishers` and `consumers`: whether their lists are wanted."""
     published = figures.published
+    subscriptions = {
+        subscription.name: _subscription(subscription, stored, consumers=consumers) for subscription in figures.subscriptions
+    }
     delivered = [subscription.delivered for subscription in figures.subscriptions]
-    backlog = max((subscription.backlog_entries for subscription in figures.subscriptions), default=0)
-    return {
+    policies = stored.policies
+    stats = {
         "msgRateIn": published.message_rate_per_s,
         "msgThroughputIn": published.byte_rate_per_s,
         "msgRateOut": sum(traffic.message_rate_per_s for traffic in delivered),
@@ -48,41 +68,48 @@ def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: boo
         "msgOutCounter": sum(traffic.messages for traffic in delivered),
         "averageMsgSize": _average_bytes(published),
         "storageSize": stored.size_bytes,
-        "backlogSize": stored.estimate_bytes(backlog),
+        "backlogSize": max((backlog.kept_bytes for backlog in stored.backlogs.values()), default=0),
+        "backlogQuotaLimitSize": -1 if policies.size_quota is None else policies.size_quota.limit,
+        "backlogQuotaLimitTime": -1 if policies.age_quota is None else policies.age_quota.limit,
         "publishers": [_publisher(producer) for producer in figures.producers] if publishers else [],
-        "subscriptions": {
-            subscription.name: _subscription(subscription, stored, consumers=consumers) for subscription in figures.subscriptions
-        },
+        "waitingPublishers": stored.waiting_producers,
+        "subscriptions": subscriptions,
+        "deduplicationStatus": "Enabled" if policies.deduplication else "Disabled",
         "ownerBroker": stored.owner_broker,
         "topicCreationTimeStamp": stored.created_at_ms,
+        "lastPublishTimeStamp": stored.last_published_at_ms,
+        **_oldest(figures, stored),
+        **{name: sum(each[name] for each in subscriptions.values()) for name in _SUMMED_OF_SUBSCRIPTIONS},
         **_NONE_OF_A_TOPIC,
     }
+    if stored.topic_epoch is not None:
+        stats["topicEpoch"] = stored.topic_epoch
+    return stats
 
 
-def summed_stats(parts: Mapping[str, dict[str, Any]], metadata: dict[str, Any], *, per_partition: bool) -> dict[str, Any]:
-    """`PartitionedTopicStats`: sums over the partitions, publishers merged by their place in the lists, subscriptions by name."""
-    subscriptions: dict[str, list[dict[str, Any]]] = {}
-    for part in parts.values():
-        for name, subscription in part["subscriptions"].items():
-            subscriptions.setdefault(name, []).append(subscription)
-    publishers: list[list[dict[str, Any]]] = []
-    for part in parts.values():
-        for place, publisher in enumerate(part["publishers"]):
-            if place == len(publishers):
-                publishers.append([])
-            publishers[place].append(publisher)
-    return {
-        **_sum(parts.values()),
-        "publishers": [_sum(group) for group in publishers],
-        "subscriptions": {name: _sum(group) for name, group in subscriptions.items()},
-        "metadata": metadata,
-        "partitions": dict(parts) if per_partition else {},
+def _oldest(figures: TopicFigures, stored: StoredFigures) -> dict[str, Any]:
+    """Of the durable subscriptions: readers hold nothing, and quotas do not look at them."""
+    durable = {subscription.name for subscription in figures.subscriptions if subscription.durable}
+    aged = [
+        (backlog.oldest_age_s, name)
+        for name, backlog in stored.backlogs.items()
+        if name in durable and backlog.oldest_age_s is not None
+    ]
+    published = [found.oldest_publish_time_ms for found in stored.backlogs.values() if found.oldest_publish_time_ms is not None]
+    stats: dict[str, Any] = {
+        "oldestBacklogMessageAgeSeconds": -1,
+        "earliestMsgPublishTimeInBacklogs": min(published, default=0) if stored.asked_for_earliest else 0,
     }
+    if aged:
+        age_s, name = max(aged)
+        stats["oldestBacklogMessageAgeSeconds"] = int(age_s)
+        stats["oldestBacklogMessageSubscriptionName"] = name
+    return stats
 
 
 def _publisher(producer: ProducerFigures) -> dict[str, Any]:
     return {
-        "accessMode": "Shared",
+        "accessMode": _ACCESS_MODES[producer.access_mode],
         "msgRateIn": producer.traffic.message_rate_per_s,
         "msgThroughputIn": producer.traffic.byte_rate_per_s,
         "averageMsgSize": _average_bytes(producer.traffic),
@@ -98,32 +125,75 @@ def _publisher(producer: ProducerFigures) -> dict[str, Any]:
 
 
 def _subscription(subscription: SubscriptionFigures, stored: StoredFigures, *, consumers: bool) -> dict[str, Any]:
-    delivered = subscription.delivered
+    delivered, activity, connected = subscription.delivered, subscription.activity, subscription.consumers
+    holes = stored.holes.get(subscription.name, Holes())
     stats = {
         "msgRateOut": delivered.message_rate_per_s,
         "msgThroughputOut": delivered.byte_rate_per_s,
+        "msgRateRedeliver": sum(consumer.redeliver_rate_per_s for consumer in connected),
+        "messageAckRate": sum(consumer.ack_rate_per_s for consumer in connected),
+        "msgRateExpired": subscription.expire_rate_per_s,
         "bytesOutCounter": delivered.size_bytes,
         "msgOutCounter": delivered.messages,
-        "msgBacklog": subscription.backlog_entries,
-        "backlogSize": stored.estimate_bytes(subscription.backlog_entries),
-        "msgBacklogNoDelayed": subscription.backlog_entries,
+        **_backlog(subscription, stored),
+        "msgDelayed": subscription.delayed_entries,
+        "msgInReplay": subscription.replay_entries,
         "unackedMessages": subscription.unacked_messages,
-        "blockedSubscriptionOnUnackedMsgs": False,
-        "consumers": [_consumer(consumer) for consumer in subscription.consumers] if consumers else [],
+        "blockedSubscriptionOnUnackedMsgs": subscription.is_blocked,
+        "msgExpired": subscription.expired_entries,
+        "totalMsgExpired": subscription.expired_entries,
+        "lastExpireTimestamp": activity.last_expired_at_ms,
+        "lastConsumedFlowTimestamp": activity.last_flow_at_ms,
+        "lastConsumedTimestamp": activity.last_sent_at_ms,
+        "lastAckedTimestamp": activity.last_acked_at_ms,
+        "lastMarkDeleteAdvancedTimestamp": activity.last_mark_delete_at_ms,
+        "consumers": [_consumer(consumer, subscription) for consumer in connected] if consumers else [],
         "isDurable": subscription.durable,
         "durable": subscription.durable,
+        "allowOutOfOrderDelivery": subscription.key_sharing is not None and subscription.key_sharing.out_of_order,
+        "nonContiguousDeletedMessagesRanges": holes.runs,
+        "nonContiguousDeletedMessagesRangesSerializedSize": holes.size_bytes,
+        "subscriptionProperties": dict(subscription.properties),
         **_NONE_OF_A_SUBSCRIPTION,
     }
-    if subscription.consumers:  # the type is that of those who are connected
+    if connected:  # the type is that of those who are connected
         stats["type"] = subscription.type_name
-        if subscription.type_name == "Exclusive":
-            stats["activeConsumerName"] = subscription.consumers[0].name
+        if (active := _active(subscription)) is not None:
+            stats["activeConsumerName"] = active
+        if subscription.key_sharing is not None:
+            stats["keySharedMode"] = "STICKY" if subscription.key_sharing.sticky else "AUTO_SPLIT"
     return stats
 
 
-def _consumer(consumer: ConsumerFigures) -> dict[str, Any]:
-    traffic = consumer.traffic
-    return {
+def _backlog(subscription: SubscriptionFigures, stored: StoredFigures) -> dict[str, Any]:
+    backlog = stored.backlogs.get(subscription.name)
+    entries = subscription.backlog_entries if backlog is None else backlog.entries
+    stats: dict[str, Any] = {
+        "msgBacklog": entries,
+        "backlogSize": 0 if backlog is None else backlog.bytes,
+        "msgBacklogNoDelayed": max(0, entries - subscription.delayed_entries),
+        "earliestMsgPublishTimeInBacklog": 0,
+        "backlogExact": backlog is not None and backlog.is_exact,
+    }
+    if backlog is not None:
+        if backlog.messages is not None:
+            stats["backlogMessages"] = backlog.messages
+        if backlog.oldest_age_s is not None:
+            stats["backlogAgeSeconds"] = round(backlog.oldest_age_s, 3)
+        if stored.asked_for_earliest:
+            stats["earliestMsgPublishTimeInBacklog"] = backlog.oldest_publish_time_ms or 0
+    return stats
+
+
+def _active(subscription: SubscriptionFigures) -> str | None:
+    if subscription.type_name not in ("Exclusive", "Failover"):
+        return None
+    return next((consumer.name for consumer in subscription.consumers if consumer.is_active), None)
+
+
+def _consumer(consumer: ConsumerFigures, subscription: SubscriptionFigures) -> dict[str, Any]:
+    traffic, activity = consumer.traffic, consumer.activity
+    stats = {
         "consumerName": consumer.name,
         "address": f"/{consumer.address}",
         "connectedSince": iso_time(consumer.connected_at_ms),
@@ -139,55 +209,38 @@ def _consumer(consumer: ConsumerFigures) -> dict[str, Any]:
         "unackedMessages": consumer.unacked_messages,
         "avgMessagesPerEntry": traffic.messages // traffic.entries if traffic.entries else 0,
         "blockedConsumerOnUnackedMsgs": consumer.is_blocked,
-        "lastAckedTimestamp": consumer.last_acked_at_ms,
-        "lastConsumedTimestamp": 0,
-        "lastConsumedFlowTimestamp": consumer.last_flow_at_ms,
+        "firstConsumedFlowTimestamp": activity.first_flow_at_ms,
+        "firstMessagesSentTimestamp": activity.first_sent_at_ms,
+        "lastConsumedFlowTimestamp": activity.last_flow_at_ms,
+        "lastConsumedTimestamp": activity.last_sent_at_ms,
+        "lastAckedTimestamp": activity.last_acked_at_ms,
+        "lastConsumedTime": iso_time(activity.last_sent_at_ms),
+        "lastAckedTime": iso_time(activity.last_acked_at_ms),
         "metadata": consumer.metadata,
     }
+    if subscription.key_sharing is not None:
+        stats["keyHashRanges"] = [f"[{first}, {last}]" for first, last in consumer.hash_ranges]
+        stats["keyHashRangeArrays"] = [[first, last] for first, last in consumer.hash_ranges]
+    return stats
 
 
 def _average_bytes(traffic: TrafficFigures) -> float:
     return traffic.size_bytes / traffic.messages if traffic.messages else 0.0
 
 
-_AVERAGED = ("averageMsgSize",)
-_NOT_SUMMED = (
-    "producerId",
-    "avgMessagesPerEntry",
-    "topicCreationTimeStamp",
-    "lastPublishTimeStamp",
-    "lastOffloadLedgerId",
-    "backlogQuotaLimitSize",  # -1 is no limit, and so below
-    "backlogQuotaLimitTime",
-    "oldestBacklogMessageAgeSeconds",
-)
+_ACCESS_MODES = {
+    AccessMode.SHARED: "Shared",
+    AccessMode.EXCLUSIVE: "Exclusive",
+    AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}
 
-
-def _sum(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers are added, lists joined; what cannot be added is that of the first."""
-    parts: Sequence[dict[str, Any]] = list(stats)
-    total: dict[str, Any] = {}
-    for name, first in parts[0].items() if parts else ():
-        values = [part[name] for part in parts if name in part]
-        if isinstance(first, bool):
-            total[name] = any(values) if name.startswith("blocked") else first
-        elif isinstance(first, int | float) and name not in _NOT_SUMMED:
-            total[name] = sum(values) / (len(values) if name in _AVERAGED else 1)
-        elif isinstance(first, list):
-            total[name] = [item for value in values for item in value]
-        else:
-            total[name] = first
-    return total
-
+_SUMMED_OF_SUBSCRIPTIONS = ("nonContiguousDeletedMessagesRanges", "nonContiguousDeletedMessagesRangesSerializedSize")
 
 _NONE_OF_A_TOPIC: dict[str, Any] = {
     "systemTopicBytesInCounter": 0,
     "bytesOutInternalCounter": 0,
     "msgChunkPublished": False,
-    "backlogQuotaLimitSize": -1,
-    "backlogQuotaLimitTime": -1,
-    "oldestBacklogMessageAgeSeconds": -1,
-    "earliestMsgPublishTimeInBacklogs": 0,
     "publishRateLimitedTimes": 0,
     "offloadedStorageSize": 0,
     "lastOffloadLedgerId": 0,
@@ -196,11 +249,7 @@ _NONE_OF_A_TOPIC: dict[str, Any] = {
     "ongoingTxnCount": 0,
     "abortedTxnCount": 0,
     "committedTxnCount": 0,
-    "waitingPublishers": 0,
     "replication": {},
-    "deduplicationStatus": "Disabled",
-    "nonContiguousDeletedMessagesRanges": 0,
-    "nonContiguousDeletedMessagesRangesSerializedSize": 0,
     "delayedMessageIndexSizeInBytes": 0,
     "compaction": {
         "lastCompactionRemovedEventCount": 0,
@@ -208,33 +257,21 @@ _NONE_OF_A_TOPIC: dict[str, Any] = {
         "lastCompactionFailedTimestamp": 0,
         "lastCompactionDurationTimeInMills": 0,
     },
-    "lastPublishTimeStamp": 0,
 }
 
 _NONE_OF_A_SUBSCRIPTION: dict[str, Any] = {
-    "msgRateRedeliver": 0.0,
-    "messageAckRate": 0.0,
-    "msgRateExpired": 0.0,
     "chunkedMessageRate": 0.0,
-    "earliestMsgPublishTimeInBacklog": 0,
-    "msgDelayed": 0,
-    "msgInReplay": 0,
-    "msgExpired": 0,
-    "totalMsgExpired": 0,
-    "lastExpireTimestamp": 0,
-    "lastConsumedFlowTimestamp": 0,
-    "lastConsumedTimestamp": 0,
-    "lastAckedTimestamp": 0,
-    "lastMarkDeleteAdvancedTimestamp": 0,
     "isReplicated": False,
     "replicated": False,
-    "allowOutOfOrderDelivery": False,
-    "nonContiguousDeletedMessagesRanges": 0,
-    "nonContiguousDeletedMessagesRangesSerializedSize": 0,
     "delayedMessageIndexSizeInBytes": 0,
-    "subscriptionProperties": {},
     "filterProcessedMsgCount": 0,
     "filterAcceptedMsgCount": 0,
     "filterRejectedMsgCount": 0,
     "filterRescheduledMsgCount": 0,
+    "dispatchThrottledMsgEventsBySubscriptionLimit": 0,
+    "dispatchThrottledMsgEventsByTopicLimit": 0,
+    "dispatchThrottledMsgEventsByBrokerLimit": 0,
+    "dispatchThrottledBytesEventsBySubscriptionLimit": 0,
+    "dispatchThrottledBytesEventsByTopicLimit": 0,
+    "dispatchThrottledBytesEventsByBrokerLimit": 0,
 }

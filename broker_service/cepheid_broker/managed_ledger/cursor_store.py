@@ -106,6 +106,12 @@ class CursorStore:
         return {name: saved.cursor for name, saved in self._saved.items()}
 
     @property
+    def ledger_ids(self) -> Mapping[str, int]:
+        """The cursor ledgers of those whose state is in one."""
+        found = {name: saved.record.cursor_ledger_id for name, saved in self._saved.items()}
+        return {name: ledger_id for name, ledger_id in found.items() if ledger_id is not None}
+
+    @property
     def saved_mark_deletes(self) -> list[Position]:
         """What is durable: trimming goes by this."""
         return [saved.mark_delete for saved in self._saved.values()]

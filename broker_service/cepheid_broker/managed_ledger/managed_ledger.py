@@ -98,6 +98,8 @@ class ManagedLedger:
         self._appender: Appender | None = None  # None: terminated
         self._closing: asyncio.Task[None] | None = None
         self._appended_entries = self._appended_bytes = 0
+        self.last_appended_at_ms = 0
+        """Wall clock; 0: nothing since the topic was opened."""
 
     def __repr__(self) -> str:
         return f"<ManagedLedger {self.topic} {self.state.value}, last {self.last_confirmed}, {self._cursors!r}>"
@@ -163,6 +165,7 @@ class ManagedLedger:
         self._tail.add(group, before)
 
     def _on_answered(self) -> None:
+        self.last_appended_at_ms = self._shared.ports.wall_ms()
         for hook in self.on_appended:
             hook()
         self._roll_if_due()
@@ -465,7 +468,7 @@ class ManagedLedger:
             pass  # answered with it
 
     def statistics(self) -> ManagedLedgerStatistics:
-        ledgers = self._ledgers
+        ledgers, ledger_ids = self._ledgers, self._cursors.ledger_ids
         return ManagedLedgerStatistics(
             state=self.state.value,
             last_confirmed=self.last_confirmed,
@@ -483,7 +486,7 @@ class ManagedLedger:
             catch_up_reads=self._reads.reads,
             catch_up_bytes=self._reads.read_bytes,
             cursors_rewound=self._cursors.rewound,
-            cursors={cursor.name: CursorStatistics.of(cursor) for cursor in self._all_cursors()},
+            cursors={cursor.name: CursorStatistics.of(cursor, ledger_ids.get(cursor.name)) for cursor in self._all_cursors()},
         )
 
     def _all_cursors(self) -> Iterable[Cursor]:

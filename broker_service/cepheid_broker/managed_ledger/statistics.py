@@ -19,9 +19,12 @@ class CursorStatistics:
     durable: bool
     active: bool
     refused_acks: int
+    cursor_ledger_id: int | None
+    """None: its state is in its record."""
+    sequence_ids: Mapping[str, int]
 
     @classmethod
-    def of(cls, cursor: Cursor) -> CursorStatistics:
+    def of(cls, cursor: Cursor, cursor_ledger_id: int | None = None) -> CursorStatistics:
         return cls(
             mark_delete=cursor.mark_delete,
             first_unacknowledged=cursor.first_unacknowledged(),
@@ -30,6 +33,8 @@ class CursorStatistics:
             durable=cursor.durable,
             active=cursor.active_from is not None,
             refused_acks=cursor.refused_acks,
+            cursor_ledger_id=cursor_ledger_id,
+            sequence_ids=cursor.sequence_ids,
         )
 
 
