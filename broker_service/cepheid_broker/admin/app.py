@@ -28,8 +28,10 @@ from cepheid_broker.admin.lookup import lookup
 from cepheid_broker.admin.messages import messages
 from cepheid_broker.admin.metrics import metrics
 from cepheid_broker.admin.namespace_topics import namespace_topics
+from cepheid_broker.admin.namespace_properties import namespace_properties
 from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.partitions import partitions
+from cepheid_broker.admin.permissions import permissions
 from cepheid_broker.admin.plan import plan
 from cepheid_broker.admin.policy_routes import namespace_policies, topic_policies
 from cepheid_broker.admin.raw_path import RawPathMiddleware
@@ -54,6 +56,8 @@ ROUTERS = (
     namespaces,
     namespace_policies,
     namespace_backlog_quotas,
+    namespace_properties,
+    permissions,
     namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,
     topic_backlog_quotas,

@@ -52,29 +52,26 @@ def _quotas_in_force(policies: TopicPolicies) -> dict[str, Any]:
 def _routes(prefix: str, level: Level) -> APIRouter:
     router = APIRouter(prefix=prefix)
 
-    @router.get("/backlogQuotaMap", summary=f"Read backlog quotas of a {level.what} by type")
+    @router.get("/backlogQuotaMap")
     async def read(noun: Any = level.noun, is_global: bool = level.is_global, applied: bool = False) -> dict[str, Any]:
+        """By type; `{}` when none is set"""
         found = {} if is_global else quotas_json(await level.record(noun))
         return {**_quotas_in_force(await level.in_force(noun)), **found} if applied and not is_global else found
 
     content = {"application/json": {"schema": TypeAdapter(BacklogQuotaBody).json_schema()}}
 
-    @router.post(
-        "/backlogQuota",
-        status_code=NO_CONTENT,
-        summary=f"Set a backlog quota of a {level.what}",
-        openapi_extra={"requestBody": {"content": content}},
-    )
+    @router.post("/backlogQuota", status_code=NO_CONTENT, openapi_extra={"requestBody": {"content": content}})
     async def write(
         noun: Any = level.noun,
         is_global: bool = level.is_global,
         kind: QuotaType = _type,
         body: BacklogQuotaBody = _body,
     ) -> None:
+        """Of size or of age; retention must be larger (412)"""
         refuse_global(is_global)
         await level.change(noun, {FIELDS[kind]: quota_policy(kind, body)})
 
-    @router.delete("/backlogQuota", status_code=NO_CONTENT, summary=f"Remove a backlog quota of a {level.what}")
+    @router.delete("/backlogQuota", status_code=NO_CONTENT)
     async def remove(noun: Any = level.noun, is_global: bool = level.is_global, kind: QuotaType = _type) -> None:
         refuse_global(is_global)
         await level.change(noun, {FIELDS[kind]: None})

@@ -12,8 +12,16 @@ from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, Prec
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.namespace_object import NamespaceBody, namespace_object, namespace_schema, new_namespace
 from cepheid_broker.admin.path_names import NamespacePath, TenantPath
+from cepheid_broker.admin.policy_change import TRIES, contended
 from cepheid_broker.admin.topic_lists import is_shown, topics_in
-from cepheid_metadata import KeyExistsError, list_namespaces, list_topics
+from cepheid_metadata import (
+    BadVersionError,
+    KeyExistsError,
+    NamespaceRecord,
+    NoSuchKeyError,
+    list_namespaces,
+    list_topics,
+)
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName
 
 NO_CONTENT = 204
@@ -34,6 +42,7 @@ def namespaces(context: AdminContext) -> APIRouter:
 
     @router.get("/{tenant}/{namespace}")
     async def get_policies(namespace: NamespacePath) -> dict[str, Any]:
+        """All policies"""
         return namespace_object((await context.require_namespace(namespace)).record, context.broker.catalog.broker_policies)
 
     @router.put("/{tenant}/{namespace}", status_code=NO_CONTENT, openapi_extra=_POLICIES_BODY)
@@ -42,13 +51,11 @@ def namespaces(context: AdminContext) -> APIRouter:
         record = await new_namespace(context, policies or NamespaceBody())
         for cluster in record.replication_clusters:
             await context.require_cluster(cluster)
-        try:
-            await context.namespaces.create((namespace.tenant, namespace.local_name), record)
-        except KeyExistsError:
-            raise ConflictError(f"Namespace {namespace} already exists", namespace=str(namespace)) from None
+        await _create(context, namespace, record)
 
     @router.delete("/{tenant}/{namespace}", status_code=NO_CONTENT)
     async def delete_namespace(namespace: NamespacePath, force: bool = False) -> None:
+        """Empty ones only"""
         if force:
             raise NotAllowedHereError("This broker does not allow to delete a namespace by force")
         await _delete(context, namespace)
@@ -59,6 +66,7 @@ def namespaces(context: AdminContext) -> APIRouter:
         mode: str = "PERSISTENT",
         includeSystemTopic: bool = False,
     ) -> list[str]:
+        """`mode` is PERSISTENT, NON_PERSISTENT or ALL"""
         if mode not in _MODES:
             raise PreconditionError(f"mode {mode!r} is none of {', '.join(_MODES)}")
         topics = await topics_in(context, namespace)  # also for NON_PERSISTENT: the namespace must exist
@@ -66,18 +74,40 @@ def namespaces(context: AdminContext) -> APIRouter:
             return []
         return [str(topic) for topic in topics if is_shown(topic, includeSystemTopic)]
 
+    @router.get("/{tenant}/{namespace}/replication")
+    async def get_replication(namespace: NamespacePath) -> list[str]:
+        """Clusters that have the namespace: this one"""
+        return list((await context.require_namespace(namespace)).record.replication_clusters)
+
     @router.get("/{tenant}/{namespace}/bundles")
     async def get_bundles(namespace: NamespacePath) -> dict[str, Any]:
         return bundles_data((await context.require_namespace(namespace)).record.bundles)
 
     @router.put("/{tenant}/{namespace}/unload", status_code=NO_CONTENT)
     async def unload_namespace(namespace: NamespacePath) -> None:
+        """Every open topic of the namespace"""
         await context.require_namespace(namespace)
         for topic in context.broker.topics.loaded():
             if topic.name.namespace == namespace:
                 await context.broker.topics.unload(topic.name)
 
     return router
+
+
+async def _create(context: AdminContext, namespace: NamespaceName, record: NamespaceRecord) -> None:
+    """In one step with a write of its tenant: who deletes or narrows that meanwhile finds it changed, and looks again."""
+    create = context.namespaces.create_op((namespace.tenant, namespace.local_name), record)
+    for _ in range(TRIES):
+        tenant = await context.require_tenant(namespace.tenant)
+        touch = context.tenants.replace_op(namespace.tenant, tenant.record, tenant.version)
+        try:
+            await context.store.multi([touch, create])
+            return
+        except (BadVersionError, NoSuchKeyError):
+            continue
+        except KeyExistsError:
+            raise ConflictError(f"Namespace {namespace} already exists", namespace=str(namespace)) from None
+    raise contended(namespace)
 
 
 async def _delete(context: AdminContext, namespace: NamespaceName) -> None:

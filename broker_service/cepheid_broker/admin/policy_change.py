@@ -5,7 +5,7 @@ Which policies hold is the broker's business (policy_follower.py): it watches th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cepheid_broker.admin.context import AdminContext
@@ -14,16 +14,19 @@ from cepheid_broker.errors import TopicNotFoundError
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_conflicts import CONCERNED, contradiction
 from cepheid_broker.policy_resolution import resolve
-from cepheid_metadata import BadVersionError, Found, TopicRecord
+from cepheid_metadata import BadVersionError, Found, NamespaceRecord, TopicRecord
 from cepheid_wire import NamespaceName, TopicName
 
 TRIES = 10
 
 
-async def change_namespace(context: AdminContext, namespace: NamespaceName, changes: Mapping[str, Any]) -> None:
-    """Fields of the namespace's record; None: not set. Raises NamespaceNotFoundError, PreconditionError, ConflictError."""
+async def change_namespace(
+    context: AdminContext, namespace: NamespaceName, plan: Callable[[NamespaceRecord], Mapping[str, Any]]
+) -> None:
+    """`plan` gives the fields to change; None: not set. Raises NamespaceNotFoundError, PreconditionError, ConflictError."""
     for _ in range(TRIES):
         found = await context.require_namespace(namespace)
+        changes = plan(found.record)
         record = found.record.replace(**changes)
         check_consistent(changes, resolve(None, record, context.broker.catalog.broker_policies))
         try:
@@ -31,11 +34,11 @@ async def change_namespace(context: AdminContext, namespace: NamespaceName, chan
             return
         except BadVersionError:
             continue
-    raise _contended(namespace)
+    raise contended(namespace)
 
 
 async def change_topic(context: AdminContext, topic: TopicName, changes: Mapping[str, Any]) -> None:
-    """Fields of the topic's record, likewise. Raises TopicNotFoundError besides."""
+    """Fields of the topic's record; None: not set. Raises TopicNotFoundError besides."""
     for _ in range(TRIES):
         namespace = await context.require_namespace(topic.namespace)
         found = await require_topic(context, topic)
@@ -46,7 +49,7 @@ async def change_topic(context: AdminContext, topic: TopicName, changes: Mapping
             return
         except BadVersionError:
             continue
-    raise _contended(topic)
+    raise contended(topic)
 
 
 async def require_topic(context: AdminContext, topic: TopicName) -> Found[TopicRecord]:
@@ -68,5 +71,5 @@ def check_consistent(changes: Mapping[str, Any], policies: TopicPolicies) -> Non
         raise PreconditionError(f"Policies contradict each other: {found}")
 
 
-def _contended(what: NamespaceName | TopicName) -> ConflictError:
+def contended(what: NamespaceName | TopicName) -> ConflictError:
     return ConflictError(f"{what} was changed by others {TRIES} times meanwhile; try again", name=str(what))

@@ -46,7 +46,7 @@ def namespace_level(context: AdminContext) -> Level:
         return resolve(None, await record(namespace), context.broker.catalog.broker_policies)
 
     async def change(namespace: NamespaceName, changes: Mapping[str, Any]) -> None:
-        await change_namespace(context, namespace, changes)
+        await change_namespace(context, namespace, lambda _: changes)
 
     return Level(Depends(noun), Depends(is_global), "namespace", lambda kind: kind.namespace, record, in_force, change)
 

@@ -56,7 +56,8 @@ def _add_read(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf) -
         read,
         methods=["GET"],
         name=f"get_{level.what}_{path.word}",
-        summary=f"Read of a {level.what}: {kind.title}",
+        summary=f"Read of a {level.what}",
+        description=kind.title.capitalize(),
         response_class=JSONResponse,
         responses={NO_CONTENT: {"description": "not set"}} if path.unset is None else None,
     )
@@ -80,7 +81,7 @@ def _add_write(router: APIRouter, context: AdminContext, level: Level, kind: Pol
         methods=[path.set_by],
         status_code=NO_CONTENT,
         name=f"set_{level.what}_{path.word}",
-        summary=f"Set for a {level.what}: {kind.title}",
+        summary=f"Set for a {level.what}",
         openapi_extra={"requestBody": {"content": content}},
     )
 
@@ -98,7 +99,7 @@ def _add_write_by_query(router: APIRouter, level: Level, kind: PolicyKind, path:
         methods=[path.set_by],
         status_code=NO_CONTENT,
         name=f"set_{level.what}_{path.word}",
-        summary=f"Set for a {level.what}: {kind.title}",
+        summary=f"Set for a {level.what}",
     )
 
 
@@ -113,5 +114,5 @@ def _add_remove(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf)
         methods=["DELETE"],
         status_code=NO_CONTENT,
         name=f"remove_{level.what}_{path.word}",
-        summary=f"Remove from a {level.what}: {kind.title}",
+        summary=f"Remove from a {level.what}",
     )
