@@ -70,6 +70,8 @@ class NonPersistentSubscription(Subscription):
             topic, name, ledger, cursor, settings, ReadAheadBudget(0), tasks, totals, policies=policies, on_unused=on_unused
         )
         self.dropped_messages = 0
+        self.drop_rate_per_s = 0.0
+        self._last_dropped = 0
         self._kept = durable
         self._dispatch = NonPersistentDispatch()
         self._announced: int | None = None
@@ -154,6 +156,11 @@ class NonPersistentSubscription(Subscription):
             Why(Idle.SOCKET_FULL if holder.permits > 0 else Idle.NO_PERMITS, consumer=holder.name)
             for holder in taking[:MAX_REASONS]
         )
+
+    def on_tick(self, window_s: float) -> None:
+        super().on_tick(window_s)
+        self.drop_rate_per_s = (self.dropped_messages - self._last_dropped) / window_s
+        self._last_dropped = self.dropped_messages
 
     # What needs stored entries
 

@@ -27,9 +27,10 @@ from cepheid_broker.admin.health import health
 from cepheid_broker.admin.lookup import lookup
 from cepheid_broker.admin.messages import messages
 from cepheid_broker.admin.metrics import metrics
-from cepheid_broker.admin.namespace_topics import namespace_topics
 from cepheid_broker.admin.namespace_properties import namespace_properties
+from cepheid_broker.admin.namespace_topics import namespace_topics
 from cepheid_broker.admin.namespaces import namespaces
+from cepheid_broker.admin.non_persistent import non_persistent_partitions, non_persistent_stats, non_persistent_topics
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.permissions import permissions
 from cepheid_broker.admin.plan import plan
@@ -40,7 +41,7 @@ from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
 from cepheid_broker.admin.topic_ends import topic_ends
 from cepheid_broker.admin.topic_properties import topic_properties
-from cepheid_broker.admin.topics import non_persistent_topics, topics
+from cepheid_broker.admin.topics import topics
 from cepheid_broker.admin.unserved import non_persistent_refusal, unserved
 from cepheid_broker.admin.why import why
 from cepheid_ports import CepheidError
@@ -57,18 +58,20 @@ ROUTERS = (
     namespace_policies,
     namespace_backlog_quotas,
     namespace_properties,
-    permissions,
     namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,
     topic_backlog_quotas,
     topics,
     non_persistent_topics,
+    non_persistent_partitions,
+    non_persistent_stats,
     partitions,
     subscriptions,
     cursor_operations,
     messages,
     topic_properties,
     topic_ends,
+    permissions,
     stats,
     schemas,
     lookup,

@@ -25,7 +25,7 @@ from cepheid_metadata import (
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName
 
 NO_CONTENT = 204
-_MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
+_MODES = {"PERSISTENT": (PERSISTENT,), "NON_PERSISTENT": (NON_PERSISTENT,), "ALL": (PERSISTENT, NON_PERSISTENT)}
 
 _POLICIES_BODY = {"requestBody": {"content": {"application/json": {"schema": namespace_schema()}}}}
 
@@ -69,9 +69,7 @@ def namespaces(context: AdminContext) -> APIRouter:
         """`mode` is PERSISTENT, NON_PERSISTENT or ALL"""
         if mode not in _MODES:
             raise PreconditionError(f"mode {mode!r} is none of {', '.join(_MODES)}")
-        topics = await topics_in(context, namespace)  # also for NON_PERSISTENT: the namespace must exist
-        if mode == "NON_PERSISTENT":
-            return []
+        topics = [topic for domain in _MODES[mode] for topic in await topics_in(context, namespace, domain)]
         return [str(topic) for topic in topics if is_shown(topic, includeSystemTopic)]
 
     @router.get("/{tenant}/{namespace}/replication")

@@ -15,7 +15,7 @@ from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.topic_access import parts_of, require_idle
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_metadata import KeyExistsError, list_topics, topic_records
-from cepheid_wire import TopicName
+from cepheid_wire import PERSISTENT, TopicName
 
 NO_CONTENT = 204
 
@@ -32,7 +32,22 @@ NumberBody = Annotated[int, json_body(int)]
 
 
 def partitions(context: AdminContext) -> APIRouter:
-    router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}/{topic}")
+    router = partitions_of(context, PERSISTENT)
+
+    @router.post("/createMissedPartitions", status_code=NO_CONTENT)
+    async def create_missed(topic: TopicPath) -> None:
+        """Partitions that were never opened get the durable subscriptions of partition 0"""
+        _refuse_partition_name(topic)
+        if await context.broker.catalog.partitions(topic) == 0:
+            raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
+        await context.broker.partitioned.create_missing(topic)
+
+    return router
+
+
+def partitions_of(context: AdminContext, domain: str) -> APIRouter:
+    """What both domains have."""
+    router = APIRouter(prefix=f"/admin/v2/{domain}/{{tenant}}/{{namespace}}/{{topic}}")
 
     @router.put("/partitions", status_code=NO_CONTENT)
     async def create_partitioned(topic: TopicPath, count: CountBody) -> None:
@@ -49,24 +64,20 @@ def partitions(context: AdminContext) -> APIRouter:
 
     @router.get("/partitions")
     async def count_partitions(topic: TopicPath, checkAllowAutoCreation: bool = False) -> dict[str, Any]:
+        """0: not partitioned"""
         return await _count(context, topic, may_create=checkAllowAutoCreation)
 
     @router.post("/partitions", status_code=NO_CONTENT)
     async def grow(topic: TopicPath, count: NumberBody, force: bool = False) -> None:
+        """Up to 10,000; new partitions get the durable subscriptions of partition 0 at earliest"""
         _refuse_partition_name(topic)
         await _grow(context, topic, count, force=force)
 
     @router.delete("/partitions", status_code=NO_CONTENT)
     async def delete_partitioned(topic: TopicPath, force: bool = False) -> None:
+        """`force` closes clients"""
         _refuse_partition_name(topic)
         await _delete(context, topic, force=force)
-
-    @router.post("/createMissedPartitions", status_code=NO_CONTENT)
-    async def create_missed(topic: TopicPath) -> None:
-        _refuse_partition_name(topic)
-        if await context.broker.catalog.partitions(topic) == 0:
-            raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
-        await context.broker.partitioned.create_missing(topic)
 
     return router
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Request
 
 from cepheid_broker.admin.errors import PreconditionError
 from cepheid_broker.admin.raw_path import decode_once, decode_twice
@@ -39,8 +39,16 @@ async def _namespace(tenant: Annotated[str, Depends(_tenant)], namespace: str) -
     return NamespaceName(tenant, check_name("namespace", decode_once(namespace)))
 
 
-async def _persistent_topic(tenant: str, namespace: str, topic: str) -> TopicName:
-    return _topic_name(PERSISTENT, tenant, namespace, topic)
+async def _domain(request: Request) -> str:
+    """That of the route: /admin/v2/persistent/… or /admin/v2/non-persistent/…"""
+    return NON_PERSISTENT if request.scope["path"].startswith(f"/admin/v2/{NON_PERSISTENT}/") else PERSISTENT
+
+
+DomainPath = Annotated[str, Depends(_domain)]
+
+
+async def _topic(domain: DomainPath, tenant: str, namespace: str, topic: str) -> TopicName:
+    return _topic_name(domain, tenant, namespace, topic)
 
 
 async def _schema_topic(tenant: str, namespace: str, topic: str) -> TopicName:
@@ -70,7 +78,7 @@ def _topic_name(domain: str, tenant: str, namespace: str, topic: str) -> TopicNa
 ClusterPath = Annotated[str, Depends(_cluster)]
 TenantPath = Annotated[str, Depends(_tenant)]
 NamespacePath = Annotated[NamespaceName, Depends(_namespace)]
-TopicPath = Annotated[TopicName, Depends(_persistent_topic)]
+TopicPath = Annotated[TopicName, Depends(_topic)]
 SchemaPath = Annotated[TopicName, Depends(_schema_topic)]
 AnyTopicPath = Annotated[TopicName, Depends(_any_topic)]
 SubscriptionPath = Annotated[str, Depends(_subscription)]

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.topic_catalog import is_system_topic
 from cepheid_metadata import list_topics
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
-_SYSTEM_MARK = "__"  # hidden from lists unless asked for
-
 
 def is_shown(topic: TopicName, with_system_topics: bool) -> bool:
-    return with_system_topics or not topic.local_name.startswith(_SYSTEM_MARK)
+    return with_system_topics or not is_system_topic(topic)
 
 
-async def topics_in(context: AdminContext, namespace: NamespaceName) -> list[TopicName]:
+async def topics_in(context: AdminContext, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
     """Raises NamespaceNotFoundError."""
-    return await context.broker.catalog.topics_of(namespace)
+    return await context.broker.catalog.topics_of(namespace, domain)
 
 
-async def partitioned_topics_in(context: AdminContext, namespace: NamespaceName) -> list[TopicName]:
+async def partitioned_topics_in(context: AdminContext, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
     """Raises NamespaceNotFoundError."""
     await context.require_namespace(namespace)
-    found = await list_topics(context.store, namespace.tenant, namespace.local_name, PERSISTENT)
+    found = await list_topics(context.store, namespace.tenant, namespace.local_name, domain)
     return [topic for topic in found if await context.broker.catalog.partitions(topic)]

@@ -1,4 +1,4 @@
-"""Persistent topics: lists, create, delete, unload, the last message, statistics; and what is true of non-persistent ones."""
+"""Topics of both domains: lists, create, delete, unload. What only stored ones have is in other modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cepheid_broker.admin.topic_access import open_topic, parts_of, require_idle
 from cepheid_broker.admin.topic_lists import is_shown, partitioned_topics_in, topics_in
 from cepheid_broker.topic_positions import last_message
 from cepheid_metadata import KeyExistsError
-from cepheid_wire import TopicName
+from cepheid_wire import PERSISTENT, TopicName
 
 NO_CONTENT = 204
 
@@ -23,45 +23,7 @@ PropertiesBody = Annotated[dict[str, str] | None, json_body(dict[str, str] | Non
 
 
 def topics(context: AdminContext) -> APIRouter:
-    router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}")
-
-    @router.get("")
-    async def list_topics(
-        namespace: NamespacePath,
-        bundle: str | None = None,
-        includeSystemTopic: bool = False,
-    ) -> list[str]:
-        found = [topic for topic in await topics_in(context, namespace) if is_shown(topic, includeSystemTopic)]
-        if bundle is not None:
-            count = (await context.require_namespace(namespace)).record.bundles
-            found = [topic for topic in found if bundle_of(topic, count) == bundle]
-        return [str(topic) for topic in found]
-
-    @router.get("/partitioned")
-    async def list_partitioned(namespace: NamespacePath, includeSystemTopic: bool = False) -> list[str]:
-        found = await partitioned_topics_in(context, namespace)
-        return [str(topic) for topic in found if is_shown(topic, includeSystemTopic)]
-
-    @router.put("/{topic}", status_code=NO_CONTENT)
-    async def create_topic(topic: TopicPath, properties: PropertiesBody) -> None:
-        await _check_partition_name(context, topic)
-        try:
-            await context.broker.catalog.create(topic, 0, properties or {})
-        except KeyExistsError:
-            raise ConflictError(f"Topic {topic} already exists", topic=str(topic)) from None
-
-    @router.delete("/{topic}", status_code=NO_CONTENT)
-    async def delete_topic(topic: TopicPath, force: bool = False) -> None:
-        if await context.broker.catalog.partitions(topic):
-            raise ConflictError(f"Topic {topic} is partitioned: delete it with its partitions", topic=str(topic))
-        if not force:
-            require_idle(context, topic)
-        await context.broker.topics.delete(topic, force=force)
-
-    @router.put("/{topic}/unload", status_code=NO_CONTENT)
-    async def unload_topic(topic: TopicPath) -> None:
-        for part in await parts_of(context, topic):
-            await context.broker.topics.unload(part)
+    router = topics_of(context, PERSISTENT)
 
     @router.get("/{topic}/lastMessageId")
     async def last_message_id(topic: TopicPath) -> dict[str, int]:
@@ -74,15 +36,51 @@ def topics(context: AdminContext) -> APIRouter:
     return router
 
 
-def non_persistent_topics(context: AdminContext) -> APIRouter:
-    """None are loaded, ever, and a list says so: tools ask for both domains and take 404 for a failure."""
-    router = APIRouter(prefix="/admin/v2/non-persistent/{tenant}/{namespace}")
+def topics_of(context: AdminContext, domain: str) -> APIRouter:
+    """What both domains have."""
+    router = APIRouter(prefix=f"/admin/v2/{domain}/{{tenant}}/{{namespace}}")
 
     @router.get("")
+    async def list_topics(
+        namespace: NamespacePath,
+        bundle: str | None = None,
+        includeSystemTopic: bool = False,
+    ) -> list[str]:
+        """Partitions one by one, never the name of a partitioned topic"""
+        found = [topic for topic in await topics_in(context, namespace, domain) if is_shown(topic, includeSystemTopic)]
+        if bundle is not None:
+            count = (await context.require_namespace(namespace)).record.bundles
+            found = [topic for topic in found if bundle_of(topic, count) == bundle]
+        return [str(topic) for topic in found]
+
     @router.get("/partitioned")
-    async def list_none(namespace: NamespacePath) -> list[str]:
-        await context.require_namespace(namespace)
-        return []
+    async def list_partitioned(namespace: NamespacePath, includeSystemTopic: bool = False) -> list[str]:
+        """Names of partitioned topics"""
+        found = await partitioned_topics_in(context, namespace, domain)
+        return [str(topic) for topic in found if is_shown(topic, includeSystemTopic)]
+
+    @router.put("/{topic}", status_code=NO_CONTENT)
+    async def create_topic(topic: TopicPath, properties: PropertiesBody) -> None:
+        await _check_partition_name(context, topic)
+        try:
+            await context.broker.catalog.create(topic, 0, properties or {})
+        except KeyExistsError:
+            raise ConflictError(f"Topic {topic} already exists", topic=str(topic)) from None
+
+    @router.delete("/{topic}", status_code=NO_CONTENT)
+    async def delete_topic(topic: TopicPath, force: bool = False) -> None:
+        """`force` closes clients; a partitioned topic is deleted with its partitions"""
+        if await context.broker.catalog.partitions(topic):
+            raise ConflictError(f"Topic {topic} is partitioned: delete it with its partitions", topic=str(topic))
+        if not force:
+            require_idle(context, topic)
+        await context.broker.topics.delete(topic, force=force)
+
+    @router.put("/{topic}/unload", status_code=NO_CONTENT)
+    async def unload_topic(topic: TopicPath) -> None:
+        """All partitions of a partitioned topic"""
+        for part in await parts_of(context, topic):
+            await context.broker.topics.unload(part)
 
     return router
 

@@ -32,6 +32,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (rf"{_NAMESPACE}/scanOffloadedLedgers", _NO_OFFLOAD),
     (r"/admin/v2/schemas/.*/metadata", "schemas and their versions have all there is to know"),
     (r"/admin/v2/non-persistent/[^/]+/[^/]+/[^/]+", "lists take the bundle as a parameter: ?bundle="),
+    (r"/admin/v2/non-persistent/[^/]+/[^/]+/[^/]+/truncate", "nothing is stored: there is nothing to drop"),
     (rf"{_TOPIC}/getMessageIdByIndex", "entries have no broker metadata, so no index"),
     (rf"{_TOPIC}/backlog", "the statistics of a topic open it; there is no offline estimate"),
     (rf"{_NAMESPACE}/([^/]+/split|[^/]+/topicHashPositions)", "bundles are neither split nor moved while there is one broker"),
