@@ -48,7 +48,8 @@ def test_each_route_is_one_of_pulsars_with_its_success_status(call: tuple[str, s
 
 def test_everything_of_pulsars_api_is_served_or_has_a_reason_why_not() -> None:
     have = served()
-    missing = [endpoint for endpoint in endpoints(TABLE) if endpoint.call not in have and unserved(endpoint.path) is None]
+    succeeds = [endpoint for endpoint in endpoints(TABLE) if endpoint.success_status is not None]
+    missing = [endpoint for endpoint in succeeds if endpoint.call not in have and unserved(endpoint.path) is None]
     assert not missing
 
 

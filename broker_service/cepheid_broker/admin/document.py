@@ -11,11 +11,12 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from cepheid_broker.admin.app import ROUTERS
@@ -59,7 +60,15 @@ def shape(path: str) -> str:
 
 def routes() -> list[APIRoute]:
     no_context = cast(AdminContext, None)  # asked for only when a request comes
-    return [cast(APIRoute, route) for router in ROUTERS for route in router(no_context).routes]
+    return [route for router in ROUTERS for route in _routes_of(router(no_context))]
+
+
+def _routes_of(router: APIRouter) -> Iterator[APIRoute]:
+    for route in router.routes:
+        if isinstance(route, APIRoute):
+            yield route
+        else:  # newer FastAPI keeps an included router whole
+            yield from _routes_of(route.original_router)  # type: ignore[attr-defined]
 
 
 def endpoints(table: Path) -> list[Endpoint]:
