@@ -59,6 +59,7 @@ class Broker:
     ) -> None:
         self.settings = settings
         self.store = store
+        self.managed_ledgers = managed_ledgers
         self.ports = ports
         policies = broker_policies(settings, ledger_config or ManagedLedgerConfig())
         self.catalog = TopicCatalog(store, settings.topic_creation, policies, ports)

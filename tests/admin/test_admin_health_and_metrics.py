@@ -99,7 +99,7 @@ def test_the_scrape_is_prometheus_text(admin: AdminWorld) -> None:
 def test_the_docs_list_every_metric(admin: AdminWorld) -> None:
     admin.publish(f"{FULL}/documented", [b"a"])  # some have samples only once there is something to count
     named = re.findall(r"^# TYPE (\w+) (\w+)$", admin.get("/metrics").text, re.MULTILINE)
-    documented = re.findall(r"`((?:cepheid|process)_\w+)`", DOCS.read_text())
+    documented = re.findall(r"`((?:cepheid|process|pulsar)_\w+)`", DOCS.read_text())
     assert sorted(documented) == sorted(name for name, _ in named)
 
 
@@ -118,7 +118,7 @@ def test_tail_reads_cause_no_bookie_read_and_publishing_is_counted(admin: AdminW
     finally:
         writer.close()
         reader.close()
-    grown = {name: after[name] - before[name] for name in after}
+    grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown["cepheid_bookie_read_requests_total"] == 0
     assert grown["cepheid_bookie_added_entries_total"] == 10
     assert grown["cepheid_broker_published_messages_total"] == 10
@@ -177,3 +177,31 @@ def test_buckets_are_cumulative() -> None:
         'a_seconds_sum{bookie="x"} 7.5',
         'a_seconds_count{bookie="x"} 5',
     ]
+
+
+def test_backlogs_are_scraped_under_the_usual_names(admin: AdminWorld) -> None:
+    for name in ("scraped-1", "scraped-2"):
+        admin.put(f"{NAMESPACE}/{name}/subscription/s")
+        admin.publish(f"{FULL}/{name}", [b"x" * 100] * 3)
+    text = admin.get("/metrics").text
+    assert re.search(r'pulsar_subscription_back_log\{cluster="standalone",topic="\S+/scraped-1",subscription="s"\} 3', text)
+    values = scraped(text)
+    assert values["pulsar_msg_backlog"] >= 6
+    assert values["pulsar_storage_backlog_size"] > 600
+    assert values["pulsar_topics_count"] >= 2
+    assert values["cepheid_broker_metrics_subscriptions_left_out"] == 0
+    assert 'pulsar_storage_size{cluster="standalone",namespace="public/default"}' in text
+
+
+def test_series_of_subscriptions_are_bounded(admin: AdminWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_broker.admin.pulsar_metrics.MAX_SUBSCRIPTIONS", 2)
+    monkeypatch.setattr("cepheid_broker.admin.pulsar_metrics.MAX_NAMESPACES", 0)
+    for number in range(4):
+        admin.put(f"{NAMESPACE}/bounded/subscription/s{number}")
+    admin.publish(f"{FULL}/bounded", [b"x"])
+    text = admin.get("/metrics").text
+    assert text.count("pulsar_subscription_back_log{") == 2
+    values = scraped(text)
+    assert values["cepheid_broker_metrics_subscriptions_left_out"] >= 2
+    assert values["cepheid_broker_metrics_topics_left_out"] >= 1
+    assert "pulsar_msg_backlog{" not in text

@@ -13,6 +13,7 @@ from cepheid_broker.admin.broker_metrics import broker_families
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.process_metrics import process_families
 from cepheid_broker.admin.prometheus import CONTENT_TYPE, Family, encode
+from cepheid_broker.admin.pulsar_metrics import backlog_families, pulsar_families
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,4 +32,5 @@ def metrics(context: AdminContext) -> APIRouter:
 
 def _families(context: AdminContext) -> Iterator[Family]:
     sources: Iterable[Iterable[Family]] = (families() for families in context.families)
-    return chain(process_families(), broker_families(context.broker), *sources)
+    broker = context.broker
+    return chain(process_families(), broker_families(broker), backlog_families(broker), pulsar_families(broker), *sources)
