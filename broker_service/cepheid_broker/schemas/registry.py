@@ -12,6 +12,8 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
+MAX_HASHES = 1000  # remembered, of 100 bytes each
 MAX_VERSIONS = 1000  # of one topic: each change writes all rows, about 250 bytes each
 
 
@@ -53,6 +56,7 @@ class SchemaRegistry:
         self._histories = HistoryStore(store)
         self._topics = topic_records(store)
         self._ports = ports
+        self._hashes: dict[bytes, str] = {}  # of what was sent, to the hash of what it means
         self.registered = 0
         self.refused = 0
 
@@ -94,12 +98,15 @@ class SchemaRegistry:
     async def _check_consumer(
         self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, current: tuple[SchemaVersion, ...]
     ) -> None:
-        definition = self._parse(topic, schema)
-        own_hash = content_hash(definition)
+        own_hash = self._hash_of(topic, schema)
         rows = current if compares_every_version(strategy, for_consumer=True) else current[-1:]
+        others = [row for row in reversed(rows) if row.content_hash != own_hash]
+        if not others:
+            return
+        definition = self._parse(topic, schema)
         try:
-            for row in reversed(rows):
-                if row.content_hash != own_hash and (written := await self._definition(topic, row)) is not None:
+            for row in others:
+                if (written := await self._definition(topic, row)) is not None:
                     check_reader(strategy, definition, written, row.version)
         except (IncompatibleSchemaError, InvalidSchemaError) as error:
             raise self._refusal(topic, error) from None
@@ -111,8 +118,7 @@ class SchemaRegistry:
 
         Raises IncompatibleSchemaError, InvalidSchemaError, TooManyError.
         """
-        definition = self._parse(topic, schema)
-        own_hash = content_hash(definition)
+        own_hash = self._hash_of(topic, schema)
         stored = SchemaDefinition(type=schema.type.value, data=schema.data, properties=dict(schema.properties))
         while True:
             found = await self._histories.get(topic)
@@ -127,7 +133,7 @@ class SchemaRegistry:
                     f"(policy isAllowAutoUpdateSchema)",
                     topic=str(topic),
                 )
-            await self._check_successor(topic, definition, in_force(strategy), current)
+            await self._check_successor(topic, schema, in_force(strategy), current)
             if found is None:
                 found = await self._histories.get_or_create(topic)
                 if found.record.versions:
@@ -139,16 +145,16 @@ class SchemaRegistry:
 
     async def check(self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility) -> None:
         """What `register` would say, without registering."""
-        definition = self._parse(topic, schema)
-        own_hash = content_hash(definition)
+        own_hash = self._hash_of(topic, schema)
         current = await self._current(topic)
         if all(row.content_hash != own_hash for row in current):
-            await self._check_successor(topic, definition, in_force(strategy), current)
+            await self._check_successor(topic, schema, in_force(strategy), current)
 
     async def _check_successor(
-        self, topic: TopicName, definition: Definition, strategy: SchemaCompatibility, current: tuple[SchemaVersion, ...]
+        self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, current: tuple[SchemaVersion, ...]
     ) -> None:
         rows = current if compares_every_version(strategy) else current[-1:]
+        definition = self._parse(topic, schema)
         try:
             for row in reversed(rows):
                 if (old := await self._definition(topic, row)) is not None:
@@ -204,7 +210,7 @@ class SchemaRegistry:
 
     async def version_of(self, topic: TopicName, schema: Schema) -> int:
         """The version in force that means the same. Raises SchemaNotFoundError, InvalidSchemaError."""
-        own_hash = content_hash(self._parse(topic, schema))
+        own_hash = self._hash_of(topic, schema)
         for row in reversed(await self._current(topic)):
             if row.content_hash == own_hash:
                 return row.version
@@ -268,6 +274,17 @@ class SchemaRegistry:
         loaded = await self._load(topic, row)
         return None if loaded is None else parse_definition(loaded.schema)
 
+    def _hash_of(self, topic: TopicName, schema: Schema) -> str:
+        """Of its meaning. Remembered: thousands of producers come back together with the same megabyte."""
+        sent = _digest(schema)
+        known = self._hashes.get(sent)
+        if known is None:
+            known = content_hash(self._parse(topic, schema))
+            if len(self._hashes) >= MAX_HASHES:
+                self._hashes.pop(next(iter(self._hashes)))
+            self._hashes[sent] = known
+        return known
+
     def _parse(self, topic: TopicName, schema: Schema) -> Definition:
         if schema.type in UNREGISTERED:
             raise InvalidSchemaError(f"type {schema.type.value} is for topics without a schema: it cannot be registered")
@@ -279,3 +296,9 @@ class SchemaRegistry:
     def _refusal(self, topic: TopicName, error: IncompatibleSchemaError | InvalidSchemaError) -> Exception:
         self.refused += 1
         return type(error)(f"schema of topic {topic.base}: {error.args[0]}", topic=str(topic), **error.facts)
+
+
+def _digest(schema: Schema) -> bytes:
+    digest = hashlib.sha256(json.dumps([schema.type.value, sorted(schema.properties.items())]).encode())
+    digest.update(schema.data)
+    return digest.digest()
