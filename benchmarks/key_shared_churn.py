@@ -138,9 +138,9 @@ class Churn:
             self.lives += 1
             consumer = Consumer(connection, consumer_id, self._judge, rng)
             await consumer.subscribe(self._topic, f"consumer-{number}")
-            ends = time.perf_counter() + rng.uniform(0.3, 3.0)
+            ends = time.perf_counter() + rng.uniform(0.05, 0.5)
             while time.perf_counter() < ends and not self.done:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
                 consumer.acknowledge()
             if rng.random() < 0.5:
                 await consumer.leave()
@@ -220,7 +220,7 @@ def main() -> None:
             load={
                 "messages": arguments.messages,
                 "batch": f"{arguments.batch} messages of {arguments.message_bytes} B of one key of {arguments.keys}",
-                "consumers": f"{arguments.consumers}, each 0.3 to 3 s at a time, half leave by closing their connection",
+                "consumers": f"{arguments.consumers}, each 0.05 to 0.5 s at a time, half leave by closing their connection",
                 "seed": arguments.seed,
             },
             settings=server.settings,
