@@ -55,7 +55,7 @@ def test_cumulative_acknowledgement_covers_everything_up_to_it() -> None:
     run_async(main())
 
 
-def test_cumulative_acknowledgement_of_entry_minus_one_is_normal() -> None:
+def test_trap_28_cumulative_acknowledgement_of_entry_minus_one_is_normal() -> None:
     """Trap 28: a reader in the middle of a batch in entry 0 acknowledges (ledger, -1)."""
 
     async def main() -> None:
@@ -104,7 +104,7 @@ def test_acknowledgements_of_unknown_positions_change_nothing() -> None:
     run_async(main())
 
 
-def test_parts_of_a_batch_are_acknowledged_and_the_rest_is_delivered_with_its_ack_set() -> None:
+def test_trap_29_and_30_parts_of_a_batch_are_acknowledged_and_the_rest_is_delivered_with_its_ack_set() -> None:
     """Traps 29 and 30: bit 1 = not acknowledged; missing words = acknowledged; successive sets are ANDed."""
 
     async def main() -> None:
@@ -153,7 +153,7 @@ def test_a_cumulative_acknowledgement_inside_a_batch() -> None:
     run_async(main())
 
 
-def test_redelivery_on_shared_sends_just_those_and_counts() -> None:
+def test_trap_25_and_33_redelivery_on_shared_sends_just_those_and_counts() -> None:
     """Traps 25 and 33: counts start absent and grow by one; redelivered messages cost permits."""
 
     async def main() -> None:
@@ -254,7 +254,7 @@ def test_a_seek_closes_every_consumer_of_a_shared_subscription() -> None:
     run_async(main())
 
 
-def test_a_subscribe_during_a_seek_is_answered_behind_it() -> None:
+def test_trap_26_a_subscribe_during_a_seek_is_answered_behind_it() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             await client.produce_on("t")

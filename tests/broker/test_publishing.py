@@ -49,7 +49,7 @@ def test_receipts_come_in_order_with_the_ids_of_the_sends() -> None:
     run_async(main())
 
 
-def test_stored_bytes_are_those_of_the_send() -> None:
+def test_trap_34_stored_bytes_are_those_of_the_send() -> None:
     """Trap 34: from 0x0e01 on, with fields that the broker does not know."""
 
     async def main() -> None:

@@ -46,7 +46,7 @@ def test_success_comes_before_messages_and_messages_only_with_permits() -> None:
     run_async(main())
 
 
-def test_permits_count_messages_and_may_go_negative() -> None:
+def test_trap_24_permits_count_messages_and_may_go_negative() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             await client.produce_on("t")
@@ -182,7 +182,7 @@ def test_what_consumers_cannot_have_yet_is_refused_at_once(fields: dict[str, Any
     run_async(main())
 
 
-def test_a_first_subscribe_that_may_succeed_later_is_told_to_try_again() -> None:
+def test_trap_23_a_first_subscribe_that_may_succeed_later_is_told_to_try_again() -> None:
     """Trap 23: a retryable ERROR alone would hang a C++ consumer until its timeout."""
 
     async def main() -> None:
@@ -198,7 +198,7 @@ def test_a_first_subscribe_that_may_succeed_later_is_told_to_try_again() -> None
     run_async(main())
 
 
-def test_shared_consumers_on_one_connection_share_and_one_that_closes_gives_back() -> None:
+def test_trap_39_shared_consumers_on_one_connection_share_and_one_that_closes_gives_back() -> None:
     """Traps 37 and 39: equal and empty names are no conflict."""
 
     async def main() -> None:
@@ -229,7 +229,7 @@ def test_shared_consumers_on_one_connection_share_and_one_that_closes_gives_back
     run_async(main())
 
 
-def test_readers_start_where_they_say_and_leave_nothing_behind() -> None:
+def test_trap_27_32_and_38_readers_start_where_they_say_and_leave_nothing_behind() -> None:
     """Traps 27, 32, 38: the start entry itself is delivered; (ledger, -1) is before entry 0; no name is needed."""
 
     async def main() -> None:
@@ -307,7 +307,7 @@ def test_unsubscribe_deletes_and_is_refused_while_others_are_connected() -> None
     run_async(main())
 
 
-def test_last_message_id_of_empty_single_and_batched_topics() -> None:
+def test_trap_31_last_message_id_of_empty_single_and_batched_topics() -> None:
     """Trap 31: -1:-1 when empty; batch_index 0 for a batch of one, none for a plain message; the mark-delete position is there."""
 
     async def main() -> None:
