@@ -41,7 +41,9 @@ def _decompressed(compression: int, payload: bytes | memoryview, size_bytes: int
     if compression == pb.ZLIB:
         stream = zlib.decompressobj()
         data = stream.decompress(payload, size_bytes + 1)  # one more: so that a longer one shows
-        return data + stream.flush() if len(data) <= size_bytes else data
+        if len(data) <= size_bytes and not stream.eof:
+            raise ValueError("it ends early")
+        return data
     import cramjam  # only tools and admin calls need it
 
     if size_bytes == 0:
