@@ -33,7 +33,7 @@ def call(url: str, method: str, body: object) -> None:
         pass
 
 
-async def rate(server: Server, topic: str, arguments: argparse.Namespace) -> float:
+async def rate(server: Server, topic: str, arguments: argparse.Namespace) -> load.Measured:
     connection = await open_connection(server.url, topic)
     publisher = await open_publisher(connection, topic, bytes(arguments.entry_bytes))
     load.keep_window(connection, publisher, arguments.window)
@@ -43,10 +43,10 @@ async def rate(server: Server, topic: str, arguments: argparse.Namespace) -> flo
     connection.on_receipts = None
     await asyncio.sleep(0.1)  # the last receipts: the next round finds a server at rest
     connection.close()
-    return measured.rate_per_s
+    return measured
 
 
-async def compare(server: Server, arguments: argparse.Namespace) -> list[tuple[float, float]]:
+async def compare(server: Server, arguments: argparse.Namespace) -> list[tuple[load.Measured, load.Measured]]:
     """(without, with) of each pair."""
     without = make_namespace(server, "bench-dedup-off", deduplication=False)
     with_it = make_namespace(server, "bench-dedup-on", deduplication=True)
@@ -63,6 +63,10 @@ async def compare(server: Server, arguments: argparse.Namespace) -> list[tuple[f
     return pairs
 
 
+def server_us_per_entry(measured: load.Measured) -> float:
+    return measured.server_cores / measured.rate_per_s * 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
@@ -73,14 +77,17 @@ def main() -> None:
     arguments = parser.parse_args()
     with Server(arguments) as server:
         pairs = load.run(compare(server, arguments))
-        ratios = [on / off for off, on in pairs]
+        ratios = [on.rate_per_s / off.rate_per_s for off, on in pairs]
         print_line(
             "dedup_ratio",
             figures={
                 "ratio": round(statistics.median(ratios), 3),
                 "ratios": [round(ratio, 3) for ratio in ratios],
-                "entries_per_s_off": round(statistics.median(off for off, _ in pairs)),
-                "entries_per_s_on": round(statistics.median(on for _, on in pairs)),
+                "entries_per_s_off": round(statistics.median(off.rate_per_s for off, _ in pairs)),
+                "entries_per_s_on": round(statistics.median(on.rate_per_s for _, on in pairs)),
+                # What others do on the machine moves rates, and processor time less so.
+                "server_us_per_entry_off": round(statistics.median(server_us_per_entry(off) for off, _ in pairs), 2),
+                "server_us_per_entry_on": round(statistics.median(server_us_per_entry(on) for _, on in pairs), 2),
             },
             load={
                 "entry_bytes": arguments.entry_bytes,

@@ -1,10 +1,9 @@
 """Which SENDs of a topic are repetitions, without I/O (protocol.md §11).
 
-    judge ──► NEW ──► push ──► begin (its group is appended) ──► confirm ──► persisted
-         ├──► DUPLICATE: an entry that is stored has this sequence id or a higher one
-         └──► UNKNOWN: pushed, and not known yet whether it is stored
-                          begin ──► fail ┐
-              push, and never appended ──┴──► pushed falls back to what is persisted or still under way
+    is_new ──► push ──► begin (its group is appended) ──► confirm ──► persisted
+       │         │        └──► fail ┐
+       │         └── never appended ┴──► pushed falls back to what is persisted or still under way
+       └──► is_stored: a duplicate; neither: unknown, it is under way
 
 Rules
 1. Persisted names only entries that are confirmed: what is saved of it calls no message a duplicate that is not stored (H3).
@@ -21,18 +20,11 @@ Rules
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Mapping
 
 NOTHING_PERSISTED = -1
 MAX_SEQUENCE_ID = (1 << 63) - 1
-
-
-class Verdict(enum.Enum):
-    NEW = "new"
-    DUPLICATE = "duplicate"
-    UNKNOWN = "unknown"
 
 
 class ProducerSequence:
@@ -57,14 +49,15 @@ class ProducerSequence:
         """Nothing is under way: what is persisted is all there is."""
         return not self._under_way
 
-    def judge(self, highest: int) -> Verdict:
-        if highest > self.pushed:
-            return Verdict.NEW
-        return Verdict.DUPLICATE if highest <= self.persisted else Verdict.UNKNOWN
+    def is_new(self, highest: int) -> bool:
+        return highest > self.pushed
+
+    def is_stored(self, highest: int) -> bool:
+        """A duplicate, for certain. What is neither new nor stored is under way: nobody knows yet."""
+        return highest <= self.persisted
 
     def push(self, highest: int) -> None:
         """A new one is taken; it will be part of the next group."""
-        assert highest > self.pushed
         self.pushed = highest
 
     def begin(self, highest: int) -> None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence, Verdict
+from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence
 from cepheid_broker.errors import BrokerError
 from cepheid_broker.peer import Buffer, Peer
 from cepheid_broker.position import Position
@@ -227,29 +227,40 @@ class Producer:
     # Deduplication
 
     def _is_new(self, send: SendCommand, metadata: pb.MessageMetadata, deduplication: TopicDeduplication) -> bool:
-        """False: its place among the answers is taken, and nothing is stored."""
-        highest = max(send.sequence_id, send.highest_sequence_id or 0)
+        """False: its place among the answers is taken, and nothing is stored. Every entry of the topic passes here."""
+        highest = send.sequence_id
+        if send.highest_sequence_id is not None:
+            highest = max(highest, send.highest_sequence_id)
+        sequence = self._sequence
+        if sequence is None or sequence.name != metadata.producer_name or sequence.is_forgotten:
+            sequence = self._follow(deduplication, producer_name_of(metadata))
         if highest > MAX_SEQUENCE_ID:
             return True
-        sequence = self._sequence
-        if sequence is None or sequence.is_forgotten or sequence.name != metadata.producer_name:
-            sequence = self._follow(deduplication, producer_name_of(metadata))
-        if sequence.judge(highest) is Verdict.NEW:
-            if is_recorded(metadata):
-                if self._gathered.sequence is not sequence and self._gathered.sequence is not None:
+        if sequence.is_new(highest):
+            if (metadata.num_chunks_from_msg or metadata.marker_type) and not is_recorded(metadata):
+                return True
+            gathered = self._gathered
+            if gathered.sequence is not sequence:
+                if gathered.sequence is not None:
                     self._append()  # one sequence per group
-                sequence.push(highest)
-                self._gathered.sequence, self._gathered.highest = sequence, highest
+                    gathered = self._gathered
+                gathered.sequence = sequence
+            sequence.push(highest)
+            gathered.highest = highest
             return True
-        if send.is_marker or metadata.HasField("marker_type"):
+        if metadata.marker_type:
             return True
-        self.duplicates += 1
+        self._repeat(send, sequence, highest)
         deduplication.duplicates += 1
+        return False
+
+    def _repeat(self, send: SendCommand, sequence: ProducerSequence, highest: int) -> None:
+        """Rule 3."""
+        self.duplicates += 1
         gathered = self._gathered
         gathered.duplicates.append(_Duplicate(len(gathered.sequence_ids), sequence, highest))
         gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
         gathered.size_bytes += DUPLICATE_BYTES
-        return False
 
     def _follow(self, deduplication: TopicDeduplication, name: str) -> ProducerSequence:
         self._leave_sequence()
@@ -356,7 +367,7 @@ class Producer:
     def _answer(self, group: _Group, first: Position | None) -> None:
         if self.state is ProducerState.CLOSED:
             return
-        if any(duplicate.sequence.persisted < duplicate.highest for duplicate in group.duplicates):
+        if not all(duplicate.sequence.is_stored(duplicate.highest) for duplicate in group.duplicates):
             self.close_by_broker("a message was sent again while it was not known whether it is stored, and it is not")
             return
         receipts = self._receipts(group, first)

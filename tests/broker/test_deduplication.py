@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from dataclasses import dataclass
 
@@ -10,11 +11,24 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cepheid_broker.deduplication import ProducerSequence, SequenceIds, Verdict
+from cepheid_broker.deduplication import ProducerSequence, SequenceIds
+
+
+class Verdict(enum.Enum):
+    NEW = "new"
+    DUPLICATE = "duplicate"
+    UNKNOWN = "unknown"
+
+
+def judge(sequence: ProducerSequence, highest: int) -> Verdict:
+    if sequence.is_new(highest):
+        assert not sequence.is_stored(highest)
+        return Verdict.NEW
+    return Verdict.DUPLICATE if sequence.is_stored(highest) else Verdict.UNKNOWN
 
 
 def stored(sequence: ProducerSequence, highest: int) -> None:
-    assert sequence.judge(highest) is Verdict.NEW
+    assert judge(sequence, highest) is Verdict.NEW
     sequence.push(highest)
     sequence.begin(highest)
     sequence.confirm(highest)
@@ -25,10 +39,10 @@ def test_what_is_stored_is_a_duplicate_and_what_is_under_way_is_not_known() -> N
     stored(sequence, 5)
     sequence.push(7)
     sequence.begin(7)
-    verdicts = [sequence.judge(highest) for highest in (0, 5, 6, 7, 8)]
+    verdicts = [judge(sequence, highest) for highest in (0, 5, 6, 7, 8)]
     assert verdicts == [Verdict.DUPLICATE, Verdict.DUPLICATE, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.NEW]
     sequence.confirm(7)
-    assert sequence.judge(6) is Verdict.DUPLICATE
+    assert judge(sequence, 6) is Verdict.DUPLICATE
 
 
 def test_after_a_failed_append_the_same_ids_are_new() -> None:
@@ -38,11 +52,11 @@ def test_after_a_failed_append_the_same_ids_are_new() -> None:
         sequence.push(highest)
         sequence.begin(highest)
     sequence.fail(9)
-    assert sequence.judge(8) is Verdict.NEW
-    assert sequence.judge(7) is Verdict.UNKNOWN  # still under way
+    assert judge(sequence, 8) is Verdict.NEW
+    assert judge(sequence, 7) is Verdict.UNKNOWN  # still under way
     sequence.fail(7)
-    assert sequence.judge(6) is Verdict.NEW
-    assert sequence.judge(5) is Verdict.DUPLICATE
+    assert judge(sequence, 6) is Verdict.NEW
+    assert judge(sequence, 5) is Verdict.DUPLICATE
 
 
 def test_what_was_never_appended_is_new_again() -> None:
@@ -87,7 +101,7 @@ def test_a_restored_name_goes_on_and_later_entries_complete_it() -> None:
     ids.note_stored("b", 3, 0.0)
     ids.note_stored("c", 0, 0.0)
     assert ids.snapshot() == {"a": 6, "b": 9, "c": 0}
-    assert ids.follow("a", 0.0).judge(6) is Verdict.DUPLICATE
+    assert judge(ids.follow("a", 0.0), 6) is Verdict.DUPLICATE
 
 
 @dataclass(slots=True)
@@ -153,7 +167,7 @@ class Histories(RuleBasedStateMachine):
         append = Append([], [])
         while client.to_send:
             sequence_id, chunks = client.to_send.popleft()
-            verdict = client.sequence.judge(sequence_id)
+            verdict = judge(client.sequence, sequence_id)
             if verdict is Verdict.DUPLICATE:
                 self.check_stored(client.name, sequence_id)
                 self.on_answered(client, sequence_id)
@@ -161,7 +175,7 @@ class Histories(RuleBasedStateMachine):
                 append.ids += [sequence_id] * chunks
                 append.last_chunks.append(sequence_id)
                 client.sequence.push(sequence_id)
-                assert client.sequence.judge(sequence_id) is Verdict.UNKNOWN
+                assert judge(client.sequence, sequence_id) is Verdict.UNKNOWN
         if append.ids:
             client.sequence.begin(append.last_chunks[-1])
             client.pending.append(append)
@@ -288,7 +302,7 @@ class NoReset(Histories):
         for client in self.clients:
             if client.sequence is not None and client.sequence.is_settled:
                 for sequence_id, _ in client.to_send:
-                    assert client.sequence.judge(sequence_id) is not Verdict.UNKNOWN, "dropped although it was never stored"
+                    assert judge(client.sequence, sequence_id) is not Verdict.UNKNOWN, "dropped although it was never stored"
 
 
 class SnapshotOfPushed(Histories):
