@@ -62,16 +62,18 @@ class EntryHeader:
 class EntryGroup:
     """Entries `first_entry_id .. last_entry_id` (at least one) of one ledger. Immutable by agreement.
 
-    `ends[i]` is the offset in `data` after entry `first_entry_id + i`; `data` may be a view into a larger buffer.
+    `ends[i]` is the offset in `data` after entry `first_entry_id + i`; `data` may be a view into a larger buffer. `derived` is
+    what a reader worked out from the bytes, for the next one who reads this very object; it is never sent or compared.
     """
 
-    __slots__ = ("data", "ends", "first_entry_id", "ledger_id")
+    __slots__ = ("data", "derived", "ends", "first_entry_id", "ledger_id")
 
     def __init__(self, ledger_id: int, first_entry_id: int, ends: Sequence[int], data: Buffer) -> None:
         self.ledger_id = ledger_id
         self.first_entry_id = first_entry_id
         self.ends = ends
         self.data = data
+        self.derived: object = None
 
     def __repr__(self) -> str:
         return f"<EntryGroup {self.ledger_id}:{self.first_entry_id}..{self.last_entry_id}, {self.size_bytes} B>"

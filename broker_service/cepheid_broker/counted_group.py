@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cepheid_broker.key_hash import hash_of_metadata
 from cepheid_rpc import EntryGroup
@@ -120,11 +121,27 @@ class CountedGroup:
         raise AssertionError("called only when the run costs more than the permits")
 
 
+class _Derived(NamedTuple):
+    """Shared by all who read the same group from the tail: a thousand subscriptions parse an entry's metadata once."""
+
+    counts: Sequence[int] | None
+    chunks: dict[int, Chunk] | None
+    deliver_at_ms: dict[int, int] | None
+    hashes: Sequence[int] | None
+
+
 def count_group(group: EntryGroup, *, with_hashes: bool = False) -> CountedGroup:
     """Reads the metadata of every entry once.
 
     An entry whose metadata cannot be read counts as one message: refused when published, it can only come from elsewhere.
     """
+    known = group.derived
+    if not isinstance(known, _Derived) or (with_hashes and known.hashes is None):
+        known = group.derived = _derive(group, with_hashes=with_hashes)
+    return CountedGroup(group, known.counts, known.chunks, deliver_at_ms=known.deliver_at_ms, hashes=known.hashes)
+
+
+def _derive(group: EntryGroup, *, with_hashes: bool) -> _Derived:
     counts: list[int] = []
     hashes: list[int] | None = [] if with_hashes else None
     chunks: dict[int, Chunk] = {}
@@ -149,4 +166,4 @@ def count_group(group: EntryGroup, *, with_hashes: bool = False) -> CountedGroup
                 deliver_at_ms[entry_id] = metadata.deliver_at_time
         entry_id += 1
     single = sum(counts) == len(counts)
-    return CountedGroup(group, None if single else counts, chunks or None, deliver_at_ms=deliver_at_ms or None, hashes=hashes)
+    return _Derived(None if single else counts, chunks or None, deliver_at_ms or None, hashes)

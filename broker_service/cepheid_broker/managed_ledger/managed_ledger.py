@@ -223,7 +223,7 @@ class ManagedLedger:
 
     def read_cached(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup] | None:
         """From the first entry at or after `position`; None: it is not in the tail cache; []: there is none yet."""
-        entry = self._entry_at(position)
+        entry = None if position > self.last_confirmed else self._entry_at(position)
         if entry is None:
             self._tail.note_reader()
             return []
