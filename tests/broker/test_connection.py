@@ -18,7 +18,6 @@ from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import full, message, send_frame, subscribe
 from tests.support import run_async, wait_until
 
-SCHEMA = pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)
 QUICK = ConnectionSettings(handshake_timeout_s=0.3, keepalive_s=0.15, liveness_probe_s=0.2)
 
 
@@ -233,13 +232,6 @@ def test_the_broker_itself_closes_what_it_cannot_understand(caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("ask", "kind"),
     [
-        (pb.CommandGetSchema(request_id=7, topic="t"), pb.CommandGetSchemaResponse),
-        (
-            pb.CommandGetOrCreateSchema(
-                request_id=7, topic="t", schema=pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)
-            ),
-            pb.CommandGetOrCreateSchemaResponse,
-        ),
         (pb.CommandTcClientConnectRequest(request_id=7, tc_id=0), pb.CommandError),
         (pb.CommandNewTxn(request_id=7), pb.CommandNewTxnResponse),
         (pb.CommandAddPartitionToTxn(request_id=7), pb.CommandAddPartitionToTxnResponse),
@@ -249,7 +241,7 @@ def test_the_broker_itself_closes_what_it_cannot_understand(caplog: pytest.LogCa
         (pb.CommandEndTxnOnSubscription(request_id=7), pb.CommandEndTxnOnSubscriptionResponse),
     ],
 )
-def test_what_is_not_served_gets_an_error_in_the_reply_its_clients_wait_for(ask: pb.CommandGetSchema, kind: type) -> None:
+def test_what_is_not_served_gets_an_error_in_the_reply_its_clients_wait_for(ask: pb.CommandNewTxn, kind: type) -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             answer = await client.ask(ask, kind)

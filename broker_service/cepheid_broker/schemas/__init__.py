@@ -4,7 +4,7 @@ from cepheid_broker.schemas.definition import MAX_SCHEMA_BYTES
 from cepheid_broker.schemas.key_value import key_value_data, key_value_json
 from cepheid_broker.schemas.registry import RegisteredSchema, SchemaRegistry
 from cepheid_broker.schemas.schema import NO_VERSION, UNREGISTERED, Schema, SchemaType, decode_version, encode_version
-from cepheid_broker.schemas.wire import asked_schema, takes_any_schema, wire_schema
+from cepheid_broker.schemas.wire import asked_schema, wire_schema
 
 __all__ = [
     "MAX_SCHEMA_BYTES",
@@ -19,6 +19,5 @@ __all__ = [
     "encode_version",
     "key_value_data",
     "key_value_json",
-    "takes_any_schema",
     "wire_schema",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from cepheid_broker.errors import InvalidSchemaError
 from cepheid_broker.schemas.schema import UNREGISTERED, Schema, SchemaType
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -38,21 +37,14 @@ _TYPES = {number: kind for kind, number in _NUMBERS.items()}
 
 
 def asked_schema(ask: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema) -> Schema | None:
-    """The schema of a request. None: it has none, or takes whatever the topic has. Raises InvalidSchemaError."""
+    """The schema of a request. None: it has none, or takes whatever the topic has."""
     if not ask.HasField("schema"):
         return None
     kind = _TYPES[ask.schema.type]  # a number that the protocol does not have is no schema to the parser
     if kind in UNREGISTERED:
         return None
     properties = {pair.key: pair.value for pair in cast(Any, ask.schema.properties)}
-    for text in (*properties, *properties.values()):
-        if isinstance(text, bytes):  # so protobuf gives out text that is none
-            raise InvalidSchemaError(f"a property of the schema is not UTF-8: {text[:40]!r}")
     return Schema(kind, ask.schema.schema_data, properties)
-
-
-def takes_any_schema(ask: pb.CommandSubscribe) -> bool:
-    return ask.HasField("schema") and ask.schema.type == pb.Schema.AutoConsume
 
 
 def wire_schema(name: str, schema: Schema) -> pb.Schema:
