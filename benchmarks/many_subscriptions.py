@@ -66,7 +66,8 @@ class FanOut:
         return self._sender.due_at(index // self._subscriptions)
 
 
-async def fan_out(server: Server, arguments: argparse.Namespace) -> list[float]:
+async def fan_out(server: Server, arguments: argparse.Namespace) -> tuple[list[float], float]:
+    """Latencies, and the server's processor time per delivery in seconds."""
     topic = server.topic("subscriptions")
     producing = await open_connection(server.url, topic)
     publisher = await open_publisher(producing, topic, bytes(arguments.entry_bytes))
@@ -79,15 +80,18 @@ async def fan_out(server: Server, arguments: argparse.Namespace) -> list[float]:
     sender = load.PacedSender(producing, publisher, arguments.rate, warmup_s + arguments.seconds)
     everything = FanOut(sender, arguments.subscriptions)
     failed = asyncio.gather(producing.failed, *(connection.failed for connection in connections))
+    cpu_s = server.cpu_s()
     sender.start()
     while arrivals.count < everything.entries:
         await load.run_unless_failed(failed, 0.05)
         if sender.error is not None:
             raise sender.error
+    cpu_s = server.cpu_s() - cpu_s
     for connection in (producing, *connections):
         connection.close()
     await asyncio.gather(failed, return_exceptions=True)
-    return arrivals.latencies_s(everything, skip=int(arguments.rate * warmup_s) * arguments.subscriptions)
+    latencies_s = arrivals.latencies_s(everything, skip=int(arguments.rate * warmup_s) * arguments.subscriptions)
+    return latencies_s, cpu_s / everything.entries
 
 
 def main() -> None:
@@ -99,10 +103,14 @@ def main() -> None:
     parser.add_argument("--entry-bytes", type=int, default=1000)
     arguments = parser.parse_args()
     with Server(arguments) as server:
-        latencies_s = load.run(fan_out(server, arguments))
+        latencies_s, cpu_s = load.run(fan_out(server, arguments))
         print_line(
             "many_subscriptions",
-            figures={**latency_figures(latencies_s), "deliveries": len(latencies_s)},
+            figures={
+                **latency_figures(latencies_s),
+                "deliveries": len(latencies_s),
+                "server_cpu_us_per_delivery": round(1e6 * cpu_s, 2),
+            },
             load={
                 "entries_per_s": arguments.rate,
                 "subscriptions": f"{arguments.subscriptions} Exclusive, a consumer each, on {CONNECTIONS} connections",
