@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from cepheid_broker.admin.namespace_properties import namespace_properties
 from cepheid_broker.admin.namespace_topics import namespace_topics
 from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.non_persistent import non_persistent_partitions, non_persistent_stats, non_persistent_topics
+from cepheid_broker.admin.openapi import complete
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.permissions import permissions
 from cepheid_broker.admin.plan import plan
@@ -89,8 +91,11 @@ _NON_PERSISTENT = re.compile(r"/admin/v2/non-persistent/([^/]+/[^/]+/[^/]+(/.+))
 
 def create_app(context: AdminContext) -> ASGIApp:
     app = FastAPI(title="Cepheid admin API", redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    for router in ROUTERS:
-        app.include_router(router(context))
+    routers = [router(context) for router in ROUTERS]
+    for router in routers:
+        app.include_router(router)
+    described = app.openapi
+    app.openapi = cache(lambda: complete(described(), routers))  # type: ignore[method-assign]
     app.add_exception_handler(CepheidError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _not_routed)

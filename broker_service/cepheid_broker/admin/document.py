@@ -11,16 +11,16 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from cepheid_broker.admin.app import ROUTERS
 from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.openapi import routes_of
 from cepheid_broker.admin.unserved import unserved
 
 METHODS = ("GET", "PUT", "POST", "DELETE")
@@ -60,15 +60,7 @@ def shape(path: str) -> str:
 
 def routes() -> list[APIRoute]:
     no_context = cast(AdminContext, None)  # asked for only when a request comes
-    return [route for router in ROUTERS for route in _routes_of(router(no_context))]
-
-
-def _routes_of(router: APIRouter) -> Iterator[APIRoute]:
-    for route in router.routes:
-        if isinstance(route, APIRoute):
-            yield route
-        else:  # newer FastAPI keeps an included router whole
-            yield from _routes_of(route.original_router)  # type: ignore[attr-defined]
+    return [route for router in ROUTERS for route in routes_of(router(no_context))]
 
 
 def endpoints(table: Path) -> list[Endpoint]:

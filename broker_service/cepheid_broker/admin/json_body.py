@@ -12,6 +12,8 @@ from cepheid_broker.admin.errors import BadRequestError, BodyTooLargeError
 
 MAX_BODY_BYTES = 1 << 20  # Pulsar's default is no limit; the largest body served but a schema is the policies of a namespace
 
+_ADAPTER = "reads_body_as"
+
 
 def json_body(kind: Any, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
     """A dependency: the body as `kind`. An empty body reads as null, so `T | None` makes it optional."""
@@ -26,7 +28,13 @@ def json_body(kind: Any, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
             where = ".".join(("body", *map(str, first["loc"])))
             raise BadRequestError(f"{where}: {first['msg']}{'' if body else ' (the body is empty)'}") from None
 
+    setattr(read, _ADAPTER, adapter)
     return Depends(read)
+
+
+def adapter_of(call: Any) -> TypeAdapter[Any] | None:
+    """What a dependency reads the body as; None: it is no dependency of `json_body`. For the description of the API."""
+    return getattr(call, _ADAPTER, None)
 
 
 async def _read_bounded(request: Request, max_bytes: int) -> bytes:
