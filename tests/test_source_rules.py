@@ -19,7 +19,10 @@ PACKAGES = {
     "cepheid_broker": "broker_service",
 }
 WORLD = ROOT / "sdk/cepheid_ports"  # gives the real world to all others
-CORES = ("writer_state", "recovery_state", "ack_set", "dispatch", "dispatch_exclusive", "dispatch_shared", "ledger_list", "trim")
+CORES = (
+    "writer_state", "recovery_state", "ack_set", "ledger_list", "ledger_counts", "ledger_part", "trim", "dispatch",
+    "dispatch_failover", "dispatch_shared", "dispatch_key_shared", "producer_access", "summed_stats", "topic_stats",
+)  # fmt: skip
 
 BANNED_CALLS = {
     "time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.sleep", "datetime.now", "datetime.datetime.now",
