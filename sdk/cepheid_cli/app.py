@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli.admin import namespaces, subscriptions, tenants, topics
+from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_ports import CepheidError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for sub_app in (topics.app, subscriptions.app, namespaces.app, tenants.app):
+for sub_app in (topics.app, subscriptions.app, schemas.app, namespaces.app, tenants.app):
     app.add_typer(sub_app)
 
 ServiceUrl = Annotated[str, typer.Option("--url", help="Service URL of any broker.")]

@@ -1,1 +1,1 @@
-"""`cepheid topics`, `subscriptions`, `namespaces`, `tenants`: the admin API as commands."""
+"""`cepheid topics`, `subscriptions`, `schemas`, `namespaces`, `tenants`: the admin API as commands."""

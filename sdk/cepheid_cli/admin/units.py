@@ -96,3 +96,8 @@ def shown_duration(seconds: Any) -> str:
             return f"{seconds:.0f} {unit}"
         seconds /= size
     return f"{seconds:.0f} d"
+
+
+def shown_time(ms: int) -> str:
+    """Of this machine's zone."""
+    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
