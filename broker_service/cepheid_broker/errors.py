@@ -34,6 +34,12 @@ class ProducerBusyError(BrokerError):
     hint = "another producer has this name; leave the name out or choose another one"
 
 
+class TopicHeldError(ProducerBusyError):
+    """By an exclusive producer."""
+
+    hint = "wait until the exclusive producer closes, ask with access mode WaitForExclusive, or use another topic"
+
+
 class ProducerFencedError(BrokerError):
     hint = "access modes Exclusive and ExclusiveWithFencing allow one producer; the one connected last with fencing stays"
 

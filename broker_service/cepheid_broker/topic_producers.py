@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from cepheid_broker.errors import BrokerError, ProducerBusyError, ProducerFencedError, ServiceNotReadyError
+from cepheid_broker.errors import BrokerError, ProducerBusyError, ProducerFencedError, ServiceNotReadyError, TopicHeldError
 from cepheid_broker.policies import QuotaAction, TopicPolicies
 from cepheid_broker.producer_access import Admit, Close, Effect, ProducerAccess, Refuse, SaveEpoch, Wait, Why
 from cepheid_ports import CepheidError, TaskOwner
@@ -134,7 +134,7 @@ class TopicProducers:
             case Why.NAME_IN_USE:
                 return ProducerBusyError(f"topic {self._topic} has a producer named {holder}", **facts)
             case Why.HELD:
-                return ProducerBusyError(f"topic {self._topic} is held by the exclusive producer {holder}", **facts)
+                return TopicHeldError(f"topic {self._topic} is held by the exclusive producer {holder}", **facts)
             case Why.FENCED if by is not None:
                 text = f"topic {self._topic} has another producer, {holder}; access mode {mode} allows none beside it"
                 return ProducerFencedError(text, **facts)

@@ -28,6 +28,7 @@ from cepheid_broker.errors import (
     TooManyError,
     TooManyProducersError,
     TopicChangedError,
+    TopicHeldError,
     TopicNotFoundError,
 )
 from cepheid_broker.managed_ledger import (
@@ -50,6 +51,7 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     ServiceNotReadyError: ServerError.SERVICE_NOT_READY,
     ProducerBusyError: ServerError.PRODUCER_BUSY,
     TooManyProducersError: ServerError.PRODUCER_BUSY,
+    TopicHeldError: ServerError.PRODUCER_BUSY,
     ProducerFencedError: ServerError.PRODUCER_FENCED,
     BacklogQuotaHoldError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
     BacklogQuotaExceededError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
