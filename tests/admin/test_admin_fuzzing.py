@@ -1,0 +1,83 @@
+"""Every operation of the OpenAPI description, asked in every wrong way there is: refused with a reason, or answered; never 500.
+
+`CEPHEID_FUZZ_EXAMPLES=2000 pytest tests/admin/test_admin_fuzzing.py` looks longer, with other requests each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from cepheid_broker.admin.app import create_app
+from cepheid_broker.admin.context import AdminContext
+from cepheid_ports import CepheidError
+from tests.admin.admin_world import AdminWorld, running_admin
+from tests.admin.hostile_requests import Answer, Request, requests_for, send
+
+EXAMPLES = os.environ.get("CEPHEID_FUZZ_EXAMPLES")
+DESCRIPTION: dict[str, Any] = create_app(cast(AdminContext, None))._app.openapi()  # type: ignore[attr-defined]
+OPERATIONS = sorted(
+    ((method, path) for path, operations in DESCRIPTION["paths"].items() for method in operations),
+    key=lambda each: each[0] != "get",
+)
+SLOW = ("/admin/v2/brokers/health",)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminWorld]:
+    with running_admin(tmp_path_factory.mktemp("fuzz") / "data") as world:
+        yield world
+
+
+def make_objects(admin: AdminWorld) -> None:
+    """What operations find; those before may have deleted or ended it."""
+    admin.put("/admin/v2/namespaces/public/fuzzed")
+    path = "/admin/v2/persistent/public/fuzzed"
+    for topic in ("plain", "empty"):
+        admin.delete(f"{path}/{topic}?force=true")
+        admin.put(f"{path}/{topic}/subscription/s", json={"ledgerId": -1, "entryId": -1})
+    admin.put(f"{path}/parts/partitions", json=2)
+    admin.put(f"{path}/parts/subscription/s", json={"ledgerId": -1, "entryId": -1})
+    admin.put("/admin/v2/non-persistent/public/fuzzed/plain")
+    admin.put("/admin/v2/non-persistent/public/fuzzed/parts/partitions", json=2)
+    with suppress(CepheidError):  # a policy may be in the way
+        admin.publish("persistent://public/fuzzed/plain", [b"a", b"b"])
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=[f"{method} {path}" for method, path in OPERATIONS])
+def test_whatever_is_asked_the_answer_is_a_reason_or_a_success(fuzzed: AdminWorld, method: str, path: str) -> None:
+    if method != "get" or (method, path) == OPERATIONS[0]:
+        make_objects(fuzzed)  # reading left them as they were
+    address = urlsplit(fuzzed.standalone.admin_url)
+    assert address.hostname is not None
+    assert address.port is not None
+    examples = int(EXAMPLES or (3 if path in SLOW else 10))
+
+    @settings(
+        max_examples=examples,
+        derandomize=EXAMPLES is None,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(request=requests_for(method, path, DESCRIPTION["paths"][path][method], DESCRIPTION))
+    def ask(request: Request) -> None:
+        check(request, fuzzed.run(send(address.hostname, address.port, request)))
+
+    ask()
+    assert fuzzed.get("/status.html").status_code == 200
+
+
+def check(request: Request, answer: Answer) -> None:
+    assert answer.status in (501, 503) or 200 <= answer.status < 500, f"{request}: {answer}"
+    if answer.status >= 300:
+        assert json.loads(answer.content)["reason"].strip(), f"{request}: {answer} has no reason"
+    elif answer.content and "json" in answer.content_type:
+        json.loads(answer.content)
