@@ -46,7 +46,7 @@ def key_value_json(schema: Schema) -> str:
     """The definition as the admin API shows it (docs/reference/shapes.md §5)."""
     parts = {}
     for name, part in zip(("key", "value"), split_key_value(schema), strict=True):
-        text = part.data.decode()
+        text = part.data.decode(errors="replace")
         parts[name] = json.loads(text) if text.strip() and part.type in _JSON_DEFINED else text
     return json.dumps(parts)
 

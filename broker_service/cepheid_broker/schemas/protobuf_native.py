@@ -60,6 +60,7 @@ def parse_protobuf(text: bytes) -> tuple[ProtobufSchema, bytes]:
         files = FileDescriptorSet.FromString(base64.b64decode(encoded, validate=True))
     except (ValueError, DecodeError) as error:
         raise InvalidSchemaError(f"fileDescriptorSet is no base64 of a FileDescriptorSet: {error}") from None
+    _check_texts(files)
     messages = {name: message for file in files.file for name, message in _messages(_prefix(file), file.message_type, 0)}
     enums = {name for file in files.file for name in _enums(file, messages)}
     if f".{root}" not in messages:
@@ -74,6 +75,26 @@ def _text(document: dict[str, Any], key: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidSchemaError(f"the definition has no {key}")
     return value
+
+
+def _check_texts(files: FileDescriptorSet) -> None:
+    """For proto2 the parser does not look, and gives out `bytes` where text is no UTF-8."""
+    pending: list[DescriptorProto] = []
+    for file in files.file:
+        _require_text(file.name, file.package, *(enum.name for enum in file.enum_type))
+        pending.extend(file.message_type)
+    while pending:
+        message = pending.pop()
+        _require_text(message.name, *(enum.name for enum in message.enum_type))
+        for field in message.field:
+            _require_text(field.name, field.type_name)
+        pending.extend(message.nested_type)
+
+
+def _require_text(*texts: str | bytes) -> None:
+    for text in texts:
+        if isinstance(text, bytes):
+            raise InvalidSchemaError(f"a name in fileDescriptorSet is no UTF-8: {text[:40]!r}")
 
 
 def _prefix(file: FileDescriptorProto) -> str:
