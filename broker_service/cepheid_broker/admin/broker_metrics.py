@@ -36,6 +36,12 @@ def broker_families(broker: Broker) -> Iterator[Family]:
         figures.publish_pauses,
     )
     yield gauge("cepheid_broker_read_ahead_bytes", "Bytes read for consumers and not sent yet.", figures.read_ahead_bytes)
+    yield counter("cepheid_broker_schemas_registered_total", "Versions of schemas added.", broker.schemas.registered)
+    yield counter(
+        "cepheid_broker_schemas_refused_total",
+        "Schemas that were malformed or incompatible, and clients without one where one is needed.",
+        broker.schemas.refused,
+    )
     yield gauge("cepheid_broker_requests_running", "Requests and other tasks under way.", figures.requests_running)
 
 

@@ -74,10 +74,8 @@ class SchemaRegistry:
             version = await self.register(topic, schema, policies.schema_compatibility, may_add=policies.schema_auto_update)
             return encode_version(version)
         if policies.schema_validation_enforced and await self._current(topic):
-            raise IncompatibleSchemaError(
-                f"topic {topic.base} has a schema, and producers without one are refused (policy schemaValidationEnforced)",
-                topic=str(topic),
-            )
+            text = "the topic has one, and producers without are refused (policy schemaValidationEnforced)"
+            raise self._refusal(topic, IncompatibleSchemaError(text))
         return NO_VERSION
 
     async def for_consumer(self, topic: TopicName, schema: Schema | None, policies: TopicPolicies, *, topic_is_idle: bool) -> None:
@@ -90,10 +88,8 @@ class SchemaRegistry:
         elif topic_is_idle:
             await self.register(topic, schema, policies.schema_compatibility, may_add=policies.schema_auto_update)
         else:
-            raise IncompatibleSchemaError(
-                f"topic {topic.base} has no schema but is in use, so its data is bytes: subscribe without a schema, or upload one",
-                topic=str(topic),
-            )
+            text = "the topic has none but is in use, so its data is bytes: subscribe without a schema, or upload one"
+            raise self._refusal(topic, IncompatibleSchemaError(text))
 
     async def _check_consumer(
         self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, current: tuple[SchemaVersion, ...]
@@ -127,12 +123,8 @@ class SchemaRegistry:
                 if row.content_hash == own_hash:
                     return row.version
             if not may_add:
-                self.refused += 1
-                raise IncompatibleSchemaError(
-                    f"topic {topic.base} does not have this {schema.type.value} schema, and clients may not add any "
-                    f"(policy isAllowAutoUpdateSchema)",
-                    topic=str(topic),
-                )
+                text = f"the topic does not have this one ({schema.type.value}), and clients may not add any"
+                raise self._refusal(topic, IncompatibleSchemaError(f"{text} (policy isAllowAutoUpdateSchema)"))
             await self._check_successor(topic, schema, in_force(strategy), current)
             if found is None:
                 found = await self._histories.get_or_create(topic)
