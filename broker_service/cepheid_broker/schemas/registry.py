@@ -146,6 +146,8 @@ class SchemaRegistry:
         self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, current: tuple[SchemaVersion, ...]
     ) -> None:
         rows = current if compares_every_version(strategy) else current[-1:]
+        if not rows:
+            return
         definition = self._parse(topic, schema)
         try:
             for row in reversed(rows):
