@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 
 from cepheid_broker.backlog_check import BacklogChecks
+from cepheid_broker.inactive_topics import InactiveTopics
 from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_broker.partitioned_topics import PartitionedTopics
@@ -67,6 +68,8 @@ class Broker:
         self.policies = PolicyFollower(store, policies, self._tasks)
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports)
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, self._tasks, settings.request_timeout_s)
+        self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
+        self.inactive = InactiveTopics(self.catalog, self.topics, self.partitioned, self._tasks, settings.inactive_check_s)
         self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks)
         self.catalog.on_changed.append(self.topic_watches.on_changed)
         self.schemas = SchemaRegistry(store, ports)
@@ -136,4 +139,5 @@ class Broker:
     def _on_tick(self) -> None:
         self.topics.on_tick(self.settings.rate_window_s)
         self.topic_watches.on_tick(self.settings.rate_window_s)
+        self.inactive.on_tick(self.settings.rate_window_s)
         self._schedule_tick()

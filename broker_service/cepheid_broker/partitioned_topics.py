@@ -8,18 +8,21 @@ Rules
    consumer that hears of the partition later misses nothing. The count is what makes it known, so it comes second.
 2. A marked topic and its partitions cannot be opened, made or grown: whoever was thrown out and comes back finds the deletion
    under way, and cannot make a deleted partition anew as a plain topic. The record goes last.
-3. What is interrupted is repeated by asking again; deleting also finds what an interrupted growth left behind.
+3. What is interrupted is repeated by asking again; deleting also finds what an interrupted growth left behind. A deletion that is
+   found interrupted (the record is marked, and nobody is at it) is finished: the mark is set when it was decided.
+4. Without force nobody is thrown out: partitions are closed to newcomers in the same step in which all of them are found idle.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicChangedError, TopicNotFoundError
 from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.topic import Topic
 from cepheid_broker.topic_catalog import TopicCatalog, being_deleted
 from cepheid_broker.topics import Topics
 from cepheid_metadata import (
@@ -41,6 +44,10 @@ log = logging.getLogger(__name__)
 INTERNAL_CURSORS = ("pulsar.dedup",)  # of the broker itself: no subscriptions
 AT_ONCE = 16
 """Partitions that one call works on at the same time."""
+
+
+Condition = Callable[[Topic], bool] | None
+"""Of a deletion, for each partition that is open. None: by force."""
 
 
 class PartitionedTopics:
@@ -117,6 +124,10 @@ class PartitionedTopics:
                 subscriptions[name] = found.record.subscription_properties
         return subscriptions
 
+    async def has_subscriptions(self, part: TopicName) -> bool:
+        """Durable ones, by the records."""
+        return bool(await self._durable_subscriptions(part))
+
     # Deleting
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> None:
@@ -125,14 +136,21 @@ class PartitionedTopics:
         Raises TopicNotFoundError, NotAllowedError (in use, and not `force`; not partitioned), ServiceNotReadyError: it takes long,
         and goes on; ask again. Repeat it after any other error.
         """
-        running = self._deleting.get(topic)
-        if running is None:
-            found = await self._require(topic, deleted_too=True)
-            if not force and not found.record.deleted:
-                self._require_idle(topic, found.record.partitions)
-            running = self._deleting.get(topic)
-        if running is None:
-            running = self._deleting[topic] = self._tasks.start(self._delete_alone(topic), name=f"delete {topic}")
+        await self._delete_once(topic, None if force else lambda part: not part.in_use)
+
+    async def delete_inactive(self, topic: TopicName, condition: Callable[[Topic], bool]) -> None:
+        """If `condition` holds for all partitions that are open, and the others have no subscription. Raises as `delete`."""
+        await self._delete_once(topic, condition, unsubscribed=True)
+
+    def finish_deleting(self, topic: TopicName) -> None:
+        """Somebody found it marked: if nobody is at it, whoever was has crashed."""
+        if topic not in self._deleting:
+            self._start_deleting(topic, None, unsubscribed=False)
+
+    async def _delete_once(self, topic: TopicName, condition: Condition, *, unsubscribed: bool = False) -> None:
+        if (running := self._deleting.get(topic)) is None:
+            await self._require(topic, deleted_too=True)
+            running = self._deleting.get(topic) or self._start_deleting(topic, condition, unsubscribed=unsubscribed)
         try:
             async with asyncio.timeout(self._timeout_s):
                 outcome = await asyncio.shield(running)
@@ -142,11 +160,19 @@ class PartitionedTopics:
         if outcome is not None:
             raise outcome
 
-    async def _delete_alone(self, topic: TopicName) -> Exception | None:
+    def _start_deleting(self, topic: TopicName, condition: Condition, *, unsubscribed: bool) -> asyncio.Task[Exception | None]:
+        work = self._delete_alone(topic, condition, unsubscribed=unsubscribed)
+        task = self._deleting[topic] = self._tasks.start(work, name=f"delete {topic}")
+        return task
+
+    async def _delete_alone(self, topic: TopicName, condition: Condition, *, unsubscribed: bool) -> Exception | None:
         """An error is a result here: everybody who waits gets it, and it is no failed task."""
         try:
             async with self._turn_on(topic):
-                await self._delete(topic)
+                with self._topics.hold(topic):
+                    await self._delete(topic, condition, unsubscribed=unsubscribed)
+        except NotAllowedError as error:
+            return error
         except Exception as error:
             log.warning("topic.delete_failed", extra={"topic": str(topic), "error": str(error), "hint": "delete it again"})
             return error
@@ -154,9 +180,20 @@ class PartitionedTopics:
             del self._deleting[topic]
         return None
 
-    async def _delete(self, topic: TopicName) -> None:
-        found = await self._marked(topic)
+    async def _delete(self, topic: TopicName, condition: Condition, *, unsubscribed: bool) -> None:
+        found = await self._require(topic, deleted_too=True)
         parts = [topic.partition(index) for index in range(found.record.partitions)]
+        if condition is not None and not found.record.deleted:
+            await self._topics.wait_until_settled(parts)
+            if unsubscribed:
+                await self._require_unsubscribed(parts)
+            self._topics.close_to_newcomers(parts, condition)
+        try:
+            await self._mark(topic)
+        except BaseException:
+            for part in parts:  # they take nobody in any more
+                await self._topics.unload(part, "its deletion failed")
+            raise
         parts += await self._remains(topic, parts)
         turns = asyncio.Semaphore(AT_ONCE)
 
@@ -170,11 +207,13 @@ class PartitionedTopics:
         await self._topics.remove(topic)
         log.info("topic.partitions_deleted", extra={"topic": str(topic), "partitions": found.record.partitions})
 
-    async def _marked(self, topic: TopicName) -> Found[TopicRecord]:
-        while True:
-            found = await self._require(topic, deleted_too=True)
-            if found.record.deleted:
-                return found
+    async def _require_unsubscribed(self, parts: Iterable[TopicName]) -> None:
+        for part in parts:
+            if self._topics.find(part) is None and await self.has_subscriptions(part):
+                raise NotAllowedError(f"topic {part} has subscriptions, and nobody knows how far they are", topic=str(part))
+
+    async def _mark(self, topic: TopicName) -> None:
+        while not (found := await self._require(topic, deleted_too=True)).record.deleted:
             try:
                 await self._catalog.replace(topic, found, deleted=True)
             except BadVersionError:
@@ -221,9 +260,3 @@ class PartitionedTopics:
             message = f"topic {topic} was grown to {found.record.partitions} partitions by somebody else meanwhile"
             raise TopicChangedError(message, topic=str(topic))
         return found
-
-    def _require_idle(self, topic: TopicName, partitions: int) -> None:
-        for index in range(partitions):
-            part = self._topics.find(topic.partition(index))
-            if part is not None and part.in_use:
-                raise NotAllowedError(f"topic {part.name} is in use by {part.clients}", topic=str(topic))

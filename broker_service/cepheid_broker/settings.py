@@ -173,6 +173,9 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     reader_seek_grace_s: PositiveFloat = Field(
         60.0, description="How long a reader's position outlives it after a seek, so that it finds it when it subscribes again."
     )
+    inactive_check_s: PositiveFloat = Field(
+        60.0, description="How often open topics are looked at for those that nobody uses, where a policy has them deleted."
+    )
     backlog_check_s: PositiveFloat = Field(
         1.0,
         description="How often open topics are looked at for messages past their time to live and backlogs above their quota. "

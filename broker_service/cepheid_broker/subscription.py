@@ -183,6 +183,11 @@ class Subscription:
         self._next_key += 1
         return self._next_key
 
+    @property
+    def joins(self) -> int:
+        """How many consumers have come so far."""
+        return self._next_key
+
     def add_consumer(self, consumer: Consumer, kind: int) -> None:
         assert not self.closed
         assert self._seek_done is None
@@ -394,6 +399,10 @@ class Subscription:
         self._check_at_rest()
         self._seek_done = asyncio.Event()
         self.close_consumers("seek")
+
+    @property
+    def in_seek(self) -> bool:
+        return self._seek_done is not None
 
     def end_seek(self) -> None:
         """The answer to the seek is written: whoever subscribed again meanwhile is let in behind it (protocol.md §17)."""

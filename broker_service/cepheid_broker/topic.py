@@ -88,8 +88,9 @@ class Topic(ABC):
 
     @property
     def in_use(self) -> bool:
-        """Clients are connected."""
-        return bool(self.producers) or any(subscription.consumers for subscription in self.subscriptions.values())
+        """Clients are connected, or come back from a seek."""
+        subscriptions = self.subscriptions.values()
+        return len(self.admission) > 0 or any(found.consumers or found.in_seek for found in subscriptions)
 
     @property
     def clients(self) -> str:

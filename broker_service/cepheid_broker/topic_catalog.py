@@ -41,7 +41,7 @@ def is_system_topic(topic: TopicName) -> bool:
 
 def being_deleted(topic: TopicName) -> ServiceNotReadyError:
     # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
-    message = f"topic {topic} is being unloaded: its deletion has begun; if that was interrupted, delete it again"
+    message = f"topic {topic} is being unloaded: its deletion has begun"
     return ServiceNotReadyError(message, topic=str(topic))
 
 
@@ -58,6 +58,8 @@ class TopicCatalog:
         self.broker_policies = policies
         self.on_changed: list[Callable[[TopicName], None]] = []
         """Called after this broker made, grew or deleted a topic's record."""
+        self.on_marked_found: list[Callable[[TopicName], None]] = []
+        """Called when a client wants what is being deleted."""
         self._ports = ports
         self._limited = asyncio.Lock()
 
@@ -81,6 +83,8 @@ class TopicCatalog:
         """
         if (found := await self.find(topic)) is not None:
             if found.record.deleted:
+                for hook in self.on_marked_found:
+                    hook(topic.base)
                 raise being_deleted(topic)
             return _partitions(topic, found.record)
         creation = await self.creation_in(topic.namespace)

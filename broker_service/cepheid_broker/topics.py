@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
@@ -22,7 +23,7 @@ from cepheid_broker.position import EARLIEST
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic import Topic
-from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_broker.topic_catalog import TopicCatalog, being_deleted
 from cepheid_ports import CepheidError, Ports, TaskOwner
 from cepheid_wire import TopicName
 
@@ -59,6 +60,8 @@ class Topics:
         self._stopping = False
         self.totals = BrokerTraffic()
         self.failures = 0
+        self._held: dict[TopicName, None] = {}
+        self._removed = 0
         self.on_deleting: list[Callable[[TopicName], Awaitable[None]]] = []
         """Awaited before a topic's record goes: what fails or is interrupted can be repeated."""
 
@@ -82,14 +85,17 @@ class Topics:
         exists = False
         while True:
             self._check_not_stopping(name)
+            if name in self._held or name.base in self._held:
+                raise being_deleted(name)
             if (topic := self._open.get(name)) is not None and not topic.closed:
                 return topic
             if (closing := self._closing.get(name)) is not None:
                 await asyncio.wait([closing])
                 exists = False  # it may have been deleted
             elif not exists:
+                removed = self._removed
                 await self._catalog.require(name, may_create=may_create)
-                exists = True
+                exists = removed == self._removed  # else it may have been deleted meanwhile
             else:
                 return await self._opened_once(name)
 
@@ -209,15 +215,40 @@ class Topics:
         await asyncio.shield(self._start_closing(name, topic.unload(reason)))
         log.info("topic.unloaded", extra={"topic": str(name), "reason": reason})
 
-    async def delete(self, name: TopicName, *, force: bool = False) -> None:
-        """The topic with everything in it. Raises NotAllowedError while it is in use (unless `force`), TopicNotFoundError."""
+    async def delete(
+        self, name: TopicName, *, force: bool = False, condition: Callable[[Topic], bool] = lambda topic: not topic.in_use
+    ) -> None:
+        """The topic with everything in it. Raises TopicNotFoundError, and NotAllowedError when it is open and `condition` does not
+        hold, unless `force`."""
         if await self._catalog.partitions(name) is None:
             raise TopicNotFoundError(f"topic {name} does not exist", topic=str(name))
         await self._wait_until_settled(name)
-        topic = self._open.get(name)
-        if topic is not None and topic.in_use and not force:
-            raise NotAllowedError(f"topic {name} is in use by {topic.clients}", topic=str(name))
+        if not force:
+            self.close_to_newcomers([name], condition)
         await self._remove(name)
+
+    def close_to_newcomers(self, names: Iterable[TopicName], condition: Callable[[Topic], bool]) -> None:
+        """From here on nobody connects to those that are open: `remove` or `unload` them. Nothing is closed, and NotAllowedError
+        raised, when `condition` does not hold for one of them: so nobody comes in between the look and the deed."""
+        topics = [topic for name in names if (topic := self._open.get(name)) is not None]
+        if (busy := next((topic for topic in topics if not condition(topic)), None)) is not None:
+            raise NotAllowedError(f"topic {busy.name} is in use by {busy.clients}", topic=str(busy.name))
+        for topic in topics:
+            topic.closed = True
+
+    @contextmanager
+    def hold(self, name: TopicName) -> Iterator[None]:
+        """Meanwhile it, or a partition of it, is opened for nobody."""
+        self._held[name] = None
+        try:
+            yield
+        finally:
+            del self._held[name]
+
+    async def wait_until_settled(self, names: Iterable[TopicName]) -> None:
+        """None of these is being opened or closed."""
+        for name in names:
+            await self._wait_until_settled(name)
 
     async def remove(self, name: TopicName) -> None:
         """As `delete` by force, also of what no record speaks of: remains of something that was interrupted."""
@@ -248,6 +279,7 @@ class Topics:
         for hook in self.on_deleting:
             await hook(name)
         await self._catalog.delete(name)
+        self._removed += 1
         self._retry.pop(name, None)
         log.info("topic.deleted", extra={"topic": str(name)})
 
