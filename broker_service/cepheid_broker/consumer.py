@@ -41,7 +41,7 @@ class ConsumerFigures:
     is_active: bool
     """The one that gets messages, where only one does."""
     hash_ranges: tuple[HashRange, ...]
-    """That it asked for itself (Key_Shared, sticky)."""
+    """Of key hashes that it gets (Key_Shared)."""
     priority_level: int
     metadata: dict[str, str]
 
@@ -152,7 +152,7 @@ class Consumer:
             subscription.unacked_messages(self),
             subscription.is_blocked(self),
             subscription.is_active(self),
-            self.key_sharing.ranges,
+            subscription.hash_ranges(self),
             self.priority_level,
             self.metadata,
         )

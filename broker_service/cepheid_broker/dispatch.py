@@ -224,6 +224,9 @@ class DispatchCore(Protocol):
 
     def is_blocked(self, consumer: int) -> bool: ...
 
+    def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
+        """Of key hashes that it gets; none where keys do not matter."""
+
     def is_active(self, consumer: int) -> bool:
         """It gets messages: where only one does, it is the one."""
 

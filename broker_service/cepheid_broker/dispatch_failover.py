@@ -203,6 +203,9 @@ class FailoverDispatch:
     def unacked_messages(self, consumer: int) -> int | None:
         return None if consumer == self.active else 0
 
+    def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
+        return ()
+
     def is_active(self, consumer: int) -> bool:
         return consumer == self.active
 

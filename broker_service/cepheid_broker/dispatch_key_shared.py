@@ -498,6 +498,9 @@ class KeySharedDispatch:
         holder = self._holders.by_key.get(consumer)
         return 0 if holder is None else holder.unacked_messages
 
+    def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
+        return self.owners.ranges_of(consumer)
+
     def is_active(self, consumer: int) -> bool:
         return True
 

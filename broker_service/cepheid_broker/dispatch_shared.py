@@ -358,6 +358,9 @@ class SharedDispatch:
         holder = self._holders.by_key.get(consumer)
         return 0 if holder is None else holder.unacked_messages
 
+    def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
+        return ()
+
     def is_active(self, consumer: int) -> bool:
         return True
 

@@ -27,6 +27,9 @@ class KeyOwners(Protocol):
 
     def leave(self, consumer: int) -> None: ...
 
+    def ranges_of(self, consumer: int) -> tuple[HashRange, ...]:
+        """What it owns, in order; neighbours are one range."""
+
 
 class AutoSplit:
     def __init__(self) -> None:
@@ -71,6 +74,15 @@ class AutoSplit:
                 del freed[-missing:]
         assert not freed, "shares are rounded up: they have room for all slots"
 
+    def ranges_of(self, consumer: int) -> tuple[HashRange, ...]:
+        ranges: list[HashRange] = []
+        for slot in sorted(self._slots.get(consumer, ())):
+            first, last = slot << _SLOT_SHIFT, ((slot + 1) << _SLOT_SHIFT) - 1
+            if ranges and ranges[-1][1] == first - 1:
+                first = ranges.pop()[0]
+            ranges.append((first, last))
+        return tuple(ranges)
+
     def _give(self, consumer: int, slots: list[int]) -> None:
         self._slots.setdefault(consumer, []).extend(slots)
         for slot in slots:
@@ -97,6 +109,9 @@ class Sticky:
 
     def leave(self, consumer: int) -> None:
         self._ranges = [taken for taken in self._ranges if taken[2] != consumer]
+
+    def ranges_of(self, consumer: int) -> tuple[HashRange, ...]:
+        return tuple((first, last) for first, last, its_consumer in self._ranges if its_consumer == consumer)
 
 
 def _first(taken: tuple[int, int, int]) -> int:

@@ -22,7 +22,7 @@ from cepheid_broker.ack_saver import AckSaver
 from cepheid_broker.activity import Activity
 from cepheid_broker.backlog import known_backlog
 from cepheid_broker.consumer import Consumer, ConsumerFigures
-from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle, Why
+from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, HashRange, Idle, Why
 from cepheid_broker.dispatch_kinds import EXCLUSIVE, KEY_SHARED, new_core, type_name
 from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
 from cepheid_broker.errors import BrokerError, ConsumerBusyError, ServiceNotReadyError
@@ -436,6 +436,9 @@ class Subscription:
 
     def is_blocked(self, consumer: Consumer) -> bool:
         return self._dispatcher is not None and self._dispatcher.core.is_blocked(consumer.key)
+
+    def hash_ranges(self, consumer: Consumer) -> tuple[HashRange, ...]:
+        return () if self._dispatcher is None else self._dispatcher.core.hash_ranges(consumer.key)
 
     def is_active(self, consumer: Consumer) -> bool:
         """Of those that take turns as the only one: it is its turn. Of others: always."""

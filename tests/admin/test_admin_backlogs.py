@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from cepheid_broker.admin.summed_stats import summed_stats
+from cepheid_broker.key_hash import HASHES
+from cepheid_broker.key_owners import AutoSplit
 from cepheid_broker.policies import BacklogQuota, QuotaAction
 from cepheid_broker.position import EARLIEST, Position
 from cepheid_broker.topic import Topic
@@ -183,3 +186,17 @@ def test_partitions_together() -> None:
     unknown = summed_stats({"a": part(5, 7, 0), "b": part(9, None, 0)}, {}, per_partition=False)["subscriptions"]["s"]
     assert "backlogMessages" not in unknown, "a sum of what is known would look like all there is"
     assert (unknown["backlogExact"], unknown["blockedSubscriptionOnUnackedMsgs"]) == (False, True)
+
+
+def test_consumers_of_keys_show_their_ranges() -> None:
+    owners = AutoSplit()
+    for consumer in range(3):
+        owners.join(consumer)
+    owners.leave(1)
+    ranges = [owners.ranges_of(consumer) for consumer in (0, 2)]
+    covered = sorted(one for some in ranges for one in some)
+    assert covered[0][0] == 0
+    assert covered[-1][1] == HASHES - 1
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(covered)), "all hashes, none twice"
+    assert all(owners.owner(first) == owners.owner(last) == 0 for first, last in ranges[0])
+    assert owners.ranges_of(1) == ()
