@@ -516,6 +516,23 @@ def test_a_message_above_the_policys_size_is_refused_and_nothing_overtakes_it() 
     run_async(main())
 
 
+def test_a_message_that_asks_for_a_longer_delay_than_the_policy_allows_is_refused() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await connect(client)
+            world.topic("t").on_policies(TopicPolicies(max_delay_ms=1000))
+            for sequence_id, delay_ms in enumerate((1000, 1001)):
+                tail = message(sequence_id, publish_time=10_000, deliver_at_time=10_000 + delay_ms)
+                client.send_message(sequence_id, tail=tail)
+            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
+            error = await client.expect(pb.CommandSendError)
+            assert (error.sequence_id, error.error) == (1, ServerError.NOT_ALLOWED_ERROR)
+            assert "1001 ms" in error.message
+            await client.expect(pb.CommandCloseProducer)
+
+    run_async(main())
+
+
 def test_a_message_that_is_not_encrypted_is_refused_where_the_policy_demands_it() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:

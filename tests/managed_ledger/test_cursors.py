@@ -12,6 +12,7 @@ from cepheid_broker.managed_ledger import (
     CursorExistsError,
     ManagedLedger,
     ManagedLedgerClosedError,
+    ManagedLedgerConfig,
     ManagedLedgerError,
     ManagedLedgerSettings,
     NoSuchCursorError,
@@ -282,6 +283,26 @@ def test_a_cursor_ledger_that_is_full_or_broken_is_replaced() -> None:
             assert records <= {*(item.ledger_id for item in chain.ledgers), *named, *chain.deletions}
 
     run_async(main(), 60)
+
+
+def test_new_ledgers_of_entries_and_of_cursors_have_the_quorums_of_the_moment() -> None:
+    async def main() -> None:
+        settings = TINY.model_copy(update={"cursor_ledger_max_bytes": 2_000, "ledger_max_entries": 100, "ledger_min_age_s": 0.0})
+        async with topic_world("a", "b", settings=settings) as world:
+            ledger = await world.broker().open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            before = set(await world.ledger_records())
+            ledger.config = ManagedLedgerConfig(ensemble_size=2, write_quorum=2, ack_quorum=2)
+            positions = await append_all(ledger, 300)
+            for position in positions[1::2]:
+                cursor.acknowledge([position])
+                await cursor.saved()
+            await wait_until(lambda: ledger.statistics().rollovers >= 1)
+            new = {key: found for key, found in (await world.ledger_records()).items() if key not in before}
+            assert {found.custom.get("use") for found in new.values()} == {"cursors", "entries"}
+            assert {found.write_quorum for found in new.values()} == {2}
+
+    run_async(main())
 
 
 def test_a_save_that_was_cut_off_does_not_hide_the_one_before() -> None:

@@ -6,7 +6,7 @@ a ledger that no record names any more ──► retired: the chain's deletion q
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from cepheid_broker.managed_ledger.cursor_ledger import CursorLedger, Snapshot
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
@@ -16,7 +16,7 @@ from cepheid_wire import TopicName
 
 class CursorLedgers:
     def __init__(
-        self, topic: TopicName, client: LedgerClient, config: ManagedLedgerConfig, settings: ManagedLedgerSettings
+        self, topic: TopicName, client: LedgerClient, config: Callable[[], ManagedLedgerConfig], settings: ManagedLedgerSettings
     ) -> None:
         self._topic = topic
         self._client = client
@@ -43,7 +43,7 @@ class CursorLedgers:
 
     async def start_new(self) -> None:
         """Raises LedgerError, MetadataError."""
-        config, before = self._config, self._current
+        config, before = self._config(), self._current
         writer = await self._client.create(
             ensemble_size=config.ensemble_size,
             write_quorum=config.write_quorum,

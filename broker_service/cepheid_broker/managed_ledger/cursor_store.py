@@ -61,7 +61,7 @@ class CursorStore:
         client: LedgerClient,
         ledgers: LedgerList,
         flusher: CursorFlusher,
-        config: ManagedLedgerConfig,
+        config: Callable[[], ManagedLedgerConfig],
         settings: ManagedLedgerSettings,
         ports: Ports,
         positions: asyncio.Lock,

@@ -117,8 +117,8 @@ class ManagedLedger:
         self.counts = MessageCounts(self._ledgers, lambda: self.chain.messages or {}, self._read_back, shared.counts)
         self._keeper.annotate = self.counts.annotate
         self._cursors = CursorStore(
-            self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, self.config, shared.settings,
-            shared.ports, self._positions, self._on_cursors_saved, self._on_defect,
+            self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, lambda: self.config,
+            shared.settings, shared.ports, self._positions, self._on_cursors_saved, self._on_defect,
         )  # fmt: skip
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
