@@ -67,8 +67,9 @@ def test_statistics_show_each_subscription(cepheid: Commands) -> None:
     cepheid("topics", "create", "shown")
     cepheid("subscriptions", "create", "shown", "audit", "--at", "earliest")
     cepheid.admin.publish("shown", [b"1", b"2"])
-    table = [line.split() for line in cepheid.lines("topics", "stats", "shown")]
-    assert ["audit", "-", "0", "2", "0", "0.0"] in [[row[0], "-", *row[2:]] for row in table if row[:1] == ["audit"]]
+    row = next(line.split() for line in cepheid.lines("topics", "stats", "shown") if line.startswith("audit"))
+    assert (row[2:5], row[-2:]) == (["0", "2", "2"], ["0", "0.0"]), "no consumers, 2 entries with 2 messages, nothing sent"
+    assert row[6] == "B", "the size of the backlog"
     assert json.loads(cepheid("topics", "stats", "shown", "--json"))["subscriptions"]["audit"]["msgBacklog"] == 2
     assert cepheid("topics", "last-id", "shown").strip().endswith(":1")
     assert "audit" in json.loads(cepheid("topics", "internal-stats", "shown"))["cursors"]
@@ -82,6 +83,130 @@ def test_subscriptions_with_any_name(cepheid: Commands) -> None:
     for name in cepheid.lines("subscriptions", "list", "named"):
         cepheid("subscriptions", "delete", "named", name)
     assert cepheid.lines("subscriptions", "list", "named") == []
+
+
+def backlog(cepheid: Commands, topic: str) -> int:
+    return int(json.loads(cepheid("topics", "stats", topic, "--json"))["subscriptions"]["s"]["msgBacklog"])
+
+
+def test_a_subscription_is_moved_by_every_command(cepheid: Commands) -> None:
+    cepheid("subscriptions", "create", "moved", "s", "--at", "earliest")
+    positions = cepheid.admin.publish("moved", [b"%d" % number for number in range(6)])
+    cepheid("subscriptions", "skip", "moved", "s", "--count", "2")
+    assert backlog(cepheid, "moved") == 4
+    cepheid("subscriptions", "reset", "moved", "s", "--to", "{}:{}".format(*positions[1]))
+    assert backlog(cepheid, "moved") == 5
+    cepheid("subscriptions", "reset", "moved", "s", "--to", "latest")
+    assert backlog(cepheid, "moved") == 0
+    cepheid("subscriptions", "reset", "moved", "s", "--to", "-1h")
+    assert backlog(cepheid, "moved") == 6
+    with pytest.raises(CepheidError, match=r"Nothing in the backlog .* is older than 7200 s"):
+        cepheid("subscriptions", "expire", "moved", "s", "--older-than", "2h")
+    cepheid("subscriptions", "expire", "moved", "--older-than", "2h")
+    assert backlog(cepheid, "moved") == 6, "for all of them, nothing to do is no failure"
+    cepheid("subscriptions", "skip", "moved", "s", "--all")
+    assert backlog(cepheid, "moved") == 0
+    for words in (("--count", "1", "--all"), ()):
+        with pytest.raises(CepheidError, match="say how much"):
+            cepheid("subscriptions", "skip", "moved", "s", *words)
+
+
+def test_a_backlog_is_looked_into_and_counted(cepheid: Commands) -> None:
+    cepheid("subscriptions", "create", "looked-into", "s", "--at", "earliest")
+    ((ledger_id, entry_id), *_) = cepheid.admin.publish("looked-into", [b"first words", b"second"])
+    lines = cepheid.lines("subscriptions", "peek", "looked-into", "s")
+    assert f"message-id: {ledger_id}:{entry_id}" in lines
+    assert lines[-2:] == ["", "first words"]
+    assert cepheid.lines("subscriptions", "peek", "looked-into", "s", "-n", "2")[-1] == "second"
+    with pytest.raises(CepheidError, match="there is none at 3"):
+        cepheid("subscriptions", "peek", "looked-into", "s", "-n", "3")
+    counted = json.loads(cepheid("subscriptions", "backlog", "looked-into", "s"))
+    assert (counted["entries"], counted["messages"], counted["aborted"]) == (2, 2, False)
+
+
+def test_subscription_properties_are_replaced(cepheid: Commands) -> None:
+    cepheid("subscriptions", "create", "marked", "s")
+    assert json.loads(cepheid("subscriptions", "properties", "marked", "s")) == {}
+    cepheid("subscriptions", "properties", "marked", "s", "owner=billing", "note=a=b")
+    assert json.loads(cepheid("subscriptions", "properties", "marked", "s")) == {"owner": "billing", "note": "a=b"}
+
+
+def test_why_names_the_reason_and_what_ends_it(cepheid: Commands) -> None:
+    cepheid("subscriptions", "create", "why", "s", "--at", "earliest")
+    cepheid.admin.publish("why", [b"waiting"])
+    assert cepheid.lines("subscriptions", "why", "why", "s") == [
+        "s of persistent://public/default/why: None, 0 consumers, backlog 1 entries",
+        "- no consumer is connected",
+        "    ends when a consumer subscribes",
+    ]
+    found = json.loads(cepheid("subscriptions", "why", "why", "s", "--json"))
+    assert [reason["reason"] for reason in found["reasons"]] == ["no consumer is connected"]
+    with pytest.raises(CepheidError, match="does not exist"):
+        cepheid("subscriptions", "why", "why", "nobody")
+
+
+def test_topics_are_ended_and_trimmed(cepheid: Commands) -> None:
+    cepheid("subscriptions", "create", "over", "s", "--at", "earliest")
+    (*_, last) = cepheid.admin.publish("over", [b"1", b"2"])
+    cepheid("topics", "trim", "over")
+    assert cepheid("topics", "terminate", "over").strip() == "{}:{}".format(*last)
+    with pytest.raises(CepheidError):
+        cepheid.admin.publish("over", [b"3"])
+    cepheid("topics", "create", "over-parts", "--partitions", "2")
+    assert [line.split()[0] for line in cepheid.lines("topics", "terminate", "over-parts")] == ["0", "1"]
+    with pytest.raises(CepheidError, match="topic nowhere does not exist"):
+        cepheid("topics", "terminate", "nowhere")
+
+
+POLICIES = [
+    ("retention", "7d,100GB", {"retentionTimeInMinutes": 10_080, "retentionSizeInMB": 102_400}),
+    ("ttl", "15m", 900),
+    ("dedup", "on", True),
+    ("max-unacked-per-consumer", "7", 7),
+    ("max-unacked-per-subscription", "9", 9),
+    ("schema-compatibility", "backward", "BACKWARD"),
+]
+
+
+@pytest.mark.parametrize(("word", "value", "shown"), POLICIES)
+def test_a_policy_is_set_shown_and_unset_on_a_topic(cepheid: Commands, word: str, value: str, shown: object) -> None:
+    cepheid("topics", "create", f"ruled-{word}")
+    before = json.loads(cepheid("topics", "policies", f"ruled-{word}")).get(word)
+    cepheid("topics", "set", f"ruled-{word}", word, value)
+    assert json.loads(cepheid("topics", "policies", f"ruled-{word}"))[word] == shown
+    cepheid("topics", "unset", f"ruled-{word}", word)
+    assert json.loads(cepheid("topics", "policies", f"ruled-{word}")).get(word) == before
+
+
+@pytest.mark.parametrize("word", [word for word, _, _ in POLICIES])
+def test_a_policy_of_a_namespace_holds_for_its_topics(cepheid: Commands, word: str) -> None:
+    value, shown = next((value, shown) for name, value, shown in POLICIES if name == word)
+    namespace, topic = f"public/{word}", f"persistent://public/{word}/t"
+    cepheid("namespaces", "create", namespace)
+    cepheid("topics", "create", topic)
+    cepheid("namespaces", "set", namespace, word, value)
+    assert json.loads(cepheid("topics", "policies", topic))[word] == shown
+    cepheid("namespaces", "unset", namespace, word)
+    assert json.loads(cepheid("topics", "policies", topic)).get(word) != shown
+
+
+@pytest.mark.parametrize("word", ["size-quota", "age-quota", "persistence", "inactive"])
+def test_the_other_policies_have_forms_of_their_own(cepheid: Commands, word: str) -> None:
+    value = {"size-quota": "10GB:hold", "age-quota": "2h:refuse", "persistence": "1/1/1", "inactive": "1d:caught-up"}[word]
+    cepheid("topics", "create", f"formed-{word}")
+    cepheid("topics", "set", f"formed-{word}", word, value)
+    found = json.loads(cepheid("topics", "policies", f"formed-{word}"))[word]
+    expected = {
+        "size-quota": ("limitSize", 10 << 30),
+        "age-quota": ("limitTime", 7200),
+        "persistence": ("bookkeeperEnsemble", 1),
+        "inactive": ("inactiveTopicDeleteMode", "delete_when_subscriptions_caught_up"),
+    }
+    name, wanted = expected[word]
+    assert found[name] == wanted
+    cepheid("topics", "unset", f"formed-{word}", word)
+    with pytest.raises(CepheidError):
+        cepheid("topics", "set", f"formed-{word}", word, "nonsense")
 
 
 def test_a_refusal_has_the_servers_reason(cepheid: Commands) -> None:

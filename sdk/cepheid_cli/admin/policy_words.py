@@ -26,11 +26,9 @@ class PolicyWord:
     """At topic level the value travels in this query parameter, not in the body."""
     query: Mapping[str, str] | None = None
     show_path: str = ""
-
-    namespace_method: str = "POST"
-
-    def method(self, *, of_topic: bool) -> str:
-        return "POST" if of_topic else self.namespace_method
+    set_method: str = "POST"
+    namespace_unset: Any = None
+    """What takes it back on a namespace where the API has no DELETE for it."""
 
     def path_for(self, *, of_topic: bool) -> str:
         return (self.topic_path or self.path) if of_topic else self.path
@@ -120,7 +118,9 @@ WORDS: Mapping[str, PolicyWord] = {
     "max-unacked-per-subscription": PolicyWord(
         "maxUnackedMessagesPerSubscription", "NUMBER", _whole, topic_path="maxUnackedMessagesOnSubscription"
     ),
-    "schema-compatibility": PolicyWord("schemaCompatibilityStrategy", "full|backward|…", _compatibility, namespace_method="PUT"),
+    "schema-compatibility": PolicyWord(
+        "schemaCompatibilityStrategy", "full|backward|…", _compatibility, set_method="PUT", namespace_unset="UNDEFINED"
+    ),
 }
 
 
@@ -136,12 +136,16 @@ def set_policy(admin: AdminClient, base_path: str, name: str, value: str, *, of_
     path, query, body = f"{base_path}/{policy.path_for(of_topic=of_topic)}", dict(policy.query or {}), policy.read(value)
     if of_topic and policy.in_query:
         query, body = {**query, policy.in_query: body}, None
-    admin.call(policy.method(of_topic=of_topic), path, query, body)
+    admin.call(policy.set_method, path, query, body)
 
 
 def unset_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: bool) -> None:
     policy = word(name)
-    admin.call("DELETE", f"{base_path}/{policy.path_for(of_topic=of_topic)}", policy.query or {})
+    path = f"{base_path}/{policy.path_for(of_topic=of_topic)}"
+    if policy.namespace_unset is not None and not of_topic:
+        admin.call(policy.set_method, path, {}, policy.namespace_unset)
+    else:
+        admin.call("DELETE", path, policy.query or {})
 
 
 def shown_policies(admin: AdminClient, base_path: str, *, of_topic: bool) -> dict[str, Any]:

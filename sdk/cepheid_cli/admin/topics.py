@@ -19,7 +19,7 @@ from cepheid_cli.admin.common import (
     sub_app,
 )
 from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, unset_policy
-from cepheid_cli.admin.units import shown_bytes
+from cepheid_cli.admin.units import shown_bytes, shown_duration
 from cepheid_cli.admin_client import AdminError, quoted, topic_path
 from cepheid_wire import NamespaceName
 
@@ -93,7 +93,7 @@ def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL
     rows = [_subscription_row(name, each) for name, each in sorted(found["subscriptions"].items())]
     if rows:
         print()
-        print_table(("subscription", "type", "consumers", "backlog", "unacked", "out/s"), rows)
+        print_table(("subscription", "type", "consumers", "entries", "messages", "size", "oldest", "unacked", "out/s"), rows)
 
 
 def _subscription_row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
@@ -102,6 +102,9 @@ def _subscription_row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
         str(each.get("type") or "-"),
         str(len(each["consumers"])),
         str(each["msgBacklog"]),
+        str(each.get("backlogMessages", "-")),
+        shown_bytes(each.get("backlogSize")),
+        shown_duration(each.get("backlogAgeSeconds")),
         str(each["unackedMessages"]),
         f"{each['msgRateOut']:.1f}",
     )
