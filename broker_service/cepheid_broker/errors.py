@@ -106,5 +106,11 @@ class IncompatibleSchemaError(BrokerError):
     hint = "change the schema so that it goes with the version named, or the policy schemaCompatibilityStrategy (docs/schemas.md)"
 
 
+class TooManySchemasError(IncompatibleSchemaError):
+    """The topic has as many versions, or bytes of them, as are possible."""
+
+    hint = "clients that make up a schema each time are at fault; deleting the topic's schema by force makes room (docs/schemas.md)"
+
+
 class SchemaNotFoundError(BrokerError):
     """No schema, or no such version."""

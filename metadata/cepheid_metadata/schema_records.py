@@ -24,6 +24,7 @@ class SchemaVersion(RecordPart):
     content_hash: str = Field(min_length=1, description="Equal for definitions that mean the same.")
     token: str = Field(min_length=1, description="Random: names the keys of the definition.")
     parts: PositiveInt
+    size_bytes: NonNegativeInt = Field(description="Of all parts.")
     created_at_ms: NonNegativeInt
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepheid_broker.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, TooManyError
+from cepheid_broker.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, TooManySchemasError
 from cepheid_broker.policies import SchemaCompatibility as S
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.schemas import MAX_SCHEMA_BYTES, NO_VERSION, Schema, SchemaRegistry, SchemaType, encode_version
@@ -24,6 +24,7 @@ from tests.support import run_async
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
 POLICIES = TopicPolicies()
+OPTIONAL = (field("name", "string", default=""), field("more", "int", default=0))
 STRING = Schema(SchemaType.STRING)
 ID = user(field("id", "long"))
 ID_NAME = user(field("id", "long"), field("name", "string", default=""))
@@ -185,9 +186,24 @@ def test_versions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         registry = new_registry()
         await registry.register(TOPIC, ID, S.ALWAYS_COMPATIBLE)
         await registry.register(TOPIC, ID_TEXT, S.ALWAYS_COMPATIBLE)
-        with pytest.raises(TooManyError, match="has 2 versions"):
+        with pytest.raises(TooManySchemasError, match="there are 2 versions already"):
             await registry.register(TOPIC, STRING, S.ALWAYS_COMPATIBLE)
         assert await registry.register(TOPIC, ID, S.ALWAYS_COMPATIBLE) == 0
+        await registry.delete(TOPIC, force=True)
+        assert await registry.register(TOPIC, STRING, S.ALWAYS_COMPATIBLE) == 3
+
+    run_async(main())
+
+
+def test_bytes_of_all_versions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "MAX_HISTORY_BYTES", 500)
+
+    async def main() -> None:
+        registry = new_registry()
+        await registry.register(TOPIC, ID, S.FULL)
+        await registry.register(TOPIC, ID_NAME, S.FULL)
+        with pytest.raises(TooManySchemasError, match=r"2 versions have \d+ bytes"):
+            await registry.register(TOPIC, user(field("id", "long", doc="d" * 300), *OPTIONAL), S.FULL)
 
     run_async(main())
 

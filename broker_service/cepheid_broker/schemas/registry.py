@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from cepheid_broker.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, TooManyError
+from cepheid_broker.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, TooManySchemasError
 from cepheid_broker.policies import SchemaCompatibility, TopicPolicies
 from cepheid_broker.schemas.compatibility import check_reader, check_successor, compares_every_version, in_force
 from cepheid_broker.schemas.definition import Definition, content_hash, parse_definition
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 MAX_HASHES = 1000  # remembered, of 100 bytes each
 MAX_VERSIONS = 1000  # of one topic: each change writes all rows, about 250 bytes each
+MAX_HISTORY_BYTES = 32 << 20  # of their definitions, deleted ones too: somebody may ask for all of them in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class SchemaRegistry:
     async def for_producer(self, topic: TopicName, schema: Schema | None, policies: TopicPolicies) -> bytes:
         """The version that the producer's messages carry, as PRODUCER_SUCCESS has it.
 
-        Raises IncompatibleSchemaError, InvalidSchemaError, TooManyError.
+        Raises IncompatibleSchemaError, InvalidSchemaError.
         """
         if schema is not None:
             version = await self.register(topic, schema, policies.schema_compatibility, may_add=policies.schema_auto_update)
@@ -79,7 +80,7 @@ class SchemaRegistry:
         return NO_VERSION
 
     async def for_consumer(self, topic: TopicName, schema: Schema | None, policies: TopicPolicies, *, topic_is_idle: bool) -> None:
-        """`topic_is_idle`: no producer, no consumer, no data. Raises IncompatibleSchemaError, InvalidSchemaError, TooManyError."""
+        """`topic_is_idle`: no producer, no consumer, no data. Raises IncompatibleSchemaError, InvalidSchemaError."""
         if schema is None:
             return
         current = await self._current(topic)
@@ -112,7 +113,7 @@ class SchemaRegistry:
     async def register(self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, *, may_add: bool = True) -> int:
         """The version of this schema: the one it has, else a new one.
 
-        Raises IncompatibleSchemaError, InvalidSchemaError, TooManyError.
+        Raises IncompatibleSchemaError, InvalidSchemaError.
         """
         own_hash = self._hash_of(topic, schema)
         stored = SchemaDefinition(type=schema.type.value, data=schema.data, properties=dict(schema.properties))
@@ -160,23 +161,32 @@ class SchemaRegistry:
         self, topic: TopicName, found: Found[SchemaHistory], kind: SchemaType, own_hash: str, definition: SchemaDefinition
     ) -> int:
         history = found.record
-        if len(history.versions) >= MAX_VERSIONS:
-            raise TooManyError(f"topic {topic.base} has {len(history.versions)} versions of its schema", topic=str(topic))
         parts = cut(definition)
+        size_bytes = sum(map(len, parts))
+        self._check_room(topic, history, size_bytes)
         row = SchemaVersion(
             version=history.next_version,
             type=kind.value,
             content_hash=own_hash,
             token=f"{self._ports.random.getrandbits(64):016x}",
             parts=len(parts),
+            size_bytes=size_bytes,
             created_at_ms=self._ports.wall_ms(),
         )
         changed = history.replace(next_version=row.version + 1, versions=(*history.versions, row))
         await self._histories.append(topic, found, changed, row, parts)
         self.registered += 1
-        extra = {"topic": str(topic.base), "version": row.version, "type": row.type, "size_bytes": sum(map(len, parts))}
+        extra = {"topic": str(topic.base), "version": row.version, "type": row.type, "size_bytes": size_bytes}
         log.info("schema.registered", extra=extra)
         return row.version
+
+    def _check_room(self, topic: TopicName, history: SchemaHistory, size_bytes: int) -> None:
+        count, used_bytes = len(history.versions), sum(row.size_bytes for row in history.versions)
+        if count >= MAX_VERSIONS:
+            raise self._refusal(topic, TooManySchemasError(f"there are {count} versions already"))
+        if used_bytes + size_bytes > MAX_HISTORY_BYTES:
+            text = f"{count} versions have {used_bytes} bytes; with {size_bytes} more they would have over {MAX_HISTORY_BYTES}"
+            raise self._refusal(topic, TooManySchemasError(text))
 
     # Reading
 
