@@ -121,8 +121,6 @@ WORDS: Mapping[str, PolicyWord] = {
     "schema-compatibility": PolicyWord(
         "schemaCompatibilityStrategy", "full|backward|…", _compatibility, set_method="PUT", namespace_unset="UNDEFINED"
     ),
-        "schemaCompatibilityStrategy", "full|backward|…", _compatibility, set_method="PUT", namespace_unset="UNDEFINED"
-    ),
 }
 
 
