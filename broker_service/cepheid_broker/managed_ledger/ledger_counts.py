@@ -2,7 +2,7 @@
 
     entries   0 .. 99        100 .................... 249         sizes     one uint32 an entry
               not known      first                    end         messages  one uint32 an entry, only if one is a batch
-                             │ 1,024 │ 1,024 │ 1,024 │ …          sums before each block: any range is summed in microseconds
+                             │ 128 │ 128 │ 128 │ …                sums before each block: any range is summed in microseconds
 
 It grows at its end by what is appended, and at its start by what is read back.
 """
@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_BLOCK = 1024
+_BLOCK = 128
 
 
 class Amount(NamedTuple):
