@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import Depends
 
@@ -17,6 +17,14 @@ from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_resolution import resolve
 from cepheid_metadata import NamespaceRecord, TopicRecord
 from cepheid_wire import NamespaceName, TopicName
+
+
+async def _never() -> bool:
+    return False
+
+
+NEVER: Any = Depends(_never)
+"""Where a call does not take a flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +44,6 @@ def namespace_level(context: AdminContext) -> Level:
     async def noun(namespace: NamespacePath) -> NamespaceName:
         return namespace
 
-    async def is_global() -> bool:
-        return False
-
     async def record(namespace: NamespaceName) -> NamespaceRecord:
         return (await context.require_namespace(namespace)).record
 
@@ -48,14 +53,14 @@ def namespace_level(context: AdminContext) -> Level:
     async def change(namespace: NamespaceName, changes: Mapping[str, Any]) -> None:
         await change_namespace(context, namespace, lambda _: changes)
 
-    return Level(Depends(noun), Depends(is_global), "namespace", lambda kind: kind.namespace, record, in_force, change)
+    return Level(Depends(noun), NEVER, "namespace", lambda kind: kind.namespace, record, in_force, change)
 
 
 def topic_level(context: AdminContext) -> Level:
     async def noun(topic: TopicPath) -> TopicName:
         return topic
 
-    async def is_global(isGlobal: Annotated[bool, "policies for all clusters"] = False) -> bool:
+    async def is_global(isGlobal: bool = False) -> bool:
         return isGlobal
 
     async def record(topic: TopicName) -> TopicRecord:

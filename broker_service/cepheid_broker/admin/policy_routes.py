@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.json_body import json_body
-from cepheid_broker.admin.policy_level import Level, namespace_level, refuse_global, topic_level
+from cepheid_broker.admin.policy_level import NEVER, Level, namespace_level, refuse_global, topic_level
 from cepheid_broker.admin.policy_table import IN_FORCE, POLICIES, PathOf, PolicyKind
 
 NO_CONTENT = 204
@@ -43,11 +43,13 @@ def _routes(context: AdminContext, prefix: str, level: Level) -> APIRouter:
 
 
 def _add_read(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf) -> None:
-    async def read(noun: Any = level.noun, is_global: bool = level.is_global, applied: bool = False) -> Response:
+    applied_of: Any = Query(False) if kind.has_in_force else NEVER
+
+    async def read(noun: Any = level.noun, is_global: bool = level.is_global, applied: bool = applied_of) -> Response:
         value = None if is_global else getattr(await level.record(noun), kind.field)
         if value is not None:
             return JSONResponse(kind.encode(value))
-        if path.unset is IN_FORCE or (applied and kind.has_in_force and not is_global):
+        if path.unset is IN_FORCE or (applied and not is_global):
             return JSONResponse(kind.applied(await level.in_force(noun)))
         return Response(status_code=NO_CONTENT) if path.unset is None else JSONResponse(path.unset)
 
@@ -57,7 +59,7 @@ def _add_read(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf) -
         methods=["GET"],
         name=f"get_{level.what}_{path.word}",
         summary=f"Read of a {level.what}",
-        description=kind.title.capitalize(),
+        description=kind.title[0].upper() + kind.title[1:],
         response_class=JSONResponse,
         responses={NO_CONTENT: {"description": "not set"}} if path.unset is None else None,
     )
