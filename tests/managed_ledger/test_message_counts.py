@@ -14,6 +14,7 @@ from cepheid_broker.managed_ledger import Cursor, ManagedLedger
 from cepheid_broker.managed_ledger.count_budget import CountBudget
 from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
 from cepheid_metadata import Chain, MemoryStore, Position, chain_records
+from cepheid_rpc import EntryGroup
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.managed_ledger.topic_world import ONE_BOOKIE, SETTINGS, TOPIC, TRIM, Broker, TopicWorld, append, topic_world
@@ -337,6 +338,40 @@ def test_many_holes_are_summed_while_others_have_their_turn() -> None:
             counting.cancel()
             assert (amount.entries, amount.messages) == (10_000, 20_000)
             assert turns >= 2
+
+    run_async(main())
+
+
+def test_exact_is_exact_for_one_moment_while_everything_moves() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open()
+            cursor = await ledger.create_cursor("s", ledger.last_confirmed)
+            positions = await append_entries(ledger, [1, 2, 3, 4, 5, 6])
+            cursor.acknowledge([positions[3]])
+            before = ledger.counts.unacknowledged_known(cursor.ack_set)
+            ledger.counts.forget(ledger.ledgers.last_ledger_id)
+            read, reading, go_on = ledger.counts._read, asyncio.Event(), asyncio.Event()
+
+            async def slowly(position: Position, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+                reading.set()
+                await go_on.wait()
+                return await read(position, max_entries, max_bytes)
+
+            ledger.counts._read = slowly
+            measuring = asyncio.ensure_future(ledger.counts.unacknowledged(cursor.ack_set))
+            await reading.wait()
+            cursor.acknowledge([positions[4]])
+            assert cursor.acknowledge_indexes(positions[5], [1], 6)
+            await append_entries(ledger, [7, 8])
+            ledger.counts.forget(ledger.ledgers.last_ledger_id)  # what came meanwhile, too
+            go_on.set()
+            assert await measuring == before
+            assert await ledger.counts.unacknowledged(cursor.ack_set) == Amount(
+                6,
+                1 + 2 + 3 + 1 + 7 + 8,
+                sum(len(entry(count, 10 + index)) for index, count in ((0, 1), (1, 2), (2, 3), (5, 6), (0, 7), (1, 8))),
+            )
 
     run_async(main())
 
