@@ -21,6 +21,11 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % n for n in range(start, start + count)]
 
 
+def admin(cluster: ProcessCluster, method: str, path: str, body: str) -> None:
+    url, headers = f"{cluster.admin_url}/admin/v2/{path}", {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers, method=method), timeout=10).close()
+
+
 def poisoned(client: pulsar.Client, topic: str, most: int) -> pulsar.Consumer:
     return client.subscribe(
         topic,
@@ -243,3 +248,37 @@ def test_read_compacted_is_refused_with_a_reason(cluster: ProcessCluster, topic:
         with pytest.raises(pulsar.NotAllowedError):
             client.subscribe(topic, "s", is_read_compacted=True)
         assert time.monotonic() - started < 5
+
+
+def test_a_subscription_that_may_not_be_made_by_use_fails_at_once_and_works_once_it_is_made(cluster: ProcessCluster) -> None:
+    """Trap 23: the code of the reference (12) would hang the client until its timeout."""
+    admin(cluster, "PUT", "namespaces/public/strict", "{}")
+    policy = '{"allowAutoSubscriptionCreation": false}'
+    admin(cluster, "POST", "namespaces/public/strict/autoSubscriptionCreation", policy)
+    topic = "persistent://public/strict/t"
+    with client_of(cluster.service_url) as client:
+        publish(client, topic, numbered(2))
+        started = time.monotonic()
+        with pytest.raises(pulsar.NotAllowedError):
+            client.subscribe(topic, "s")
+        assert time.monotonic() - started < 5
+        admin(cluster, "PUT", "persistent/public/strict/t/subscription/s", '{"ledgerId": -1, "entryId": -1}')
+        assert payloads_of(receive(client.subscribe(topic, "s"), 2)) == numbered(2)
+        reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        assert reader.read_next(TIMEOUT_MS).data() == b"0"
+
+
+def test_what_the_admin_api_skips_is_not_delivered_to_a_connected_consumer(cluster: ProcessCluster, topic: str) -> None:
+    with client_of(cluster.service_url) as client:
+        publish(client, topic, numbered(30), batching_enabled=False)
+        consumer = client.subscribe(topic, "s", initial_position=EARLIEST, receiver_queue_size=1)
+        receive(consumer, 5)
+        time.sleep(0.5)  # the client groups acknowledgements for 100 ms before it sends them
+        admin(cluster, "POST", f"persistent/public/default/{topic}/subscription/s/skip/10", "")
+        got = [int(payload) for payload in payloads_of(receive(consumer, 3))]
+        assert got[-1] >= 15, "what was on its way comes, then what is behind the skipped ones"
+        admin(cluster, "POST", f"persistent/public/default/{topic}/subscription/s/skip_all", "")
+        publish(client, topic, [b"100"])
+        while consumer.receive(TIMEOUT_MS).data() != b"100":
+            pass
+        assert_silent(consumer)
