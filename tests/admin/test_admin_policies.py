@@ -371,7 +371,7 @@ def test_the_ttl_of_a_topic_comes_in_the_query(admin: AdminWorld) -> None:
     assert admin.post(path, params={"messageTTL": 60}).status_code == 204
     assert admin.get(path).json() == 60
     wait_in_force(admin, {"message_ttl_s": 60})
-    for bad, status in ((-1, 412), ("soon", 400), (None, 400)):
+    for bad, status in ((-1, 412), (2**31, 400), ("soon", 400), (None, 400)):
         assert admin.post(path, params={} if bad is None else {"messageTTL": bad}).status_code == status
     assert admin.delete(path, params={"messageTTL": 60}).status_code == 204
     assert_not_set(admin, path, None)
@@ -495,3 +495,13 @@ def test_no_policy_is_lost_when_the_topic_grows(admin: AdminWorld) -> None:
     assert admin.post(f"{SPLIT}/partitions", json=3).status_code == 204
     assert admin.get(f"{SPLIT}/maxProducers").json() == 3
     assert admin.delete(f"{SPLIT}/maxProducers").status_code == 204
+
+
+def test_one_policy_of_topics_decodes_their_names_twice(admin: AdminWorld) -> None:
+    assert admin.put("/admin/v2/persistent/public/policies/50%25%20of%20it").status_code == 204
+    off = {"allowAutoSubscriptionCreation": False}
+    once, twice = ("/admin/v2/persistent/public/policies/" + name for name in ("50%25%20of%20it", "50%2525%2520of%2520it"))
+    assert admin.post(f"{twice}/autoSubscriptionCreation", json=off).status_code == 204
+    assert admin.get(f"{once}/autoSubscriptionCreation").json() == off, "once is enough where no escape is left"
+    assert admin.post(f"{once}/maxProducers", json=1).status_code == 204
+    assert admin.post(f"{twice}/maxProducers", json=1).status_code == 404

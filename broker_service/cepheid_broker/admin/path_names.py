@@ -51,10 +51,13 @@ async def _topic(domain: DomainPath, tenant: str, namespace: str, topic: str) ->
     return _topic_name(domain, tenant, namespace, topic)
 
 
+async def _twice_decoded_topic(tenant: str, namespace: str, topic: str) -> TopicName:
+    return TopicName.parse(f"{PERSISTENT}://{decode_once(tenant)}/{decode_once(namespace)}/{decode_twice(topic)}")
+
+
 async def _schema_topic(tenant: str, namespace: str, topic: str) -> TopicName:
-    # Decoded twice, as on no other path of topics. The domain is not named: both share a schema.
-    name = f"{PERSISTENT}://{decode_once(tenant)}/{decode_once(namespace)}/{decode_twice(topic)}"
-    return TopicName.parse(name).base
+    # The domain is not named: both share a schema.
+    return (await _twice_decoded_topic(tenant, namespace, topic)).base
 
 
 async def _any_topic(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
@@ -79,6 +82,7 @@ ClusterPath = Annotated[str, Depends(_cluster)]
 TenantPath = Annotated[str, Depends(_tenant)]
 NamespacePath = Annotated[NamespaceName, Depends(_namespace)]
 TopicPath = Annotated[TopicName, Depends(_topic)]
+TwiceDecodedTopicPath = Annotated[TopicName, Depends(_twice_decoded_topic)]
 SchemaPath = Annotated[TopicName, Depends(_schema_topic)]
 AnyTopicPath = Annotated[TopicName, Depends(_any_topic)]
 SubscriptionPath = Annotated[str, Depends(_subscription)]

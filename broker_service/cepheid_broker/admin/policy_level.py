@@ -10,7 +10,7 @@ from fastapi import Depends
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotServedError
-from cepheid_broker.admin.path_names import NamespacePath, TopicPath
+from cepheid_broker.admin.path_names import NamespacePath, TopicPath, TwiceDecodedTopicPath
 from cepheid_broker.admin.policy_change import change_namespace, change_topic, require_topic
 from cepheid_broker.admin.policy_table import PathOf, PolicyKind
 from cepheid_broker.policies import TopicPolicies
@@ -31,6 +31,7 @@ NEVER: Any = Depends(_never)
 class Level:
     noun: Any
     """Dependency: who is meant, out of the path."""
+    noun_decoded_twice: Any
     is_global: Any
     """Dependency: whether the policies for all clusters are meant, of which there are none here."""
     what: str
@@ -38,6 +39,9 @@ class Level:
     record: Callable[[Any], Awaitable[NamespaceRecord | TopicRecord]]
     in_force: Callable[[Any], Awaitable[TopicPolicies]]
     change: Callable[[Any, Mapping[str, Any]], Awaitable[None]]
+
+    def noun_for(self, path: PathOf) -> Any:
+        return self.noun_decoded_twice if path.decoded_twice else self.noun
 
 
 def namespace_level(context: AdminContext) -> Level:
@@ -53,11 +57,14 @@ def namespace_level(context: AdminContext) -> Level:
     async def change(namespace: NamespaceName, changes: Mapping[str, Any]) -> None:
         await change_namespace(context, namespace, lambda _: changes)
 
-    return Level(Depends(noun), NEVER, "namespace", lambda kind: kind.namespace, record, in_force, change)
+    return Level(Depends(noun), Depends(noun), NEVER, "namespace", lambda kind: kind.namespace, record, in_force, change)
 
 
 def topic_level(context: AdminContext) -> Level:
     async def noun(topic: TopicPath) -> TopicName:
+        return topic
+
+    async def noun_decoded_twice(topic: TwiceDecodedTopicPath) -> TopicName:
         return topic
 
     async def is_global(isGlobal: bool = False) -> bool:
@@ -73,7 +80,9 @@ def topic_level(context: AdminContext) -> Level:
     async def change(topic: TopicName, changes: Mapping[str, Any]) -> None:
         await change_topic(context, topic, changes)
 
-    return Level(Depends(noun), Depends(is_global), "topic", lambda kind: kind.topic, record, in_force, change)
+    return Level(
+        Depends(noun), Depends(noun_decoded_twice), Depends(is_global), "topic", lambda kind: kind.topic, record, in_force, change
+    )
 
 
 def refuse_global(is_global: bool) -> None:

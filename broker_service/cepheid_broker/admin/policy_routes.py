@@ -16,6 +16,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.policy_level import NEVER, Level, namespace_level, refuse_global, topic_level
 from cepheid_broker.admin.policy_table import IN_FORCE, POLICIES, PathOf, PolicyKind
+from cepheid_broker.admin.policy_values import INT_MAX
 
 NO_CONTENT = 204
 
@@ -43,9 +44,10 @@ def _routes(context: AdminContext, prefix: str, level: Level) -> APIRouter:
 
 
 def _add_read(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf) -> None:
+    noun_of = level.noun_for(path)
     applied_of: Any = Query(False) if kind.has_in_force else NEVER
 
-    async def read(noun: Any = level.noun, is_global: bool = level.is_global, applied: bool = applied_of) -> Response:
+    async def read(noun: Any = noun_of, is_global: bool = level.is_global, applied: bool = applied_of) -> Response:
         value = None if is_global else getattr(await level.record(noun), kind.field)
         if value is not None:
             return JSONResponse(kind.encode(value))
@@ -67,9 +69,9 @@ def _add_read(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf) -
 
 def _add_write(router: APIRouter, context: AdminContext, level: Level, kind: PolicyKind, path: PathOf) -> None:
     shape = kind.body | None if kind.null_clears else kind.body
-    body_of = json_body(shape)
+    noun_of, body_of = level.noun_for(path), json_body(shape)
 
-    async def write(noun: Any = level.noun, is_global: bool = level.is_global, body: Any = body_of) -> None:
+    async def write(noun: Any = noun_of, is_global: bool = level.is_global, body: Any = body_of) -> None:
         refuse_global(is_global)
         value = None if body is None else kind.decode(body)
         if value is not None:
@@ -89,9 +91,9 @@ def _add_write(router: APIRouter, context: AdminContext, level: Level, kind: Pol
 
 
 def _add_write_by_query(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf, name: str) -> None:
-    value_of = Query(alias=name)
+    noun_of, value_of = level.noun_for(path), Query(alias=name, ge=-INT_MAX, le=INT_MAX)
 
-    async def write(noun: Any = level.noun, is_global: bool = level.is_global, value: int = value_of) -> None:
+    async def write(noun: Any = noun_of, is_global: bool = level.is_global, value: int = value_of) -> None:
         refuse_global(is_global)
         await level.change(noun, {kind.field: kind.decode(value)})
 
@@ -106,7 +108,9 @@ def _add_write_by_query(router: APIRouter, level: Level, kind: PolicyKind, path:
 
 
 def _add_remove(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf) -> None:
-    async def remove(noun: Any = level.noun, is_global: bool = level.is_global) -> None:
+    noun_of = level.noun_for(path)
+
+    async def remove(noun: Any = noun_of, is_global: bool = level.is_global) -> None:
         refuse_global(is_global)
         await level.change(noun, {kind.field: None})
 

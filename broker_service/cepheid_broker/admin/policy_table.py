@@ -40,6 +40,8 @@ class PathOf:
     deletable: bool = True
     unset: Any = None
     """What GET answers when nobody set it. None: 204, which clients read as "not set"; IN_FORCE: the broker's own value."""
+    decoded_twice: bool = False
+    """The topic's name in the path, against the custom of all others (docs/reference/behaviours.md §3)."""
     in_query: str | None = None
     """The query parameter that carries the value, where there is no body."""
 
@@ -176,7 +178,7 @@ POLICIES: tuple[PolicyKind, ...] = (
         title="whether consumers create their subscriptions",
         body=values.SubscriptionCreationBody,
         namespace=PathOf(word="autoSubscriptionCreation"),
-        topic=PathOf(word="autoSubscriptionCreation"),
+        topic=PathOf(word="autoSubscriptionCreation", decoded_twice=True),
         member="autoSubscriptionCreationOverride",
         decode=values.subscription_creation,
         encode=values.subscription_creation_json,
