@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cepheid_broker.ack_saver import AckSaver
 from cepheid_broker.activity import Activity
 from cepheid_broker.backlog import known_backlog
-from cepheid_broker.consumer import Consumer, ConsumerFigures
+from cepheid_broker.consumer import Consumer
 from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, HashRange, Idle, Why
 from cepheid_broker.dispatch_kinds import EXCLUSIVE, KEY_SHARED, new_core, type_name
 from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
@@ -30,8 +30,9 @@ from cepheid_broker.key_sharing import KeySharing
 from cepheid_broker.peer import Peer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
-from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
+from cepheid_broker.rates import BrokerTraffic, Traffic
 from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.subscription_figures import SubscriptionFigures
 from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName
 
@@ -50,40 +51,6 @@ class BatchAck:
     position: Position
     unacked_words: tuple[int, ...]
     batch_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionFigures:
-    name: str
-    durable: bool
-    type_name: str
-    backlog_entries: int
-    backlog_messages: int | None
-    """None, here and below: memory does not know (backlog.py)."""
-    backlog_bytes: int | None
-    oldest_age_s: float | None
-    mark_delete: Position
-    read_position: Position | None
-    delivered: TrafficFigures
-    redelivered_messages: int
-    acked_entries: int
-    expired_entries: int
-    expire_rate_per_s: float
-    """Entries that were given up by their age (`expire_until`)."""
-    unacked_messages: int
-    is_blocked: bool
-    """By its own limit of unacknowledged messages."""
-    delayed_entries: int
-    replay_entries: int
-    """Waiting to be sent again."""
-    key_sharing: KeySharing | None
-    """Of a Key_Shared one with consumers."""
-    properties: Mapping[str, str]
-    activity: Activity
-    idle: str
-    consumers: tuple[ConsumerFigures, ...]
-    storage_reads: int
-    cached_reads: int
 
 
 class Subscription:

@@ -32,7 +32,8 @@ from cepheid_broker.position import Position
 from cepheid_broker.producer import Producer, ProducerFigures
 from cepheid_broker.rates import BrokerTraffic, Traffic, TrafficFigures
 from cepheid_broker.settings import BrokerSettings
-from cepheid_broker.subscription import Subscription, SubscriptionFigures
+from cepheid_broker.subscription import Subscription
+from cepheid_broker.subscription_figures import SubscriptionFigures
 from cepheid_broker.topic_deduplication import TopicDeduplication
 from cepheid_broker.topic_producers import TopicProducers
 from cepheid_ports import CepheidError
@@ -50,6 +51,8 @@ class TopicFigures:
     published: TrafficFigures
     producers: tuple[ProducerFigures, ...]
     subscriptions: tuple[SubscriptionFigures, ...]
+    has_chunks: bool = False
+    """A piece of a message that its producer cut up was published since the topic was opened."""
 
 
 class Topic(ABC):
@@ -73,6 +76,7 @@ class Topic(ABC):
         """None: nothing is stored, so nothing can be stored twice."""
         self.subscriptions: dict[str, Subscription] = {}
         self.published = Traffic(totals.published)
+        self.chunks = Traffic()
         self.publish_blocked: QuotaAction | None = None
         """Why nothing may be published now: the backlog is above its quota. Changed by `set_publish_blocked`."""
         self.on_publish_blocked: list[Callable[[], None]] = []
@@ -227,7 +231,7 @@ class Topic(ABC):
         if self.deduplication is not None:
             self.deduplication.on_tick()
         for producer in self.producers.values():
-            producer.traffic.on_tick(window_s)
+            producer.on_tick(window_s)
         for subscription in self.subscriptions.values():
             subscription.on_tick(window_s)
 
@@ -237,4 +241,5 @@ class Topic(ABC):
             self.published.figures(),
             tuple(producer.figures() for producer in self.producers.values()),
             tuple(subscription.figures() for subscription in self.subscriptions.values()),
+            has_chunks=self.chunks.entries > 0,
         )

@@ -20,7 +20,7 @@ from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.producer import ProducerFigures
 from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.rates import TrafficFigures
-from cepheid_broker.subscription import SubscriptionFigures
+from cepheid_broker.subscription_figures import SubscriptionFigures
 from cepheid_broker.times import iso_time
 from cepheid_broker.topic import TopicFigures
 
@@ -72,6 +72,7 @@ def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: boo
         "backlogQuotaLimitSize": -1 if policies.size_quota is None else policies.size_quota.limit,
         "backlogQuotaLimitTime": -1 if policies.age_quota is None else policies.age_quota.limit,
         "publishers": [_publisher(producer) for producer in figures.producers] if publishers else [],
+        "msgChunkPublished": figures.has_chunks,
         "waitingPublishers": stored.waiting_producers,
         "subscriptions": subscriptions,
         "deduplicationStatus": "Enabled" if policies.deduplication else "Disabled",
@@ -113,7 +114,7 @@ def _publisher(producer: ProducerFigures) -> dict[str, Any]:
         "msgRateIn": producer.traffic.message_rate_per_s,
         "msgThroughputIn": producer.traffic.byte_rate_per_s,
         "averageMsgSize": _average_bytes(producer.traffic),
-        "chunkedMessageRate": 0.0,
+        "chunkedMessageRate": producer.chunk_rate_per_s,
         "producerId": producer.producer_id,
         "producerName": producer.name,
         "supportsPartialProducer": False,
@@ -240,7 +241,6 @@ _SUMMED_OF_SUBSCRIPTIONS = ("nonContiguousDeletedMessagesRanges", "nonContiguous
 _NONE_OF_A_TOPIC: dict[str, Any] = {
     "systemTopicBytesInCounter": 0,
     "bytesOutInternalCounter": 0,
-    "msgChunkPublished": False,
     "publishRateLimitedTimes": 0,
     "offloadedStorageSize": 0,
     "lastOffloadLedgerId": 0,
