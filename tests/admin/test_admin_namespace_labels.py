@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from cepheid_broker.admin import clusters_tenants
+from cepheid_metadata import MetadataStore, list_namespaces
 from tests.admin.admin_world import AdminWorld
 
 NAMESPACES, TENANTS = "/admin/v2/namespaces", "/admin/v2/tenants"
@@ -62,22 +64,24 @@ def test_a_namespace_is_in_this_cluster(admin: AdminWorld) -> None:
     assert admin.post(f"{NAMESPACE}/replication", json=["elsewhere"]).status_code == 501
 
 
-def test_a_namespace_is_not_made_in_a_tenant_that_goes(admin: AdminWorld) -> None:
-    """Whoever comes first wins; both succeeding would leave a namespace without a tenant."""
-    outcomes = set()
-    for round_number in range(30):
-        tenant, namespace = f"{TENANTS}/race-{round_number}", f"{NAMESPACES}/race-{round_number}/ns"
-        assert admin.put(tenant, json=HERE).status_code == 204
+def test_a_tenant_does_not_go_while_a_namespace_is_made_in_it(admin: AdminWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The namespace comes between the look for namespaces and the deletion: both succeeding would leave it without a tenant."""
+    tenant, namespace = f"{TENANTS}/race", f"{NAMESPACES}/race/ns"
+    assert admin.put(tenant, json=HERE).status_code == 204
 
-        async def race(tenant: str = tenant, namespace: str = namespace, late_ms: float = round_number / 10) -> tuple[int, int]:
-            deleting = asyncio.ensure_future(admin.send("DELETE", tenant))
-            await asyncio.sleep(late_ms / 1000)
-            return (await admin.send("PUT", namespace)).status_code, (await deleting).status_code
+    async def list_and_let_others_come(store: MetadataStore, name: str) -> list[str]:
+        found = await list_namespaces(store, name)
+        assert (await admin.send("PUT", namespace)).status_code == 204
+        return found
 
-        outcomes.add(admin.run(race()))
-        made = admin.get(namespace).status_code == 200
-        assert made == (admin.get(tenant).status_code == 200)
-    assert outcomes <= {(204, 409), (404, 204)}, outcomes
+    monkeypatch.setattr(clusters_tenants, "list_namespaces", list_and_let_others_come)
+    assert admin.delete(tenant).status_code == 409
+    monkeypatch.undo()
+    assert admin.get(tenant).status_code == admin.get(namespace).status_code == 200
+    assert admin.delete(tenant).status_code == 409
+    assert admin.delete(namespace).status_code == 204
+    assert admin.delete(tenant).status_code == 204
+    assert admin.put(namespace).status_code == 404
 
 
 def test_many_namespaces_of_one_tenant_are_made_at_once(admin: AdminWorld) -> None:
