@@ -111,6 +111,7 @@ class ProducerFigures:
     checksum_errors: int
     duplicates: int
     access_mode: AccessMode
+    chunk_rate_per_s: float
     metadata: dict[str, str]
 
 
@@ -164,6 +165,8 @@ class Producer:
         self.connected_at_ms = connected_at_ms
         self.state = ProducerState.ASKING
         self.traffic = Traffic()
+        self.chunks = Traffic(topic.chunks)
+        """Of it, what are pieces of messages that the client cut up."""
         self.checksum_errors = 0
         self.duplicates = 0
         self._refusals = refusals
@@ -204,6 +207,8 @@ class Producer:
         gathered.messages.append(messages)
         gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
         gathered.size_bytes += len(payload)
+        if metadata.num_chunks_from_msg > 1:
+            self.chunks.count(1, messages, len(payload))
 
     def flush(self) -> None:
         """Appends what was gathered, unless it can travel with what comes until the append under way is done."""
@@ -324,6 +329,10 @@ class Producer:
         self.stop()
         self.topic.admission.leave(self)
 
+    def on_tick(self, window_s: float) -> None:
+        self.traffic.on_tick(window_s)
+        self.chunks.on_tick(window_s)
+
     def figures(self) -> ProducerFigures:
         return ProducerFigures(
             self.producer_id,
@@ -336,6 +345,7 @@ class Producer:
             self.checksum_errors,
             self.duplicates,
             self.access_mode,
+            self.chunks.message_rate_per_s,
             self.metadata,
         )
 

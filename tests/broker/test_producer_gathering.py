@@ -30,6 +30,7 @@ class Appends:
         self.groups: list[int] = []  # entries of each append
         self.waiting: list[tuple[int, Callable[[Any, int], None]]] = []
         self.published = Traffic()
+        self.chunks = Traffic()
         self.name = "t"
         self.address = self.client_version = ""
         self.window = SimpleNamespace(taken=0, take=self._take, give_back=lambda size: self._take(-size))

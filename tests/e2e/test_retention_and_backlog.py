@@ -161,6 +161,14 @@ def test_retention_keeps_what_was_consumed_and_gives_it_up(namespace: Namespace,
     wait_for(lambda: namespace.internal("t")["numberOfEntries"] == 0, "consumed data goes")
 
 
+def test_chunks_are_counted(namespace: Namespace, client: pulsar.Client) -> None:
+    producer = client.create_producer(namespace.topic("t"), batching_enabled=False, chunking_enabled=True)
+    producer.send(b"small")
+    assert namespace.stats("t")["msgChunkPublished"] is False
+    producer.send(b"x" * (6 << 20))
+    assert namespace.stats("t")["msgChunkPublished"] is True
+
+
 def test_nothing_goes_that_a_subscription_needs(namespace: Namespace, client: pulsar.Client) -> None:
     topic = namespace.topic("t")
     client.subscribe(topic, "s", initial_position=EARLIEST).close()

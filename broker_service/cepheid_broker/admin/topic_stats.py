@@ -1,8 +1,8 @@
 """Statistics of a topic in the shapes of the API (docs/reference/shapes.md §4): functions of snapshots, no state.
 
 `msgBacklog` counts entries, as in Pulsar: a batch is one. Beside it are fields of ours: `backlogMessages` (absent while nobody has
-counted them), `backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` leaves out what was acknowledged
-out of order. `msgBacklog` is always exact; asking for a precise backlog makes the others so.
+counted them), `backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` leaves out what lies behind
+the mark-delete position and is acknowledged. `msgBacklog` is always exact; asking for a precise backlog makes the others so.
 
 What this broker does not have (offloading, replication, transactions, compaction …) has its field with the value that means none:
 clients and dashboards read them without asking whether they are there.
