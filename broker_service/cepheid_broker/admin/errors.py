@@ -27,7 +27,9 @@ from cepheid_broker.errors import (
     SubscriptionNotFoundError,
     TooManyError,
     TooManyProducersError,
+    TooManySchemasError,
     TopicChangedError,
+    TopicHeldError,
     TopicNotFoundError,
 )
 from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError
@@ -105,6 +107,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
+    TopicHeldError: HTTPStatus.PRECONDITION_FAILED,
     ConsumerBusyError: HTTPStatus.PRECONDITION_FAILED,
     TooManyError: HTTPStatus.PRECONDITION_FAILED,
     BacklogQuotaExceededError: HTTPStatus.PRECONDITION_FAILED,
@@ -116,6 +119,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     NotAllowedError: HTTPStatus.METHOD_NOT_ALLOWED,
     InvalidSchemaError: HTTPStatus.UNPROCESSABLE_ENTITY,
     IncompatibleSchemaError: HTTPStatus.CONFLICT,
+    TooManySchemasError: HTTPStatus.CONFLICT,
     SchemaNotFoundError: HTTPStatus.NOT_FOUND,
     InvalidTopicNameError: HTTPStatus.PRECONDITION_FAILED,
     InvalidNameError: HTTPStatus.PRECONDITION_FAILED,
