@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
-from cepheid_broker.connection_lookup import served_topic
 from cepheid_broker.connection_producer import NO_REQUEST
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.consumer_acks import ConsumerAcks, position_of, words_of
@@ -33,7 +32,7 @@ from cepheid_broker.times import iso_time
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_positions import last_message, position_at_time
 from cepheid_broker.wire_errors import error_text, server_error_of
-from cepheid_wire import CommandType, ServerError, signed64
+from cepheid_wire import CommandType, ServerError, TopicName, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 
 MAX_FLOW = (1 << 31) - 1  # clients count permits in an int32; more is damage or an attack
@@ -104,7 +103,7 @@ class ConsumerCommands:
                 del self._opening[ask.consumer_id]
 
     async def _create(self, ask: pb.CommandSubscribe) -> Consumer:
-        name = served_topic(ask.topic)
+        name = TopicName.parse(ask.topic)
         check_served(ask)
         if len(self._open) >= self._services.settings.connection.max_consumers:
             raise TooManyError(f"this connection has {len(self._open)} consumers")

@@ -46,7 +46,7 @@ class LookupCommands:
     async def _answer_partitions(self, ask: pb.CommandPartitionedTopicMetadata) -> None:
         answer = pb.CommandPartitionedTopicMetadataResponse(request_id=ask.request_id)
         try:
-            topic = served_topic(ask.topic)
+            topic = TopicName.parse(ask.topic)
             # Absent means yes: only newer clients may ask without creating (protocol.md §7.1).
             answer.partitions = await self._services.catalog.partitions_or_create(
                 topic, may_create=ask.metadata_auto_creation_enabled
@@ -64,7 +64,7 @@ class LookupCommands:
     def _on_lookup(self, ask: pb.CommandLookupTopic) -> None:
         answer = pb.CommandLookupTopicResponse(request_id=ask.request_id)
         try:
-            served_topic(ask.topic)
+            TopicName.parse(ask.topic)
             answer.response = pb.CommandLookupTopicResponse.Connect
             answer.brokerServiceUrl = self.service_url()
             answer.authoritative = True
@@ -100,8 +100,3 @@ class LookupCommands:
             answer.changed = False
             del answer.topics[:]
         self._peer.send(answer)
-
-
-def served_topic(name: str) -> TopicName:
-    """Raises InvalidTopicNameError."""
-    return TopicName.parse(name)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cepheid_broker.connection_lookup import served_topic
 from cepheid_broker.errors import (
     BrokerError,
     NotAllowedError,
@@ -28,7 +27,7 @@ from cepheid_broker.services import Services
 from cepheid_broker.topic import Topic
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
-from cepheid_wire import CommandType, SendCommand, parse_send
+from cepheid_wire import CommandType, SendCommand, TopicName, parse_send
 from cepheid_wire import pulsar_api_pb2 as pb
 
 NO_REQUEST = (1 << 64) - 1  # -1: a close that the broker started (protocol.md §19)
@@ -99,7 +98,7 @@ class ProducerCommands:
     def _answer_again(self, ask: pb.CommandProducer, producer: Producer) -> None:
         """Sent twice (protocol.md §9.3)."""
         try:
-            if served_topic(ask.topic) != producer.topic.name:
+            if TopicName.parse(ask.topic) != producer.topic.name:
                 raise NotAllowedError(f"producer {ask.producer_id} of this connection is open on {producer.topic.name}")
         except CepheidError as error:
             self._refuse(ask, error)
@@ -123,7 +122,7 @@ class ProducerCommands:
         if older is not None:
             older.stop()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
         try:
-            name = served_topic(ask.topic)
+            name = TopicName.parse(ask.topic)
             properties = checked_properties(ask)
             topic = await self._services.topics.get(name, may_create=True)
             await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0, replaces=older)

@@ -218,14 +218,19 @@ class Topics:
     async def delete(
         self, name: TopicName, *, force: bool = False, condition: Callable[[Topic], bool] = lambda topic: not topic.in_use
     ) -> None:
-        """The topic with everything in it. Raises TopicNotFoundError, and NotAllowedError when it is open and `condition` does not
-        hold, unless `force`."""
+        """The topic with everything in it. Raises TopicNotFoundError, NotAllowedError when it is open and `condition` does not hold
+        (unless `force`), ServiceNotReadyError: it takes long, and goes on. Repeat it after any other error."""
         if await self._catalog.partitions(name) is None:
             raise TopicNotFoundError(f"topic {name} does not exist", topic=str(name))
         await self._wait_until_settled(name)
         if not force:
             self.close_to_newcomers([name], condition)
-        await self._remove(name)
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                await self._remove(name)
+        except TimeoutError:
+            message = f"topic {name} is still being deleted after {self._settings.request_timeout_s:g} s; ask again"
+            raise ServiceNotReadyError(message, topic=str(name)) from None
 
     def close_to_newcomers(self, names: Iterable[TopicName], condition: Callable[[Topic], bool]) -> None:
         """From here on nobody connects to those that are open: `remove` or `unload` them. Nothing is closed, and NotAllowedError
