@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
-from cepheid_broker.connection_lookup import served_topic
 from cepheid_broker.errors import SchemaNotFoundError
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
 from cepheid_broker.schemas import asked_schema, decode_version, encode_version, wire_schema
 from cepheid_broker.services import Services
 from cepheid_broker.wire_errors import error_text, server_error_of
-from cepheid_wire import CommandType
+from cepheid_wire import CommandType, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 
 Answer = pb.CommandGetSchemaResponse | pb.CommandGetOrCreateSchemaResponse
@@ -37,7 +36,7 @@ class SchemaCommands:
         self._start(self._get(ask, answer), answer, ask.topic, "get-schema")
 
     async def _get(self, ask: pb.CommandGetSchema, answer: pb.CommandGetSchemaResponse) -> None:
-        topic, schemas = served_topic(ask.topic), self._services.schemas
+        topic, schemas = TopicName.parse(ask.topic), self._services.schemas
         # Absent: the latest. Empty is not absent: it is the version of a message without a schema (protocol.md §20).
         if ask.HasField("schema_version"):
             found = await schemas.get(topic, decode_version(ask.schema_version))
@@ -52,7 +51,7 @@ class SchemaCommands:
 
     async def _get_or_create(self, ask: pb.CommandGetOrCreateSchema, answer: pb.CommandGetOrCreateSchemaResponse) -> None:
         # Sent by a producer of the topic, which is therefore open; under the same rules as its first schema.
-        topic = await self._services.topics.get(served_topic(ask.topic), may_create=False)
+        topic = await self._services.topics.get(TopicName.parse(ask.topic), may_create=False)
         answer.schema_version = await self._services.schemas.for_producer(topic.name, asked_schema(ask), topic.policies)
 
     def _start(self, work: Coroutine[Any, Any, None], answer: Answer, topic: str, name: str) -> None:
