@@ -15,18 +15,29 @@ Strategy = st.SearchStrategy[Any]
 
 # Sizes between are left out: ten thousand partitions are a fair request, and a slow one.
 NUMBERS = (-(2**63), -2, -1, 0, 1, 2, 3, 10_001, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64, 10**30)
+SMALL_NUMBERS = (1, 2, 0, 3, -1)
 
 EXISTING: Mapping[str, tuple[str, ...]] = {
     "domain": ("persistent", "non-persistent"),
     "tenant": ("public",),
-    "namespace": ("fuzzed", "default"),
-    "topic": ("plain", "parts", "parts-partition-0", "parts-partition-7", "gone", "empty"),
-    "sub": ("s", "none"),
-    "cluster": ("standalone", "other"),
-    "bundle": ("0x00000000_0x40000000", "0xc0000000_0xffffffff"),
-    "messagePosition": ("1",),
+    "namespace": ("fuzzed",),
+    "topic": ("plain", "parts", "parts-partition-0", "empty"),
+    "sub": ("s",),
+    "cluster": ("standalone",),
+    "bundle": ("0x00000000_0x40000000", "0x40000000_0x80000000", "0x80000000_0xc0000000", "0xc0000000_0xffffffff"),
+    "messagePosition": ("1", "2"),
+    "numMessages": ("1",),
+    "timestamp": ("0", "9999999999999"),
+    "expireTimeInSeconds": ("0", "1"),
+    "ledgerId": ("1", "2", "3", "4"),
+    "entryId": ("0", "1"),
+    "version": ("0", "1"),
     "role": ("admin",),
 }
+NEW_NAMES = ("fresh1", "fresh2", "0")
+"""What may be created, and is deleted again by chance."""
+
+MISSING = ("none", "gone", "parts-partition-7", "default", "other")
 
 HOSTILE_SEGMENTS = (
     *("%00", "%0A", "%0D%0AX-Evil:1", "%FF", "%C3%28", "%", "%2", "%zz", "%25", "%2525", "%2F", "%252F", "a%2Fpartitions", "%5C"),
@@ -96,19 +107,23 @@ async def send(host: str, port: int, request: Request) -> Answer:
 def requests_for(
     method: str, path: str, operation: Mapping[str, Any], description: Mapping[str, Any]
 ) -> st.SearchStrategy[Request]:
+    """One part of each is wrong, or none, or all: several wrong ones would always be refused for the first."""
     parameters = operation.get("parameters", [])
-    segments = {each["name"]: _segment(each["name"]) for each in parameters if each["in"] == "path"}
-    query = {each["name"]: _query_value(each["schema"]) for each in parameters if each["in"] == "query"}
+    names = [each["name"] for each in parameters if each["in"] == "path"]
+    query = {each["name"]: each["schema"] for each in parameters if each["in"] == "query"}
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-    junk = st.dictionaries(st.sampled_from(("authoritative", "unknown", "a[]", "%00")), st.sampled_from(HOSTILE_TEXT), max_size=2)
-    return st.builds(
-        lambda names, values, more, body, kind: Request(method.upper(), _target(path, names, {**values, **more}), body, kind),
-        st.fixed_dictionaries(segments),
-        st.fixed_dictionaries({}, optional=query),
-        st.just({}) | junk,
-        _body(schema, description),
-        st.sampled_from(CONTENT_TYPES),
-    )
+
+    def with_wrong(part: str) -> st.SearchStrategy[Request]:
+        is_wrong = {name: part in (name, "all") for name in (*names, "query", "body")}
+        return st.builds(
+            lambda names, values, body, kind: Request(method.upper(), _target(path, names, values), body, kind),
+            st.fixed_dictionaries({name: _wrong_segment() if is_wrong[name] else _right_segment(name) for name in names}),
+            _query(query, wrong=is_wrong["query"]),
+            _body(schema, description, wrong=is_wrong["body"]),
+            st.sampled_from(CONTENT_TYPES),
+        )
+
+    return st.sampled_from(("none", "none", "body", "query", *names, "all")).flatmap(with_wrong)
 
 
 def _target(path: str, names: Mapping[str, str], query: Mapping[str, str]) -> str:
@@ -117,28 +132,38 @@ def _target(path: str, names: Mapping[str, str], query: Mapping[str, str]) -> st
     return path + ("?" + urlencode(query, errors="replace") if query else "")
 
 
-def _segment(name: str) -> Strategy:
+def _right_segment(name: str) -> Strategy:
     known = EXISTING.get(name, ())
-    good = st.sampled_from(known) if known else st.sampled_from(("0", "1", "x", "s"))
-    bad = st.sampled_from(HOSTILE_SEGMENTS) | st.sampled_from(NUMBERS).map(str) | st.text(max_size=20).map(_quoted)
-    # A whole path of nonsense is refused at its first segment: mostly one of them is wrong.
-    return st.integers(0, 5).flatmap(lambda dice: bad if dice == 0 else good)
+    return st.sampled_from((*known * (24 // (len(known) or 1)), *NEW_NAMES))
 
 
-def _quoted(text: str) -> str:
-    return quote(text, safe="", errors="replace") or "%20"
+def _wrong_segment() -> Strategy:
+    return st.sampled_from(HOSTILE_SEGMENTS) | st.sampled_from(MISSING) | st.sampled_from(NUMBERS).map(str) | _ANY_SEGMENT
 
 
-def _query_value(schema: Mapping[str, Any]) -> Strategy:
-    good = st.sampled_from(("true", "false", "0", "1", "earliest", "latest"))
-    return good | st.sampled_from(HOSTILE_TEXT) | st.sampled_from(NUMBERS).map(str)
+_ANY_SEGMENT = st.text(max_size=20).map(lambda text: quote(text, safe="", errors="replace") or "%20")
 
 
-def _body(schema: Mapping[str, Any] | None, description: Mapping[str, Any]) -> st.SearchStrategy[bytes | None]:
-    hostile = st.none() | st.sampled_from(HOSTILE_BODIES)
+def _query(parameters: Mapping[str, Any], *, wrong: bool) -> Strategy:
+    if not wrong:
+        return st.fixed_dictionaries({}, optional={name: st.sampled_from(_right_words(each)) for name, each in parameters.items()})
+    value = st.sampled_from(HOSTILE_TEXT) | st.sampled_from(NUMBERS).map(str)
+    known = st.fixed_dictionaries({}, optional=dict.fromkeys(parameters, value))
+    unknown = st.dictionaries(st.sampled_from(("authoritative", "unknown", "a[]", "\x00")), value, max_size=2)
+    return st.builds(lambda given, more: {**more, **given}, known, unknown)
+
+
+def _right_words(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    words = {"boolean": ("true", "false"), "integer": ("1", "2", "0")}
+    return words.get(schema.get("type", ""), ("earliest", "persistent://public/fuzzed/plain"))
+
+
+def _body(schema: Mapping[str, Any] | None, description: Mapping[str, Any], *, wrong: bool) -> st.SearchStrategy[bytes | None]:
     if schema is None:
-        return hostile
-    return st.integers(0, 3).flatmap(lambda dice: hostile if dice == 0 else _value(schema, description, 4).map(_encoded))
+        return st.none() | st.sampled_from(HOSTILE_BODIES) if wrong else st.none()
+    if not wrong:
+        return _value(schema, description, 4, wrong=False).map(_encoded)
+    return st.none() | st.sampled_from(HOSTILE_BODIES) | _value(schema, description, 4, wrong=True).map(_encoded)
 
 
 def _encoded(value: Any) -> bytes:
@@ -152,48 +177,52 @@ _ANYTHING: Strategy = st.recursive(
 )
 
 
-def _value(schema: Mapping[str, Any], description: Mapping[str, Any], depth: int) -> Strategy:
-    """Mostly as the schema says: what is wrong everywhere is refused at the first look."""
+def _value(schema: Mapping[str, Any], description: Mapping[str, Any], depth: int, *, wrong: bool) -> Strategy:
+    """As the schema says; with `wrong`, numbers out of all bounds, and here and there something else altogether."""
     if depth == 0:
-        return _ANYTHING
-    right = _right_value(schema, description, depth)
-    return st.integers(0, 9).flatmap(lambda dice: _ANYTHING if dice == 0 else right)
+        return _ANYTHING if wrong else st.none()
+    right = _right_value(schema, description, depth, wrong=wrong)
+    return right | right | right | _ANYTHING if wrong else right
 
 
-def _right_value(schema: Mapping[str, Any], description: Mapping[str, Any], depth: int) -> Strategy:
+def _right_value(schema: Mapping[str, Any], description: Mapping[str, Any], depth: int, *, wrong: bool) -> Strategy:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return _value(description["components"]["schemas"][name], description, depth)
+        return _value(description["components"]["schemas"][name], description, depth, wrong=wrong)
     for choice in ("anyOf", "oneOf"):
         if choice in schema:
-            return st.one_of([_value(each, description, depth - 1) for each in schema[choice]])
+            return st.one_of([_value(each, description, depth - 1, wrong=wrong) for each in schema[choice]])
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if "const" in schema:
         return st.just(schema["const"])
+    words = ("standalone", "a", "AVRO", "STRING", "FULL", "Shared", "producer_exception", "partitioned", "http://x:8080")
     match schema.get("type"):
         case "object":
-            return _object(schema, description, depth)
+            return _object(schema, description, depth, wrong=wrong)
         case "array":
-            return st.lists(_value(schema.get("items", {}), description, depth - 1), max_size=3)
+            return st.lists(_value(schema.get("items", {}), description, depth - 1, wrong=wrong), max_size=3)
         case "integer":
-            return st.sampled_from(NUMBERS)
+            return st.sampled_from(NUMBERS if wrong else SMALL_NUMBERS)
         case "number":
-            return st.sampled_from(NUMBERS) | st.floats(allow_nan=False)
+            return st.sampled_from(NUMBERS) | st.floats(allow_nan=False) if wrong else st.sampled_from(SMALL_NUMBERS)
         case "boolean":
             return st.booleans()
         case "string":
-            return st.sampled_from(("a", "standalone", "partitioned", "FULL", *HOSTILE_TEXT)) | st.text(max_size=10)
+            return (
+                st.sampled_from(words) | st.sampled_from(HOSTILE_TEXT) | st.text(max_size=10) if wrong else st.sampled_from(words)
+            )
         case "null":
             return st.none()
-    return _ANYTHING
+    return _ANYTHING if wrong else st.just({})
 
 
-def _object(schema: Mapping[str, Any], description: Mapping[str, Any], depth: int) -> Strategy:
-    members = {name: _value(each, description, depth - 1) for name, each in schema.get("properties", {}).items()}
+def _object(schema: Mapping[str, Any], description: Mapping[str, Any], depth: int, *, wrong: bool) -> Strategy:
+    members = {name: _value(each, description, depth - 1, wrong=wrong) for name, each in schema.get("properties", {}).items()}
     required = {name: value for name, value in members.items() if name in schema.get("required", ())}
     optional = {name: value for name, value in members.items() if name not in required}
-    more = st.just({}) | st.dictionaries(st.sampled_from(HOSTILE_TEXT), _ANYTHING, max_size=2)
+    more = st.dictionaries(st.sampled_from(HOSTILE_TEXT), _ANYTHING, max_size=2) if wrong else st.just({})
     if isinstance(inner := schema.get("additionalProperties"), Mapping):
-        more = st.dictionaries(st.sampled_from(("a", "b", *HOSTILE_TEXT)), _value(inner, description, depth - 1), max_size=3)
+        names = st.sampled_from(("a", "b", *HOSTILE_TEXT) if wrong else ("a", "b"))
+        more = st.dictionaries(names, _value(inner, description, depth - 1, wrong=wrong), max_size=3)
     return st.builds(lambda named, rest: {**rest, **named}, st.fixed_dictionaries(required, optional=optional), more)
