@@ -108,6 +108,9 @@ class BacklogChecks:
             if not topic.closed:
                 self.failures += 1
                 log.warning("backlog.check_failed", extra={"topic": str(topic.name), "error": str(error) or repr(error)})
+        except Exception as error:  # a defect: of one topic, and the others must not wait for ever
+            self.failures += 1
+            log.exception("backlog.check_defect", extra={"topic": str(topic.name), "error": repr(error)})
 
     async def check(self, topic: PersistentTopic) -> None:
         """Raises what reading and moving raise."""

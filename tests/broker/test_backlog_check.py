@@ -329,6 +329,23 @@ def test_checks_go_on_by_themselves_and_survive_a_topic_that_fails(caplog: pytes
     run(test, backlog_check_s=0.01)
 
 
+def test_a_defect_in_one_topic_stops_no_other(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(world: BrokerWorld) -> None:
+        bench = await Bench.on(world, "s", message_ttl_s=60)
+        other = await world.broker.topics.get(TopicName.parse(NAME + "-other"), may_create=True)
+        await other.create_subscription("s", EARLIEST)
+        other.on_policies(replace(other.policies, message_ttl_s=60))
+        monkeypatch.setattr(other, "subscriptions", None)
+        await bench.publish(entry(300))
+        await world.broker.backlog_checks.check_all()
+        assert bench.backlogs() == {"s": 0}
+        assert world.broker.backlog_checks.failures == 1
+        monkeypatch.undo()
+
+    run(test)
+    assert "backlog.check_defect" in caplog.text
+
+
 def test_a_tailing_topic_with_quotas_causes_no_reads() -> None:
     async def test(world: BrokerWorld) -> None:
         bench = await Bench.on(
