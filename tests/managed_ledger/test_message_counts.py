@@ -400,10 +400,10 @@ def test_a_budget_counts_what_is_charged() -> None:
             self.forgotten.append(ledger_id)
 
     owner, budget = Owner(), CountBudget(100)
-    budget.charge(owner, 1, 60)  # type: ignore[arg-type]
-    budget.charge(owner, 2, 30)  # type: ignore[arg-type]
-    budget.note_used(owner, 1)  # type: ignore[arg-type]
-    budget.charge(owner, 3, 30)  # type: ignore[arg-type]
+    budget.charge(owner, 1, 60)
+    budget.charge(owner, 2, 30)
+    budget.note_used(owner, 1)
+    budget.charge(owner, 3, 30)
     assert owner.forgotten == [2]
     assert budget.used_bytes == 90
     assert NOTHING.plus(Amount(1, 2, 3)).minus(Amount(1, 2, 3)) == NOTHING
