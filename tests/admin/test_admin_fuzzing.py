@@ -58,7 +58,7 @@ def test_whatever_is_asked_the_answer_is_a_reason_or_a_success(fuzzed: AdminWorl
     address = urlsplit(fuzzed.standalone.admin_url)
     assert address.hostname is not None
     assert address.port is not None
-    examples = int(EXAMPLES or (3 if path in SLOW else 8))
+    examples = int(EXAMPLES or (3 if path in SLOW else 6))
 
     @settings(
         max_examples=examples,

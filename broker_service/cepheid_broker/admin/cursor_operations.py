@@ -13,8 +13,9 @@ from fastapi import APIRouter
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotServedError, PreconditionError
-from cepheid_broker.admin.message_ids import MessageIdIn, OptionalMessageIdIn, require_place
+from cepheid_broker.admin.message_ids import MessageIdBody, MessageIdIn, OptionalMessageIdIn, require_place
 from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
+from cepheid_broker.admin.stored_entries import from_message
 from cepheid_broker.admin.topic_access import open_parts, open_plain, subscription_of, subscription_on_parts
 from cepheid_broker.backlog import exact_backlog
 from cepheid_broker.errors import ServiceNotReadyError
@@ -87,12 +88,12 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/resetcursor", status_code=NO_CONTENT)
     async def reset_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:
-        """Goes on with this message, or with the next one: `isExcluded`"""
+        """Goes on with this message, also within a batch; with the next one: `isExcluded`"""
         opened = await open_plain(context, topic)
         subscription = subscription_of(opened, sub)
         message.check_partition(topic)
         try:
-            await _reset(opened, subscription, require_place(opened, message.first))
+            await _reset(opened, subscription, *await _place_of(opened, message))
         except ServiceNotReadyError as error:
             raise PreconditionError(str(error), topic=str(topic), subscription=sub) from None
 
@@ -131,9 +132,16 @@ async def _analysis(topic: Topic, subscription: Subscription) -> dict[str, Any]:
     return {**counted, "aborted": False}
 
 
-async def _reset(topic: Topic, subscription: Subscription, position: Position) -> None:
+async def _place_of(topic: Topic, message: MessageIdBody) -> tuple[Position, tuple[int, ...]]:
+    """The entry where delivery goes on, and what of it, when it is a batch."""
+    if message.batchIndex < 0:
+        return require_place(topic, message.first), ()
+    return await from_message(topic.ledger, require_place(topic, message.position), message.batchIndex + message.isExcluded)
+
+
+async def _reset(topic: Topic, subscription: Subscription, position: Position, words: tuple[int, ...] = ()) -> None:
     subscription.begin_seek()
     try:
-        await topic.reset_subscription(subscription, position)
+        await topic.reset_subscription(subscription, position, words)
     finally:
         subscription.end_seek()

@@ -11,6 +11,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError, UnprocessableError
 from cepheid_broker.admin.message_ids import MessageIdIn, message_id
 from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
+from cepheid_broker.admin.stored_entries import read_entry
 from cepheid_broker.admin.stored_message import message_answer
 from cepheid_broker.admin.topic_access import open_plain, subscription_of
 from cepheid_broker.position import EARLIEST, LATEST, Position
@@ -77,17 +78,12 @@ def messages(context: AdminContext) -> APIRouter:
 
 
 async def _entry(topic: Topic, position: Position) -> Response:
-    ledger = topic.ledger
-    groups = None
-    if ledger.is_valid(position):
-        groups = ledger.read_cached(position, max_entries=1, max_bytes=1)
-        if not groups:
-            groups = await ledger.read(position, max_entries=1, max_bytes=1)
-    if not groups or (groups[0].ledger_id, groups[0].first_entry_id) != position:
+    tail = await read_entry(topic.ledger, position)
+    if tail is None:
         message = f"Topic {topic.name} has no entry {position.ledger_id}:{position.entry_id}, or no longer"
         raise NotFoundError(message, topic=str(topic.name))
     try:
-        body, headers = message_answer(position, groups[0].payload(position.entry_id))
+        body, headers = message_answer(position, tail)
     except BadTailError as error:
         raise UnprocessableError(f"Entry {position} of {topic.name} is stored, and cannot be shown: {error}") from None
     answer = Response(body, media_type="application/octet-stream")

@@ -1,0 +1,42 @@
+"""One entry out of a topic's ledger, and the messages of a batch in it."""
+
+from __future__ import annotations
+
+from cepheid_broker.managed_ledger import ManagedLedger
+from cepheid_broker.position import Position
+from cepheid_wire import BadTailError, read_metadata
+
+_WORD_BITS = 64
+
+
+async def read_entry(ledger: ManagedLedger, position: Position) -> memoryview | bytes | None:
+    """Its tail; None: there is no such entry, or it was trimmed."""
+    if not ledger.is_valid(position):
+        return None
+    groups = ledger.read_cached(position, max_entries=1, max_bytes=1)
+    if not groups:
+        groups = await ledger.read(position, max_entries=1, max_bytes=1)
+    if not groups or (groups[0].ledger_id, groups[0].first_entry_id) != position:
+        return None
+    return groups[0].payload(position.entry_id)
+
+
+async def from_message(ledger: ManagedLedger, position: Position, index: int) -> tuple[Position, tuple[int, ...]]:
+    """Where delivery goes on with message `index` of this entry: the entry, and the words of what is still to be delivered of it;
+    none of them: all of it, which also holds for what is no batch."""
+    tail = await read_entry(ledger, position)
+    if tail is None:
+        return position, ()
+    messages = _messages_in(tail)
+    if index >= messages:
+        return Position(position.ledger_id, position.entry_id + 1), ()
+    mask = (1 << messages) - (1 << index)
+    words = (mask >> start & (1 << _WORD_BITS) - 1 for start in range(0, messages, _WORD_BITS))
+    return position, tuple(words) if index > 0 else ()
+
+
+def _messages_in(tail: memoryview | bytes) -> int:
+    try:
+        return read_metadata(tail).num_messages
+    except BadTailError:
+        return 1
