@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cepheid_broker.admin.app import create_app
 from cepheid_broker.admin.context import AdminContext
@@ -70,6 +72,36 @@ def test_whatever_is_asked_the_answer_is_a_reason_or_a_success(fuzzed: AdminWorl
     @given(request=requests_for(method, path, DESCRIPTION["paths"][path][method], DESCRIPTION))
     def ask(request: Request) -> None:
         check(request, fuzzed.run(send(address.hostname, address.port, request)))
+
+    ask()
+    assert fuzzed.get("/status.html").status_code == 200
+
+
+def test_requests_at_the_same_time_do_not_harm_each_other(fuzzed: AdminWorld) -> None:
+    """A topic is deleted while it is looked at, grown while it is unloaded, and so on."""
+    make_objects(fuzzed)
+    address = urlsplit(fuzzed.standalone.admin_url)
+    host, port = str(address.hostname), int(address.port or 0)
+    kinds = [
+        requests_for(method, path, DESCRIPTION["paths"][path][method], DESCRIPTION)
+        for method, path in OPERATIONS
+        if path not in SLOW and "/{topic}" in path
+    ]
+
+    @settings(
+        max_examples=int(EXAMPLES or 4),
+        derandomize=EXAMPLES is None,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(requests=st.lists(st.one_of(kinds), min_size=20, max_size=40))
+    def ask(requests: list[Request]) -> None:
+        async def ask_together() -> list[Answer]:
+            return await asyncio.gather(*(send(host, port, request) for request in requests))
+
+        for request, answer in zip(requests, fuzzed.run(ask_together()), strict=True):
+            check(request, answer)
 
     ask()
     assert fuzzed.get("/status.html").status_code == 200
