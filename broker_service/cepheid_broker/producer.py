@@ -261,6 +261,11 @@ class Producer:
 
     def _repeat(self, send: SendCommand, sequence: ProducerSequence, highest: int) -> None:
         """Rule 3."""
+        under_way = (*self._pending, self._gathered)
+        if not sequence.is_stored(highest) and all(group.sequence is not sequence for group in under_way):
+            # Somebody else's append decides, so what comes behind this one could be stored although this one is not.
+            self.close_by_broker("a message was sent again while another producer was publishing it")
+            return
         self.duplicates += 1
         gathered = self._gathered
         gathered.duplicates.append(_Duplicate(len(gathered.sequence_ids), sequence, highest))

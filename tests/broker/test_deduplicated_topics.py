@@ -288,6 +288,27 @@ def test_sent_twice_and_refused_closes_the_producer(monkeypatch: pytest.MonkeyPa
     run_async(main())
 
 
+def test_what_another_producer_has_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two producers write under one name: what the second sends behind must not be stored if the first one fails."""
+
+    async def main() -> None:
+        async with deduplicating() as (world, client), await world.client() as other:
+            await connect(client)
+            await other.produce_on("t", producer_name="another")
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            client.send_message(0)
+            await client.ping()
+            other.send_message(0)  # its metadata has the same name
+            other.send_message(1)
+            assert (await other.expect(pb.CommandCloseProducer)).producer_id == 0
+            appends.let_go()
+            monkeypatch.undo()
+            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
+            assert await stored(world) == [0]
+
+    run_async(main())
+
+
 def test_a_batch_is_judged_by_its_highest_id_and_one_without_by_its_first() -> None:
     def batch(sequence_id: int, highest: int | None) -> bytes:
         fields = {} if highest is None else {"highest_sequence_id": highest}
