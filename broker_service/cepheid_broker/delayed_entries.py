@@ -11,6 +11,8 @@ from cepheid_broker.counted_group import CountedGroup
 from cepheid_broker.dispatch import AckView, Idle, Why
 from cepheid_broker.position import Position
 
+NO_HASH = 0  # where nobody asks for it
+
 
 class Due(NamedTuple):
     ledger_id: int
@@ -48,19 +50,24 @@ class DelayedEntries:
         """Keeps those entries of a group whose time has not come, and returns the others."""
         if counted.deliver_at_ms is None or not self.enabled:
             return [counted]
-        hashes = counted.hashes
         waiting = [(entry_id, due_ms) for entry_id, due_ms in counted.deliver_at_ms.items() if due_ms > now_ms]
         others, start = [], counted.first
         for entry_id, due_ms in waiting:
             if acks.unacknowledged_runs(counted.ledger_id, entry_id, entry_id):
-                key_hash = 0 if hashes is None else hashes[entry_id - counted.first]
-                heappush(self._heap, (due_ms, counted.ledger_id, entry_id, key_hash))
+                heappush(self._heap, (due_ms, counted.ledger_id, entry_id, NO_HASH))
             if entry_id > start:
                 others.append(counted.slice(start, entry_id - 1))
             start = entry_id + 1
         if start <= counted.last:
             others.append(counted.slice(start, counted.last))
         return others
+
+    def must_wait(self, counted: CountedGroup, entry_id: int, now_ms: int) -> bool:
+        return self.enabled and counted.deliver_at_ms is not None and counted.deliver_at_ms.get(entry_id, 0) > now_ms
+
+    def add(self, counted: CountedGroup, entry_id: int, key_hash: int) -> None:
+        assert counted.deliver_at_ms is not None, "it must wait"
+        heappush(self._heap, (counted.deliver_at_ms[entry_id], counted.ledger_id, entry_id, key_hash))
 
     def take_due(self, now_ms: int) -> list[Due]:
         """In the order in which they are due. All of them when nothing is held back any more."""

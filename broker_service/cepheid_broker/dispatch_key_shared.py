@@ -149,11 +149,6 @@ class KeySharedDispatch:
         if isinstance(read, ReadBack):
             for first, last in self._back.on_read(read, groups):
                 self._waiting.discard_range(read.ledger_id, first, last)
-        elif groups and self._forward.awaits(read):
-            end = Position(groups[-1].ledger_id, groups[-1].last + 1)
-            now_ms = self._holders.now_ms
-            sendable = [part for counted in groups for part in self._delayed.hold_back(counted, self._acks, now_ms)]
-            self._forward.on_read_up_to(end, sendable)
         else:
             self._forward.on_read(read, groups)
 
@@ -304,7 +299,7 @@ class KeySharedDispatch:
                 if sends := self._send_again():
                     return SendAll(sends)
                 continue
-            if not self._delayed.is_full and not self._is_full and (read := self._forward.plan_read()) is not None:
+            if not self._is_full and (read := self._forward.plan_read()) is not None:
                 return read
             if sends := self._send_new():
                 return SendAll(sends)
@@ -324,12 +319,16 @@ class KeySharedDispatch:
             return True
         head = self._forward.head()
         if head is None:
-            return self._forward.can_read and not self._delayed.is_full and not self._is_full
-        return not self._is_full or self._can_pass(head.counted, head.next_entry_id)
+            return self._forward.can_read and not self._is_full
+        return self._can_pass(head.counted, head.next_entry_id)
 
     def _can_pass(self, counted: CountedGroup, entry_id: int) -> bool:
-        """The next entry need not wait, though no more may."""
+        """The next entry can be sent, or there is room for it where it has to wait."""
         if not self._acks.unacknowledged_runs(counted.ledger_id, entry_id, entry_id):
+            return True
+        if self._delayed.must_wait(counted, entry_id, self._holders.now_ms):
+            return not self._delayed.is_full
+        if not self._is_full:
             return True
         key_hash = _hash_in(counted, entry_id)
         receiver = self._receiver(key_hash)
@@ -401,6 +400,11 @@ class KeySharedDispatch:
                 if not able:
                     return entry_id
                 key_hash = _hash_in(counted, entry_id)
+                if counted.deliver_at_ms is not None and self._delayed.must_wait(counted, entry_id, self._holders.now_ms):
+                    if self._delayed.is_full:
+                        return entry_id
+                    self._delayed.add(counted, entry_id, key_hash)
+                    continue
                 receiver = self._receiver(key_hash)
                 if receiver is not None and receiver.key in able and key_hash not in waiting:
                     self._give(receiver, counted, entry_id, key_hash, shares)

@@ -145,7 +145,9 @@ class SharedDispatch:
         self._holders.settle_acknowledged(self._acks)
         self._delayed.forget_acknowledged(self._acks)
         self._forward.skip_to(self._acks.first_unacknowledged())
+        self._replay.forget_acknowledged(self._acks)
         for holder in self._holders:
+            holder.reserved.forget_acknowledged(self._acks)
             self._turns.queue(holder)
 
     def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
@@ -235,9 +237,9 @@ class SharedDispatch:
             span = wanted.first_span(self._limits.read_back_entries, self._limits.read_back_gap)
             assert span is not None
             ledger_id, first, last = span
-            if self._acks.unacknowledged_runs(ledger_id, first, last):
+            # What was acknowledged without anybody's saying so would be read back again and again.
+            if not wanted.keep_only(ledger_id, first, last, self._acks.unacknowledged_runs(ledger_id, first, last)):
                 return self._back.plan(ledger_id, first, last)
-            wanted.discard_range(ledger_id, first, last)  # acknowledged meanwhile, cumulatively or through the admin API
         return None
 
     def _send_again(self, turn: Holder) -> Send | None:

@@ -5,6 +5,7 @@
 Rules
 1. A consumer that holds as many messages as it may gets no more until half of them are gone; so does the whole subscription.
 2. Limits may change at any time: a consumer is blocked, or let go, at once. 0: no limit.
+3. A chunked message counts once, with its last chunk: who is blocked in the middle of one could not acknowledge it, nor get on.
 """
 
 from __future__ import annotations
@@ -80,16 +81,19 @@ class Holders:
         return holder
 
     def hold(self, holder: Holder, counted: CountedGroup, runs: Sequence[Run], messages: int) -> None:
+        """`messages`: in the runs, each chunk taken for one."""
         outstanding = holder.outstanding.setdefault(counted.ledger_id, {})
-        hashes = counted.hashes
-        base = counted.first
+        hashes, chunks, base = counted.hashes, counted.chunks, counted.first
         for first, last in runs:
             counts = counted.counts_in(first, last)
-            if hashes is None:
+            if hashes is None and chunks is None:
                 outstanding.update(zip(range(first, last + 1), [count << _HASH_BITS for count in counts], strict=True))
-            else:
-                for entry_id, count in zip(range(first, last + 1), counts, strict=True):
-                    outstanding[entry_id] = count << _HASH_BITS | hashes[entry_id - base]
+                continue
+            for entry_id, count in zip(range(first, last + 1), counts, strict=True):
+                if chunks is not None and entry_id in chunks and not chunks[entry_id].is_last:
+                    messages -= count  # rule 3
+                    count = 0
+                outstanding[entry_id] = count << _HASH_BITS | (0 if hashes is None else hashes[entry_id - base])
         holder.unacked_messages += messages
         self.unacked_messages += messages
         policies = self._policies

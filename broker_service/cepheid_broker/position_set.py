@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pyroaring import BitMap
 
+from cepheid_broker.dispatch import AckView
 from cepheid_broker.position import Position
 
 
@@ -59,6 +60,24 @@ class PositionSet:
             entries.remove_range(first, last + 1)
             if not entries:
                 del self._ledgers[ledger_id]
+
+    def keep_only(self, ledger_id: int, first: int, last: int, runs: Iterable[tuple[int, int]]) -> bool:
+        """Discards what of `first..last` is in none of the runs. True: there was something."""
+        entries = self._ledgers.get(ledger_id)
+        if entries is None:
+            return False
+        discarded = entries & BitMap(range(first, last + 1))
+        for run_first, run_last in runs:
+            discarded.remove_range(run_first, run_last + 1)
+        entries -= discarded
+        if not entries:
+            del self._ledgers[ledger_id]
+        return bool(discarded)
+
+    def forget_acknowledged(self, acks: AckView) -> None:
+        for ledger_id, entries in list(self._ledgers.items()):
+            first, last = entries.min(), entries.max()
+            self.keep_only(ledger_id, first, last, acks.unacknowledged_runs(ledger_id, first, last))
 
     def clear(self) -> None:
         self._ledgers.clear()

@@ -1,0 +1,184 @@
+"""Plausible mistakes in the dispatch cores, put in from outside: their random histories must notice each of them.
+
+The stuck cases of brokers of this kind are among them: a drain that nobody ends, permits that wake nobody, skipped entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from cepheid_broker.delayed_entries import DelayedEntries
+from cepheid_broker.dispatch_failover import FailoverDispatch
+from cepheid_broker.dispatch_key_shared import KeySharedDispatch
+from cepheid_broker.forward_reader import ForwardReader
+from cepheid_broker.holders import Holders
+from cepheid_broker.turns import Turns
+from cepheid_broker.waiting_keys import WaitingKeys
+
+Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def redelivery_forgotten() -> Iterator[None]:
+    with mock.patch.object(FailoverDispatch, "on_redeliver", _nothing):
+        yield
+
+
+@contextlib.contextmanager
+def an_append_during_a_read_forgotten() -> Iterator[None]:
+    """The read that was under way finds nothing, and the end is believed."""
+
+    def on_appended(self: ForwardReader) -> None:
+        self.at_end = False
+
+    with mock.patch.object(ForwardReader, "on_appended", on_appended):
+        yield
+
+
+@contextlib.contextmanager
+def takeover_without_rewind() -> Iterator[None]:
+    """The new active consumer goes on where the old one stopped: what that one held is lost to it."""
+    with mock.patch.object(FailoverDispatch, "on_rewind", _nothing):
+        yield
+
+
+@contextlib.contextmanager
+def the_last_to_come_is_active() -> Iterator[None]:
+    sort = sorted
+
+    def last_first(items: Any, key: Any = None) -> list[Any]:
+        return sort(items, key=lambda candidate: (candidate.priority, -candidate.key))
+
+    with mock.patch("cepheid_broker.dispatch_failover.sorted", last_first, create=True):
+        yield
+
+
+@contextlib.contextmanager
+def nobody_hears_who_is_active() -> Iterator[None]:
+    original = FailoverDispatch.__init__
+
+    def quiet(self: FailoverDispatch, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "announces": False})
+
+    with mock.patch.object(FailoverDispatch, "__init__", quiet):
+        yield
+
+
+@contextlib.contextmanager
+def what_a_leaver_held_stays_with_it() -> Iterator[None]:
+    remove = Holders.remove
+
+    def remove_empty(self: Holders, key: int) -> Any:
+        holder = remove(self, key)
+        if holder is not None:
+            holder.outstanding.clear()
+        return holder
+
+    with mock.patch.object(Holders, "remove", remove_empty):
+        yield
+
+
+@contextlib.contextmanager
+def redelivered_while_outstanding() -> Iterator[None]:
+    """It is sent again, and still counted as held by who refused it."""
+    settle = Holders.settle
+
+    def settle_and_hold(self: Holders, holder: Any, ledger_id: int, entry_id: int) -> Any:
+        held = holder.outstanding.get(ledger_id, {}).get(entry_id)
+        result = settle(self, holder, ledger_id, entry_id)
+        if held is not None:
+            holder.outstanding.setdefault(ledger_id, {})[entry_id] = held
+        return result
+
+    with mock.patch.object(Holders, "settle", settle_and_hold):
+        yield
+
+
+@contextlib.contextmanager
+def blocked_for_ever() -> Iterator[None]:
+    """A consumer at its limit is let go, but nobody looks at it again."""
+
+    def queue_only_new(self: Turns, consumer: Any) -> None:
+        if consumer.can_take and not consumer.queued and consumer.unacked_messages == 0:
+            consumer.queued = True
+            self._queues[consumer.priority].append(consumer)
+
+    with mock.patch.object(Turns, "queue", queue_only_new):
+        yield
+
+
+@contextlib.contextmanager
+def delayed_entries_never_due() -> Iterator[None]:
+    with mock.patch.object(DelayedEntries, "take_due", return_value=[]):
+        yield
+
+
+@contextlib.contextmanager
+def delayed_entries_sent_at_once() -> Iterator[None]:
+    with mock.patch.object(DelayedEntries, "hold_back", lambda self, counted, acks, now_ms: [counted]):
+        yield
+
+
+@contextlib.contextmanager
+def no_draining() -> Iterator[None]:
+    """A key that moved goes on at its new consumer at once."""
+    with mock.patch.object(KeySharedDispatch, "_receiver", KeySharedDispatch._owner):
+        yield
+
+
+@contextlib.contextmanager
+def drain_without_end() -> Iterator[None]:
+    """The last acknowledgement of the old consumer does not let the key go on."""
+    release = KeySharedDispatch._release
+
+    def release_quietly(self: KeySharedDispatch, key_hash: int) -> None:
+        with mock.patch.object(KeySharedDispatch, "_place", _nothing):
+            release(self, key_hash)
+
+    with mock.patch.object(KeySharedDispatch, "_release", release_quietly):
+        yield
+
+
+@contextlib.contextmanager
+def later_entries_pass_those_that_wait() -> Iterator[None]:
+    """Whoever can take the next entry of a key gets it, though an earlier one waits to be sent again."""
+    with mock.patch.object(WaitingKeys, "__contains__", return_value=False):
+        yield
+
+
+@contextlib.contextmanager
+def skipped_entries_keep_a_key_draining() -> Iterator[None]:
+    with mock.patch.object(KeySharedDispatch, "on_cursor_moved", _nothing):
+        yield
+
+
+@contextlib.contextmanager
+def chunks_follow_their_key() -> Iterator[None]:
+    """A key moves in the middle of a chunked message: its first chunks are never acknowledged, the others never sent."""
+    with mock.patch.object(KeySharedDispatch, "_note_chunk", _nothing):
+        yield
+
+
+EXCLUSIVE: list[Mutant] = [redelivery_forgotten, an_append_during_a_read_forgotten]
+FAILOVER: list[Mutant] = [takeover_without_rewind, the_last_to_come_is_active, nobody_hears_who_is_active]
+SHARED: list[Mutant] = [
+    what_a_leaver_held_stays_with_it,
+    redelivered_while_outstanding,
+    blocked_for_ever,
+    delayed_entries_never_due,
+    delayed_entries_sent_at_once,
+]
+KEY_SHARED: list[Mutant] = [
+    what_a_leaver_held_stays_with_it,
+    no_draining,
+    drain_without_end,
+    later_entries_pass_those_that_wait,
+    skipped_entries_keep_a_key_draining,
+    chunks_follow_their_key,
+]
