@@ -231,6 +231,16 @@ def test_lookup_answers_strings_for_tls_addresses(admin: AdminWorld) -> None:
     assert admin.get("/lookup/v2/topic/nonsense/public/default/t").status_code == 412
 
 
+# §13 health
+
+
+@pytest.mark.parametrize("path", ["/status.html", "/metrics", "/admin/v2/brokers/ready", "/admin/v2/tenants/nobody"])
+def test_head_is_get_without_a_body(admin: AdminWorld, path: str) -> None:
+    """`curl -I` and some load balancers ask so."""
+    answer = admin.ask("HEAD", path)
+    assert (answer.status_code, answer.content) == (admin.get(path).status_code, b"")
+
+
 # §14 client quirks
 
 

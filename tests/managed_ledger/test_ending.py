@@ -326,3 +326,27 @@ def test_deleting_shuts_out_whoever_serves_the_topic() -> None:
             await assert_deleted(world)
 
     run_async(main())
+
+
+def test_truncating_drops_what_is_acknowledged_whatever_retention_says_and_ends_the_open_ledger() -> None:
+    async def main() -> None:
+        keep = ManagedLedgerConfig(retention=Retention(time_ms=-1, size_bytes=-1))
+        async with topic_world(settings=SMALL) as world:
+            ledger = await world.broker().open(keep)
+            slow = await ledger.create_cursor("slow", ledger.first_position())
+            first, _, last = await rolled(ledger, 2)
+            slow.acknowledge_cumulative(first[-1])
+            await slow.saved()
+            assert await ledger.trim() == 0, "retention keeps all"
+            assert await ledger.truncate() == 1, "what a cursor has not acknowledged stays"
+            slow.acknowledge_cumulative(last[-1])
+            await slow.saved()
+            assert await ledger.truncate() >= 2
+            assert len(listed(ledger)) == 1
+            assert ledger.ledgers.total_entries == 0
+            assert await ledger.truncate() == 0, "an empty ledger does not end for it"
+            await append_all(ledger, 1, "after")
+            assert await read_all(ledger) == [b"after0"]
+            assert slow.backlog_entries == 1
+
+    run_async(main())

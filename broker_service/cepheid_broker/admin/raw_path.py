@@ -25,7 +25,9 @@ class RawPathMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["raw_path"].decode("ascii", errors="replace").partition("?")[0]
-            scope = {**scope, "path": path.rstrip("/") or "/"}  # some tools add a slash; it means the same
+            # Some tools add a slash; it means the same. HEAD is GET without its body, which the server leaves out.
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            scope = {**scope, "method": method, "path": path.rstrip("/") or "/"}
         await self._app(scope, receive, send)
 
 
