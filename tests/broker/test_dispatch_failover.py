@@ -343,6 +343,12 @@ class OrderedHistories(RuleBasedStateMachine):
             self.world.finish_read(index, max_entries=entries, as_asked=as_asked)
 
     @precondition(lambda self: self.world.reads)
+    @rule()
+    def a_read_answers_from_before_an_append(self) -> None:
+        self.append(1, 1, 0)
+        self.world.finish_read(len(self.world.reads) - 1, as_asked=True)
+
+    @precondition(lambda self: self.world.reads)
     @rule(reads=st.integers(1, 8))
     def end_some_reads(self, reads: int) -> None:
         for _ in range(reads):
