@@ -113,3 +113,18 @@ def check(request: Request, answer: Answer) -> None:
         assert json.loads(answer.content)["reason"].strip(), f"{request}: {answer} has no reason"
     elif answer.content and "json" in answer.content_type:
         json.loads(answer.content)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(500, "application/json", b'{"reason": "internal error"}'),
+        Answer(404, "text/plain", b"Not Found"),
+        Answer(412, "application/json", b'{"reason": " "}'),
+        Answer(200, "application/json", b"{"),
+    ],
+    ids=lambda answer: str(answer.status),
+)
+def test_the_check_sees_what_it_looks_for(answer: Answer) -> None:
+    with pytest.raises((AssertionError, ValueError, KeyError)):
+        check(Request("GET", "/"), answer)
