@@ -21,7 +21,8 @@ PACKAGES = {
 WORLD = ROOT / "sdk/cepheid_ports"  # gives the real world to all others
 CORES = (
     "writer_state", "recovery_state", "ack_set", "ledger_list", "ledger_counts", "ledger_part", "trim", "dispatch",
-    "dispatch_failover", "dispatch_shared", "dispatch_key_shared", "producer_access", "summed_stats", "topic_stats",
+    "dispatch_failover", "dispatch_shared", "dispatch_key_shared", "non_persistent_dispatch", "producer_access", "summed_stats",
+    "topic_stats",
 )  # fmt: skip
 
 BANNED_CALLS = {

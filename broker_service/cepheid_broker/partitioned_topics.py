@@ -24,6 +24,7 @@ from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicCh
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_catalog import TopicCatalog, being_deleted
+from cepheid_broker.topic_deduplication import DEDUP_CURSOR
 from cepheid_broker.topics import Topics
 from cepheid_metadata import (
     BadVersionError,
@@ -41,7 +42,6 @@ from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
 
-INTERNAL_CURSORS = ("pulsar.dedup",)  # of the broker itself: no subscriptions
 AT_ONCE = 16
 """Partitions that one call works on at the same time."""
 
@@ -120,7 +120,7 @@ class PartitionedTopics:
         cursors = cursor_records(self._store)
         subscriptions: dict[str, dict[str, str]] = {}
         for name in await list_cursors(self._store, part):
-            if name not in INTERNAL_CURSORS and (found := await cursors.get((part, name))) is not None:
+            if name != DEDUP_CURSOR and (found := await cursors.get((part, name))) is not None:
                 subscriptions[name] = found.record.subscription_properties
         return subscriptions
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicChangedError, TopicNotFoundError
+from cepheid_broker.partitioned_topics import PartitionedTopics
 from cepheid_broker.topics import Topics
 from cepheid_metadata import (
     StoreUnavailableError,
@@ -250,6 +251,46 @@ def test_who_comes_back_at_once_makes_no_plain_topic_of_a_deleted_partition() ->
                 held.set()
                 await deleting
             assert await traces(world) == []
+
+    run_async(main())
+
+
+def test_a_partition_that_is_closed_to_newcomers_is_not_opened_a_second_time() -> None:
+    """Between the look that finds it idle and the mark in the record, which is a write away."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await world.create_topic("split", 2)
+            await client.produce_on(PART[0])
+            await client.ask(pb.CommandCloseProducer(producer_id=0, request_id=5), pb.CommandSuccess)
+            mark = PartitionedTopics._mark
+
+            async def knock_first(self: PartitionedTopics, topic: TopicName) -> None:
+                for part in PART[:2]:  # one is open, one is not
+                    refused = await client.ask(pb.CommandProducer(topic=full(part), producer_id=1, request_id=6), pb.CommandError)
+                    assert refused.error == ServerError.SERVICE_NOT_READY
+                await mark(self, topic)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PartitionedTopics, "_mark", knock_first)
+                await world.broker.partitioned.delete(TOPIC)
+            assert await traces(world) == []
+
+    run_async(main())
+
+
+def test_a_deletion_that_cannot_be_marked_leaves_the_topic_usable() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await world.create_topic("split", 1)
+            await client.produce_on(PART[0])
+            await client.ask(pb.CommandCloseProducer(producer_id=0, request_id=5), pb.CommandSuccess)
+            key = topic_records(world.store).key_of(TOPIC)
+            world.store.put = failing_once(world.store.put, lambda changed, *_: changed == key)  # type: ignore[method-assign]
+            with pytest.raises(StoreUnavailableError):
+                await world.broker.partitioned.delete(TOPIC)
+            await client.produce_on(PART[0], 1)
+            await client.publish(1, producer_id=1)
 
     run_async(main())
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.topic_pattern import MAX_PATTERN_CHARS, TopicPattern
-from cepheid_broker.topic_watches import topics_hash
+from cepheid_broker.topic_watches import TopicWatches, topics_hash
 from cepheid_metadata import TenantRecord, namespace_records, tenant_records
+from cepheid_ports import TaskOwner
 from cepheid_wire import NamespaceName, ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -184,6 +187,40 @@ def test_a_namespace_that_goes_takes_its_topics_along() -> None:
             await world.broker.catalog.delete(TopicName.parse("t"))
             await namespace_records(world.store).delete(("public", "default"), None)
             assert list((await client.expect(pb.CommandWatchTopicUpdate)).deleted_topics) == [full("t")]
+
+    run_async(main())
+
+
+def test_a_slow_listing_does_not_undo_a_later_one() -> None:
+    async def main() -> None:
+        topics, started, held = [TopicName.parse("a")], asyncio.Event(), asyncio.Event()
+
+        async def list_topics(_: NamespaceName) -> list[TopicName]:
+            found = list(topics)
+            if not started.is_set():  # the first one is slow
+                started.set()
+                await held.wait()
+            return found
+
+        told: list[tuple[list[str], list[str]]] = []
+
+        def tell(new: Sequence[str], deleted: Sequence[str], _: str) -> bool:
+            told.append((list(new), list(deleted)))
+            return True
+
+        tasks = TaskOwner("test")
+        watches = TopicWatches(list_topics, tasks)
+        slow = asyncio.ensure_future(watches.open(NamespaceName.parse(NAMESPACE), TopicPattern(".*"), tell))
+        await started.wait()
+        topics.append(TopicName.parse("b"))
+        later = asyncio.ensure_future(watches.open(NamespaceName.parse(NAMESPACE), TopicPattern(".*"), tell))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        held.set()
+        assert list((await later).topics) == [full("a"), full("b")]
+        assert list((await slow).topics) == [full("a"), full("b")]
+        assert told == [([full("b")], [])], "the first watcher hears of b, and nobody of its going"
+        await tasks.aclose()
 
     run_async(main())
 
