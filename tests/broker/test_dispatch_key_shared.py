@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies
+from cepheid_broker.counted_group import Chunk
+from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
 from cepheid_broker.dispatch_key_shared import KeySharedDispatch
+from cepheid_broker.key_owners import Sticky
 from cepheid_broker.position import Position
 from tests.broker.dispatch_histories import SharingHistories
-from tests.broker.dispatch_world import Acks
+from tests.broker.dispatch_world import LIMITS, Acks, World
 
 
 class ByHand:
@@ -25,6 +27,128 @@ class ByHand:
 
     def leave(self, consumer: int) -> None:
         self.consumers.remove(consumer)
+
+
+def by_hand(acks: Acks, limits: DispatchLimits, policies: DispatchPolicies) -> KeySharedDispatch:
+    return KeySharedDispatch(acks, limits, policies, ByHand())
+
+
+def join(world: World, *consumers: int, permits: int = 100) -> None:
+    for key in consumers:
+        world.core.on_consumer_joined(key, name=f"c{key}")
+        world.core.on_permits(key, permits)
+
+
+def sent(world: World) -> list[tuple[int, int]]:
+    return [(consumer, position.entry_id) for consumer, position, _ in world.sent]
+
+
+def acknowledge(world: World, consumer: int, *entries: int) -> None:
+    for entry_id in entries:
+        world.acks.acknowledge(Position(3, entry_id))
+        world.core.on_acked(consumer, [Position(3, entry_id)])
+
+
+def keyed(*hashes: int) -> World:
+    world = World(by_hand)
+    for key_hash in hashes:
+        world.append(1, key_hash=key_hash)
+    return world
+
+
+def test_a_key_that_moved_waits_for_who_holds_it_and_says_so() -> None:
+    world = keyed(0, 1)
+    join(world, 1)
+    world.settle()
+    join(world, 2)  # gets hash 1
+    world.append(1, key_hash=1)
+    world.append(1, key_hash=0)
+    world.now_ms += 2500
+    world.settle()
+    assert sent(world) == [(1, 0), (1, 1), (1, 3)], "other keys go on"
+    (why,) = [why for why in world.core.why() if why.idle is Idle.KEY_DRAINING]
+    assert (why.consumer, why.position) == ("c1", Position(3, 1))
+    assert why.key == "hash 1"
+    assert "acknowledges" in why.until
+    assert "the first is 3:2" in why.details
+    acknowledge(world, 1, 1)
+    world.settle()
+    assert sent(world)[3:] == [(2, 2)]
+
+
+def test_a_key_goes_on_at_once_when_its_holder_leaves_or_skipping_frees_it() -> None:
+    for ends in ("leave", "skip"):
+        world = keyed(1)
+        join(world, 1)
+        world.settle()
+        join(world, 2)
+        world.append(1, key_hash=1)
+        world.settle()
+        world.sent.clear()
+        if ends == "leave":
+            join(world, 3)
+            world.core.on_consumer_left(1)
+        else:
+            world.acks.acknowledge(Position(3, 0))
+            world.core.on_cursor_moved()
+        world.settle()
+        assert [entry for _, entry in sent(world)] == ([0, 1] if ends == "leave" else [1])
+
+
+def test_a_refused_entry_goes_before_later_ones_of_its_key() -> None:
+    world = keyed(1, 1)
+    join(world, 1, permits=2)
+    world.settle()
+    world.core.on_redeliver(1, [Position(3, 0)])
+    world.append(1, key_hash=1)
+    world.core.on_permits(1, 10)
+    world.settle()
+    assert [(position.entry_id, count) for _, position, count in world.sent] == [(0, 0), (1, 0), (0, 1), (2, 0)]
+
+
+def test_keys_in_nobodys_range_wait_by_name_until_somebody_has_it() -> None:
+    world = World(lambda acks, limits, policies: KeySharedDispatch(acks, limits, policies, Sticky()))
+    world.append(1, key_hash=500)
+    world.append(1, key_hash=5)
+    world.core.on_consumer_joined(1, name="low", hash_ranges=[(0, 99)])
+    world.core.on_permits(1, 10)
+    world.settle()
+    assert sent(world) == [(1, 1)]
+    (why,) = [why for why in world.core.why() if why.idle is Idle.RANGE_HOLE]
+    assert (why.key, why.position) == ("hash 500", Position(3, 0))
+    world.core.on_consumer_joined(2, name="high", hash_ranges=[(100, 65535)])
+    world.core.on_permits(2, 10)
+    world.settle()
+    assert sent(world)[1:] == [(2, 0)]
+
+
+def test_no_more_than_the_bound_is_looked_past() -> None:
+    world = keyed(*[1] * 30, 0)
+    join(world, 1)
+    join(world, 2, permits=0)
+    world.settle()
+    reasons = {why.idle: why for why in world.core.why()}
+    assert Idle.TOO_MANY_WAITING in reasons
+    assert reasons[Idle.NO_PERMITS].consumer == "c2"
+    assert f"{LIMITS.max_waiting_entries} entries wait for it, the first is 3:0" in reasons[Idle.NO_PERMITS].details
+    world.core.on_permits(2, 100)
+    world.settle()
+    assert sorted(entry for _, entry in sent(world)) == list(range(31))
+
+
+def test_a_key_stays_where_the_first_chunks_of_a_message_are() -> None:
+    world = keyed()
+    world.append(1, Chunk("p-1", is_last=False), key_hash=1)
+    join(world, 1)
+    world.settle()
+    join(world, 2)  # gets hash 1, which cannot move yet
+    world.append(1, Chunk("p-1", is_last=True), key_hash=1)
+    world.append(1, key_hash=1)
+    world.settle()
+    assert sent(world) == [(1, 0), (1, 1)]
+    acknowledge(world, 1, 0, 1)
+    world.settle()
+    assert sent(world)[2:] == [(2, 2)]
 
 
 class KeySharedHistories(SharingHistories):

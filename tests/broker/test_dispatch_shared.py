@@ -11,7 +11,7 @@ from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.position import Position
 from tests.broker.dispatch_histories import SharingHistories
-from tests.broker.dispatch_world import Acks, World
+from tests.broker.dispatch_world import LIMITS, Acks, World
 
 
 def world_with(entries: int, consumers: int = 0, *, permits: int = 100, max_unacked: int = 1000) -> World:
@@ -96,6 +96,74 @@ def test_too_many_unacknowledged_messages_block_until_half_are_acknowledged() ->
         if len(held) - index - 1 > 5:
             assert len(world.sent) == sent_before, "resumed above half"
     assert len(world.sent) > sent_before
+
+
+def test_the_limit_of_the_subscription_blocks_all_until_half_is_acknowledged() -> None:
+    world = World(SharedDispatch, max_unacked_per_subscription=10)
+    for _ in range(20):
+        world.append(1)
+    for key in (1, 2):
+        world.core.on_consumer_joined(key, name=f"c{key}")
+        world.core.on_permits(key, 100)
+    world.settle()
+    world.now_ms += 4000
+    world.core.on_clock(world.now_ms)
+    (why,) = world.core.why()
+    assert (why.idle, why.since_s) == (Idle.SUBSCRIPTION_UNACKED, 4.0)
+    assert "no more than 5" in why.until
+    held = [(consumer, position) for consumer, position, _ in world.sent]
+    assert len(held) >= 10
+    for consumer, position in held[: len(held) - 5]:
+        assert len(world.sent) == len(held), "resumed above half"
+        world.acks.acknowledge(position)
+        world.core.on_acked(consumer, [position])
+        world.settle()
+    assert len(world.sent) > len(held)
+
+
+def test_a_change_of_limits_is_in_force_at_once() -> None:
+    world = world_with(30, consumers=1, permits=1000, max_unacked=5)
+    world.settle()
+    assert world.idle is Idle.TOO_MANY_UNACKED
+    world.core.on_policies(DispatchPolicies(0, 0))
+    world.settle()
+    assert len(world.sent) == 30
+    world.core.on_policies(DispatchPolicies(max_unacked_per_consumer=7))
+    world.append(1)
+    world.settle()
+    assert (len(world.sent), world.idle) == (30, Idle.TOO_MANY_UNACKED)
+
+
+def test_delayed_entries_wait_for_their_time_and_say_so() -> None:
+    world = world_with(0, consumers=1)
+    world.append(1, deliver_at_ms=world.now_ms + 5000)
+    world.append(1)
+    world.append(1, deliver_at_ms=world.now_ms + 2000)
+    world.settle()
+    assert [p.entry_id for _, p, _ in world.sent] == [1]
+    assert world.core.wake_at_ms == world.now_ms + 2000
+    reasons = [why for why in world.core.why() if why.idle is Idle.DELAYED]
+    assert [why.position for why in reasons] == [Position(3, 2)]
+    world.now_ms += 2000
+    world.settle()
+    assert [p.entry_id for _, p, _ in world.sent] == [1, 2]
+    world.core.on_policies(DispatchPolicies(delayed_delivery=False))
+    world.settle()
+    assert [p.entry_id for _, p, _ in world.sent] == [1, 2, 0], "the policy lets go what was held back"
+
+
+def test_reading_stops_when_as_many_are_delayed_as_may_be() -> None:
+    world = world_with(0, consumers=1)
+    for _ in range(40):
+        world.append(1, deliver_at_ms=world.now_ms + 1000)
+    world.append(1)
+    world.settle()
+    assert world.sent == []
+    assert Idle.TOO_MANY_DELAYED in {why.idle for why in world.core.why()}
+    assert shared(world).delayed_entries < 2 * LIMITS.max_delayed_entries
+    world.now_ms += 1000
+    world.settle()
+    assert len(world.sent) == 41
 
 
 def test_chunks_of_one_message_stay_with_one_consumer_while_others_go_on() -> None:
