@@ -54,35 +54,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUTERS = (
+    # A path is compared with one route after the other: first what is asked most, last the hundred routes of policies.
+    health,
+    metrics,
+    stats,
+    lookup,
+    subscriptions,
+    cursor_operations,
+    messages,
+    topics,
+    partitions,
+    topic_properties,
+    topic_ends,
+    schemas,
+    non_persistent_topics,
+    non_persistent_partitions,
+    non_persistent_stats,
+    plan,
+    why,
+    brokers,  # after health: {cluster} would take its names
+    bookies,
     clusters,
     tenants,
     namespaces,
+    permissions,
     namespace_policies,
     namespace_backlog_quotas,
     namespace_properties,
     namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,
     topic_backlog_quotas,
-    topics,
-    non_persistent_topics,
-    non_persistent_partitions,
-    non_persistent_stats,
-    partitions,
-    subscriptions,
-    cursor_operations,
-    messages,
-    topic_properties,
-    topic_ends,
-    permissions,
-    stats,
-    schemas,
-    lookup,
-    health,  # before brokers, whose {cluster} would take its names
-    brokers,
-    bookies,
-    plan,
-    why,
-    metrics,
 )
 
 _PULSAR_PATHS = ("/admin/", "/lookup/", "/topics/")
