@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cepheid_broker.managed_ledger import ManagedLedger
 from cepheid_metadata import Position
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
@@ -28,12 +29,16 @@ async def audit(world: World) -> None:
                 await _wait(
                     world, "V9", lambda pending=pending: pending.count == 0, f"appends of {broker.process} are never answered"
                 )
+    dedup = world.dedup_workload
+    await _wait(world, "V9", lambda: dedup.is_quiet, f"messages are sent again and again: {dedup.clients}")
     for broker in world.brokers.values():
         broker.crash()
     auditor = SimBroker("auditor", world.tree, world.network, world.plan, history, list(world.bookies))
     auditor.start()
     done = world.spawn(auditor.node, _read_topic(world, auditor), "audit of topics")
     await _wait(world, "V4", done.done, "some topic cannot be opened, read and written")
+    done = world.spawn(auditor.node, _read_deduplicated(world, auditor), "audit of deduplication")
+    await _wait(world, "V4", done.done, "the topic with deduplication cannot be opened and read")
     done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
     await _wait(world, "V1", done.done, "some ledger cannot be recovered and read")
     bookies = world.bookies.values()  # one may still have ended of what had struck it before
@@ -62,6 +67,30 @@ async def _read_topic(world: World, auditor: SimBroker) -> None:
         except EXPECTED as error:
             world.history.note(f"audit of topics: {error!r}")
         await asyncio.sleep(0.5)
+
+
+async def _read_deduplicated(world: World, auditor: SimBroker) -> None:
+    workload = world.dedup_workload
+    while True:
+        try:
+            managed_ledger = await auditor.managed_ledgers.open(workload.topic, workload.config)
+            workload.check(await read_all(managed_ledger))
+            return
+        except EXPECTED as error:
+            world.history.note(f"audit of deduplication: {error!r}")
+            await asyncio.sleep(0.5)
+
+
+async def read_all(managed_ledger: ManagedLedger) -> list[tuple[Position, bytes]]:
+    """Every entry, in order."""
+    entries: list[tuple[Position, bytes]] = []
+    position = managed_ledger.first_position()
+    while groups := await managed_ledger.read(position, max_entries=100, max_bytes=100_000):
+        for group in groups:
+            for entry_id, payload in enumerate(group.payloads(), group.first_entry_id):
+                entries.append((Position(group.ledger_id, entry_id), bytes(payload)))
+        position = Position(entries[-1][0].ledger_id, entries[-1][0].entry_id + 1)
+    return entries
 
 
 async def _read_ledgers(world: World, auditor: SimBroker) -> None:

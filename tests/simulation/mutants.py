@@ -16,11 +16,13 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
+from cepheid_broker.deduplication import SequenceIds
 from cepheid_broker.managed_ledger import cursor, rollover, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
+from cepheid_broker.topic_deduplication import TopicDeduplication
 from cepheid_ledger import ClosedLedger, recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
@@ -290,6 +292,27 @@ def trim_without_asking_the_cursors() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def name_what_was_pushed_when_saving_sequence_ids() -> Iterator[None]:
+    """A snapshot of deduplication has sequence ids whose entries are still under way (apache/pulsar#5218)."""
+
+    def snapshot(self: SequenceIds) -> dict[str, int]:
+        return {name: sequence.pushed for name, sequence in self._names.items() if sequence.pushed >= 0}
+
+    with mock.patch.object(SequenceIds, "snapshot", snapshot):
+        yield
+
+
+@contextlib.contextmanager
+def believe_the_snapshot_of_sequence_ids_alone() -> Iterator[None]:
+    """The entries behind it are not looked at when the topic is opened."""
+
+    async def replay(self: TopicDeduplication, mark_delete: Position) -> None: ...
+
+    with mock.patch.object(TopicDeduplication, "_replay", replay):
+        yield
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -311,5 +334,7 @@ MUTANTS: dict[str, Mutant] = {
         record_an_end_without_closing,
         write_the_chain_again_after_a_conflict,
         trim_without_asking_the_cursors,
+        name_what_was_pushed_when_saving_sequence_ids,
+        believe_the_snapshot_of_sequence_ids_alone,
     )
 }

@@ -27,6 +27,8 @@ RULES = {
     "recover without waiting for copies": {"L10"},
     "record an end without closing": {"M2"},
     "write the chain again after a conflict": {"M1", "M2", "M3", "M6", "C2", "C3", "C6", "C7", "C8"},
+    "name what was pushed when saving sequence ids": {"H3"},
+    "believe the snapshot of sequence ids alone": {"H3"},
     "trim without asking the cursors": {"M6", "C3", "C6"},
 }
 

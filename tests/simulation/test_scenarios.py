@@ -8,22 +8,27 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 
 from cepheid_bookie import BookieSettings
+from cepheid_broker.deduplication import ProducerSequence
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings, State
 from cepheid_ledger import LedgerFencedError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_metadata import Fragment, Op, Position, keys, ledger_records
 from cepheid_rpc import ReadRequest
 from cepheid_wire import TopicName
+from tests.simulation.audit import read_all
 from tests.simulation.cluster import SimBookie, SimBroker
 from tests.simulation.faults import CALM
 from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.sim_connection import SimConnections
 from tests.simulation.stage import Stage
+from tests.simulation.virtual_loop import SimulationError
+from tests.simulation.workload_dedup import Client, DedupWorkload
 from tests.simulation.workload_ledgers import Quorums
 from tests.simulation.workload_topics import TopicWorkload
 from tests.support import wait_until
@@ -313,6 +318,82 @@ def _fail_once(bookie: SimBookie) -> list[str]:
 
     bookie.index.before_sync = before_sync
     return failures
+
+
+# 30. dedup-after-failure
+
+
+async def dedup_after_failure(script: Script) -> None:
+    """The client's view: three messages answered, three under way when every bookie falls silent; then it sends them again."""
+    workload = DedupWorkload("payments", script.random, script.history, Quorums(1, 1, 1), clients=1)
+    (client,) = workload.clients
+    topic = await script.at(script.east, workload.open(script.east))
+    workload.serving["east"] = script.east.node, topic
+    assert await workload.connect(client)
+    workload.publish(client, 3, chunks=1)
+    await hear_until(workload, client, answered=3)
+    await asyncio.sleep(1.1)  # a snapshot is due by time
+
+    for bookie in script.bookies:
+        script.network.block("east", bookie, "add")
+    workload.publish(client, 3, chunks=1)
+    script.east.node.call_soon(topic.on_tick, 1.0)  # it is taken while they are under way
+    await asyncio.sleep(1.5)  # it is saved: metadata is well
+    await wait_until(lambda: topic.closed)
+    workload.hear(client)
+    assert client.peer is None, "the client is told to come back"
+
+    topic = await script.at(script.west, workload.open(script.west))
+    workload.serving = {"west": (script.west.node, topic)}
+    assert await workload.connect(client)
+    await hear_until(workload, client, answered=6)
+    workload.check(await script.at(script.west, read_all(topic.ledger)))
+
+
+async def hear_until(workload: DedupWorkload, client: Client, *, answered: int) -> None:
+    def heard() -> bool:
+        workload.hear(client)
+        return len(client.answered) == answered
+
+    await wait_until(heard)
+
+
+def test_30_dedup_after_failure() -> None:
+    """What was never stored is stored when it is sent again."""
+    Script(1).run(dedup_after_failure)
+
+
+def test_30_a_snapshot_that_names_what_was_pushed_loses_messages() -> None:
+    with MUTANTS["name what was pushed when saving sequence ids"](), pytest.raises(InvariantViolation, match=r"^H3"):
+        Script(1).run(dedup_after_failure)
+
+
+async def sent_and_never_appended(script: Script) -> None:
+    """The connection breaks while a message waits for the append before it; the topic lives on, and the message comes again."""
+    workload = DedupWorkload("payments", script.random, script.history, Quorums(1, 1, 1), clients=1)
+    (client,) = workload.clients
+    topic = await script.at(script.east, workload.open(script.east))
+    workload.serving["east"] = script.east.node, topic
+    assert await workload.connect(client)
+    workload.publish(client, 1, chunks=1)
+    await asyncio.sleep(0)
+    workload.publish(client, 1, chunks=1)
+    await asyncio.sleep(0)
+    workload.disconnect(client)
+    assert await workload.connect(client)
+    await hear_until(workload, client, answered=2)
+    assert workload.serving["east"][1] is topic
+    assert not topic.closed
+    workload.check(await script.at(script.east, read_all(topic.ledger)))
+
+
+def test_30_what_was_taken_and_never_appended_is_new_when_it_comes_again() -> None:
+    Script(1).run(sent_and_never_appended)
+
+
+def test_30_a_producer_that_keeps_what_it_never_appended_is_stuck() -> None:
+    with mock.patch.object(ProducerSequence, "abandon"), pytest.raises((AssertionError, SimulationError)):
+        Script(1).run(sent_and_never_appended)
 
 
 # 32. fifty-thousand-holes, half-a-batch

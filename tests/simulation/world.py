@@ -8,12 +8,14 @@ The seed decides everything: the size of the cluster, the quorums, what clients 
 from __future__ import annotations
 
 import asyncio
+import random
 
 from tests.simulation.audit import audit
 from tests.simulation.cluster import SimBookie, SimBroker
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.stage import Stage
+from tests.simulation.workload_dedup import DedupWorkload
 from tests.simulation.workload_ledgers import LedgerWorkload, Quorums
 from tests.simulation.workload_topics import TopicWorkload
 
@@ -38,27 +40,35 @@ class World(Stage):
         self.build(self.quorums.ensemble_size + self.random.randrange(3))
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
         self.topic_workload = TopicWorkload("orders", self.random, self.history, self.quorums)
+        self.dedup_workload = DedupWorkload("payments", random.Random(f"{self.seed}/dedup"), self.history, self.quorums)
         for bookie in self.bookies.values():
             bookie.start()
         for broker in self.brokers.values():
             self.begin(broker)
+        for client in self.dedup_workload.clients:
+            self.start_outside(self.dedup_workload.produce(client), client.name)
         nemesis = Nemesis(self)
-        while sum(self.history.operations.values()) < self._wanted_operations or self.plan.total() < _FEWEST_FAULTS:
+        while self._operations() < self._wanted_operations or self.plan.total() < _FEWEST_FAULTS:
             await asyncio.sleep(self.random.expovariate(10.0))
             self._visit_ledgers()
             self._replay_some_disk()
             nemesis.act()
         self.history.note("healing")
-        self.ledger_workload.stopped = self.topic_workload.stopped = True
+        self.ledger_workload.stopped = self.topic_workload.stopped = self.dedup_workload.stopped = True
         self.plan.heal()
         await nemesis.heal()
         await audit(self)
+
+    def _operations(self) -> int:
+        """But those of producers that only wait for each other."""
+        return sum(self.history.operations.values()) - self.dedup_workload.operations
 
     def begin(self, broker: SimBroker) -> None:
         """Starts a broker's process and what runs in it."""
         broker.start()
         self.spawn(broker.node, self.ledger_workload.write(broker), "write")
         self.spawn(broker.node, self.topic_workload.own(broker), "own")
+        self.spawn(broker.node, self.dedup_workload.own(broker), "own with deduplication")
 
     def on_bookie_down(self, bookie: SimBookie) -> None:
         self.later(self.random.choice((0.05, 0.3, 1.0, 4.0)), lambda: bookie.node.alive or bookie.start())

@@ -1,0 +1,326 @@
+"""Producers of a topic with deduplication: they send, lose their connection, and send again what they were not answered (H3, H4).
+
+    client ──SENDs──► Producer, PersistentTopic, TopicDeduplication of a broker's process ──► its managed ledger
+       ▲                                                   └── receipts: position, or -1:-1 for "you sent that before"
+       └── reconnects, to whichever broker serves the topic or believes so, and resends from the first unanswered SEND on
+
+Clients are in no process: they outlive every broker. Their messages are numbered, some are chunked; a message is stored when its
+last chunk is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from cepheid_broker.dispatcher import ReadAheadBudget
+from cepheid_broker.errors import BrokerError
+from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.producer import Producer
+from cepheid_broker.publish_window import PublishBudget, PublishWindow
+from cepheid_broker.rates import BrokerTraffic
+from cepheid_broker.refusal_log import RefusalLog
+from cepheid_broker.settings import BrokerSettings
+from cepheid_metadata import Position
+from cepheid_ports import TaskOwner
+from cepheid_wire import CommandType, FrameSplitter, SendCommand, ServerError, TopicName, encode_tail, parse_command, signed64
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.simulation.cluster import SimBroker
+from tests.simulation.history import History
+from tests.simulation.node import Node
+from tests.simulation.workload_ledgers import EXPECTED, Quorums
+
+POLICIES = TopicPolicies(deduplication=True, dedup_snapshot_entries=5, dedup_snapshot_s=1)
+REPEATED = Position(-1, -1)
+_MOST_UNANSWERED = 8
+_CONNECT_S = 6.0
+_CLOSED = "closed"
+
+
+class Send(NamedTuple):
+    sequence_id: int
+    is_last: bool  # the only or the last chunk of its message
+    tail: bytes
+
+
+class SimPeer:
+    """A connection to one broker's process: what the client hears of it, until it breaks."""
+
+    closed = False
+    writable = True
+    address = reached_host = client_version = "simulated"
+    connected_at_ms = 0
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.window = PublishWindow(1 << 30, PublishBudget(1 << 30), lambda: None, lambda: None)
+        self.heard: deque[tuple[int, Position] | str] = deque()
+        self.producer: Producer | None = None
+        self.admitted = False
+        self._splitter = FrameSplitter(1 << 24)
+
+    def break_off(self) -> None:
+        """The client is gone; the broker notices at its next step."""
+        if not self.closed:
+            self.closed = True
+            self.heard.clear()
+            if self.producer is not None:
+                self.node.call_soon(self.producer.detach)
+
+    def write(self, frames: bytes) -> None:
+        if self.closed or not self.node.alive:
+            return
+        for frame in self._splitter.feed(frames):
+            assert frame.type == CommandType.SEND_RECEIPT, f"an unexpected answer of type {frame.type}"
+            receipt = parse_command(frame.command).send_receipt
+            position = Position(signed64(receipt.message_id.ledgerId), signed64(receipt.message_id.entryId))
+            self.heard.append((receipt.sequence_id, position))
+
+    def write_buffers(self, buffers: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def send(self, body: Message) -> None:
+        raise NotImplementedError
+
+    def send_error(self, request_id: int, error: ServerError, message: str) -> None:
+        raise NotImplementedError
+
+    def close(self, reason: str) -> None:
+        raise NotImplementedError
+
+    async def is_alive(self) -> bool:
+        return not self.closed
+
+    # ProducerOwner
+
+    def on_admitted(self, producer: Producer) -> None:
+        self.admitted = True
+
+    def on_waiting(self, producer: Producer) -> None:
+        raise NotImplementedError
+
+    def on_refused(self, producer: Producer, error: BrokerError) -> None:
+        raise NotImplementedError
+
+    def on_closed_by_broker(self, producer: Producer) -> None:
+        self.heard.append(_CLOSED)
+
+
+@dataclass(slots=True)
+class Client:
+    name: str
+    sent: int = 0  # messages so far
+    unanswered: deque[Send] = field(default_factory=deque)
+    answered: dict[int, Position] = field(default_factory=dict)  # by sequence id of whole messages
+    peer: SimPeer | None = None
+
+
+class DedupWorkload:
+    def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums, *, clients: int = 2) -> None:
+        self.topic = TopicName.parse(f"persistent://public/default/{name}")
+        self.config = ManagedLedgerConfig(
+            ensemble_size=quorums.ensemble_size,
+            write_quorum=quorums.write_quorum,
+            ack_quorum=quorums.ack_quorum,
+            retention=Retention(time_ms=-1, size_bytes=-1),  # the audit reads everything
+        )
+        self._random = rng
+        self._history = history
+        self.clients = [Client(f"client-{number}") for number in range(1, clients + 1)]
+        self.serving: dict[str, tuple[Node, PersistentTopic]] = {}  # by broker
+        self.operations = 0
+        self.stopped = False
+        """No new messages; what is unanswered is still sent again."""
+
+    @property
+    def is_quiet(self) -> bool:
+        return all(not client.unanswered for client in self.clients)
+
+    # Brokers
+
+    async def own(self, broker: SimBroker) -> None:
+        """As `TopicWorkload.own`: two brokers do this, and depose each other. In the end nobody gives it up any more."""
+        rng = self._random
+        while True:
+            await asyncio.sleep(rng.choice((0.0, 0.1, 0.5, 2.0)))
+            try:
+                topic = await self.open(broker)
+            except EXPECTED as error:
+                self._history.note(f"{broker.process} cannot open {self.topic}: {error}")
+                continue
+            self.serving[broker.name] = broker.node, topic
+            try:
+                await self._serve(topic)
+            except EXPECTED as error:
+                self._history.note(f"{broker.process} {self.topic}: {error!r}")
+
+    async def _serve(self, topic: PersistentTopic) -> None:
+        """Until it fails or is given up; one that is deposed goes on until it finds out."""
+        rng = self._random
+        while not topic.closed:
+            await asyncio.sleep(rng.choice((0.01, 0.1)))
+            topic.on_tick(1.0)
+            if not topic.closed and not self.stopped and rng.random() < 0.02:
+                await topic.unload("somebody else's turn")
+                return
+        await topic.ledger.aclose()
+
+    async def open(self, broker: SimBroker) -> PersistentTopic:
+        ledger = await broker.managed_ledgers.open(self.topic, self.config)
+        tasks, budget, traffic = TaskOwner(f"dedup {broker.process}"), ReadAheadBudget(1 << 20), BrokerTraffic()
+        topic = PersistentTopic(
+            self.topic, ledger, POLICIES, BrokerSettings(close_timeout_s=4.0), budget, tasks, traffic, on_failed=lambda *_: None
+        )
+        try:
+            await topic.open()
+        except Exception:
+            await ledger.aclose()
+            raise
+        self._history.note(lambda: f"{broker.process} opened {topic.deduplication!r}, {topic.deduplication.sequences.snapshot()}")
+        return topic
+
+    # Clients
+
+    async def produce(self, client: Client) -> None:
+        """Outside of all processes, until everything is answered."""
+        rng = self._random
+        while not (self.stopped and not client.unanswered):
+            await asyncio.sleep(rng.choice((0.0, 0.02, 0.2)))
+            if client.peer is None:
+                await self.connect(client)
+                continue
+            self.hear(client)
+            if client.peer is not None and rng.random() < 0.02:
+                self._did("lose a producer's connection")
+                self.disconnect(client)
+            elif client.peer is not None and not self.stopped and len(client.unanswered) < _MOST_UNANSWERED:
+                self.publish(client, rng.choice((1, 1, 2, 3)))
+
+    def publish(self, client: Client, messages: int = 1, *, chunks: int | None = None) -> None:
+        sends: list[Send] = []
+        for _ in range(messages):
+            self._did("publish once")
+            sends += _message(client.name, client.sent, chunks or self._random.choice((1, 1, 1, 3)))
+            client.sent += self._random.choice((1, 1, 5))
+        client.unanswered += sends
+        self._deliver(client, sends)
+
+    async def connect(self, client: Client) -> bool:
+        """Resends what is unanswered. False: nobody serves, or not now."""
+        places = [place for place in self.serving.values() if place[0].alive and not place[1].closed]
+        if not places:
+            return False
+        node, topic = self._random.choice(places)
+        peer = SimPeer(node)
+        peer.producer = Producer(topic, peer, 0, client.name, owner=peer, refusals=RefusalLog())
+        opening = node.start(_seat(topic, peer.producer), name=f"connect {client.name}")
+        await asyncio.wait([opening], timeout=_CONNECT_S)
+        if not peer.admitted:
+            opening.cancel()
+            peer.break_off()
+            return False
+        client.peer = peer
+        self._deliver(client, list(client.unanswered))
+        return True
+
+    def disconnect(self, client: Client) -> None:
+        assert client.peer is not None
+        client.peer.break_off()
+        client.peer = None
+
+    def hear(self, client: Client) -> None:
+        peer, history = client.peer, self._history
+        assert peer is not None
+        while peer.heard:
+            heard = peer.heard.popleft()
+            if isinstance(heard, str):
+                self.disconnect(client)
+                return
+            sequence_id, position = heard
+            send = client.unanswered[0] if client.unanswered else None
+            in_turn = send is not None and send.sequence_id == sequence_id
+            history.check("H4", in_turn, lambda s=sequence_id, e=send: f"{client.name} is answered {s} and waits for {e}")
+            client.unanswered.popleft()
+            if send is not None and send.is_last:
+                client.answered[sequence_id] = position
+                history.note(lambda s=sequence_id, p=position: f"{client.name} is told {s} at {p}")
+        if not peer.node.alive:
+            self.disconnect(client)
+
+    def _deliver(self, client: Client, sends: list[Send]) -> None:
+        assert client.peer is not None
+        if client.peer.producer is not None and sends:
+            client.peer.node.call_soon(_take, client.peer.producer, sends)
+
+    def _did(self, operation: str) -> None:
+        self.operations += 1
+        self._history.did(operation)
+
+    # Afterwards
+
+    def check(self, entries: list[tuple[Position, bytes]]) -> None:
+        """H3 (and H1, for what was answered): `entries` are all there are, in order."""
+        for client in self.clients:
+            self._check_client(client, entries)
+
+    def _check_client(self, client: Client, entries: list[tuple[Position, bytes]]) -> None:
+        history = self._history
+        found: dict[int, Position] = {}
+        for position, payload in entries:
+            name, sequence_id, is_last = _read(payload)
+            if name == client.name and is_last:
+                rises = sequence_id > max(found, default=-1)
+                history.check("H3", rises, lambda p=position, s=sequence_id: f"{client.name}: {s} at {p} comes after {found}")
+                found[sequence_id] = position
+        for sequence_id, told in client.answered.items():
+            place = found.get(sequence_id)
+            history.check(
+                "H3",
+                place is not None and told in (place, REPEATED),
+                lambda s=sequence_id, t=told, p=place: f"{client.name} was told that {s} is stored, at {t}; it is at {p}",
+            )
+
+
+async def _seat(topic: PersistentTopic, producer: Producer) -> None:
+    """As a connection does (connection_producer.py), but that it gives up where that would ask again."""
+    assert topic.deduplication is not None
+    await topic.deduplication.wait_settled(producer.name)
+    if not topic.closed:
+        topic.admission.ask(producer)
+
+
+def _take(producer: Producer, sends: list[Send]) -> None:
+    """One loop turn of a connection."""
+    for send in sends:
+        producer.take(SendCommand(0, send.sequence_id, None, None, False, None, None, False), memoryview(send.tail))
+    producer.flush()
+
+
+def _message(name: str, sequence_id: int, chunks: int) -> list[Send]:
+    payload = f"{name}-{sequence_id}".encode()
+    if chunks == 1:
+        metadata = pb.MessageMetadata(producer_name=name, sequence_id=sequence_id, publish_time=1)
+        return [Send(sequence_id, True, encode_tail(metadata, payload))]
+    sends = []
+    for index in range(chunks):
+        metadata = pb.MessageMetadata(producer_name=name, sequence_id=sequence_id, publish_time=1)
+        metadata.uuid, metadata.chunk_id = payload.decode(), index
+        metadata.num_chunks_from_msg, metadata.total_chunk_msg_size = chunks, len(payload)
+        sends.append(Send(sequence_id, index + 1 == chunks, encode_tail(metadata, payload)))
+    return sends
+
+
+def _read(payload: bytes) -> tuple[str, int, bool]:
+    """Producer, sequence id, and whether the message is whole with it. Read from the bytes, not by what is tested."""
+    metadata_bytes = int.from_bytes(payload[6:10], "big")
+    metadata = pb.MessageMetadata.FromString(payload[10 : 10 + metadata_bytes])
+    whole = not metadata.HasField("chunk_id") or metadata.chunk_id == metadata.num_chunks_from_msg - 1
+    return metadata.producer_name, metadata.sequence_id, whole
