@@ -46,6 +46,7 @@ class BrokerFigures:
     refusals: int
     published: TrafficFigures
     delivered: TrafficFigures
+    repeated_entries: int
 
 
 class Broker:
@@ -131,6 +132,7 @@ class Broker:
             self._refusals.refusals,
             self.topics.totals.published.figures(),
             self.topics.totals.delivered.figures(),
+            self.topics.totals.repeated.entries,
         )
 
     def _schedule_tick(self) -> None:

@@ -63,7 +63,7 @@ class PersistentTopic(Topic):
         self._totals = totals
         self._on_failed = on_failed
         self._changing = asyncio.Lock()  # creation and deletion of subscriptions, one after the other
-        self.deduplication = TopicDeduplication(str(name), ledger, lambda: self.policies, settings.deduplication, tasks)
+        self.deduplication = TopicDeduplication(str(name), ledger, lambda: self.policies, settings.deduplication, tasks, totals)
         for cursor in ledger.cursors.values():
             if cursor.name != DEDUP_CURSOR:
                 self._adopt(cursor.name, cursor)

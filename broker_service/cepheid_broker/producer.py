@@ -199,7 +199,7 @@ class Producer:
         if restricted and not self._is_allowed(send, tail, metadata):
             return
         deduplication = self.topic.deduplication
-        if deduplication is not None and deduplication.active and not self._is_new(send, metadata, deduplication):
+        if deduplication is not None and deduplication.active and not self._is_new(send, tail, metadata, deduplication):
             return
         gathered = self._gathered
         payload = tail if has_checksum(tail) else add_checksum(tail)
@@ -231,7 +231,7 @@ class Producer:
 
     # Deduplication
 
-    def _is_new(self, send: SendCommand, metadata: pb.MessageMetadata, deduplication: TopicDeduplication) -> bool:
+    def _is_new(self, send: SendCommand, tail: memoryview, metadata: pb.MessageMetadata, deduplication: TopicDeduplication) -> bool:
         """False: its place among the answers is taken, and nothing is stored. Every entry of the topic passes here."""
         highest = send.sequence_id
         if send.highest_sequence_id is not None:
@@ -256,7 +256,7 @@ class Producer:
         if metadata.marker_type:
             return True
         self._repeat(send, sequence, highest)
-        deduplication.duplicates += 1
+        deduplication.repeated.count(1, 1, len(tail))
         return False
 
     def _repeat(self, send: SendCommand, sequence: ProducerSequence, highest: int) -> None:

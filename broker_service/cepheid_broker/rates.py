@@ -43,6 +43,8 @@ class BrokerTraffic:
 
     published: Traffic = field(default_factory=Traffic)
     delivered: Traffic = field(default_factory=Traffic)
+    repeated: Traffic = field(default_factory=Traffic)
+    """Sent again by producers, and not stored again: deduplication."""
 
     def on_tick(self, window_s: float) -> None:
         self.published.on_tick(window_s)

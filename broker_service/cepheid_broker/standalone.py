@@ -23,7 +23,14 @@ from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
 from cepheid_broker.local_bookies import LocalBookies
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
-from cepheid_broker.settings import BrokerSettings, ConnectionSettings, DispatchSettings, PolicySettings, TopicCreation
+from cepheid_broker.settings import (
+    BrokerSettings,
+    ConnectionSettings,
+    DeduplicationSettings,
+    DispatchSettings,
+    PolicySettings,
+    TopicCreation,
+)
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_metadata import ClusterIdentity, LedgerIds, cluster_identity, ledger_records
 from cepheid_metadata.rocks_store import RocksStore
@@ -64,6 +71,9 @@ class StandaloneSettings(BaseModel, frozen=True, extra="forbid"):
     topic_creation: bool = Field(True, description="Whether clients create topics by using them.")
     connection: ConnectionSettings = Field(ConnectionSettings(), description="Bounds and patience of each connection.")
     dispatch: DispatchSettings = Field(DispatchSettings(), description="How entries are sent to consumers.")
+    deduplication: DeduplicationSettings = Field(
+        DeduplicationSettings(), description="Bounds of what is remembered of producers, where a policy turns deduplication on."
+    )
     policies: PolicySettings = Field(
         PolicySettings(), description="What holds where neither a topic nor its namespace say anything."
     )
@@ -156,6 +166,7 @@ class Standalone:
             topic_creation=TopicCreation(allowed=settings.topic_creation),
             connection=settings.connection,
             dispatch=settings.dispatch,
+            deduplication=settings.deduplication,
             policies=settings.policies,
         )
         self.broker = Broker(broker_settings, store, managed_ledgers, ports, ledger_config=settings.ledger_config)

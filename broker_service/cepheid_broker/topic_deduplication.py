@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, SequenceIds
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
+from cepheid_broker.rates import BrokerTraffic, Traffic
 from cepheid_broker.settings import DeduplicationSettings
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import BadTailError, parse_metadata
@@ -53,10 +54,12 @@ class TopicDeduplication:
         policies: Callable[[], TopicPolicies],
         settings: DeduplicationSettings,
         tasks: TaskOwner,
+        totals: BrokerTraffic,
     ) -> None:
         self.active = False
         self.sequences = SequenceIds()
-        self.duplicates = 0
+        self.repeated = Traffic(totals.repeated)
+        """What was not stored again."""
         self.entries_replayed = 0
         self._topic = topic
         self._ledger = ledger

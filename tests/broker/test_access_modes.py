@@ -369,3 +369,26 @@ def test_the_limit_of_producers_per_connection_is_an_error_and_not_the_end() -> 
             await client.publish(1, producer_id=19)
 
     run_async(main())
+
+
+def test_ten_thousand_producers_on_one_connection() -> None:
+    async def main() -> None:
+        count = 10_000
+        async with BrokerWorld() as world, await world.client() as client:
+            for first in range(0, count, 1000):
+                client.send(*(asking("", MODE.Shared, index, index) for index in range(first, first + 1000)))
+                for _ in range(1000):
+                    assert isinstance((await client.expect(pb.CommandProducerSuccess, 20)).producer_name, str)
+            error = await client.ask(asking("", MODE.Shared, count, count), pb.CommandError)
+            assert error.error == ServerError.PRODUCER_BUSY
+            assert "10000" in error.message
+            for index in range(0, count, 100):
+                client.send_message(0, producer_id=index)
+            for index in range(0, count, 100):
+                assert (await client.expect(pb.CommandSendReceipt)).producer_id == index
+            topic = world.topic("t")
+            assert len(topic.producers) == count
+            client.abort()
+            await wait_until(lambda: not topic.producers)
+
+    run_async(main(), timeout_s=60)

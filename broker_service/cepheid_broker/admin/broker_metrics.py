@@ -29,6 +29,9 @@ def broker_families(broker: Broker) -> Iterator[Family]:
         yield counter(f"cepheid_broker_{way}_entries_total", f"Entries {way}.", traffic.entries)
         yield counter(f"cepheid_broker_{way}_messages_total", f"Messages {way}.", traffic.messages)
         yield counter(f"cepheid_broker_{way}_bytes_total", f"Bytes of entries {way}.", traffic.size_bytes)
+    yield counter(
+        "cepheid_broker_repeated_entries_total", "Entries sent again and not stored again: deduplication.", figures.repeated_entries
+    )
     yield gauge("cepheid_broker_publish_buffer_bytes", "Bytes published and not answered yet.", figures.publish_buffer_bytes)
     yield counter(
         "cepheid_broker_publish_pauses_total",
