@@ -125,7 +125,7 @@ class ProducerCommands:
             name = TopicName.parse(ask.topic)
             properties = checked_properties(ask)
             topic = await self._services.topics.get(name, may_create=True)
-            await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0, replaces=older)
+            await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0)
             schema_version = await self._services.schemas.for_producer(name, asked_schema(ask), topic.policies)
             await self._create_initial_subscription(topic, ask)
             producer = Producer(
@@ -158,7 +158,7 @@ class ProducerCommands:
                 await topic.deduplication.wait_settled(producer.name)
             topic.check_open()
             self._asking[producer.producer_id] = producer
-            refused = topic.admission.ask(producer, older)
+            refused = topic.admission.ask(producer, older, most=topic.policies.max_producers)
             if refused is None:
                 return
             del self._asking[producer.producer_id]
@@ -184,7 +184,7 @@ class ProducerCommands:
     # What the topic says (ProducerOwner)
 
     def on_admitted(self, producer: Producer) -> None:
-        self._asking.pop(producer.producer_id, None)
+        del self._asking[producer.producer_id]
         self._closed_by_broker.pop(producer.producer_id, None)
         self._open[producer.producer_id] = producer
         self._send_success(producer)
@@ -194,7 +194,7 @@ class ProducerCommands:
         self._send_success(producer)
 
     def on_refused(self, producer: Producer, error: BrokerError) -> None:
-        self._asking.pop(producer.producer_id, None)
+        del self._asking[producer.producer_id]
         self._note_refusal(str(producer.topic.name), error)
         self._peer.send_error(producer.request_id, server_error_of(error), error_text(error))
 

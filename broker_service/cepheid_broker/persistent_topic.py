@@ -23,7 +23,6 @@ from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_resolution import ledger_config
 from cepheid_broker.position import EARLIEST, LATEST, Position
-from cepheid_broker.producer import Producer
 from cepheid_broker.rates import BrokerTraffic
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.subscription import Subscription
@@ -86,8 +85,8 @@ class PersistentTopic(Topic):
         self.ledger.config = ledger_config(policies)
         self.ledger.tick()  # what is due now need not wait for the next round of housekeeping
 
-    async def check_publishing(self, *, encrypted: bool, reconnecting: bool, replaces: Producer | None = None) -> None:
-        await super().check_publishing(encrypted=encrypted, reconnecting=reconnecting, replaces=replaces)
+    async def check_publishing(self, *, encrypted: bool, reconnecting: bool) -> None:
+        await super().check_publishing(encrypted=encrypted, reconnecting=reconnecting)
         if self.ledger.chain.terminated_at is not None:
             raise TopicTerminatedError(f"topic {self.name} was terminated at {self.ledger.last_confirmed}", topic=str(self.name))
 

@@ -294,16 +294,20 @@ class Producer:
     # Its standing
 
     def on_admitted(self, topic_epoch: int | None) -> None:
+        if self.state is ProducerState.CLOSED:
+            return  # its successor, which is about to ask, takes its place
         self.state = ProducerState.OPEN
         self.topic_epoch = topic_epoch
         self._owner.on_admitted(self)
 
     def on_waiting(self) -> None:
+        """It is on its list."""
         self._owner.on_waiting(self)
 
     def on_refused(self, error: BrokerError) -> None:
-        self.state = ProducerState.CLOSED
-        self._owner.on_refused(self, error)
+        if self.state is not ProducerState.CLOSED:
+            self.state = ProducerState.CLOSED
+            self._owner.on_refused(self, error)
 
     def close_when_settled(self, on_settled: Callable[[], None]) -> None:
         """Takes nothing more; calls back when everything under way is answered."""

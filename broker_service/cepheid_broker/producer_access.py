@@ -54,6 +54,7 @@ class Why(enum.Enum):
     NAME_IN_USE = "its name is in use"
     HELD = "an exclusive producer is connected or waiting"
     FENCED = "it cannot be the only producer, or was replaced as such"
+    TOO_MANY = "the topic has as many producers as it may have"
     NOT_SAVED = "the topic epoch could not be saved"
 
 
@@ -126,8 +127,8 @@ class ProducerAccess(Generic[A]):
 
     # Events
 
-    def ask(self, applicant: A, replaces: A | None = None) -> list[Effect[A]]:
-        """`replaces`: an earlier incarnation of the same producer, which is over."""
+    def ask(self, applicant: A, replaces: A | None = None, *, most: int = 0) -> list[Effect[A]]:
+        """`replaces`: an earlier incarnation of the same producer, which is over. `most`: how many there may be; 0: any number."""
         effects: list[Effect[A]] = []
         if replaces is not None and replaces in self:
             if replaces.name == applicant.name and replaces.access_mode == applicant.access_mode:
@@ -137,6 +138,8 @@ class ProducerAccess(Generic[A]):
             return [*effects, Refuse(applicant, Why.NAME_IN_USE, named)]
         if applicant.access_mode is not AccessMode.SHARED and self._was_replaced(applicant):
             return [*effects, Refuse(applicant, Why.FENCED)]
+        if 0 < most <= len(self) and applicant.access_mode is not AccessMode.EXCLUSIVE_WITH_FENCING:
+            return [*effects, Refuse(applicant, Why.TOO_MANY)]
         in_the_way = self._holder or next(iter(self._waiting), None) or next(iter(self._connected), None)
         match applicant.access_mode:
             case AccessMode.SHARED if self._holder is not None or self._waiting:

@@ -24,7 +24,6 @@ from cepheid_broker.errors import (
     BacklogQuotaHoldError,
     NotAllowedError,
     ServiceNotReadyError,
-    TooManyProducersError,
 )
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import QuotaAction, TopicPolicies
@@ -136,7 +135,7 @@ class Topic(ABC):
         """Those that may publish, by name; who waits for exclusive access is not among them."""
         return self.admission.connected
 
-    async def check_publishing(self, *, encrypted: bool, reconnecting: bool, replaces: Producer | None = None) -> None:
+    async def check_publishing(self, *, encrypted: bool, reconnecting: bool) -> None:
         """Raises what a new producer is refused with, whatever it is called. While the backlog quota holds producers, those
         that were connected wait here."""
         while self.publish_blocked is QuotaAction.HOLD and reconnecting and not self.closed:
@@ -149,10 +148,6 @@ class Topic(ABC):
             raise BacklogQuotaExceededError(f"the backlog of topic {self.name} is above its quota", **facts)
         if self.policies.encryption_required and not encrypted:
             raise NotAllowedError(f"topic {self.name} takes encrypted messages only", **facts)
-        others = len(self.admission) - (replaces is not None and replaces in self.admission)
-        if 0 < self.policies.max_producers <= others:
-            text = f"topic {self.name} has {others} producers, the limit is {self.policies.max_producers}"
-            raise TooManyProducersError(text, **facts)
 
     @abstractmethod
     def publish(

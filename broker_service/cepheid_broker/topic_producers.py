@@ -11,7 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from cepheid_broker.errors import BrokerError, ProducerBusyError, ProducerFencedError, ServiceNotReadyError, TopicHeldError
+from cepheid_broker.errors import (
+    BrokerError,
+    ProducerBusyError,
+    ProducerFencedError,
+    ServiceNotReadyError,
+    TooManyProducersError,
+    TopicHeldError,
+)
 from cepheid_broker.policies import QuotaAction, TopicPolicies
 from cepheid_broker.producer_access import Admit, Close, Effect, ProducerAccess, Refuse, SaveEpoch, Wait, Why
 from cepheid_ports import CepheidError, TaskOwner
@@ -20,6 +27,9 @@ if TYPE_CHECKING:
     from cepheid_broker.producer import Producer
 
 log = logging.getLogger(__name__)
+
+
+_ABOVE_QUOTA = "the topic's backlog is above its quota"
 
 
 class TopicProducers:
@@ -32,6 +42,7 @@ class TopicProducers:
         self._topic = topic
         self._tasks = tasks
         self._save_epoch = save_epoch
+        self._blocked = False
         self._unblocked = asyncio.Event()
         self._access: ProducerAccess[Producer] = ProducerAccess(epoch)
 
@@ -48,13 +59,15 @@ class TopicProducers:
     def __contains__(self, producer: Producer) -> bool:
         return producer in self._access
 
-    def ask(self, producer: Producer, replaces: Producer | None = None) -> tuple[BrokerError, Producer | None] | None:
+    def ask(
+        self, producer: Producer, replaces: Producer | None = None, *, most: int = 0
+    ) -> tuple[BrokerError, Producer | None] | None:
         """None: it is admitted, waits, or will be told. Else why not, and who is in the way.
 
-        `replaces`: its earlier incarnation on the same connection."""
+        `replaces`: its earlier incarnation on the same connection. `most`: how many producers there may be; 0: any number."""
         if replaces is not None and self.connected.get(replaces.name) is replaces:
             del self.connected[replaces.name]
-        effects = self._access.ask(producer, replaces)
+        effects = self._access.ask(producer, replaces, most=most)
         for index, effect in enumerate(effects):
             if isinstance(effect, Refuse) and effect.applicant is producer:
                 self._perform(effects[:index] + effects[index + 1 :])
@@ -88,12 +101,13 @@ class TopicProducers:
         """Producers are closed and come back by themselves: who holds them is the answer to that (`Topic.check_publishing`).
 
         Their connections are read on: the consumers that could shrink the backlog may be on the same ones."""
-        if action not in (QuotaAction.HOLD, QuotaAction.REFUSE):
+        self._blocked = action in (QuotaAction.HOLD, QuotaAction.REFUSE)
+        if not self._blocked:
             self._unblocked.set()
             return
         self._unblocked.clear()
         for producer in list(self.connected.values()):
-            producer.close_in_good_order("the topic's backlog is above its quota")
+            producer.close_in_good_order(_ABOVE_QUOTA)
 
     async def wait_unblocked(self) -> None:
         await self._unblocked.wait()
@@ -104,6 +118,8 @@ class TopicProducers:
                 case Admit(producer, epoch):
                     self.connected[producer.name] = producer
                     producer.on_admitted(epoch)
+                    if self._blocked:  # it had waited for those who were closed for that
+                        producer.close_in_good_order(_ABOVE_QUOTA)
                 case Wait(producer):
                     producer.on_waiting()
                 case Refuse(producer):
@@ -141,5 +157,9 @@ class TopicProducers:
             case Why.FENCED:
                 text = f"producer {producer.name!r} of topic {self._topic} was replaced by a later exclusive producer"
                 return ProducerFencedError(text, topic_epoch=self._access.epoch, shown_epoch=producer.shown_epoch, **facts)
+            case Why.TOO_MANY:
+                return TooManyProducersError(
+                    f"topic {self._topic} has {len(self)} producers, as many as its policy allows", **facts
+                )
             case Why.NOT_SAVED:
                 return ServiceNotReadyError(f"topic {self._topic}: its epoch could not be saved", **facts)

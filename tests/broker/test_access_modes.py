@@ -254,6 +254,21 @@ def test_the_policy_bounds_the_producers_of_a_topic() -> None:
     run_async(main())
 
 
+def test_the_policy_holds_for_producers_that_come_at_once() -> None:
+    async def main() -> None:
+        async with BrokerWorld(policies={"max_producers": 2}) as world, await world.client() as client:
+            client.send(*(asking(f"p{index}", MODE.Shared, index, index) for index in range(5)))
+            answers = [await client.receive() for _ in range(5)]
+            assert sum(isinstance(answer.body, pb.CommandProducerSuccess) for answer in answers if answer) == 2
+            assert len(world.topic("t").producers) == 2
+            client.send(asking("f", MODE.ExclusiveWithFencing, 9))  # which makes room for itself
+            for _ in range(2):
+                await client.expect(pb.CommandCloseProducer)
+            assert (await client.expect(pb.CommandProducerSuccess)).producer_name == "f"
+
+    run_async(main())
+
+
 def test_properties_are_bounded() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -312,6 +327,25 @@ def test_above_the_quota_producers_are_closed_after_their_receipts_and_new_ones_
                 topic.set_publish_blocked(None)
                 await open_as(client, "p", MODE.Shared, epoch=2)
             await client.publish(1, first_sequence_id=1)
+
+    run_async(main())
+
+
+def test_who_waits_for_exclusive_is_not_let_in_above_the_quota() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as holder, await world.client() as waiting:
+            await open_as(holder, "a", MODE.Exclusive)
+            await open_as(waiting, "w", MODE.WaitForExclusive)
+            topic = world.topic("t")
+            topic.set_publish_blocked(QuotaAction.HOLD)
+            await holder.expect(pb.CommandCloseProducer)
+            assert (await waiting.expect(pb.CommandProducerSuccess)).producer_ready
+            await waiting.expect(pb.CommandCloseProducer)
+            waiting.send(asking("w", MODE.WaitForExclusive, epoch=1, topic_epoch=1))
+            await waiting.expect_nothing()
+            topic.set_publish_blocked(None)
+            assert (await waiting.expect(pb.CommandProducerSuccess)).topic_epoch == 1
+            await waiting.publish(1)
 
     run_async(main())
 

@@ -150,3 +150,14 @@ def test_after_a_failed_append_what_was_gathered_is_never_stored() -> None:
     assert producer.state is ProducerState.CLOSED
     assert world.closed_by_broker == 1
     assert world.window.taken == 0
+
+
+def test_a_stopped_producer_that_is_admitted_late_stays_stopped() -> None:
+    """It waited, and a new incarnation is about to take its place."""
+    world = Appends()
+    producer = world.producer()
+    producer.stop()
+    producer.on_admitted(1)
+    send(producer, 0)
+    assert producer.state is ProducerState.CLOSED
+    assert world.groups == []
