@@ -41,9 +41,13 @@ class ForwardReader:
         self._ticket += 1
 
     def skip_to(self, first: Position) -> None:
-        """Whatever is before `first` is acknowledged: it is not read for nothing."""
-        if self.next_position < first:
+        """Whatever is before `first` is acknowledged: it is not read for nothing. What was read beyond is not read twice: a core
+        may have put some of it elsewhere already."""
+        if self.position < first:
             self.rewind(first)
+        while (head := self.head()) is not None and (head.counted.ledger_id, head.next_entry_id) < first:
+            is_past = (head.counted.ledger_id, head.counted.last) < first
+            self.advance(head.counted.last + 1 if is_past else first.entry_id)
 
     @property
     def can_read(self) -> bool:
