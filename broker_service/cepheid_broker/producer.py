@@ -25,15 +25,16 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence
+from cepheid_broker.deduplication import MAX_SEQUENCE_ID, ProducerSequence
 from cepheid_broker.errors import BrokerError
-from cepheid_broker.peer import Buffer, Peer
+from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
 from cepheid_broker.producer_access import AccessMode
+from cepheid_broker.publish_group import PublishGroup, why_not_allowed
 from cepheid_broker.rates import Traffic, TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.topic_deduplication import TopicDeduplication, is_recorded, producer_name_of
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-NO_POSITION = Position(-1, -1)
-
 GATHER_BYTES = 128 * 1024
 """Large entries do not wait for each other: beyond this the next append starts while the one before is under way."""
 
@@ -69,34 +68,6 @@ class ProducerState(enum.Enum):
     OPEN = "open"
     CLOSING = "closing"  # takes nothing more; what is under way is still answered
     CLOSED = "closed"
-
-
-DUPLICATE_BYTES = 64
-"""What a repetition that is not stored counts in the publish window: its place among the answers."""
-
-
-@dataclass(slots=True, eq=False)
-class _Group:
-    """SENDs of one loop turn, appended together."""
-
-    payloads: list[Buffer] = field(default_factory=list)
-    sequence_ids: list[tuple[int, int | None]] = field(default_factory=list)  # and the highest of a batch, if it was sent
-    messages: list[int] = field(default_factory=list)  # in each payload
-    size_bytes: int = 0
-    errors_after: bytes = b""  # frames to be written behind its receipts (rule 4)
-    sequence: ProducerSequence | None = None  # with deduplication: whose ids they are
-    highest: int = NOTHING_PERSISTED
-    duplicates: list[_Duplicate] = field(default_factory=list)  # rule 3
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.sequence_ids
-
-
-class _Duplicate(NamedTuple):
-    place: int  # among the group's sequence ids; it has no payload
-    sequence: ProducerSequence
-    highest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +143,8 @@ class Producer:
         self._refusals = refusals
         self._owner = owner
         self._on_settled: Callable[[], None] | None = None
-        self._gathered = _Group()
-        self._pending: deque[_Group] = deque()
+        self._gathered = PublishGroup()
+        self._pending: deque[PublishGroup] = deque()
         self._sequence: ProducerSequence | None = None  # the one it uses, with deduplication
 
     def __repr__(self) -> str:
@@ -218,7 +189,7 @@ class Producer:
     def _append(self) -> None:
         if self._gathered.is_empty:
             return
-        group, self._gathered = self._gathered, _Group()
+        group, self._gathered = self._gathered, PublishGroup()
         if not group.payloads and not self._pending:
             self._answer(group, None)
             return
@@ -267,10 +238,7 @@ class Producer:
             self.close_by_broker("a message was sent again while another producer was publishing it")
             return
         self.duplicates += 1
-        gathered = self._gathered
-        gathered.duplicates.append(_Duplicate(len(gathered.sequence_ids), sequence, highest))
-        gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
-        gathered.size_bytes += DUPLICATE_BYTES
+        self._gathered.repeat(send, sequence, highest)
 
     def _follow(self, deduplication: TopicDeduplication, name: str) -> ProducerSequence:
         self._leave_sequence()
@@ -283,7 +251,7 @@ class Producer:
             self.topic.deduplication.sequences.leave(self._sequence, asyncio.get_running_loop().time())
         self._sequence = None
 
-    def _tell_sequence(self, group: _Group, *, stored: bool) -> None:
+    def _tell_sequence(self, group: PublishGroup, *, stored: bool) -> None:
         """Also when the producer is closed: its successor must know."""
         if self.topic.deduplication is None:
             return
@@ -360,13 +328,13 @@ class Producer:
 
     def _stop(self) -> None:
         self.state = ProducerState.CLOSED
-        gathered, self._gathered = self._gathered, _Group()  # never appended, never counted in the window
+        gathered, self._gathered = self._gathered, PublishGroup()  # never appended, never counted in the window
         if gathered.sequence is not None:
             gathered.sequence.abandon()
         self._leave_sequence()
         self._settle_if_done()
 
-    def _on_appended(self, group: _Group, result: Position | CepheidError, count: int) -> None:
+    def _on_appended(self, group: PublishGroup, result: Position | CepheidError, count: int) -> None:
         assert count == len(group.payloads), "a group completes whole"
         self._pending.remove(group)  # the first one, unless it was refused
         self.peer.window.give_back(group.size_bytes)
@@ -383,37 +351,17 @@ class Producer:
         self.flush()
         self._settle_if_done()
 
-    def _answer(self, group: _Group, first: Position | None) -> None:
+    def _answer(self, group: PublishGroup, first: Position | None) -> None:
         if self.state is ProducerState.CLOSED:
             return
-        if not all(duplicate.sequence.is_stored(duplicate.highest) for duplicate in group.duplicates):
+        if not group.repeats_what_is_stored:
             self.close_by_broker("a message was sent again while it was not known whether it is stored, and it is not")
             return
-        receipts = self._receipts(group, first)
+        receipts = group.receipts(self.producer_id, first, step=int(self.topic.entry_ids_rise))
         self.peer.write(encode_send_receipts(receipts) + group.errors_after)
-        messages, size_bytes = sum(group.messages), group.size_bytes - DUPLICATE_BYTES * len(group.duplicates)
-        self.traffic.count(len(group.payloads), messages, size_bytes)
-        self.topic.published.count(len(group.payloads), messages, size_bytes)
-
-    def _receipts(self, group: _Group, first: Position | None) -> list[tuple[int, int, int, int, int | None]]:
-        """Of each SEND, in their order."""
-        producer_id = self.producer_id
-        step = int(self.topic.entry_ids_rise)
-        ledger_id, entry_id = first or NO_POSITION
-        if not group.duplicates:
-            return [
-                (producer_id, sequence_id, ledger_id, entry_id + index * step, highest)
-                for index, (sequence_id, highest) in enumerate(group.sequence_ids)
-            ]
-        repeated = {duplicate.place for duplicate in group.duplicates}
-        receipts = []
-        for index, (sequence_id, highest) in enumerate(group.sequence_ids):
-            if index in repeated:
-                receipts.append((producer_id, sequence_id, *NO_POSITION, highest))
-            else:
-                receipts.append((producer_id, sequence_id, ledger_id, entry_id, highest))
-                entry_id += step
-        return receipts
+        entries, messages, size_bytes = len(group.payloads), sum(group.messages), group.stored_bytes
+        self.traffic.count(entries, messages, size_bytes)
+        self.topic.published.count(entries, messages, size_bytes)
 
     def _settle_if_done(self) -> None:
         settled = not self._pending and self._gathered.is_empty
@@ -439,15 +387,8 @@ class Producer:
     def _is_allowed(self, send: SendCommand, tail: memoryview, metadata: pb.MessageMetadata) -> bool:
         """By the topic's policies. False: the client is told, and the producer closed: some clients give up that message (Java),
         others send it again until it is too old (C++), but none sees a later one stored before it (protocol.md §10.4)."""
-        policies = self.topic.policies
-        if 0 < policies.max_message_bytes < len(tail):
-            reason = f"a message of {len(tail)} bytes, the topic's policy allows {policies.max_message_bytes}"
-        elif 0 < policies.max_delay_ms < metadata.deliver_at_time - metadata.publish_time:
-            delay_ms = metadata.deliver_at_time - metadata.publish_time
-            reason = f"a message to be delivered after {delay_ms} ms, the topic's policy allows {policies.max_delay_ms}"
-        elif policies.encryption_required and not metadata.encryption_keys:
-            reason = "a message that is not encrypted, and the topic's policy demands it"
-        else:
+        reason = why_not_allowed(self.topic.policies, len(tail), metadata)
+        if reason is None:
             return True
         self._refusals.note(
             "publish.not_allowed",
