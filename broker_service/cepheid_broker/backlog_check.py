@@ -188,25 +188,23 @@ async def last_published_before(ledger: ManagedLedger, first: Position, before_m
 
     In steps that double, then by halves: the place is near the start, and what is far behind it must not be asked.
     """
-    ledgers, times = ledger.ledgers, ledger.publish_times
+    ledgers, times = ledger.ledgers.copy(), ledger.publish_times  # a copy: a trim meanwhile would renumber the entries
 
     async def is_old(rank: int) -> bool:
         published_ms = await times.at(ledgers.at_rank(rank))
-        return published_ms is not None and published_ms < before_ms
+        return published_ms is None or published_ms < before_ms  # None: every subscription is through with it, it was trimmed
 
     old = ledgers.rank(first)
     if not ledgers.is_valid(first) or not await is_old(old):
         return None
-    last = ledgers.at_rank(old)
     step = 1
     while old + step <= ledgers.total_entries and await is_old(old + step):
         old, step = old + step, 2 * step
-        last = ledgers.at_rank(old)
     young = min(old + step, ledgers.total_entries + 1)
     while young - old > 1:
         middle = (old + young) // 2
         if await is_old(middle):
-            old, last = middle, ledgers.at_rank(middle)
+            old = middle
         else:
             young = middle
-    return last
+    return ledgers.at_rank(old)

@@ -30,7 +30,7 @@ async def position_at_time(ledger: ManagedLedger, time_ms: int) -> Position:
 
     Binary search: publish times are the clients' clocks, so it is exact only as far as they rise (as in the reference broker).
     """
-    ledgers = ledger.ledgers
+    ledgers = ledger.ledgers.copy()  # a trim meanwhile would renumber the entries
     start, end = 0, ledgers.total_entries
     while start < end:  # entries before `start` are older; entries from `end` on are not
         middle = (start + end) // 2

@@ -10,6 +10,7 @@ Rules:
 1. Ledgers that are not in the list count 0 entries; a position in one of them lies where its id would be.
 2. The list is never empty: a topic always has the ledger that it writes, or its last one when it was terminated.
 3. Only the list's own numbers count: the chain record for ended ledgers, what was confirmed for the last.
+4. A rank is good until the next await: trimming renumbers. Who searches by ranks and reads between them does it in `copy`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ class LedgerList:
         if self.last_is_open and self._ids[-1] == before[0]:
             _, self._entries[-1], self._sizes[-1] = before
         self._before = list(accumulate(self._entries[:-1], initial=0))
+
+    def copy(self) -> LedgerList:
+        """As it is now: it neither grows nor is trimmed (rule 4)."""
+        copy = LedgerList.__new__(LedgerList)
+        copy._ids, copy._before = self._ids, self._before  # never changed in place
+        copy._entries, copy._sizes = list(self._entries), list(self._sizes)
+        copy.last_is_open = self.last_is_open
+        return copy
 
     def __repr__(self) -> str:
         ledgers = " ".join(f"[{ledger_id}: {count}]" for ledger_id, count in zip(self._ids, self._entries, strict=True))
