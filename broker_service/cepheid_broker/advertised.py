@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.settings import BrokerSettings
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
@@ -11,3 +12,9 @@ def advertised_url(scheme: str, settings: BrokerSettings, port: int, reached_hos
     """`reached_host` is the local address of the client's connection. `port` is the one that clients reach."""
     host = settings.advertised_host or (reached_host if settings.host in _ANY_ADDRESS else settings.host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def check_listener(name: str) -> None:
+    """A client that names a listener needs the address of that one; any other may be out of its reach. Raises NotAllowedError."""
+    if name:
+        raise NotAllowedError(f"this broker has no listener {name[:100]!r}; use the client without one")

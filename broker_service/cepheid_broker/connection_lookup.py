@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from cepheid_broker.advertised import advertised_url
+from cepheid_broker.advertised import advertised_url, check_listener
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
@@ -65,6 +65,7 @@ class LookupCommands:
         answer = pb.CommandLookupTopicResponse(request_id=ask.request_id)
         try:
             TopicName.parse(ask.topic)
+            check_listener(ask.advertised_listener_name)
             answer.response = pb.CommandLookupTopicResponse.Connect
             answer.brokerServiceUrl = self.service_url()
             answer.authoritative = True

@@ -231,6 +231,14 @@ def test_lookup_answers_strings_for_tls_addresses(admin: AdminWorld) -> None:
     assert admin.get("/lookup/v2/topic/nonsense/public/default/t").status_code == 412
 
 
+def test_an_unknown_listener_is_no_address(admin: AdminWorld) -> None:
+    path = "/lookup/v2/topic/persistent/public/default/looked-up"
+    for refused in (admin.get(path, params={"listenerName": "inner"}), admin.get(path, headers={"X-Pulsar-ListenerName": "inner"})):
+        assert refused.status_code == 405
+        assert "listener 'inner'" in refused.json()["reason"]
+    assert admin.get(path, params={"listenerName": ""}).status_code == 200
+
+
 # §13 health
 
 

@@ -176,3 +176,18 @@ def test_topics_of_a_namespace_are_listed_with_each_partition() -> None:
 def test_the_hash_of_a_topic_list_is_that_of_the_reference() -> None:
     assert topics_hash(["foo"]) == "1daec4cf"  # protocol.md §21
     assert topics_hash(["b", "a"]) == topics_hash(["a", "b"])
+
+
+def test_a_listener_that_is_not_there_is_refused_at_once() -> None:
+    """The client's own test suite expects it (protocol.md §7.2): the address of another listener may be out of its reach."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            ask = pb.CommandLookupTopic(topic="t", request_id=3, advertised_listener_name="inner")
+            answer = await client.ask(ask, pb.CommandLookupTopicResponse)
+            assert (answer.response, answer.error) == (pb.CommandLookupTopicResponse.Failed, ServerError.NOT_ALLOWED_ERROR)
+            assert "no listener 'inner'" in answer.message
+            ask.advertised_listener_name = ""  # C++ always sets it
+            assert (await client.ask(ask, pb.CommandLookupTopicResponse)).response == pb.CommandLookupTopicResponse.Connect
+
+    run_async(main())

@@ -9,7 +9,7 @@ from cepheid_broker.admin.brokers import admin_url
 from cepheid_broker.admin.bundles import bundle_of
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath
-from cepheid_broker.advertised import advertised_url
+from cepheid_broker.advertised import advertised_url, check_listener
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_wire import TopicName
 
@@ -18,8 +18,9 @@ def lookup(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}")
 
     @router.get("")
-    async def broker_of_topic(topic: AnyTopicPath, request: Request) -> dict[str, str]:
+    async def broker_of_topic(topic: AnyTopicPath, request: Request, listenerName: str = "") -> dict[str, str]:
         """Creates nothing"""
+        check_listener(listenerName or request.headers.get("X-Pulsar-ListenerName", ""))
         await _require_usable(context, topic)
         broker = context.broker
         reached_host, _ = request.scope["server"]

@@ -23,6 +23,7 @@ from cepheid_metadata import NamespaceRecord
 
 MAX_BUNDLES = 128  # Pulsar's limit for splits (docs/reference/behaviours.md §15)
 DEFAULT_BUNDLES = 4
+ANONYMOUS = "anonymous"  # Pulsar's role of who does not say who he is
 
 _NOT_SET: dict[str, Any] = {
     "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
@@ -128,6 +129,9 @@ def namespace_schema() -> dict[str, Any]:
 
 
 def _holds_anyway(name: str, value: Any) -> bool:
+    if name == "auth_policies" and isinstance(value, dict) and isinstance(roles := value.get("namespace_auth"), dict):
+        # While there are no users everybody is "anonymous" and may do everything: clients' own test suites grant that.
+        value = {**value, "namespace_auth": {role: actions for role, actions in roles.items() if role != ANONYMOUS}}
     return _is_empty(value) or value == _NOT_SET.get(name) or value == _DEFAULTS_OF_CLIENTS.get(name)
 
 
