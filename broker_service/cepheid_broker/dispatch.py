@@ -70,7 +70,7 @@ class Read:
 
     position: Position
     ticket: int
-    appended_before: int  # how many appends the core had heard of: an empty answer counts only if there was none since
+    appended_before: int  # how many appends the core had heard of: that this was the end counts only if there was none since
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,8 @@ class DispatchCore(Protocol):
 
     def on_appended(self) -> None: ...
 
-    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup]) -> None: ...
+    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
+        """`to_end`: there is nothing beyond what was read, or nothing at all."""
 
     def on_read_failed(self, read: Read | ReadBack) -> bool:
         """True: the driver shall call `on_retry` after a pause."""

@@ -108,9 +108,9 @@ class FailoverDispatch:
     def on_appended(self) -> None:
         self._forward.on_appended()
 
-    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup]) -> None:
+    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
         assert isinstance(read, Read), "nothing is read back here"
-        self._forward.on_read(read, groups)
+        self._forward.on_read(read, groups, to_end=to_end)
 
     def on_read_failed(self, read: Read | ReadBack) -> bool:
         assert isinstance(read, Read), "nothing is read back here"

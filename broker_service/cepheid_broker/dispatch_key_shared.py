@@ -145,12 +145,12 @@ class KeySharedDispatch:
         for due in self._delayed.take_due(now_ms):
             self._wait(due.key_hash, due.ledger_id, due.entry_id)
 
-    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup]) -> None:
+    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
         if isinstance(read, ReadBack):
             for first, last in self._back.on_read(read, groups):
                 self._waiting.discard_range(read.ledger_id, first, last)
         else:
-            self._forward.on_read(read, groups)
+            self._forward.on_read(read, groups, to_end=to_end)
 
     def on_read_failed(self, read: Read | ReadBack) -> bool:
         return self._back.on_read_failed(read) if isinstance(read, ReadBack) else self._forward.on_read_failed(read)

@@ -109,7 +109,7 @@ class SharedDispatch:
         for due in self._delayed.take_due(now_ms):
             self._replay.add(due.ledger_id, due.entry_id)
 
-    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup]) -> None:
+    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
         if isinstance(read, ReadBack):
             for first, last in self._back.on_read(read, groups):
                 self._give_up(read.ledger_id, first, last)
@@ -117,9 +117,9 @@ class SharedDispatch:
             end = Position(groups[-1].ledger_id, groups[-1].last + 1)
             now_ms = self._holders.now_ms
             sendable = [part for counted in groups for part in self._delayed.hold_back(counted, self._acks, now_ms)]
-            self._forward.on_read_up_to(end, sendable)
+            self._forward.on_read_up_to(read, end, sendable, to_end=to_end)
         else:
-            self._forward.on_read(read, groups)
+            self._forward.on_read(read, groups, to_end=to_end)
 
     def on_read_failed(self, read: Read | ReadBack) -> bool:
         return self._back.on_read_failed(read) if isinstance(read, ReadBack) else self._forward.on_read_failed(read)

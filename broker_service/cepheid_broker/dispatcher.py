@@ -200,7 +200,9 @@ class Dispatcher:
         return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
 
     def _answer(self, read: Read | ReadBack, groups: list[EntryGroup]) -> None:
-        self.core.on_read(read, [count_group(group, with_hashes=self._with_hashes) for group in groups])
+        last = groups[-1] if groups else None
+        to_end = last is None or (last.ledger_id, last.last_entry_id) >= self._ledger.last_confirmed
+        self.core.on_read(read, [count_group(group, with_hashes=self._with_hashes) for group in groups], to_end=to_end)
 
     def _on_read_failed(self, read: Read | ReadBack, error: CepheidError) -> None:
         must_retry = self.core.on_read_failed(read)

@@ -64,19 +64,17 @@ class ForwardReader:
         """False: rewound meanwhile."""
         return read.ticket == self._ticket
 
-    def on_read(self, read: Read, groups: Sequence[CountedGroup]) -> None:
-        if not self.awaits(read):
-            return
-        if groups:
-            self.on_read_up_to(Position(groups[-1].ledger_id, groups[-1].last + 1), groups)
-        else:
-            self.reading = False
-            self.at_end = read.appended_before == self._appended
+    def on_read(self, read: Read, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
+        """`to_end`: there was nothing beyond, when this was read."""
+        if self.awaits(read):
+            position = Position(groups[-1].ledger_id, groups[-1].last + 1) if groups else self.position
+            self.on_read_up_to(read, position, groups, to_end=to_end)
 
-    def on_read_up_to(self, position: Position, groups: Sequence[CountedGroup]) -> None:
-        """Something was read, and `groups` of it are to be sent: perhaps none."""
+    def on_read_up_to(self, read: Read, position: Position, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
+        """`groups` of what was read are to be sent: perhaps none."""
         self.reading = False
         self.position = position
+        self.at_end = to_end and read.appended_before == self._appended
         self.pending_bytes += sum(counted.size_bytes for counted in groups)
         self.pending[:0] = [Pending(counted, counted.first) for counted in reversed(groups)]
 

@@ -76,6 +76,9 @@ class Topic:
             max_entries -= last - first + 1
         return groups
 
+    def ends_with(self, group: CountedGroup) -> bool:
+        return Position(group.ledger_id, group.last) == max(self.positions())
+
     def _group(self, ledger: int, first: int, last: int) -> CountedGroup:
         entries = list(enumerate(self.ledgers[ledger][first : last + 1], first))
         group = EntryGroup(ledger, first, [ENTRY_BYTES * (i + 1) for i in range(len(entries))], bytes(ENTRY_BYTES * len(entries)))
@@ -199,10 +202,11 @@ class World:
         read = self.reads.pop(index)
         if isinstance(read, Read):
             stale = as_asked and read.ticket in self.found_nothing
-            self.core.on_read(read, [] if stale else self.topic.read(read.position, max_entries))
+            groups = [] if stale else self.topic.read(read.position, max_entries)
+            self.core.on_read(read, groups, to_end=not groups or self.topic.ends_with(groups[-1]))
         else:
             wanted = Position(read.ledger_id, read.first)
-            self.core.on_read(read, self.topic.read(wanted, min(max_entries, read.last - read.first + 1)))
+            self.core.on_read(read, self.topic.read(wanted, min(max_entries, read.last - read.first + 1)), to_end=False)
 
     def fail_read(self, index: int) -> None:
         if self.core.on_read_failed(self.reads.pop(index)):

@@ -66,7 +66,7 @@ def test_an_append_while_a_read_is_under_way_is_not_forgotten() -> None:
     world.settle()
     read = world.reads.pop()
     world.append(1)
-    world.core.on_read(read, [])  # answered from before the append
+    world.core.on_read(read, [], to_end=True)  # answered from before the append
     world.settle()
     assert world.reads, "must look again"
 
