@@ -49,6 +49,13 @@ class CursorState:
     redelivered: Sequence[tuple[int, int, BitMap]] = ()  # ledger id, count, which entries have it
     sequence_ids: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def furthest(self) -> Position:
+        """The last entry of which it says anything."""
+        acked = (Position(ledger_id, entries.max()) for ledger_id, entries in self.acked.items() if entries)
+        redelivered = (Position(ledger_id, entries.max()) for ledger_id, _, entries in self.redelivered if entries)
+        return max((self.mark_delete, *acked, *self.batches, *redelivered))
+
     def ack_set(self, ledgers: LedgerList) -> AckSet:
         return AckSet.restored(ledgers, self.mark_delete, self.acked.items(), self.batches.items())
 

@@ -122,6 +122,8 @@ class CursorStore:
         recovered = await recover_cursors(self._topic, incarnation, self._store, self._client, self._ledgers, self)
         self._saved, self.rewound = recovered.saved, recovered.rewound
         self._cursor_ledgers.remember(self._named_ledgers({}))
+        if recovered.beyond:
+            await self._save(recovered.beyond)
         if recovered.stale:
             stale = [self._records.delete_op((self._topic, name), version) for name, version in recovered.stale.items()]
             await self._keeper.commit(lambda _: (None, stale))

@@ -20,6 +20,8 @@ from cepheid_wire import TopicName
 log = logging.getLogger(__name__)
 
 _RECORDS_AT_ONCE = 256
+NOT_SAVED = -1
+"""A revision that no cursor has."""
 
 
 class SavedCursor:
@@ -86,10 +88,13 @@ class CursorSave:
 class RecoveredCursors:
     """What `recover_cursors` found."""
 
-    __slots__ = ("rewound", "saved", "stale")
+    __slots__ = ("beyond", "rewound", "saved", "stale")
 
     def __init__(self) -> None:
         self.saved: dict[str, SavedCursor] = {}
+        self.beyond: list[SavedCursor] = []
+        """They claimed entries that the topic does not have. Save them before the first append: once it has written so far,
+        what lies there would count as acknowledged."""
         self.stale: dict[str, int] = {}
         """Versions of records that belong to an earlier topic of this name: to be deleted."""
         self.rewound = 0
@@ -160,15 +165,22 @@ def _restore(
         state = CursorState(saved.record.mark_delete)
         fields = {"topic": str(topic), "subscription": cursor.name, "position": str(state.mark_delete)}
         log.error("cursor.rewound", extra={**fields, "hint": CursorStateDamagedError.hint})
-    if _is_above(ledgers, state.mark_delete):
-        fields = {"topic": str(topic), "subscription": cursor.name, "position": str(state.mark_delete)}
+    furthest = state.furthest
+    if beyond := _is_beyond(ledgers, furthest):
+        fields = {"topic": str(topic), "subscription": cursor.name, "position": str(furthest)}
         log.error("cursor.above_the_end", extra={**fields, "last": str(ledgers.last_position)})
+        if state.sequence_ids:  # they speak of what is lost: they are found anew, from all entries that there are
+            state = CursorState(ledgers.first_position)
+        recovered.beyond.append(saved)
     cursor.restore(state)
     saved.revision = cursor.revision
     saved.mark_delete = cursor.mark_delete
+    if beyond:  # as a reset: the position may go back, and snapshots of before do not count
+        saved.record = saved.record.replace(generation=saved.record.generation + 1)
+        saved.revision = NOT_SAVED
 
 
-def _is_above(ledgers: LedgerList, position: Position) -> bool:
-    """It claims entries that the topic does not have: a record was restored from an old backup, or entries are lost."""
+def _is_beyond(ledgers: LedgerList, position: Position) -> bool:
+    """The topic does not have that entry: a record was restored from an old backup, or entries are lost."""
     entries = ledgers.entries_of(position.ledger_id)
     return position.entry_id >= entries if entries is not None else position.ledger_id > ledgers.last_ledger_id
