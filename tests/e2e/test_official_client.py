@@ -305,21 +305,6 @@ def test_a_second_producer_of_a_name_is_told_so(cluster: ProcessCluster, topic: 
             second.create_producer(topic, producer_name="p")
 
 
-def test_what_is_not_served_yet_fails_at_once(cluster: ProcessCluster, topic: str) -> None:
-    with client_of(cluster.service_url) as client:
-        began = time.monotonic()
-        for kind in (pulsar.ConsumerType.Failover, pulsar.ConsumerType.KeyShared):
-            with pytest.raises(pulsar.NotAllowedError):
-                client.subscribe(topic, "s", consumer_type=kind)
-        with pytest.raises(pulsar.NotAllowedError):
-            client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
-        with pytest.raises(pulsar.NotAllowedError):
-            client.create_producer(topic, schema=pulsar.schema.StringSchema())
-        with pytest.raises(pulsar.PulsarException):
-            client.create_producer("persistent://public/nowhere/t")
-        assert time.monotonic() - began < 5, "an error that clients retry costs their whole timeout"
-
-
 def test_partitioned_topics_with_key_routing(cluster: ProcessCluster, topic: str) -> None:
     create_partitioned(cluster, topic, 3)
     with client_of(cluster.service_url) as client:
