@@ -396,12 +396,14 @@ class ManagedLedger:
 
     async def _record_termination(self) -> None:
         assert self._appender is not None
+        self._upkeep.end_rollovers()
         await self._end_appends(self._appender)
-        end = await close_writer(self._appender.writer, self._shared.settings)
+        writer = self._appender.writer
+        end = await close_writer(writer, self._shared.settings)
         now_ms = self._shared.ports.wall_ms()
 
         def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
-            ledgers = with_end(chain.ledgers, end, now_ms)
+            ledgers = with_end(chain.ledgers, writer.ledger_id, end, now_ms)
             return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
 
         await self._keeper.commit(plan)
@@ -450,7 +452,11 @@ class ManagedLedger:
             try:
                 end = await writer.close()
                 now_ms = self._shared.ports.wall_ms()
-                await self._keeper.commit(lambda chain: (chain.replace(ledgers=with_end(chain.ledgers, end, now_ms)), ()))
+
+                def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+                    return chain.replace(ledgers=with_end(chain.ledgers, writer.ledger_id, end, now_ms)), ()
+
+                await self._keeper.commit(plan)
             except (CepheidError, TimeoutError) as error:
                 log.info("managed_ledger.left_open", extra={"topic": str(self.topic), "error": str(error)})
         await writer.aclose()

@@ -111,13 +111,14 @@ class Rollover:
     def _with_successor(self, chain: Chain, before: LedgerWriter, end: ClosedLedger, writer: LedgerWriter) -> Chain:
         confirmed = self._ledgers.entries_of(before.ledger_id)
         assert confirmed == end.last_entry_id + 1, f"{before!r} ended at {end}, {confirmed} entries were answered"
-        ledgers = with_end(chain.ledgers, end, self._ports.wall_ms())
+        ledgers = with_end(chain.ledgers, before.ledger_id, end, self._ports.wall_ms())
         return chain.replace(ledgers=(*ledgers, ChainLedger(ledger_id=writer.ledger_id)))
 
 
-def with_end(ledgers: Sequence[ChainLedger], end: ClosedLedger, now_ms: int) -> tuple[ChainLedger, ...]:
-    """The list with the end of its last ledger."""
-    last = ChainLedger(ledger_id=ledgers[-1].ledger_id, entries=end.last_entry_id + 1, size_bytes=end.length, closed_at_ms=now_ms)
+def with_end(ledgers: Sequence[ChainLedger], ledger_id: int, end: ClosedLedger, now_ms: int) -> tuple[ChainLedger, ...]:
+    """The list with the end of its last ledger, which is this one."""
+    assert ledgers[-1].ledger_id == ledger_id, f"{end} of ledger {ledger_id} is not the end of {ledgers[-1]}"
+    last = ChainLedger(ledger_id=ledger_id, entries=end.last_entry_id + 1, size_bytes=end.length, closed_at_ms=now_ms)
     return (*ledgers[:-1], last)
 
 

@@ -44,7 +44,8 @@ class Upkeep:
         self._keeper = keeper
         self._client = client
         self._trimmer = trimmer
-        self._rollover = rollover  # None: the topic was terminated
+        self._rollover = rollover  # None: the topic was opened terminated
+        self._may_roll = rollover is not None
         self._deletion_turns = deletion_turns
         self._config = config
         self._tasks = tasks
@@ -70,7 +71,7 @@ class Upkeep:
         return self._rolling is not None
 
     def roll_if_due(self) -> None:
-        if self._rolling is None and self._rollover is not None and not self._stopped and self._rollover.is_due():
+        if self._rolling is None and self._may_roll and self._rollover is not None and self._rollover.is_due():
             self._rolling = self._tasks.start(self._roll_over(self._rollover), name="rollover")
 
     def clean(self) -> None:
@@ -88,9 +89,9 @@ class Upkeep:
         return count
 
     async def truncate(self) -> int:
-        """As `trim`, whatever retention says, and the ledger being written ends first."""
+        """As `trim`, whatever retention says, and the ledger being written ends first (the last one of all stays)."""
         await self.wait_rolled()
-        if self._rollover is not None and self._rollover.has_entries and self._rolling is None and not self._stopped:
+        if self._rolling is None and self._may_roll and self._rollover is not None and self._rollover.has_entries:
             self._rolling = self._tasks.start(self._roll_over(self._rollover), name="rollover")
             await self.wait_rolled()
         count = await finish(self._tasks, self._trimmer.run(Retention()), name="truncate")
@@ -102,9 +103,14 @@ class Upkeep:
         if self._rolling is not None:
             await asyncio.wait([self._rolling])
 
+    def end_rollovers(self) -> None:
+        """The present ledger, or the one that a rollover under way leads to, is the last."""
+        self._may_roll = False
+
     def stop(self) -> None:
         """Nothing new is started from now on."""
         self._stopped = True
+        self._may_roll = False
 
     async def _roll_over(self, rollover: Rollover) -> None:
         try:

@@ -1,0 +1,72 @@
+"""Terminating, truncating, closing and deleting that meet each other: the chain records each ledger's own end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerError, State
+from tests.managed_ledger.losing_store import SteppingStore
+from tests.managed_ledger.topic_world import ONE_BOOKIE, TOPIC, TopicWorld, append_all, read_all, topic_world
+from tests.support import run_async
+
+
+async def assert_ends_are_true(world: TopicWorld) -> None:
+    """M2: every recorded end is the ledger's own; a terminated chain has no open ledger."""
+    chain, records = await world.chain(), await world.ledger_records()
+    for listed in chain.ledgers:
+        record = records[listed.ledger_id]
+        if listed.entries is not None:
+            assert (record.is_closed, record.last_entry_id) == (True, listed.entries - 1), f"{listed} of {chain}"
+    if chain.terminated_at is not None:
+        assert not any(listed.is_open for listed in chain.ledgers)
+
+
+OPERATIONS: dict[str, Callable[[ManagedLedger], Awaitable[object]]] = {
+    "terminate": ManagedLedger.terminate,
+    "truncate": ManagedLedger.truncate,
+    "close": ManagedLedger.aclose,
+}
+PAIRS = [(first, second) for first in OPERATIONS for second in OPERATIONS if first != second]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=map("-".join, PAIRS))
+def test_two_ends_at_once(first: str, second: str) -> None:
+    async def main() -> None:
+        for turns in range(60):
+            async with topic_world() as world:
+                ledger = await world.broker(store=SteppingStore(world.tree)).open(ONE_BOOKIE)
+                cursor = await ledger.create_cursor("sub", ledger.first_position())
+                positions = await append_all(ledger, 3)
+                begun = asyncio.ensure_future(OPERATIONS[first](ledger))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                outcomes = await asyncio.gather(begun, OPERATIONS[second](ledger), return_exceptions=True)
+                assert all(not isinstance(outcome, Exception) or isinstance(outcome, ManagedLedgerError) for outcome in outcomes)
+                await assert_ends_are_true(world)
+                assert cursor.backlog_entries == 3
+                await ledger.aclose()
+                await assert_ends_are_true(world)
+                ledger = await world.broker(seed=2).open(ONE_BOOKIE)
+                assert len(await read_all(ledger)) == 3, f"{second} after {turns} turns"
+                assert ledger.cursors["sub"].backlog_entries == 3
+                if "terminate" in (first, second) and "close" not in (first, second):
+                    assert ledger.state is State.TERMINATED
+                    assert ledger.last_confirmed == positions[-1]
+
+    run_async(main(), 120)
+
+
+def test_a_terminated_topic_is_truncated_without_another_ledger() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open(ONE_BOOKIE)
+            positions = await append_all(ledger, 3)
+            await ledger.terminate()
+            await ledger.truncate()
+            assert [listed.ledger_id for listed in (await world.chain()).ledgers] == [positions[0].ledger_id]
+            await assert_ends_are_true(world)
+
+    run_async(main())
