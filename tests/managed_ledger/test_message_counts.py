@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger import Cursor, ManagedLedger
+from cepheid_broker.managed_ledger import Cursor, ManagedLedger, ManagedLedgerClosedError
 from cepheid_broker.managed_ledger.count_budget import CountBudget
 from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
 from cepheid_metadata import Chain, MemoryStore, Position, chain_records
@@ -18,7 +18,7 @@ from cepheid_rpc import EntryGroup
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.managed_ledger.topic_world import ONE_BOOKIE, SETTINGS, TOPIC, TRIM, Broker, TopicWorld, append, topic_world
-from tests.support import run_async
+from tests.support import run_async, wait_until
 
 NOTHING = Amount()
 
@@ -249,6 +249,38 @@ def test_the_end_of_a_ledger_is_recorded_with_its_messages() -> None:
             known = ledger.counts.unacknowledged_known(cursor.ack_set)
             assert known is not None
             assert (known.entries, known.messages) == (2, 7), "without reading anything"
+
+    run_async(main())
+
+
+def test_an_end_behind_what_was_answered_is_not_recorded_with_too_few_messages() -> None:
+    """A bookie is too slow for the closing, so the last append fails; it is stored before the ledger ends."""
+
+    async def main() -> None:
+        async with topic_world(settings=SETTINGS.model_copy(update={"drain_timeout_s": 0.05})) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            await ledger.create_cursor("s", ledger.last_confirmed)
+            await append_entries(ledger, [3])
+            bookie, writer = world.cluster["a"], ledger._appender.writer
+            bookie.hang = True
+            outcomes: list[object] = []
+            ledger.append([entry(4)], lambda outcome, _: outcomes.append(outcome), [4])
+            save_cursors = ledger._cursors.aclose
+
+            async def save_while_the_bookie_comes_back() -> None:
+                bookie.hang = False
+                await wait_until(lambda: writer.last_add_confirmed == 1)
+                await save_cursors()
+
+            ledger._cursors.aclose = save_while_the_bookie_comes_back
+            await broker.aclose()
+            assert [type(outcome) for outcome in outcomes] == [ManagedLedgerClosedError]
+            chain: Chain = await world.chain()
+            assert chain.ledgers[-1].entries == 2
+            assert chain.messages is None, "nobody has counted the second entry"
+            ledger = await world.broker().open()
+            assert (await ledger.counts.unacknowledged(ledger.cursors["s"].ack_set)).messages == 7
 
     run_async(main())
 

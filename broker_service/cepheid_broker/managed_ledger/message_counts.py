@@ -95,14 +95,17 @@ class MessageCounts:
         known: dict[int, int] = {}
         for ledger in chain.ledgers:
             messages = before.get(ledger.ledger_id)
-            if messages is None:
-                messages = self._counted(ledger.ledger_id)
+            if messages is None and ledger.entries:
+                messages = self._counted(ledger.ledger_id, ledger.entries)
             if messages is not None and ledger.entries:
                 known[ledger.ledger_id] = messages
         return chain if known == before else chain.replace(messages=known or None)
 
-    def _counted(self, ledger_id: int) -> int | None:
-        return self._open_messages if ledger_id == self._open_id else self._totals.get(ledger_id)
+    def _counted(self, ledger_id: int, entries: int) -> int | None:
+        """None: nobody has counted so many. A ledger may end behind what was answered: those appends failed, and are stored."""
+        if ledger_id == self._open_id:
+            return self._open_messages if self._open.end == entries else None
+        return self._totals.get(ledger_id)
 
     # Forgetting
 
@@ -225,7 +228,7 @@ class MessageCounts:
                 acked, batches = None if acked is None else acked.copy(), dict(batches)
             messages = recorded.get(ledger_id)
             if messages is None:
-                messages = self._counted(ledger_id)
+                messages = self._counted(ledger_id, entries)
             parts.append(LedgerPart(ledger_id, start, entries, messages, size_bytes, acked, batches))
         return parts
 
