@@ -9,7 +9,7 @@ import pytest
 
 from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerError, State
 from tests.managed_ledger.losing_store import SteppingStore
-from tests.managed_ledger.topic_world import ONE_BOOKIE, TOPIC, TopicWorld, append_all, read_all, topic_world
+from tests.managed_ledger.topic_world import ONE_BOOKIE, TopicWorld, append_all, read_all, topic_world
 from tests.support import run_async
 
 
