@@ -1,9 +1,9 @@
 """Which SENDs of a topic are repetitions, without I/O (protocol.md §11).
 
-    is_new ──► push ──► begin (its group is appended) ──► confirm ──► persisted
-       │         │        └──► fail ┐
-       │         └── never appended ┴──► pushed falls back to what is persisted or still under way
-       └──► is_stored: a duplicate; neither: unknown, it is under way
+    push: new ──► begin (its group is appended) ──► confirm ──► persisted
+      │    │        └──► fail ┐
+      │    └── never appended ┴──► pushed falls back to what is persisted or still under way
+      └──► is_stored: a duplicate; neither: unknown, it is under way
 
 Rules
 1. Persisted names only entries that are confirmed: what is saved of it calls no message a duplicate that is not stored (H3).
@@ -56,9 +56,12 @@ class ProducerSequence:
         """A duplicate, for certain. What is neither new nor stored is under way: nobody knows yet."""
         return highest <= self.persisted
 
-    def push(self, highest: int) -> None:
-        """A new one is taken; it will be part of the next group."""
-        self.pushed = highest
+    def push(self, highest: int) -> bool:
+        """True: it is new, and taken; it will be part of the next group."""
+        if highest > self.pushed:
+            self.pushed = highest
+            return True
+        return False
 
     def begin(self, highest: int) -> None:
         """A group is appended, and this is the highest id in it."""

@@ -207,24 +207,20 @@ class Producer:
         highest = send.sequence_id
         if send.highest_sequence_id is not None:
             highest = max(highest, send.highest_sequence_id)
+        if highest > MAX_SEQUENCE_ID:
+            return True
         sequence = self._sequence
         if sequence is None or sequence.name != metadata.producer_name or sequence.is_forgotten:
             sequence = self._follow(deduplication, producer_name_of(metadata))
-        if highest > MAX_SEQUENCE_ID:
-            return True
-        if sequence.is_new(highest):
-            if (metadata.num_chunks_from_msg or metadata.marker_type) and not is_recorded(metadata):
+        if (metadata.num_chunks_from_msg or metadata.marker_type) and not is_recorded(metadata):
+            if metadata.marker_type or sequence.is_new(highest):
                 return True
-            gathered = self._gathered
-            if gathered.sequence is not sequence:
-                if gathered.sequence is not None:
+        elif sequence.push(highest):
+            if self._gathered.sequence is not sequence:
+                if self._gathered.sequence is not None:
                     self._append()  # one sequence per group
-                    gathered = self._gathered
-                gathered.sequence = sequence
-            sequence.push(highest)
-            gathered.highest = highest
-            return True
-        if metadata.marker_type:
+                self._gathered.sequence = sequence
+            self._gathered.highest = highest
             return True
         self._repeat(send, sequence, highest)
         deduplication.repeated.count(1, 1, len(tail))

@@ -28,8 +28,7 @@ def judge(sequence: ProducerSequence, highest: int) -> Verdict:
 
 
 def stored(sequence: ProducerSequence, highest: int) -> None:
-    assert judge(sequence, highest) is Verdict.NEW
-    sequence.push(highest)
+    assert sequence.push(highest)
     sequence.begin(highest)
     sequence.confirm(highest)
 
