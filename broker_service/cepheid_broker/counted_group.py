@@ -30,7 +30,7 @@ class CountedGroup:
     """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them.
     `deliver_at_ms` by entry id (wall clock); None: all at once. `hashes[i]` of the key of entry `first + i`; None: unknown."""
 
-    __slots__ = ("chunks", "counts", "deliver_at_ms", "group", "hashes", "size_bytes")
+    __slots__ = ("chunks", "counts", "deliver_at_ms", "first", "group", "hashes", "last", "ledger_id", "size_bytes")
 
     def __init__(
         self,
@@ -46,22 +46,13 @@ class CountedGroup:
         self.chunks = chunks
         self.deliver_at_ms = deliver_at_ms
         self.hashes = hashes
+        self.ledger_id = group.ledger_id
+        self.first = group.first_entry_id
+        self.last = group.last_entry_id
         self.size_bytes = group.size_bytes
 
     def __repr__(self) -> str:
         return f"<CountedGroup {self.group!r}, {self.messages_in(self.group.first_entry_id, self.group.last_entry_id)} messages>"
-
-    @property
-    def ledger_id(self) -> int:
-        return self.group.ledger_id
-
-    @property
-    def first(self) -> int:
-        return self.group.first_entry_id
-
-    @property
-    def last(self) -> int:
-        return self.group.last_entry_id
 
     def messages_in(self, first: int, last: int) -> int:
         if self.counts is None:

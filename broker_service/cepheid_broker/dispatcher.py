@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from cepheid_broker.consumer import Consumer
-from cepheid_broker.counted_group import count_group
+from cepheid_broker.counted_group import CountedGroup, count_group
 from cepheid_broker.delivery import encode_send
 from cepheid_broker.dispatch import Announce, DispatchCore, Effect, Read, ReadBack, Send, SendAll, Why
 from cepheid_broker.position import Position
 from cepheid_broker.settings import DispatchSettings
+from cepheid_broker.shared_read import SharedRead
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import EntryGroup
 
@@ -39,6 +40,7 @@ class ReadAheadBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.shared_read = SharedRead()
 
     def __repr__(self) -> str:
         return f"<ReadAheadBudget {self.used_bytes} of {self.limit_bytes} B>"
@@ -163,11 +165,17 @@ class Dispatcher:
 
     def _read(self, read: Read | ReadBack) -> None:
         position, max_entries, max_bytes = self._range_of(read)
-        groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
-        if groups is not None:
+        key = (self._ledger, position, self._ledger.last_confirmed, max_entries, max_bytes, self._with_hashes)
+        counted = self._budget.shared_read.find(key)
+        if counted is None:
+            groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
+            if groups is not None:
+                counted = self._count(groups)
+                self._budget.shared_read.keep(key, counted)
+        if counted is not None:
             self.cached_reads += 1
             self._keeps_up = True
-            self._answer(read, groups)
+            self._answer(read, counted)
         elif type(read) in self._running:
             self._next[type(read)] = read  # what runs was asked for before a rewind; its answer will be ignored
         else:
@@ -185,7 +193,7 @@ class Dispatcher:
         else:
             self._retry_delay_s = self._settings.read_retry_s
             if not self._closed:
-                self._answer(read, groups)
+                self._answer(read, self._count(groups))
         finally:
             del self._running[type(read)]
         if (following := self._next.pop(type(read), None)) is not None and not self._closed:
@@ -199,10 +207,12 @@ class Dispatcher:
             return read.position, READ_ENTRIES, max_bytes
         return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
 
-    def _answer(self, read: Read | ReadBack, groups: list[EntryGroup]) -> None:
-        last = groups[-1] if groups else None
-        to_end = last is None or (last.ledger_id, last.last_entry_id) >= self._ledger.last_confirmed
-        self.core.on_read(read, [count_group(group, with_hashes=self._with_hashes) for group in groups], to_end=to_end)
+    def _count(self, groups: list[EntryGroup]) -> list[CountedGroup]:
+        return [count_group(group, with_hashes=self._with_hashes) for group in groups]
+
+    def _answer(self, read: Read | ReadBack, groups: list[CountedGroup]) -> None:
+        to_end = not groups or (groups[-1].ledger_id, groups[-1].last) >= self._ledger.last_confirmed
+        self.core.on_read(read, groups, to_end=to_end)
 
     def _on_read_failed(self, read: Read | ReadBack, error: CepheidError) -> None:
         must_retry = self.core.on_read_failed(read)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
 
 from cepheid_broker.counted_group import Chunk
 from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
@@ -160,6 +162,13 @@ class KeySharedHistories(SharingHistories):
     def new_core(self, acks: Acks, limits: DispatchLimits, policies: DispatchPolicies) -> KeySharedDispatch:
         self.owners = ByHand()
         return KeySharedDispatch(acks, limits, policies, self.owners, in_order=self.in_order)
+
+    @precondition(lambda self: 0 < len(self.permits) < self.MAX_CONSUMERS)
+    @rule(chunks=st.integers(1, 2))
+    def a_key_moves_between_chunks(self, chunks: int) -> None:
+        self.append_chunks(chunks, 0)
+        self.world.settle()
+        self.join(0, 50)
 
     def of_hash(self, key_hash: int) -> list[Position]:
         return [p for p in self.world.topic.positions() if self.world.topic[p].key_hash == key_hash]
