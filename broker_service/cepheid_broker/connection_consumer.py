@@ -206,15 +206,17 @@ class ConsumerCommands:
             subscription.end_seek()
 
     def _on_get_last_message_id(self, ask: pb.CommandGetLastMessageId) -> None:
-        consumer = self._open.get(ask.consumer_id)
-        if consumer is None:
-            self._no_consumer(ask.request_id, ask.consumer_id)
-        else:
-            self._start(self._answer_last_message_id(consumer, ask.request_id), ask.request_id, "last-message-id")
+        self._start(self._answer_last_message_id(ask), ask.request_id, "last-message-id")
 
-    async def _answer_last_message_id(self, consumer: Consumer, request_id: int) -> None:
+    async def _answer_last_message_id(self, ask: pb.CommandGetLastMessageId) -> None:
+        if (opening := self._opening.get(ask.consumer_id)) is not None:
+            await asyncio.wait(
+                [opening]
+            )  # C++ asks right behind a repeated SUBSCRIBE, and tells the application of an error at once
+        if (consumer := self._open.get(ask.consumer_id)) is None:
+            raise _not_open(ask.consumer_id)
         position, batch_index = await last_message(self._topic_of(consumer).ledger)
-        answer = pb.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=message_id(position))
+        answer = pb.CommandGetLastMessageIdResponse(request_id=ask.request_id, last_message_id=message_id(position))
         if batch_index is not None:
             answer.last_message_id.batch_index = batch_index
         mark_delete = consumer.subscription.cursor.mark_delete
@@ -278,7 +280,7 @@ class ConsumerCommands:
             self._peer.send_error(request_id, code, error_text(error))
 
     def _no_consumer(self, request_id: int, consumer_id: int) -> None:
-        error = ConsumerNotFoundError(f"consumer {consumer_id} is not open on this connection")
+        error = _not_open(consumer_id)
         self._peer.send_error(request_id, server_error_of(error), error_text(error))
 
     def _topic_of(self, consumer: Consumer) -> Topic:
@@ -315,6 +317,10 @@ class ConsumerCommands:
 def message_id(position: Position) -> pb.MessageIdData:
     """-1 travels as 2^64 - 1 (protocol.md §0)."""
     return pb.MessageIdData(ledgerId=position.ledger_id % (1 << 64), entryId=position.entry_id % (1 << 64))
+
+
+def _not_open(consumer_id: int) -> ConsumerNotFoundError:
+    return ConsumerNotFoundError(f"consumer {consumer_id} is not open on this connection")
 
 
 def _epoch_of(ask: pb.CommandSubscribe) -> int | None:

@@ -307,6 +307,34 @@ def test_unsubscribe_deletes_and_is_refused_while_others_are_connected() -> None
     run_async(main())
 
 
+def test_the_last_message_id_may_be_asked_for_right_behind_a_subscribe() -> None:
+    """C++ does so when it subscribes again, and an error would reach the application: hasMessageAvailable fails for nothing."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.publish(3)
+            client.send(
+                subscribe("t", "s", 0, 40, subType=SHARED, initialPosition=pb.CommandSubscribe.Earliest),
+                pb.CommandGetLastMessageId(consumer_id=0, request_id=41),
+                pb.CommandGetLastMessageId(consumer_id=9, request_id=42),
+            )
+            error = await client.expect(pb.CommandError)
+            assert (error.request_id, error.error) == (42, ServerError.METADATA_ERROR)
+            assert (await client.expect(pb.CommandSuccess)).request_id == 40
+            answer = await client.expect(pb.CommandGetLastMessageIdResponse)
+            assert (answer.request_id, answer.last_message_id.entryId) == (41, 2)
+            client.send(
+                subscribe("t", "s", 1, 43, subType=pb.CommandSubscribe.Exclusive),
+                pb.CommandGetLastMessageId(consumer_id=1, request_id=44),
+            )
+            assert (await client.expect(pb.CommandError)).error == ServerError.CONSUMER_BUSY
+            error = await client.expect(pb.CommandError)
+            assert (error.request_id, error.error) == (44, ServerError.METADATA_ERROR)
+
+    run_async(main())
+
+
 def test_trap_31_last_message_id_of_empty_single_and_batched_topics() -> None:
     """Trap 31: -1:-1 when empty; batch_index 0 for a batch of one, none for a plain message; the mark-delete position is there."""
 
