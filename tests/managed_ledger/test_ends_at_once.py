@@ -1,4 +1,5 @@
-"""Terminating, truncating, closing and deleting that meet each other: the chain records each ledger's own end."""
+"""Terminating, truncating, trimming and closing that meet each other, or a change of policy: the chain records each ledger's own
+end, and what goes goes by the policy of the moment."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import pytest
 
 from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerError, State
 from tests.managed_ledger.losing_store import SteppingStore
-from tests.managed_ledger.topic_world import ONE_BOOKIE, TopicWorld, append_all, read_all, topic_world
+from tests.managed_ledger.test_ending import SMALL, rolled
+from tests.managed_ledger.topic_world import ONE_BOOKIE, TRIM, TopicWorld, append_all, read_all, topic_world
 from tests.support import run_async
 
 
@@ -68,5 +70,32 @@ def test_a_terminated_topic_is_truncated_without_another_ledger() -> None:
             await ledger.truncate()
             assert [listed.ledger_id for listed in (await world.chain()).ledgers] == [positions[0].ledger_id]
             await assert_ends_are_true(world)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("moment", ["waiting for its turn", "saving cursors"])
+def test_a_trim_goes_by_the_retention_of_the_moment(moment: str) -> None:
+    async def main() -> None:
+        async with topic_world(settings=SMALL) as world:
+            ledger = await world.broker().open(ONE_BOOKIE)
+            await rolled(ledger, 3)
+            save_all = ledger._cursors.save_all
+
+            async def save_while_the_policy_changes() -> None:
+                ledger.config = ONE_BOOKIE
+                await save_all()
+
+            ledger.config = TRIM
+            if moment == "saving cursors":
+                ledger._cursors.save_all = save_while_the_policy_changes
+                assert await ledger.trim() == 0
+            else:
+                async with ledger._positions:
+                    trimming = asyncio.ensure_future(ledger.trim())
+                    await asyncio.sleep(0.01)
+                    ledger.config = ONE_BOOKIE
+                assert await trimming == 0
+            assert len(ledger.chain.ledgers) == 4
 
     run_async(main())

@@ -63,10 +63,10 @@ class Trimmer:
             is_in_use=self._is_in_use,
         )
 
-    async def run(self, retention: Retention) -> int:
+    async def run(self, retention: Callable[[], Retention]) -> int:
         """How many ledgers went. Raises ManagedLedgerError, MetadataError, LedgerError: then nothing went."""
         async with self._positions:
-            count = self.plan(retention)
+            count = self.plan(retention())
             if count == 0:
                 return 0
             going = self._keeper.chain.ledgers[:count]
@@ -74,6 +74,8 @@ class Trimmer:
             for cursor in self._cursors.cursors:
                 cursor.leave_trimmed(edge)
             await self._cursors.save_all()
+            if self.plan(retention()) < count:  # the policy changed meanwhile, or somebody reads there
+                return 0
 
             def plan(chain: Chain) -> tuple[Chain, Sequence[Op]]:
                 assert chain.ledgers[:count] == going, f"the head of the chain changed: {chain.ledgers}"

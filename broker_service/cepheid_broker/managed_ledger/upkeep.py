@@ -77,14 +77,14 @@ class Upkeep:
     def clean(self) -> None:
         """Something moved that may have held ledgers, or left the chain."""
         if not self._stopped:
-            if self._trimming is None and self._trimmer.plan(self._config().retention):
+            if self._trimming is None and self._trimmer.plan(self._retention()):
                 self._trimming = self._tasks.start(self._trim_quietly(), name="trim")
             if self._deleting is None and self._keeper.waiting_deletions():
                 self._deleting = self._tasks.start(self._delete_waiting(), name="delete-ledgers")
 
     async def trim(self) -> int:
         """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
-        count = await finish(self._tasks, self._trimmer.run(self._config().retention), name="trim")
+        count = await finish(self._tasks, self._trimmer.run(self._retention), name="trim")
         self.clean()
         return count
 
@@ -94,7 +94,7 @@ class Upkeep:
         if self._rolling is None and self._may_roll and self._rollover is not None and self._rollover.has_entries:
             self._rolling = self._tasks.start(self._roll_over(self._rollover), name="rollover")
             await self.wait_rolled()
-        count = await finish(self._tasks, self._trimmer.run(Retention()), name="truncate")
+        count = await finish(self._tasks, self._trimmer.run(Retention), name="truncate")
         self.clean()
         return count
 
@@ -112,6 +112,10 @@ class Upkeep:
         self._stopped = True
         self._may_roll = False
 
+    def _retention(self) -> Retention:
+        """Of the moment: it is a policy."""
+        return self._config().retention
+
     async def _roll_over(self, rollover: Rollover) -> None:
         try:
             await rollover.run(self._config())
@@ -121,7 +125,7 @@ class Upkeep:
 
     async def _trim_quietly(self) -> None:
         try:
-            await self._trimmer.run(self._config().retention)
+            await self._trimmer.run(self._retention)
         except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
             log.warning("trim.failed", extra={"topic": str(self._topic), "error": str(error)})
             return
