@@ -125,9 +125,7 @@ class PersistentTopic(Topic):
                 raise NotAllowedError(f"subscription name {name!r} is used by the broker itself; choose another one")
             self._check_room()
             check_properties(properties)
-            cursor = self.ledger.cursors.get(name)  # there is one when its deletion failed half-way
-            if cursor is None:
-                cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties)
+            cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties)
             self.check_open()
             extra = {"topic": str(self.name), "subscription": name, "position": str(position)}
             log.info("subscription.created", extra=extra)
@@ -217,10 +215,18 @@ class PersistentTopic(Topic):
             subscription.close("the subscription is deleted")
             del self.subscriptions[name]
             if subscription.durable:
-                await self.ledger.delete_cursor(name)
+                await self._delete_cursor(name, subscription.cursor)
             else:
                 self.ledger.drop_cursor(subscription.cursor)
             log.info("subscription.deleted", extra={"topic": str(self.name), "subscription": name})
+
+    async def _delete_cursor(self, name: str, cursor: Cursor) -> None:
+        try:
+            await self.ledger.delete_cursor(name)
+        except Exception:
+            if not self.closed and self.ledger.cursors.get(name) is cursor:
+                self._adopt(name, cursor)  # it goes on holding what it needs: it must be seen, and deleted again
+            raise
 
     # The end
 
