@@ -118,7 +118,7 @@ class InactiveTopics:
         else:  # plain, also one that is only named like a partition
             for topic in self._topics.loaded():
                 if topic.name.base == name and is_inactive(topic):
-                    await self._topics.delete(topic.name, condition=is_inactive)
+                    await self._topics.delete_open(topic.name, is_inactive)
         self.deleted += 1
         self._idle.pop(name, None)
         log.info("topic.inactive_deleted", extra={"topic": str(name)})

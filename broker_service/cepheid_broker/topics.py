@@ -215,16 +215,26 @@ class Topics:
         await asyncio.shield(self._start_closing(name, topic.unload(reason)))
         log.info("topic.unloaded", extra={"topic": str(name), "reason": reason})
 
-    async def delete(
-        self, name: TopicName, *, force: bool = False, condition: Callable[[Topic], bool] = lambda topic: not topic.in_use
-    ) -> None:
-        """The topic with everything in it. Raises TopicNotFoundError, NotAllowedError when it is open and `condition` does not hold
-        (unless `force`), ServiceNotReadyError: it takes long, and goes on. Repeat it after any other error."""
+    async def delete(self, name: TopicName, *, force: bool = False) -> None:
+        """The topic with everything in it. Raises TopicNotFoundError, NotAllowedError when it is in use (unless `force`),
+        ServiceNotReadyError: it takes long, and goes on. Repeat it after any other error."""
         if await self._catalog.partitions(name) is None:
             raise TopicNotFoundError(f"topic {name} does not exist", topic=str(name))
         await self._wait_until_settled(name)
         if not force:
-            self.close_to_newcomers([name], condition)
+            self.close_to_newcomers([name], lambda topic: not topic.in_use)
+        await self._remove_in_time(name)
+
+    async def delete_open(self, name: TopicName, condition: Callable[[Topic], bool]) -> None:
+        """If it is open and `condition` holds: of one that was closed meanwhile nobody knows whether it still does. Raises as
+        `delete`."""
+        await self._wait_until_settled(name)
+        if name not in self._open:
+            raise NotAllowedError(f"topic {name} is not open any more", topic=str(name))
+        self.close_to_newcomers([name], condition)
+        await self._remove_in_time(name)
+
+    async def _remove_in_time(self, name: TopicName) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 await self._remove(name)
