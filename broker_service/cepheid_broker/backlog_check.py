@@ -10,7 +10,8 @@ Rules
    position, wherever publish times rise. They are the producers' clocks: an entry of the future holds those behind it.
 2. What counts for a quota is what must be kept: bytes behind the mark-delete position, holes included; seconds since the first
    unacknowledged entry was published. Readers hold nothing and are not looked at; `pulsar.dedup` is nobody's backlog.
-3. What is given up is given up by a clock that cannot jump ahead (SteadyClock).
+3. What is given up is given up by a clock that cannot jump ahead (SteadyClock), and by the policies of that moment: when they
+   change during a search, nothing is moved by what it found.
 4. A topic costs a look at memory, and one entry read where memory does not know; a search reads at most 2 × 64 entries.
    What fails is tried again at the next check.
 """
@@ -114,15 +115,18 @@ class BacklogChecks:
 
     async def check(self, topic: PersistentTopic) -> None:
         """Raises what reading and moving raise."""
+        policies = topic.policies
         subscriptions = [found for found in topic.subscriptions.values() if not found.closed]
-        if topic.policies.message_ttl_s:
-            await self._expire(topic, subscriptions, topic.policies.message_ttl_s, "expired")
+        if policies.message_ttl_s:
+            await self._expire(topic, policies, subscriptions, policies.message_ttl_s, "expired")
         durable = [subscription for subscription in subscriptions if subscription.durable]
         await self._apply_quotas(topic, durable)
 
     # Time to live
 
-    async def _expire(self, topic: PersistentTopic, subscriptions: Sequence[Subscription], max_age_s: int, event: str) -> None:
+    async def _expire(
+        self, topic: PersistentTopic, policies: TopicPolicies, subscriptions: Sequence[Subscription], max_age_s: int, event: str
+    ) -> None:
         ledger = topic.ledger
         before_ms = ledger.steady_ms() - 1_000 * max_age_s
         for subscription in subscriptions:
@@ -130,9 +134,13 @@ class BacklogChecks:
                 continue
             last = await last_published_before(ledger, subscription.cursor.first_unacknowledged(), before_ms)
             if last is not None:
-                await self._move(topic, subscription, last, event)
+                await self._move(topic, policies, subscription, last, event)
 
-    async def _move(self, topic: PersistentTopic, subscription: Subscription, last: Position, event: str) -> None:
+    async def _move(
+        self, topic: PersistentTopic, policies: TopicPolicies, subscription: Subscription, last: Position, event: str
+    ) -> None:
+        if topic.policies is not policies:
+            return  # rule 3; the next check goes by the new ones
         entries = await subscription.expire_until(last)
         if event == "expired":
             self.expired_entries += entries
@@ -145,19 +153,20 @@ class BacklogChecks:
 
     async def _apply_quotas(self, topic: PersistentTopic, durable: Sequence[Subscription]) -> None:
         policies, ledger = topic.policies, topic.ledger
-        state = await self._state(topic, durable)
+        state = await self._state(topic, policies, durable)
         size_quota, age_quota = _above_size(policies, state), _above_age(policies, state)
         if size_quota is not None and size_quota.action is QuotaAction.EVICT:
             edge = await ledger.counts.position_leaving(size_quota.limit)
             for subscription in durable:
                 if ledger.count_between(subscription.cursor.mark_delete, edge):
-                    await self._move(topic, subscription, edge, "evicted")
+                    await self._move(topic, policies, subscription, edge, "evicted")
         if age_quota is not None and age_quota.action is QuotaAction.EVICT:
-            await self._expire(topic, durable, age_quota.limit, "evicted")
-        self._block(topic, publish_action(topic.policies, state))
+            await self._expire(topic, policies, durable, age_quota.limit, "evicted")
+        if topic.policies is policies:
+            self._block(topic, publish_action(policies, state))
 
-    async def _state(self, topic: PersistentTopic, durable: Sequence[Subscription]) -> BacklogState:
-        policies, ledger = topic.policies, topic.ledger
+    async def _state(self, topic: PersistentTopic, policies: TopicPolicies, durable: Sequence[Subscription]) -> BacklogState:
+        ledger = topic.ledger
         if not durable or (policies.size_quota is None and policies.age_quota is None):
             return BacklogState()
         slowest = min((subscription.cursor for subscription in durable), key=lambda cursor: ledger.ledgers.rank(cursor.mark_delete))

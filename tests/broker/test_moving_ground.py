@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from cepheid_broker.backlog_check import last_published_before
 from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerSettings, Retention
+from cepheid_broker.policies import BacklogQuota, InactiveDeletion, InactiveTopics, QuotaAction
 from cepheid_broker.position import Position
 from cepheid_broker.topic_positions import position_at_time
+from cepheid_metadata import StoreUnavailableError
 from cepheid_ports import Ports
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.test_backlog_check import Bench, entry, run
@@ -76,3 +80,83 @@ def test_a_seek_by_time_finds_the_same_entry_when_ledgers_are_trimmed_during_its
             await world.broker.topics.delete(bench.topic.name, force=True)
 
     run(test, ledgers=SMALL_LEDGERS)
+
+
+def test_a_subscription_whose_deletion_failed_is_still_there_and_can_be_deleted_again() -> None:
+    """Its cursor holds what it needs until it is gone: nobody may believe that it is."""
+
+    async def test(world: BrokerWorld) -> None:
+        bench = await Bench.on(world, "s")
+        await bench.publish(entry(0))
+        topic, ledger = bench.topic, bench.topic.ledger
+        closed = bench["s"]
+        delete = ledger.delete_cursor
+
+        async def refuse(name: str) -> None:
+            raise StoreUnavailableError("the store is away")
+
+        ledger.delete_cursor = refuse  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailableError):
+            await topic.delete_subscription("s")
+        assert closed.closed, "its consumers come back"
+        assert bench["s"] is not closed
+        assert bench.backlogs() == {"s": 1}
+        ledger.delete_cursor = delete  # type: ignore[method-assign]
+        await topic.delete_subscription("s")
+        assert bench.backlogs() == {}
+        assert ledger.cursors == {}
+
+    run(test)
+
+
+@pytest.mark.parametrize("given_up_by", ["message_ttl_s", "size_quota", "age_quota"])
+def test_nothing_is_given_up_by_a_policy_that_changed_during_the_search(given_up_by: str) -> None:
+    evicting = {
+        "message_ttl_s": {"message_ttl_s": 60},
+        "size_quota": {"size_quota": BacklogQuota(10, QuotaAction.EVICT)},
+        "age_quota": {"age_quota": BacklogQuota(60, QuotaAction.EVICT)},
+    }[given_up_by]
+
+    async def test(world: BrokerWorld) -> None:
+        bench = await Bench.on(world, "s", **evicting)
+        await bench.publish(entry(300), entry(300))
+        ledger: Any = bench.topic.ledger
+        read, length_at = ledger.publish_times.at, ledger.counts.position_leaving
+
+        def policy_changes_during(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            async def answered(*args: Any) -> Any:
+                found = await answer(*args)
+                bench.set(**{name: None if "quota" in name else 0 for name in evicting})
+                return found
+
+            return answered
+
+        ledger.publish_times.at = policy_changes_during(read)
+        ledger.counts.position_leaving = policy_changes_during(length_at)
+        await bench.check()
+        assert bench.backlogs() == {"s": 2}
+
+    run(test)
+
+
+def test_an_inactive_topic_that_was_closed_before_the_last_look_is_kept() -> None:
+    """Its deletion waits for something; meanwhile a producer comes, publishes, and the topic is unloaded."""
+
+    async def test(world: BrokerWorld) -> None:
+        bench = await Bench.on(world)
+        topics, name = world.broker.topics, bench.topic.name
+        bench.set(inactive_topics=InactiveTopics(InactiveDeletion.NO_SUBSCRIPTIONS, 0), retention=Retention())
+        settled = topics._wait_until_settled
+
+        async def settled_late(asked: Any) -> None:
+            await bench.publish(entry(0))
+            await topics.unload(name)
+            await settled(asked)
+
+        await world.broker.inactive.check()
+        topics._wait_until_settled = settled_late  # type: ignore[method-assign]
+        await world.broker.inactive.check()
+        topics._wait_until_settled = settled  # type: ignore[method-assign]
+        assert (await topics.get(name, may_create=False)).ledger.last_confirmed == bench.topic.ledger.last_confirmed
+
+    run(test)
