@@ -20,12 +20,11 @@ Rules
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cepheid_broker.back_reader import BackReader
-from cepheid_broker.counted_group import Chunk, CountedGroup, Run
+from cepheid_broker.counted_group import CountedGroup, Run
 from cepheid_broker.delayed_entries import DelayedEntries
 from cepheid_broker.dispatch import (
     AckView,
@@ -42,11 +41,11 @@ from cepheid_broker.dispatch import (
     counts_of,
 )
 from cepheid_broker.forward_reader import ForwardReader
-from cepheid_broker.holders import MAX_REASONS, Holder, Holders, first_held_of, hashes_held, positions_of
+from cepheid_broker.holders import MAX_REASONS, Holder, Holders, positions_of
 from cepheid_broker.key_hash import key_text
 from cepheid_broker.key_owners import KeyOwners
+from cepheid_broker.key_places import KeyPlaces
 from cepheid_broker.position import Position
-from cepheid_broker.waiting_keys import WaitingKey, WaitingKeys
 
 
 @dataclass(slots=True)
@@ -68,23 +67,19 @@ class KeySharedDispatch:
     def __init__(
         self, acks: AckView, limits: DispatchLimits, policies: DispatchPolicies, owners: KeyOwners, *, in_order: bool = True
     ) -> None:
-        self.owners = owners
         self._acks = acks
         self._limits = limits
-        self._in_order = in_order
         self._forward = ForwardReader(limits.read_ahead_bytes, acks.first_unacknowledged())
         self._back = BackReader()
         self._delayed = DelayedEntries(limits.max_delayed_entries)
         self._delayed.enabled = policies.delayed_delivery
         self._holders = Holders(policies)
         self._able: dict[int, Holder] = {}  # who can take messages
-        self._waiting = WaitingKeys()
-        self._held: dict[int, tuple[Holder, int]] = {}  # hash → who holds entries of it, and how many (rule 3)
-        self._chunked: OrderedDict[str, tuple[int, Holder]] = OrderedDict()  # uuid → hash, and who got its first chunks (rule 5)
-        self._pins: dict[int, tuple[Holder, int]] = {}  # hash → where it stays, and for how many of these messages
+        self._places = KeyPlaces(owners, self._holders, in_order=in_order, max_chunked_messages=limits.max_chunked_messages)
+        self._waiting = self._places.waiting
 
     def __repr__(self) -> str:
-        return f"<KeySharedDispatch {len(self._holders)} consumers, {self._waiting!r}, {self.owners!r}>"
+        return f"<KeySharedDispatch {len(self._holders)} consumers, {self._places!r}>"
 
     # Events: consumers
 
@@ -92,25 +87,16 @@ class KeySharedDispatch:
         self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
     ) -> None:
         self._holders.add(Holder(consumer, name, priority))
-        self.owners.join(consumer, hash_ranges)
-        self._place_all()
+        self._places.join(consumer, hash_ranges)
 
     def on_consumer_left(self, consumer: int) -> None:
         holder = self._holders.remove(consumer)
         if holder is None:
             return
-        self.owners.leave(consumer)
         self._able.pop(consumer, None)
+        self._places.leave(holder)
         if not self._holders:
             self.on_rewind()
-            return
-        self._held = {key_hash: held for key_hash, held in self._held.items() if held[0] is not holder}
-        self._pins = {key_hash: pin for key_hash, pin in self._pins.items() if pin[0] is not holder}
-        self._chunked = OrderedDict((uuid, chunked) for uuid, chunked in self._chunked.items() if chunked[1] is not holder)
-        for ledger_id, entries in holder.outstanding.items():
-            for entry_id, key_hash in hashes_held(entries):
-                self._wait(key_hash, ledger_id, entry_id)
-        self._place_all()
 
     def on_permits(self, consumer: int, messages: int) -> None:
         if (holder := self._holders.by_key.get(consumer)) is not None:
@@ -143,7 +129,7 @@ class KeySharedDispatch:
     def on_clock(self, now_ms: int) -> None:
         self._holders.now_ms = now_ms
         for due in self._delayed.take_due(now_ms):
-            self._wait(due.key_hash, due.ledger_id, due.entry_id)
+            self._places.wait(due.key_hash, due.ledger_id, due.entry_id)
 
     def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
         if isinstance(read, ReadBack):
@@ -174,7 +160,7 @@ class KeySharedDispatch:
 
     def on_cursor_moved(self) -> None:
         for key_hash in self._holders.settle_acknowledged(self._acks):
-            self._release(key_hash)
+            self._places.release(key_hash)
         self._waiting.forget_acknowledged(self._acks)
         self._delayed.forget_acknowledged(self._acks)
         for holder in self._holders:
@@ -189,19 +175,16 @@ class KeySharedDispatch:
             key_hash = self._holders.settle(holder, ledger_id, entry_id)
             if key_hash is not None:
                 self._acks.count_redelivery(ledger_id, entry_id)
-                self._wait(key_hash, ledger_id, entry_id)
-                self._release(key_hash)
+                self._places.wait(key_hash, ledger_id, entry_id)
+                self._places.release(key_hash)
         self._note(holder)
 
     def on_rewind(self) -> None:
         """Everything unacknowledged is free again: after a seek, or when the last consumer left."""
         assert not any(holder.outstanding for holder in self._holders), "rule 1: close the consumers first"
-        self._waiting.clear()
+        self._places.clear()
         self._back.rewind()
         self._delayed.clear()
-        self._held.clear()
-        self._chunked.clear()
-        self._pins.clear()
         self._forward.rewind(self._acks.first_unacknowledged())
 
     def _settle(self, holder: Holder, ledger_id: int, entry_id: int) -> bool:
@@ -210,84 +193,10 @@ class KeySharedDispatch:
         key_hash = self._holders.settle(holder, ledger_id, entry_id)
         if key_hash is None:
             return False
-        self._release(key_hash)
+        self._places.release(key_hash)
         if was_blocked:
             self._note(holder)
         return True
-
-    # Where a hash belongs
-
-    def _owner(self, key_hash: int) -> Holder | None:
-        if self._pins and (pin := self._pins.get(key_hash)) is not None:
-            return pin[0]
-        owner = self.owners.owner(key_hash)
-        return None if owner is None else self._holders.by_key[owner]
-
-    def _receiver(self, key_hash: int) -> Holder | None:
-        """Who may get the next entry of this hash; None: nobody now (rules 1 and 3)."""
-        owner = self._owner(key_hash)
-        held = self._held.get(key_hash)
-        return owner if held is None or held[0] is owner else None
-
-    def _hold(self, key_hash: int, holder: Holder) -> None:
-        if self._in_order:
-            held = self._held.get(key_hash)
-            self._held[key_hash] = (holder, 1 if held is None else held[1] + 1)
-
-    def _release(self, key_hash: int) -> None:
-        """One entry of it is outstanding no more."""
-        held = self._held.get(key_hash)
-        if held is None:
-            return  # not in order: nobody counts
-        if held[1] > 1:
-            self._held[key_hash] = (held[0], held[1] - 1)
-            return
-        del self._held[key_hash]
-        if (key := self._waiting.get(key_hash)) is not None:
-            self._place(key)
-
-    def _wait(self, key_hash: int, ledger_id: int, entry_id: int) -> WaitingKey:
-        is_new = key_hash not in self._waiting
-        key = self._waiting.add(key_hash, ledger_id, entry_id)
-        if is_new:
-            key.since_ms = self._holders.now_ms
-            self._place(key)
-        return key
-
-    def _place(self, key: WaitingKey) -> None:
-        receiver = self._receiver(key.key_hash)
-        door = None if receiver is None else receiver.key
-        if door != key.door:
-            self._waiting.move(key, door)
-            key.since_ms = self._holders.now_ms
-
-    def _place_all(self) -> None:
-        for key in self._waiting:
-            self._place(key)
-
-    def _note_chunk(self, chunk: Chunk, key_hash: int, holder: Holder) -> None:
-        """Rule 5. Beyond the bound the oldest is forgotten: its producer most likely died between two chunks."""
-        if chunk.is_last:
-            self._forget_chunked(chunk.uuid)
-        elif chunk.uuid not in self._chunked:
-            self._chunked[chunk.uuid] = key_hash, holder
-            pin = self._pins.get(key_hash)
-            self._pins[key_hash] = holder, 1 if pin is None else pin[1] + 1
-            if len(self._chunked) > self._limits.max_chunked_messages:
-                self._forget_chunked(next(iter(self._chunked)))
-
-    def _forget_chunked(self, uuid: str) -> None:
-        found = self._chunked.pop(uuid, None)
-        if found is None:
-            return
-        key_hash, holder = found
-        _, messages = self._pins[key_hash]
-        if messages > 1:
-            self._pins[key_hash] = holder, messages - 1
-            return
-        del self._pins[key_hash]
-        if (key := self._waiting.get(key_hash)) is not None:
-            self._place(key)
 
     # Decisions
 
@@ -331,7 +240,7 @@ class KeySharedDispatch:
         if not self._is_full:
             return True
         key_hash = _hash_in(counted, entry_id)
-        receiver = self._receiver(key_hash)
+        receiver = self._places.receiver(key_hash)
         return receiver is not None and receiver.can_take and key_hash not in self._waiting
 
     def _first_ready(self) -> Holder | None:
@@ -405,13 +314,13 @@ class KeySharedDispatch:
                         return entry_id
                     self._delayed.add(counted, entry_id, key_hash)
                     continue
-                receiver = self._receiver(key_hash)
+                receiver = self._places.receiver(key_hash)
                 if receiver is not None and receiver.key in able and key_hash not in waiting:
                     self._give(receiver, counted, entry_id, key_hash, shares)
                 elif self._is_full:
                     return entry_id
                 else:
-                    key = self._wait(key_hash, ledger_id, entry_id)
+                    key = self._places.wait(key_hash, ledger_id, entry_id)
                     if key.door is None and key.example is None:
                         key.example = key_text(counted.group.payload(entry_id))
         return counted.last + 1
@@ -422,12 +331,12 @@ class KeySharedDispatch:
         if share is None:
             share = shares[holder.key] = _Share()
         share.add(entry_id, messages)
-        self._hold(key_hash, holder)
+        self._places.hold(key_hash, holder)
         holder.permits -= messages
         if holder.permits <= 0:
             del self._able[holder.key]
         if counted.chunks is not None and (chunk := counted.chunks.get(entry_id)) is not None:
-            self._note_chunk(chunk, key_hash, holder)
+            self._places.note_chunk(chunk, key_hash, holder)
 
     def _sends(self, counted: CountedGroup, shares: dict[int, _Share]) -> list[Send]:
         sends = []
@@ -456,9 +365,9 @@ class KeySharedDispatch:
             details = f"{self._waiting.entries} entries wait, the bound is {self._limits.max_waiting_entries}"
             reasons.append(Why(Idle.TOO_MANY_WAITING, position=forward.next_position, details=details))
         reasons += self._why_doors()
-        reasons += self._why_keys()
+        reasons += self._places.why()
         reasons += self._delayed.why(self._holders.now_ms)
-        return reasons if reasons and not forward.at_end else [*reasons, Why(Idle.AT_END)]
+        return reasons if reasons and not forward.at_end else [*reasons, self._holders.why_at_end()]
 
     def _why_doors(self) -> list[Why]:
         """Consumers for which entries wait and that cannot take them."""
@@ -468,24 +377,6 @@ class KeySharedDispatch:
                 why = self._holders.why_not(self._holders.by_key[consumer])
                 details = f"{len(positions)} entries wait for it, the first is {positions.first()}; {why.details}"
                 reasons.append(Why(why.idle, why.consumer, None, why.position, why.until, why.since_s, details))
-        return reasons
-
-    def _why_keys(self) -> list[Why]:
-        """Keys that nobody may get now."""
-        reasons: list[Why] = []
-        for key in self._waiting:
-            if key.door is None and len(reasons) < MAX_REASONS:
-                name = f"{key.example!r} (hash {key.key_hash})" if key.example is not None else f"hash {key.key_hash}"
-                details = f"{len(key.positions)} entries of it wait, the first is {key.first}"
-                since_s = self._holders.since_s(key.since_ms)
-                held = self._held.get(key.key_hash)
-                if held is None:
-                    reasons.append(Why(Idle.RANGE_HOLE, None, name, key.first, since_s=since_s, details=details))
-                else:
-                    holder, count = held
-                    oldest = first_held_of(holder, key.key_hash)
-                    details += f"; that consumer holds {count}, the oldest is this entry"
-                    reasons.append(Why(Idle.KEY_DRAINING, holder.name, name, oldest, since_s=since_s, details=details))
         return reasons
 
     # Figures
@@ -503,7 +394,7 @@ class KeySharedDispatch:
         return 0 if holder is None else holder.unacked_messages
 
     def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
-        return self.owners.ranges_of(consumer)
+        return self._places.owners.ranges_of(consumer)
 
     def is_active(self, consumer: int) -> bool:
         return True

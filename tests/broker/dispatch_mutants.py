@@ -15,6 +15,7 @@ from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_key_shared import KeySharedDispatch
 from cepheid_broker.forward_reader import ForwardReader
 from cepheid_broker.holders import Holders
+from cepheid_broker.key_places import KeyPlaces
 from cepheid_broker.turns import Turns
 from cepheid_broker.waiting_keys import WaitingKeys
 
@@ -128,20 +129,20 @@ def delayed_entries_sent_at_once() -> Iterator[None]:
 @contextlib.contextmanager
 def no_draining() -> Iterator[None]:
     """A key that moved goes on at its new consumer at once."""
-    with mock.patch.object(KeySharedDispatch, "_receiver", KeySharedDispatch._owner):
+    with mock.patch.object(KeyPlaces, "receiver", KeyPlaces._owner):
         yield
 
 
 @contextlib.contextmanager
 def drain_without_end() -> Iterator[None]:
     """The last acknowledgement of the old consumer does not let the key go on."""
-    release = KeySharedDispatch._release
+    release = KeyPlaces.release
 
-    def release_quietly(self: KeySharedDispatch, key_hash: int) -> None:
-        with mock.patch.object(KeySharedDispatch, "_place", _nothing):
+    def release_quietly(self: KeyPlaces, key_hash: int) -> None:
+        with mock.patch.object(KeyPlaces, "_place", _nothing):
             release(self, key_hash)
 
-    with mock.patch.object(KeySharedDispatch, "_release", release_quietly):
+    with mock.patch.object(KeyPlaces, "release", release_quietly):
         yield
 
 
@@ -161,7 +162,7 @@ def skipped_entries_keep_a_key_draining() -> Iterator[None]:
 @contextlib.contextmanager
 def chunks_follow_their_key() -> Iterator[None]:
     """A key moves in the middle of a chunked message: its first chunks are never acknowledged, the others never sent."""
-    with mock.patch.object(KeySharedDispatch, "_note_chunk", _nothing):
+    with mock.patch.object(KeyPlaces, "note_chunk", _nothing):
         yield
 
 
