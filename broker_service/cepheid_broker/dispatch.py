@@ -113,7 +113,12 @@ class Idle(enum.Enum):
     TOO_MANY_WAITING = ("as many entries wait as may be looked past", "one of the consumers or keys that they wait for goes on")
     DELAYED = ("entries wait for the time that their producer set", "that time comes")
     TOO_MANY_DELAYED = ("as many delayed entries are held back as may be", "the first of them is due")
-    AT_END = ("everything was sent", "an entry is appended, or redelivery is asked for")
+    AT_END = ("there is nothing more to send", "an entry is appended, or redelivery is asked for")
+    SEEKING = ("the subscription is being moved: its consumers were closed", "the seek ends, and a consumer subscribes again")
+    PUBLISH_BLOCKED = (
+        "nothing new can be published: the backlog of the topic is above its quota",
+        "enough is acknowledged, skipped or expired, or the quota is raised",
+    )
 
     def __init__(self, reason: str, until: str) -> None:
         self.reason = reason

@@ -36,6 +36,7 @@ from cepheid_broker.dispatch import (
     Why,
 )
 from cepheid_broker.forward_reader import ForwardReader
+from cepheid_broker.holders import COMES_AGAIN_ON
 from cepheid_broker.position import Position
 
 _NO_LIMIT = 1 << 62
@@ -177,7 +178,15 @@ class FailoverDispatch:
             return [Why(Idle.READING, position=forward.position)]
         if forward.failed:
             return [Why(Idle.READ_FAILED, position=forward.position)]
-        return [Why(Idle.AT_END)] if forward.at_end else []
+        return [self._why_at_end(active)] if forward.at_end else []
+
+    def _why_at_end(self, active: _Candidate) -> Why:
+        first = self._acks.first_unacknowledged()
+        if first >= self._forward.next_position:
+            return Why(Idle.AT_END)
+        until = f"an entry is appended; what was sent comes again on {COMES_AGAIN_ON}"
+        details = "what it was sent from this entry on is not acknowledged"
+        return Why(Idle.AT_END, consumer=active.name, position=first, until=until, details=details)
 
     def _why_active(self, idle: Idle, details: str) -> Why:
         assert self._active is not None

@@ -205,7 +205,7 @@ class SharedDispatch:
             if holder.reserved
         ]
         reasons += self._delayed.why(self._holders.now_ms)
-        return reasons if reasons and not forward.at_end else [*reasons, Why(Idle.AT_END)]
+        return reasons if reasons and not forward.at_end else [*reasons, self._holders.why_at_end()]
 
     def _turn(self) -> Holder | None:
         return None if self._holders.blocked else self._turns.now()

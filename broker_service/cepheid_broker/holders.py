@@ -47,6 +47,7 @@ class Holder:
 
 
 MAX_REASONS = 20  # that one answer to `why` names
+COMES_AGAIN_ON = "a negative acknowledgement, a timeout of the client, or when its consumer leaves"
 _HASH_BITS = 16
 _HASH_MASK = (1 << _HASH_BITS) - 1
 
@@ -183,6 +184,25 @@ class Holders:
                 details=f"{held}, from this entry on; the limit is {limit}",
             )
         return Why(Idle.SOCKET_FULL, consumer=holder.name, details=f"it has {holder.permits} permits; {held}")
+
+    def why_at_end(self) -> Why:
+        """Names who holds the oldest of what was sent and is not acknowledged: the rest of the backlog."""
+        oldest = min(
+            ((position, holder) for holder in self.by_key.values() if (position := first_held(holder)) is not None),
+            key=lambda held: held[0],
+            default=None,
+        )
+        if oldest is None:
+            return Why(Idle.AT_END)
+        position, holder = oldest
+        return Why(
+            Idle.AT_END,
+            consumer=holder.name,
+            position=position,
+            until=f"an entry is appended; what was sent comes again on {COMES_AGAIN_ON}",
+            details=f"{self.unacked_messages} messages were sent and are not acknowledged; this consumer holds the oldest, "
+            f"this entry, and {holder.unacked_messages} in all",
+        )
 
     def since_s(self, since_ms: int) -> float:
         return max(0, self.now_ms - since_ms) / 1000

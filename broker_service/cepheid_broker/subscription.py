@@ -26,6 +26,7 @@ from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, HashRange,
 from cepheid_broker.dispatch_kinds import EXCLUSIVE, KEY_SHARED, new_core, type_name
 from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
 from cepheid_broker.errors import BrokerError, ConsumerBusyError, ServiceNotReadyError
+from cepheid_broker.holders import COMES_AGAIN_ON
 from cepheid_broker.key_sharing import KeySharing
 from cepheid_broker.peer import Peer
 from cepheid_broker.policies import TopicPolicies
@@ -413,7 +414,15 @@ class Subscription:
 
     def why(self) -> tuple[Why, ...]:
         """What holds delivery up; empty while there is something to deliver and somebody takes it."""
-        return (Why(Idle.NO_CONSUMER),) if self._dispatcher is None else tuple(self._dispatcher.why())
+        if self._seek_done is not None:
+            return (Why(Idle.SEEKING),)
+        if self._dispatcher is None:
+            return (Why(Idle.NO_CONSUMER),)
+        reasons = self._dispatcher.why()
+        if self._ledger.is_terminated:
+            ended = f"the topic is terminated: only what was sent can come again, on {COMES_AGAIN_ON}, or everything after a seek"
+            reasons = [replace(why, until=ended) if why.idle is Idle.AT_END else why for why in reasons]
+        return tuple(reasons)
 
     def on_tick(self, window_s: float) -> None:
         self.delivered.on_tick(window_s)

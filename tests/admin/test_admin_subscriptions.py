@@ -189,8 +189,9 @@ def test_why_a_subscription_does_not_deliver(admin: AdminWorld) -> None:
         while not (found := admin.get(f"{path}/s/why").json())["reasons"] and time.monotonic() < deadline:
             pass  # it is delivering
         assert (found["type"], found["delivering"], len(found["consumers"])) == ("Exclusive", False, 1)
-        assert found["reasons"][0]["reason"] == "everything was sent"
-        assert "redelivery" in found["reasons"][0]["until"]
+        assert found["reasons"][0]["reason"] == "there is nothing more to send"
+        assert (found["reasons"][0]["consumer"], found["backlog_entries"]) == (found["consumers"][0]["name"], 2)
+        assert "negative acknowledgement" in found["reasons"][0]["until"]
     finally:
         client.close()
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath, SubscriptionPath
 from cepheid_broker.admin.topic_access import open_plain, subscription_of
-from cepheid_broker.dispatch import Why
+from cepheid_broker.dispatch import Idle, Why
 from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
 
@@ -21,13 +21,15 @@ def why(context: AdminContext) -> APIRouter:
     async def why_not_delivering(topic: AnyTopicPath, sub: SubscriptionPath) -> dict[str, Any]:
         """Ours, not Pulsar's: what holds delivery up, whom, since when, and which event ends it"""
         opened = await open_plain(context, topic)
-        return _answer(opened, subscription_of(opened, sub))
+        return answer(opened, subscription_of(opened, sub))
 
     return router
 
 
-def _answer(topic: Topic, subscription: Subscription) -> dict[str, Any]:
+def answer(topic: Topic, subscription: Subscription) -> dict[str, Any]:
     reasons = subscription.why()
+    if topic.publish_blocked is not None and any(each.idle is Idle.AT_END for each in reasons):
+        reasons = (*reasons, Why(Idle.PUBLISH_BLOCKED, details=_quotas(topic)))
     figures = subscription.figures()
     return {
         "topic": str(topic.name),
@@ -46,6 +48,14 @@ def _answer(topic: Topic, subscription: Subscription) -> dict[str, Any]:
             for consumer in figures.consumers
         ],
     }
+
+
+def _quotas(topic: Topic) -> str:
+    assert topic.publish_blocked is not None
+    size, age = topic.policies.size_quota, topic.policies.age_quota
+    limits = [f"{size.limit} bytes"] if size is not None else []
+    limits += [f"{age.limit} s of age"] if age is not None else []
+    return f"the policy is {topic.publish_blocked.value}, the limit {' and '.join(limits) or 'was just taken away'}"
 
 
 def _reason(why: Why) -> dict[str, Any]:
