@@ -20,9 +20,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 class AdminError(CepheidError):
-    """The server refused. `status` is the HTTP status."""
-
-    hint = "read the reason; docs/admin.md lists what is served"
+    """The server refused; its own reason says what to do. `status` is the HTTP status."""
 
     def __init__(self, message: str, *, status: int, **facts: Any) -> None:
         super().__init__(message, status=status, **facts)
@@ -92,6 +90,18 @@ def topic_path(topic: str) -> str:
     name = TopicName.parse(topic)
     namespace = name.namespace
     return f"/admin/v2/{name.domain}/{quoted(namespace.tenant)}/{quoted(namespace.local_name)}/{quoted(name.local_name)}"
+
+
+def topic_parts(admin: AdminClient, topic: str) -> list[str]:
+    """The partitions of a partitioned topic, else the topic itself. Raises AdminError with 404 when there is none."""
+    name = TopicName.parse(topic)
+    try:
+        partitions = int(admin.get(f"{topic_path(topic)}/partitions", checkAllowAutoCreation=False)["partitions"])
+    except AdminError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            raise AdminError(f"topic {topic} does not exist", status=error.status) from None
+        raise
+    return [str(name.partition(index)) for index in range(partitions)] or [str(name)]
 
 
 def namespace_path(namespace: str) -> str:

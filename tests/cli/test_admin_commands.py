@@ -135,7 +135,7 @@ def test_why_names_the_reason_and_what_ends_it(cepheid: Commands) -> None:
     cepheid("subscriptions", "create", "why", "s", "--at", "earliest")
     cepheid.admin.publish("why", [b"waiting"])
     assert cepheid.lines("subscriptions", "why", "why", "s") == [
-        "s of persistent://public/default/why: None, 0 consumers, backlog 1 entries",
+        "s of persistent://public/default/why: no type now, 0 consumers, backlog 1 entry",
         "- no consumer is connected",
         "    ends when a consumer subscribes",
     ]
@@ -143,6 +143,25 @@ def test_why_names_the_reason_and_what_ends_it(cepheid: Commands) -> None:
     assert [reason["reason"] for reason in found["reasons"]] == ["no consumer is connected"]
     with pytest.raises(CepheidError, match="does not exist"):
         cepheid("subscriptions", "why", "why", "nobody")
+
+
+def test_what_means_every_partition_is_asked_of_every_partition(cepheid: Commands) -> None:
+    cepheid("topics", "create", "parted", "--partitions", "2")
+    cepheid("subscriptions", "create", "parted", "s", "--at", "earliest")
+    cepheid.admin.publish("parted-partition-1", [b"waiting"])
+    assert [line.split(": ", 1)[1] for line in cepheid.lines("subscriptions", "why", "parted", "s") if line.startswith("s of")] == [
+        "no type now, 0 consumers, backlog 0 entries",
+        "no type now, 0 consumers, backlog 1 entry",
+    ]
+    assert len(json.loads(cepheid("subscriptions", "why", "parted", "s", "--json"))) == 2
+    for end, entries in (("latest", [0, 0]), ("earliest", [0, 1])):
+        cepheid("subscriptions", "reset", "parted", "s", "--to", end)
+        counts = json.loads(cepheid("subscriptions", "backlog", "parted", "s"))
+        assert [count["entries"] for count in counts.values()] == entries
+    with pytest.raises(CepheidError, match="has 2 partitions: ask one of them"):
+        cepheid("subscriptions", "reset", "parted", "s", "--to", "0:0")
+    with pytest.raises(CepheidError, match="topic nowhere does not exist"):
+        cepheid("subscriptions", "why", "nowhere", "s")
 
 
 def test_topics_are_ended_and_trimmed(cepheid: Commands) -> None:

@@ -125,18 +125,24 @@ def test_why_names_what_holds_it_and_what_ends_it() -> None:
         "since_s": 90.0,
         "details": "",
     }
-    answer = {"type": "Key_Shared", "delivering": False, "reasons": [reason], "backlog_entries": 12, "consumers": [{}, {}]}
+    answer = {"type": "Key_Shared", "delivering": False, "reasons": [reason], "backlog_entries": 12}
+    answer["consumers"] = [
+        {"name": "worker-3", "permits": 5, "unacked_messages": 7, "blocked": False},
+        {"name": "worker-4", "permits": 0, "unacked_messages": 50_000, "blocked": True},
+    ]
     assert why_lines("persistent://public/default/orders", "billing", answer) == [
         "billing of persistent://public/default/orders: Key_Shared, 2 consumers, backlog 12 entries",
+        "  worker-3: 5 permits, 7 unacknowledged",
+        "  worker-4: 0 permits, 50000 unacknowledged, blocked",
         "- keys wait for an earlier consumer's acknowledgements",
         "    consumer: worker-3",
         "    key: 4711",
         "    message: 7:42",
-        "    since:  90 s",
+        "    since: 90 s",
         "    ends when worker-3 acknowledges 7:42 or leaves",
     ]
     delivering = {**answer, "delivering": True, "reasons": []}
-    assert why_lines("t", "s", delivering)[1:] == ["It is delivering."]
+    assert why_lines("t", "s", delivering)[3:] == ["It is delivering."]
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "pulsar://localhost:6650"])

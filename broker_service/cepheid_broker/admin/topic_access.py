@@ -42,6 +42,8 @@ def require_idle(context: AdminContext, name: TopicName) -> None:
 async def open_plain(context: AdminContext, name: TopicName) -> Topic:
     """For calls that make sense on one topic or one partition only: 405 on a partitioned name, 404 on none."""
     partitions = await context.broker.catalog.partitions(name)
+    if partitions is None:
+        raise TopicNotFoundError(f"Topic {name} does not exist", topic=str(name))
     if partitions:
         message = f"Topic {name} has {partitions} partitions: ask one of them, {name.partition(0)} and so on"
         raise NotAllowedHereError(message, topic=str(name))

@@ -19,9 +19,8 @@ from cepheid_cli.admin.common import (
     print_lines,
     sub_app,
 )
-from cepheid_cli.admin.units import BadValueError, duration_s, pairs, position, shown_duration, time_ms
-from cepheid_cli.admin_client import subscription_path, topic_path
-from cepheid_wire import TopicName
+from cepheid_cli.admin.units import BadValueError, counted, duration_s, pairs, position, shown_duration, time_ms
+from cepheid_cli.admin_client import subscription_path, topic_parts, topic_path
 
 app = sub_app("subscriptions", "Subscriptions: where they stand, moving them, and why they do not deliver.")
 
@@ -96,11 +95,14 @@ def reset(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Move a subscription: delivery goes on from there. Its consumers are disconnected and come back."""
-    admin, path = AdminClient(admin_url), subscription_path(topic, name)
-    if _is_position(to):
-        admin.post(f"{path}/resetcursor", position(to))
+    admin = AdminClient(admin_url)
+    if to in _ENDS:  # a message id means one partition, the ends mean all
+        for part in topic_parts(admin, topic):
+            admin.post(f"{subscription_path(part, name)}/resetcursor", position(to))
+    elif _is_position(to):
+        admin.post(f"{subscription_path(topic, name)}/resetcursor", position(to))
     else:
-        admin.post(f"{path}/resetcursor/{time_ms(to)}")
+        admin.post(f"{subscription_path(topic, name)}/resetcursor/{time_ms(to)}")
     done(f"subscription {name} of {topic} goes on from {to}")
 
 
@@ -123,8 +125,10 @@ def peek(
 
 @app.command()
 def backlog(topic: Topic, name: Subscription, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Read the backlog through and count it."""
-    print_json(AdminClient(admin_url).post(f"{subscription_path(topic, name)}/analyzeBacklog"))
+    """Read the backlog through and count it; of a partitioned topic by partition."""
+    admin = AdminClient(admin_url)
+    found = {part: admin.post(f"{subscription_path(part, name)}/analyzeBacklog") for part in topic_parts(admin, topic)}
+    print_json(found if len(found) > 1 else next(iter(found.values())))
 
 
 @app.command()
@@ -145,19 +149,33 @@ def properties(
 
 @app.command()
 def why(topic: Topic, name: Subscription, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Why a subscription is not delivering: from the dispatcher's own state, with what ends it."""
-    own_path = topic_path(topic).replace("/admin/v2/", "/cepheid/v1/topics/", 1)
-    path = own_path + subscription_path(topic, name).removeprefix(topic_path(topic)) + "/why"
-    found = AdminClient(admin_url).get(path)
+    """Why a subscription is not delivering: from the dispatcher's own state, with what ends it. Of each partition."""
+    admin = AdminClient(admin_url)
+    answers = [(part, admin.get(_why_path(part, name))) for part in topic_parts(admin, topic)]
     if as_json:
-        print_json(found)
+        print_json(answers[0][1] if len(answers) == 1 else [answer for _, answer in answers])
     else:
-        print_lines(why_lines(str(TopicName.parse(topic)), name, found))
+        for part, answer in answers:
+            print_lines(why_lines(part, name, answer))
+
+
+def _why_path(topic: str, name: str) -> str:
+    own_path = topic_path(topic).replace("/admin/v2/", "/cepheid/v1/topics/", 1)
+    return own_path + subscription_path(topic, name).removeprefix(topic_path(topic)) + "/why"
+
+
+_MAX_CONSUMERS = 20  # shown
 
 
 def why_lines(topic: str, name: str, found: Mapping[str, Any]) -> list[str]:
-    kind, consumers = found.get("type") or "no type yet", len(found["consumers"])
-    lines = [f"{name} of {topic}: {kind}, {consumers} consumers, backlog {found['backlog_entries']} entries"]
+    consumers, entries = found["consumers"], found["backlog_entries"]
+    kind = found["type"] if consumers else "no type now"
+    lines = [f"{name} of {topic}: {kind}, {counted(len(consumers), 'consumer')}, backlog {counted(entries, 'entry', 'entries')}"]
+    for consumer in consumers[:_MAX_CONSUMERS]:
+        held = f"{consumer['permits']} permits, {consumer['unacked_messages']} unacknowledged"
+        lines.append(f"  {consumer['name']}: {held}{', blocked' if consumer['blocked'] else ''}")
+    if len(consumers) > _MAX_CONSUMERS:
+        lines.append(f"  and {len(consumers) - _MAX_CONSUMERS} more (--json shows all)")
     if found["delivering"]:
         return [*lines, "It is delivering."]
     for reason in found["reasons"]:
@@ -165,13 +183,16 @@ def why_lines(topic: str, name: str, found: Mapping[str, Any]) -> list[str]:
         facts = [("consumer", reason.get("consumer")), ("key", reason.get("key")), ("message", reason.get("message_id"))]
         lines += [f"    {label}: {value}" for label, value in facts if value not in (None, "")]
         if reason.get("since_s") is not None:
-            lines.append(f"    since:  {shown_duration(reason['since_s'])}")
+            lines.append(f"    since: {shown_duration(reason['since_s'])}")
         if reason.get("details"):
             lines.append(f"    {reason['details']}")
         lines.append(f"    ends when {reason['until']}")
     return lines
 
 
+_ENDS = ("earliest", "latest")
+
+
 def _is_position(text: str) -> bool:
     first, colon, second = text.partition(":")
-    return text in ("earliest", "latest") or bool(colon and first.isdecimal() and second.lstrip("-").isdecimal())
+    return bool(colon and first.isdecimal() and second.lstrip("-").isdecimal())

@@ -20,8 +20,8 @@ from cepheid_cli.admin.common import (
 )
 from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, unset_policy
 from cepheid_cli.admin.units import shown_bytes, shown_duration
-from cepheid_cli.admin_client import AdminError, quoted, topic_path
-from cepheid_wire import NamespaceName
+from cepheid_cli.admin_client import quoted, topic_parts, topic_path
+from cepheid_wire import NamespaceName, TopicName
 
 app = sub_app("topics", "Topics: make, look at, change, delete.")
 
@@ -73,7 +73,7 @@ def delete(
 ) -> None:
     """Delete a topic with everything in it."""
     admin, path = AdminClient(admin_url), topic_path(topic)
-    admin.delete(f"{path}/partitions" if _partitions(admin, topic) else path, force=force)
+    admin.delete(f"{path}/partitions" if _is_partitioned(admin, topic) else path, force=force)
     done(f"topic {topic} deleted")
 
 
@@ -81,7 +81,7 @@ def delete(
 def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Rates, sizes, producers, and each subscription's backlog."""
     admin = AdminClient(admin_url)
-    kind = "partitioned-stats" if _partitions(admin, topic) else "stats"
+    kind = "partitioned-stats" if _is_partitioned(admin, topic) else "stats"
     found = admin.get(f"{topic_path(topic)}/{kind}", getPreciseBacklog=True, subscriptionBacklogSize=True)
     if as_json:
         print_json(found)
@@ -114,7 +114,7 @@ def _subscription_row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
 def internal_stats(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Ledgers and cursors, as the API says them."""
     admin = AdminClient(admin_url)
-    kind = "partitioned-internalStats" if _partitions(admin, topic) else "internalStats"
+    kind = "partitioned-internalStats" if _is_partitioned(admin, topic) else "internalStats"
     print_json(admin.get(f"{topic_path(topic)}/{kind}"))
 
 
@@ -129,7 +129,7 @@ def unload(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
 def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """End a topic: nothing more can be published, ever. Prints the id of its last message."""
     admin, path = AdminClient(admin_url), topic_path(topic)
-    if _partitions(admin, topic):
+    if _is_partitioned(admin, topic):
         last = admin.post(f"{path}/terminate/partitions")
         print_lines(f"{index}  {_id(message_id)}" for index, message_id in sorted(last.items(), key=lambda item: int(item[0])))
     else:
@@ -170,13 +170,8 @@ def unset(topic: Topic, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> No
     done(f"{policy} of {topic} is not set")
 
 
-def _partitions(admin: AdminClient, topic: str) -> int:
-    try:
-        return int(admin.get(f"{topic_path(topic)}/partitions", checkAllowAutoCreation=False)["partitions"])
-    except AdminError as error:
-        if error.status == 404:
-            raise AdminError(f"topic {topic} does not exist", status=404) from None
-        raise
+def _is_partitioned(admin: AdminClient, topic: str) -> bool:
+    return topic_parts(admin, topic) != [str(TopicName.parse(topic))]
 
 
 def _id(message_id: dict[str, int]) -> str:

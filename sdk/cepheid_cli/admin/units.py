@@ -98,6 +98,10 @@ def shown_duration(seconds: Any) -> str:
     return f"{seconds:.0f} d"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def shown_time(ms: int) -> str:
     """Of this machine's zone."""
     return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
