@@ -7,7 +7,8 @@ Commands for an id that is not open are ignored when they have no answer (FLOW, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from cepheid_broker.connection_producer import NO_REQUEST
@@ -16,6 +17,7 @@ from cepheid_broker.consumer_acks import ConsumerAcks, position_of, words_of
 from cepheid_broker.errors import (
     BrokerError,
     ConsumerNotFoundError,
+    NotAllowedError,
     ProtocolViolationError,
     ServiceNotReadyError,
     TooManyError,
@@ -32,6 +34,7 @@ from cepheid_broker.times import iso_time
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_positions import last_message, position_at_time
 from cepheid_broker.wire_errors import error_text, server_error_of
+from cepheid_ports import CepheidError
 from cepheid_wire import CommandType, ServerError, TopicName, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -79,12 +82,30 @@ class ConsumerCommands:
     # SUBSCRIBE
 
     def _on_subscribe(self, ask: pb.CommandSubscribe) -> None:
-        if ask.consumer_id in self._open:
-            self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
+        if (consumer := self._open.get(ask.consumer_id)) is not None:
+            self._answer_again(ask, consumer)
         elif ask.consumer_id in self._opening:
             self._refuse(ask, ServiceNotReadyError(f"consumer {ask.consumer_id} is being opened"))
         else:
-            self._opening[ask.consumer_id] = self._requests.start(self._subscribe(ask), name="subscribe")
+            self._opening[ask.consumer_id] = self._requests.start(
+                self._subscribe(ask), name="subscribe", on_cancelled=lambda: self._answer_closed(ask)
+            )
+
+    def _answer_again(self, ask: pb.CommandSubscribe, consumer: Consumer) -> None:
+        """Sent twice (protocol.md §26, rule 6)."""
+        subscription = consumer.subscription
+        try:
+            if (TopicName.parse(ask.topic), ask.subscription) != (subscription.topic, subscription.name):
+                message = f"consumer {ask.consumer_id} of this connection is on subscription {subscription.name!r} of"
+                raise NotAllowedError(f"{message} {subscription.topic}; close it first, or use another id")
+        except CepheidError as error:
+            self._refuse(ask, error)
+        else:
+            self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
+
+    def _answer_closed(self, ask: pb.CommandSubscribe) -> None:
+        error = ServiceNotReadyError(f"consumer {ask.consumer_id} was closed before it was open")
+        self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
 
     async def _subscribe(self, ask: pb.CommandSubscribe) -> None:
         try:
@@ -189,7 +210,7 @@ class ConsumerCommands:
                 return
             # Not cancelled with the connection: it ends as begun, and whoever subscribes next finds it ended. One per
             # subscription, so they are bounded.
-            work = self._answered(self._seek(topic, consumer.subscription, ask), ask.request_id, "seek")
+            work = self._answered(partial(self._seek, topic, consumer.subscription, ask), ask.request_id, "seek")
             self._services.tasks.start(work, name="seek")
 
     async def _seek(self, topic: Topic, subscription: Subscription, ask: pb.CommandSeek) -> None:
@@ -206,7 +227,7 @@ class ConsumerCommands:
             subscription.end_seek()
 
     def _on_get_last_message_id(self, ask: pb.CommandGetLastMessageId) -> None:
-        self._start(self._answer_last_message_id(ask), ask.request_id, "last-message-id")
+        self._start(partial(self._answer_last_message_id, ask), ask.request_id, "last-message-id")
 
     async def _answer_last_message_id(self, ask: pb.CommandGetLastMessageId) -> None:
         if (opening := self._opening.get(ask.consumer_id)) is not None:
@@ -229,7 +250,7 @@ class ConsumerCommands:
         if consumer is None:
             self._no_consumer(ask.request_id, ask.consumer_id)
         else:
-            self._start(self._unsubscribe(consumer, ask), ask.request_id, "unsubscribe")
+            self._start(partial(self._unsubscribe, consumer, ask), ask.request_id, "unsubscribe")
 
     async def _unsubscribe(self, consumer: Consumer, ask: pb.CommandUnsubscribe) -> None:
         subscription, topic = consumer.subscription, self._topic_of(consumer)
@@ -266,12 +287,12 @@ class ConsumerCommands:
             answer.msgBacklog = consumer.subscription.cursor.backlog_entries
         self._peer.send(answer)
 
-    def _start(self, work: Coroutine[Any, Any, None], request_id: int, name: str) -> None:
+    def _start(self, work: Callable[[], Awaitable[None]], request_id: int, name: str) -> None:
         self._requests.start(self._answered(work, request_id, name), name=name)
 
-    async def _answered(self, work: Coroutine[Any, Any, None], request_id: int, name: str) -> None:
+    async def _answered(self, work: Callable[[], Awaitable[None]], request_id: int, name: str) -> None:
         try:
-            await work
+            await work()
         except Exception as error:  # every request is answered, also when the fault is ours
             code = server_error_of(error)
             self._services.refusals.note(

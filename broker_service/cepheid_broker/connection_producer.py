@@ -46,6 +46,7 @@ class ProducerCommands:
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._closed_by_broker: dict[int, None] = {}  # SENDs for them are on their way and are dropped
         self._touched: dict[Producer, None] = {}  # have gathered SENDs in this turn
+        self._unanswered_closes = 0
         self.table: Mapping[int, Callable[[Any], None]] = {
             CommandType.PRODUCER: self._on_producer,
             CommandType.CLOSE_PRODUCER: self._on_close,
@@ -82,15 +83,16 @@ class ProducerCommands:
     def _on_producer(self, ask: pb.CommandProducer) -> None:
         producer = self._open.get(ask.producer_id)
         asking = self._asking.get(ask.producer_id)
-        if producer is not None and ask.epoch <= producer.epoch:
+        if producer is not None and ask.epoch <= producer.epoch and producer.state is ProducerState.OPEN:
             self._answer_again(ask, producer)
         elif ask.producer_id in self._opening or (asking is not None and ask.epoch <= asking.epoch):
             self._refuse(ask, ServiceNotReadyError(f"producer {ask.producer_id} is being opened"))
         elif producer is asking is None and len(self) >= self._services.settings.connection.max_producers:
             self._refuse(ask, TooManyProducersError(f"this connection has {len(self)} producers, which is its limit"))
         else:
-            task = self._requests.start(self._open_producer(ask), name="open-producer")
-            self._opening[ask.producer_id] = task
+            self._opening[ask.producer_id] = self._requests.start(
+                self._open_producer(ask), name="open-producer", on_cancelled=lambda: self._refuse_closed(ask)
+            )
 
     def __len__(self) -> int:
         return len(self._open) + len(self._asking) + len(self._opening)
@@ -114,10 +116,15 @@ class ProducerCommands:
             self._asking.pop(ask.producer_id, None)
             self._refuse(ask, error)
         finally:
-            self._opening.pop(ask.producer_id, None)
+            if self._opening.get(ask.producer_id) is asyncio.current_task():  # else it was closed, and is opened anew
+                del self._opening[ask.producer_id]
 
     async def _ask_topic(self, ask: pb.CommandProducer) -> None:
         """Returns when the producer is admitted, or its topic will say."""
+        if (closing := self._open.get(ask.producer_id)) is not None and closing.state is ProducerState.CLOSING:
+            settled = asyncio.Event()
+            closing.close_when_settled(settled.set)  # its receipts, and the answer to its CLOSE_PRODUCER, come first
+            await settled.wait()
         older = self._open.pop(ask.producer_id, None) or self._asking.pop(ask.producer_id, None)
         if older is not None:
             older.stop()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
@@ -215,6 +222,9 @@ class ProducerCommands:
         self._note_refusal(ask.topic[:300], error)
         self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
 
+    def _refuse_closed(self, ask: pb.CommandProducer) -> None:
+        self._refuse(ask, ServiceNotReadyError(f"producer {ask.producer_id} was closed before it was open"))
+
     def _note_refusal(self, topic: str, error: BaseException) -> None:
         code = server_error_of(error)
         self._services.refusals.note(
@@ -233,9 +243,14 @@ class ProducerCommands:
         if producer is None:
             self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
         else:
+            limit = self._services.settings.connection.max_waiting_requests
+            if self._unanswered_closes >= limit:
+                raise ProtocolViolationError(f"{limit} CLOSE_PRODUCER are waiting", waiting=limit)
+            self._unanswered_closes += 1
             producer.close_when_settled(lambda: self._on_settled(producer, ask.request_id))
 
     def _on_settled(self, producer: Producer, request_id: int) -> None:
+        self._unanswered_closes -= 1
         if self._open.get(producer.producer_id) is producer:
             del self._open[producer.producer_id]
         producer.detach()

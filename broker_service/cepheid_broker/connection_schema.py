@@ -6,7 +6,8 @@ Errors travel in the reply of the same kind: C++ clients ignore a general ERROR 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from cepheid_broker.errors import SchemaNotFoundError
@@ -33,7 +34,7 @@ class SchemaCommands:
 
     def _on_get(self, ask: pb.CommandGetSchema) -> None:
         answer = pb.CommandGetSchemaResponse(request_id=ask.request_id)
-        self._start(self._get(ask, answer), answer, ask.topic, "get-schema")
+        self._start(partial(self._get, ask, answer), answer, ask.topic, "get-schema")
 
     async def _get(self, ask: pb.CommandGetSchema, answer: pb.CommandGetSchemaResponse) -> None:
         topic, schemas = TopicName.parse(ask.topic), self._services.schemas
@@ -47,20 +48,20 @@ class SchemaCommands:
 
     def _on_get_or_create(self, ask: pb.CommandGetOrCreateSchema) -> None:
         answer = pb.CommandGetOrCreateSchemaResponse(request_id=ask.request_id)
-        self._start(self._get_or_create(ask, answer), answer, ask.topic, "get-or-create-schema")
+        self._start(partial(self._get_or_create, ask, answer), answer, ask.topic, "get-or-create-schema")
 
     async def _get_or_create(self, ask: pb.CommandGetOrCreateSchema, answer: pb.CommandGetOrCreateSchemaResponse) -> None:
         # Sent by a producer of the topic, which is therefore open; under the same rules as its first schema.
         topic = await self._services.topics.get(TopicName.parse(ask.topic), may_create=False)
         answer.schema_version = await self._services.schemas.for_producer(topic.name, asked_schema(ask), topic.policies)
 
-    def _start(self, work: Coroutine[Any, Any, None], answer: Answer, topic: str, name: str) -> None:
+    def _start(self, work: Callable[[], Awaitable[None]], answer: Answer, topic: str, name: str) -> None:
         self._requests.start(self._answered(work, answer, topic, name), name=name)
 
-    async def _answered(self, work: Coroutine[Any, Any, None], answer: Answer, topic: str, name: str) -> None:
+    async def _answered(self, work: Callable[[], Awaitable[None]], answer: Answer, topic: str, name: str) -> None:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
-                await work
+                await work()
         except Exception as error:  # every request is answered, also when the fault is ours
             code = server_error_of(error)
             if not isinstance(error, SchemaNotFoundError):  # who asks whether there is one is no offender

@@ -142,7 +142,7 @@ class Producer:
         self.duplicates = 0
         self._refusals = refusals
         self._owner = owner
-        self._on_settled: Callable[[], None] | None = None
+        self._on_settled: list[Callable[[], None]] = []  # several may wait: its client and the topic that is unloaded
         self._gathered = PublishGroup()
         self._pending: deque[PublishGroup] = deque()
         self._sequence: ProducerSequence | None = None  # the one it uses, with deduplication
@@ -278,7 +278,7 @@ class Producer:
         self.flush()
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
-        self._on_settled = on_settled
+        self._on_settled.append(on_settled)
         self._settle_if_done()
 
     def close_in_good_order(self, reason: str) -> None:
@@ -361,9 +361,10 @@ class Producer:
 
     def _settle_if_done(self) -> None:
         settled = not self._pending and self._gathered.is_empty
-        if self._on_settled is not None and (settled or self.state is ProducerState.CLOSED):
-            on_settled, self._on_settled = self._on_settled, None
-            on_settled()
+        if self._on_settled and (settled or self.state is ProducerState.CLOSED):
+            waiting, self._on_settled = self._on_settled, []
+            for on_settled in waiting:
+                on_settled()
 
     # What is not stored
 

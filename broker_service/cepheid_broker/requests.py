@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from cepheid_broker.errors import ProtocolViolationError
@@ -16,7 +16,7 @@ class Requests:
     def __init__(self, tasks: TaskOwner, limit: int) -> None:
         self._tasks = tasks
         self._limit = limit
-        self._waiting: dict[asyncio.Task[None], None] = {}
+        self._waiting: dict[asyncio.Task[None], Callable[[], None] | None] = {}
 
     def __repr__(self) -> str:
         return f"<Requests {len(self._waiting)} of {self._limit}>"
@@ -24,15 +24,19 @@ class Requests:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Raises ProtocolViolationError when the peer asks faster than it can be answered, beyond the limit."""
+    def start(
+        self, work: Coroutine[Any, Any, None], *, name: str, on_cancelled: Callable[[], None] | None = None
+    ) -> asyncio.Task[None]:
+        """Raises ProtocolViolationError when the peer asks faster than it can be answered, beyond the limit.
+
+        `on_cancelled`: it was given up before it was answered, and every request is answered (protocol.md §26, rule 5)."""
         if len(self._waiting) >= self._limit:
             work.close()
             raise ProtocolViolationError(
                 f"{len(self._waiting)} requests are waiting, the limit is {self._limit}", waiting=len(self._waiting)
             )
         task = self._tasks.start(work, name=name)
-        self._waiting[task] = None
+        self._waiting[task] = on_cancelled
         task.add_done_callback(self._on_done)
         return task
 
@@ -41,4 +45,6 @@ class Requests:
             task.cancel()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._waiting.pop(task, None)
+        on_cancelled = self._waiting.pop(task, None)
+        if on_cancelled is not None and task.cancelled():
+            on_cancelled()

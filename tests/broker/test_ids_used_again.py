@@ -1,0 +1,196 @@
+"""Clients that use an id again before the command before it has ended: each request gets one answer, and no producer or consumer
+is left of which the client does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from cepheid_broker.settings import ConnectionSettings
+from cepheid_wire import ServerError, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.broker.broker_world import BrokerWorld
+from tests.broker.scripted_client import ScriptedClient, full, subscribe
+from tests.support import run_async, wait_until
+
+SHARED = pb.CommandSubscribe.Shared
+EXCLUSIVE = pb.CommandSubscribe.Exclusive
+LARGE = bytes(3_000_000)
+"""A payload whose append takes so long that other commands come before its receipt."""
+
+
+def producer(producer_id: int, request_id: int, topic: str = "t", **fields: Any) -> pb.CommandProducer:
+    return pb.CommandProducer(topic=full(topic), producer_id=producer_id, request_id=request_id, **fields)
+
+
+@asynccontextmanager
+async def slow_openings(world: BrokerWorld) -> AsyncIterator[None]:
+    """Meanwhile topics are found, but not yet."""
+    topics, held = world.broker.topics, asyncio.Event()
+    get = topics.get
+
+    async def get_later(*args: Any, **kwargs: Any) -> Any:
+        found = await get(*args, **kwargs)
+        await held.wait()
+        return found
+
+    topics.get = get_later  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        topics.get = get  # type: ignore[method-assign]
+        held.set()
+
+
+async def answers(client: ScriptedClient, count: int) -> dict[int, Message]:
+    """By request id; what the broker says of itself is left out."""
+    found: dict[int, Message] = {}
+    while len(found) < count:
+        received = await client.receive()
+        assert received is not None
+        request_id = getattr(received.body, "request_id", None)
+        if request_id is not None and request_id < 1 << 63:
+            assert request_id not in found, f"a second answer: {received.body}"
+            found[request_id] = received.body
+    return found
+
+
+def test_a_producer_closed_while_it_is_opened_and_opened_again_is_one_producer() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            async with slow_openings(world):
+                client.send(producer(0, 1), pb.CommandCloseProducer(producer_id=0, request_id=2), producer(0, 3))
+                assert sorted(await answers(client, 2)) == [1, 2]
+                client.send(producer(0, 4))  # the first one's end must not make room for a third
+                assert "is being opened" in (await client.expect(pb.CommandError)).message
+                client.send(pb.CommandCloseProducer(producer_id=0, request_id=5))
+                assert sorted(await answers(client, 2)) == [3, 5]
+            await client.ping()
+            await client.expect_nothing(0.05)
+            assert not world.topic("t").producers
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("ask", "close"),
+    [
+        (producer(0, 1), pb.CommandCloseProducer(producer_id=0, request_id=2)),
+        (subscribe("t", "s", 0, 1, subType=EXCLUSIVE), pb.CommandCloseConsumer(consumer_id=0, request_id=2)),
+    ],
+    ids=["producer", "consumer"],
+)
+def test_what_is_closed_while_it_is_opened_is_answered_too(ask: Message, close: Message) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            async with slow_openings(world):
+                client.send(ask)
+                await client.ping()
+                client.send(close)
+                found = await answers(client, 2)
+            assert isinstance(found[2], pb.CommandSuccess)
+            assert isinstance(found[1], pb.CommandError)
+            assert found[1].error == ServerError.SERVICE_NOT_READY
+            assert "was closed before it was open" in found[1].message
+            await client.expect_nothing(0.05)
+
+    run_async(main())
+
+
+def test_a_producer_opened_while_it_is_closing_comes_behind_its_predecessor() -> None:
+    """Its receipts and the answer to its end first; then the new one, which is not closed with the old."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            client.send_message(0, LARGE)
+            client.send(pb.CommandCloseProducer(producer_id=0, request_id=2), producer(0, 3))
+            await client.expect(pb.CommandSendReceipt)
+            assert (await client.expect(pb.CommandSuccess)).request_id == 2
+            assert (await client.expect(pb.CommandProducerSuccess)).request_id == 3
+            await client.publish(1, first_sequence_id=1)
+            assert len(world.topic("t").producers) == 1
+
+    run_async(main())
+
+
+def test_a_producer_that_closes_while_its_topic_is_unloaded_is_answered_and_holds_nobody_up() -> None:
+    async def main() -> None:
+        for close_first in (True, False):
+            async with BrokerWorld(close_timeout_s=5) as world, await world.client() as client:
+                await client.produce_on("t")
+                client.send_message(0, LARGE)
+                await client.drain()
+                await wait_until(lambda world=world: any(p.pending_entries for p in world.topic("t").producers.values()))
+                closes = [pb.CommandCloseProducer(producer_id=0, request_id=request_id) for request_id in (2, 3)]
+                if close_first:
+                    client.send(*closes)
+                    await wait_until(lambda world=world: "closing" in repr(world.topic("t").producers))
+                began = asyncio.get_running_loop().time()
+                unloading = asyncio.ensure_future(world.broker.topics.unload(TopicName.parse("t")))
+                if not close_first:
+                    await asyncio.sleep(0)
+                    client.send(*closes)
+                assert sorted(await answers(client, 2)) == [2, 3]
+                await unloading
+                assert asyncio.get_running_loop().time() - began < 4, "it waited for a producer that had ended"
+
+    run_async(main(), timeout_s=40)
+
+
+def test_closes_that_wait_are_bounded() -> None:
+    async def main() -> None:
+        connection = ConnectionSettings(max_waiting_requests=10)
+        async with BrokerWorld(connection=connection) as world, await world.client() as client:
+            await client.produce_on("t")
+            client.send_message(0, LARGE)
+            client.send(*(pb.CommandCloseProducer(producer_id=0, request_id=request_id) for request_id in range(12)))
+            await client.expect_closed()
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pb.CommandGetLastMessageId(consumer_id=0, request_id=1),
+        pb.CommandUnsubscribe(consumer_id=0, request_id=1),
+        pb.CommandGetSchema(request_id=1, topic="t"),
+    ],
+    ids=lambda ask: type(ask).__name__,
+)
+def test_requests_that_never_begin_leave_no_trace(ask: Message) -> None:
+    """Above the limit, or the connection is lost in the same turn: warnings of work that nobody awaited are errors here."""
+
+    async def main() -> None:
+        async with BrokerWorld(connection=ConnectionSettings(max_waiting_requests=1)) as world:
+            async with await world.client() as client:
+                await client.subscribe("t", "s")
+                client.send(ask, ask, ask)
+                await client.expect_closed()
+            await wait_until(lambda: world.broker.statistics().requests_running == 0)
+
+    run_async(main())
+
+
+def test_a_consumer_id_means_one_subscription_at_a_time() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.subscribe("t", "s")
+            for topic, subscription in (("other", "s"), ("t", "other"), ("://", "s")):
+                error = await client.ask(subscribe(topic, subscription, 0, 9, subType=EXCLUSIVE), pb.CommandError)
+                assert error.error == ServerError.NOT_ALLOWED_ERROR
+            assert (
+                "is on subscription 's' of persistent://public/default/t"
+                in (await client.ask(subscribe("t", "other", 0, 9, subType=EXCLUSIVE), pb.CommandError)).message
+            )
+            await client.subscribe("t", "s")  # the same again is the same
+            await client.ask(pb.CommandCloseConsumer(consumer_id=0, request_id=10), pb.CommandSuccess)
+            await client.subscribe("t", "other")
+
+    run_async(main())
