@@ -21,7 +21,9 @@ from tests.support import run_async, wait_until
 QUICK = ConnectionSettings(handshake_timeout_s=0.3, keepalive_s=0.15, liveness_probe_s=0.2)
 
 
-def test_connected_says_what_every_client_needs() -> None:
+def test_trap_01_connected_says_what_every_client_needs() -> None:
+    """The official client shows what is missing only as a timeout."""
+
     async def main() -> None:
         async with BrokerWorld() as world, await world.client(handshake=False) as client:
             connected = await client.ask(pb.CommandConnect(client_version="x", protocol_version=17), pb.CommandConnected)
@@ -73,8 +75,8 @@ def test_a_silent_peer_is_pinged_and_one_that_answers_lives() -> None:
     run_async(main())
 
 
-def test_pong_comes_while_messages_flow() -> None:
-    """Trap 3: C++ does not count MESSAGE as a sign of life."""
+def test_trap_03_pong_comes_while_messages_flow() -> None:
+    """C++ does not count MESSAGE as a sign of life. The official client asks every 30 s, which Python cannot change."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -91,8 +93,8 @@ def test_pong_comes_while_messages_flow() -> None:
     run_async(main())
 
 
-def test_one_request_id_may_be_in_flight_twice_for_different_commands() -> None:
-    """Trap 6: C++ counts lookups and everything else apart."""
+def test_trap_06_one_request_id_may_be_in_flight_twice_for_different_commands() -> None:
+    """C++ counts lookups and everything else apart."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:

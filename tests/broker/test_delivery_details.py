@@ -418,8 +418,8 @@ def test_trap_31_a_fresh_latest_reader_and_one_after_a_seek_by_time_can_tell_whe
     run_async(main())
 
 
-def test_java_consumers_hear_of_the_end_when_all_is_acknowledged_and_others_never() -> None:
-    """Trap 4: it closes the connections of C++ and Go clients."""
+def test_trap_04_java_consumers_hear_of_the_end_when_all_is_acknowledged_and_others_never() -> None:
+    """It closes the connections of C++ and Go clients."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await java_client(world) as java, await world.client() as other:

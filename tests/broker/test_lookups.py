@@ -25,8 +25,8 @@ async def partitions(client: ScriptedClient, topic: str, **fields: Any) -> pb.Co
     return answer
 
 
-def test_a_new_topic_is_created_and_has_no_partitions() -> None:
-    """Trap 10: Success with 0, never TopicNotFound, also for a name that looks like a partition."""
+def test_trap_10_a_new_topic_is_created_and_has_no_partitions() -> None:
+    """Success with 0, never TopicNotFound, also for a name that looks like a partition."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -76,8 +76,8 @@ def test_a_missing_topic_is_not_found_when_it_may_not_be_created(asks_not_to_cre
     "topic",
     ["persistent://public/default/", "nonsense://a/b/c", "a/b", "persistent://a/b/c/d/e", "persistent://public/def ault/x", ""],
 )
-def test_invalid_names_fail_at_once_in_the_reply_of_each_command(topic: str) -> None:
-    """Trap 11: an ERROR would be ignored by C++ and cost its whole timeout. NotAllowed, since code 17 is retried (§24)."""
+def test_trap_11_invalid_names_fail_at_once_in_the_reply_of_each_command(topic: str) -> None:
+    """An ERROR would be ignored by C++ and cost its whole timeout. NotAllowed, since code 17 is retried (§24)."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -106,8 +106,8 @@ def test_an_unknown_namespace_is_refused_and_both_domains_are_known() -> None:
     run_async(main())
 
 
-def test_a_lookup_that_has_to_wait_does_not_cost_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trap 13: C++ closes its connection on ServiceNotReady here, unless the text has one of the words that it knows."""
+def test_trap_13_a_lookup_that_has_to_wait_has_the_words_that_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ closes its connection on ServiceNotReady here, unless the text has one of the words that it knows."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -140,10 +140,10 @@ def test_a_lookup_leads_to_this_broker_itself() -> None:
     ("settings", "url"),
     [
         ({"advertised_host": "broker.example", "advertised_port": 7000}, "pulsar://broker.example:7000"),
-        ({"host": "0.0.0.0"}, "pulsar://127.0.0.1:{port}"),  # the address that the client reached (trap 12)
+        ({"host": "0.0.0.0"}, "pulsar://127.0.0.1:{port}"),  # the address that the client reached
     ],
 )
-def test_the_advertised_address_is_what_clients_can_reach(settings: dict[str, Any], url: str) -> None:
+def test_trap_12_the_advertised_address_is_what_clients_can_reach(settings: dict[str, Any], url: str) -> None:
     async def main() -> None:
         async with BrokerWorld(**settings) as world, await world.client() as client:
             answer = await client.ask(pb.CommandLookupTopic(topic="t", request_id=3), pb.CommandLookupTopicResponse)
@@ -152,8 +152,8 @@ def test_the_advertised_address_is_what_clients_can_reach(settings: dict[str, An
     run_async(main())
 
 
-def test_topics_of_a_namespace_are_listed_with_each_partition() -> None:
-    """Trap 35: the client strips the suffix itself."""
+def test_trap_35_topics_of_a_namespace_are_listed_with_each_partition() -> None:
+    """The client strips the suffix itself."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:

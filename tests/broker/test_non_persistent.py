@@ -24,9 +24,7 @@ def dropped(world: BrokerWorld, subscription: str, topic: str = TOPIC) -> int:
     return found.dropped_messages
 
 
-def test_every_entry_has_the_id_0_0_in_receipts_and_messages() -> None:
-    """Trap 40."""
-
+def test_trap_40_every_entry_has_the_id_0_0_in_receipts_and_messages() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             await client.subscribe(TOPIC, "s", permits=100)

@@ -13,8 +13,8 @@ from tests.broker.scripted_client import full, message, send_frame
 from tests.support import run_async, wait_until
 
 
-def test_producer_success_has_every_field_that_some_client_requires() -> None:
-    """Trap 15: a name unique in the cluster; schema_version present even when empty."""
+def test_trap_15_producer_success_has_every_field_that_some_client_requires() -> None:
+    """A name unique in the cluster; schema_version present even when empty."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -31,8 +31,8 @@ def test_producer_success_has_every_field_that_some_client_requires() -> None:
     run_async(main())
 
 
-def test_receipts_come_in_order_with_the_ids_of_the_sends() -> None:
-    """Traps 17 and 18. Entry ids rise by one, whatever the sequence ids are."""
+def test_trap_17_and_18_receipts_come_in_order_with_the_ids_of_the_sends() -> None:
+    """Entry ids rise by one, whatever the sequence ids are."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -50,7 +50,7 @@ def test_receipts_come_in_order_with_the_ids_of_the_sends() -> None:
 
 
 def test_trap_34_stored_bytes_are_those_of_the_send() -> None:
-    """Trap 34: from 0x0e01 on, with fields that the broker does not know."""
+    """From 0x0e01 on, with fields that the broker does not know."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
@@ -123,8 +123,8 @@ def test_metadata_that_no_consumer_can_read_closes_the_connection() -> None:
     run_async(main())
 
 
-def test_a_message_of_the_largest_size_passes_and_a_larger_frame_closes() -> None:
-    """Trap 9: the frame may exceed the message by its padding."""
+def test_trap_09_a_message_of_the_largest_size_passes_and_a_larger_frame_closes() -> None:
+    """The frame may exceed the message by its padding."""
 
     async def main() -> None:
         async with BrokerWorld(max_message_bytes=64 * 1024) as world:
@@ -196,8 +196,8 @@ def test_closing_waits_for_what_is_under_way_and_may_be_repeated() -> None:
     run_async(main())
 
 
-def test_after_a_failed_append_nothing_is_stored_until_the_producer_is_opened_again() -> None:
-    """Protocol §10.4, trap 19: no SEND_ERROR, which would end the connection; the producer is closed and its SENDs dropped."""
+def test_trap_19_after_a_failed_append_nothing_is_stored_until_the_producer_is_opened_again() -> None:
+    """Protocol §10.4: no SEND_ERROR, which would end the connection; the producer is closed and its SENDs dropped."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:

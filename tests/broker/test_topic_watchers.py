@@ -61,9 +61,7 @@ def test_a_watcher_hears_of_topics_that_come_and_go() -> None:
     run_async(main())
 
 
-def test_partitions_are_listed_each_and_matched_by_the_name_of_their_topic() -> None:
-    """Trap 35."""
-
+def test_trap_35_partitions_are_listed_each_and_matched_by_the_name_of_their_topic() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             await world.create_topic("split", 2)
@@ -225,8 +223,8 @@ def test_a_slow_listing_does_not_undo_a_later_one() -> None:
     run_async(main())
 
 
-def test_only_who_asks_gets_these_commands_and_the_broker_says_that_it_can() -> None:
-    """Trap 4: C++ and Go close the connection on commands that they do not know."""
+def test_trap_04_only_who_asks_gets_these_commands_and_the_broker_says_that_it_can() -> None:
+    """C++ and Go close the connection on commands that they do not know."""
 
     async def main() -> None:
         async with BrokerWorld() as world, await world.client(handshake=False) as client, await world.client() as other:

@@ -14,7 +14,8 @@ EARLIEST = pulsar.InitialPosition.Earliest
 
 @contextmanager
 def client_of(url: str, **options: Any) -> Iterator[pulsar.Client]:
-    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), operation_timeout_seconds=15, **options)
+    options = {"operation_timeout_seconds": 15, **options}
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options)
     try:
         yield client
     finally:

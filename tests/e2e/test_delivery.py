@@ -250,8 +250,8 @@ def test_read_compacted_is_refused_with_a_reason(cluster: ProcessCluster, topic:
         assert time.monotonic() - started < 5
 
 
-def test_a_subscription_that_may_not_be_made_by_use_fails_at_once_and_works_once_it_is_made(cluster: ProcessCluster) -> None:
-    """Trap 23: the code of the reference (12) would hang the client until its timeout."""
+def test_trap_23_a_subscription_that_may_not_be_made_by_use_fails_at_once(cluster: ProcessCluster) -> None:
+    """The code of the reference (12) would hang the client until its timeout."""
     admin(cluster, "PUT", "namespaces/public/strict", "{}")
     policy = '{"allowAutoSubscriptionCreation": false}'
     admin(cluster, "POST", "namespaces/public/strict/autoSubscriptionCreation", policy)

@@ -175,9 +175,15 @@ def test_delayed_messages_come_when_it_is_time(cluster: ProcessCluster, topic: s
         assert time.monotonic() - start >= 1.45
 
 
-def test_exclusive_and_failover_get_delayed_messages_at_once(cluster: ProcessCluster, topic: str) -> None:
-    """Trap 42."""
+def test_trap_42_exclusive_and_failover_get_delayed_messages_at_once_and_the_last_id_counts_them(
+    cluster: ProcessCluster, topic: str
+) -> None:
     with client_of(cluster.service_url) as client:
         consumers = [client.subscribe(topic, "e"), client.subscribe(topic, "f", Failover)]
-        client.create_producer(topic).send(b"late", deliver_after=timedelta(minutes=1))
+        waiting = client.subscribe(topic, "s", Shared)
+        late = client.create_producer(topic).send(b"late", deliver_after=timedelta(minutes=1))
         assert [payloads_of(receive(consumer, 1)) for consumer in consumers] == [[b"late"], [b"late"]]
+        for consumer in (*consumers, waiting):
+            last = consumer.get_last_message_id()
+            assert (last.ledger_id(), last.entry_id()) == (late.ledger_id(), late.entry_id())
+        assert_silent(waiting)

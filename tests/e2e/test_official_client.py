@@ -68,8 +68,7 @@ def test_batches_and_compression_come_through(cluster: ProcessCluster, topic: st
         assert payloads_of(receive(consumer, 300)) == payloads
 
 
-def test_a_batch_of_one_is_a_batch(cluster: ProcessCluster, topic: str) -> None:
-    """Trap 16."""
+def test_trap_16_readers_see_a_batch_of_one_as_a_batch(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as client:
         producer = client.create_producer(topic, batching_enabled=True)
         producer.send(b"alone")
@@ -80,8 +79,8 @@ def test_a_batch_of_one_is_a_batch(cluster: ProcessCluster, topic: str) -> None:
         assert not reader.has_message_available()
 
 
-def test_chunked_messages_on_exclusive_and_shared(cluster: ProcessCluster, topic: str) -> None:
-    """Trap 41. Three consumers, and other messages in between."""
+def test_trap_41_chunked_messages_on_exclusive_and_shared(cluster: ProcessCluster, topic: str) -> None:
+    """Three consumers, and other messages in between."""
     with client_of(cluster.service_url) as client:
         bodies = [bytes([65 + n]) * (11_000_000 + n) for n in range(3)]
         producer = client.create_producer(topic, chunking_enabled=True)
@@ -139,8 +138,7 @@ def test_shared_consumers_divide_the_messages(cluster: ProcessCluster, topic: st
         assert min(map(len, received)) > 20
 
 
-def test_negative_acknowledgement_comes_again_with_a_count_until_the_dead_letter_topic(cluster: ProcessCluster, topic: str) -> None:
-    """Trap 33."""
+def test_trap_33_a_negative_acknowledgement_counts_until_the_dead_letter_topic(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as client:
         policy = pulsar.ConsumerDeadLetterPolicy(2, f"{topic}-dead", "first")
         consumer = client.subscribe(
@@ -253,8 +251,8 @@ def test_readers_seek_by_id_and_by_time(cluster: ProcessCluster, topic: str) -> 
 
 
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, Shared])
-def test_consumers_seek_and_do_not_stall(cluster: ProcessCluster, topic: str, kind: pulsar.ConsumerType) -> None:
-    """Trap 26: the receive queue is small, so lost permits would show."""
+def test_trap_26_consumers_seek_and_do_not_stall(cluster: ProcessCluster, topic: str, kind: pulsar.ConsumerType) -> None:
+    """The receive queue is small, so lost permits would show."""
     with client_of(cluster.service_url) as client:
         ids = publish(client, topic, numbered(100))
         consumer = client.subscribe(topic, "s", consumer_type=kind, initial_position=EARLIEST, receiver_queue_size=10)

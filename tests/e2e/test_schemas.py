@@ -147,7 +147,7 @@ def test_non_persistent_topics_have_schemas(client: pulsar.Client, topic: str) -
 
 
 def test_schemas_over_http_lookup(cluster: ProcessCluster, client: pulsar.Client, topic: str) -> None:
-    """Trap 14: the client asks the admin API for versions then, and needs `properties` to be there."""
+    """The client asks the admin API for versions then, and needs `properties` to be there."""
     client.create_producer(topic, schema=AvroSchema(USER)).send(USER(id=1))
     client.create_producer(topic, schema=AvroSchema(USER_WITH_NAME)).send(USER_WITH_NAME(id=2, name="two"))
     with client_of(cluster.admin_url) as over_http:

@@ -1,6 +1,6 @@
 """Topics as users of the official client see them: growing, patterns, non-persistent ones, deletion under their feet, odd names.
 
-Traps of protocol.md §27 by number: 4 and 35 (lists and watchers), 10 to 14 (lookups), 40 (non-persistent ids).
+Tests with a trap in their name guard against that trap of protocol.md §27.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def test_a_connected_consumer_and_producer_hear_of_new_partitions(cluster: Proce
         assert ask(cluster, "GET", f"{path}-partition-1/stats")[1]["msgInCounter"] > 0
 
 
-# Patterns (traps 4, 35)
+# Patterns
 
 
-def test_a_pattern_subscription_finds_topics_that_come_later(
+def test_trap_35_a_pattern_subscription_finds_topics_that_come_later_and_partitions_once(
     cluster: ProcessCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = namespace(cluster, "patterns")
@@ -133,34 +133,11 @@ def test_a_pattern_subscription_finds_topics_that_come_later(
         assert_silent(consumer)
 
 
-# Lookups (traps 10 to 14)
+# Deletion beside others
 
 
-def test_partitions_are_asked_for_and_nothing_fails(cluster: ProcessCluster, topic: str) -> None:
-    """Trap 10: a plain topic has 0 partitions, one that is not there as well, and one that is named like a partition."""
-    with client_of(cluster.service_url) as client:
-        full = f"persistent://public/default/{topic}"
-        assert client.get_topic_partitions(topic) == [full]
-        assert client.get_topic_partitions(f"{topic}-partition-3") == [f"{full}-partition-3"]
-        publish(client, f"{topic}-partition-3", [b"a"])
-
-
-@pytest.mark.parametrize("scheme", ["binary", "http"])
-def test_refusals_of_lookups_come_at_once(cluster: ProcessCluster, topic: str, scheme: str) -> None:
-    """Trap 11: an error outside of the lookup's own reply costs the whole timeout; trap 14: over HTTP as well."""
-    url = cluster.service_url if scheme == "binary" else cluster.admin_url
-    with client_of(url) as client:
-        began = time.monotonic()
-        with pytest.raises(pulsar.PulsarException):
-            client.create_producer("persistent://public/nowhere/t")
-        with pytest.raises(pulsar.PulsarException):
-            client.subscribe("persistent://nowhere/nowhere/t", "s")
-        assert time.monotonic() - began < 5
-        assert publish(client, topic, [b"a"])  # trap 12: the address that the lookup tells can be reached
-
-
-def test_a_topic_that_goes_leaves_the_others_of_the_connection_alone(cluster: ProcessCluster, topic: str) -> None:
-    """Trap 13: a client drops the connection on a refused lookup unless the text has the words that it knows."""
+def test_trap_13_a_topic_that_goes_leaves_the_others_of_the_connection_alone(cluster: ProcessCluster, topic: str) -> None:
+    """A client drops the connection on a refused lookup unless the text has the words that it knows."""
     with client_of(cluster.service_url) as client:
         steady = client.create_producer(f"{topic}-steady")
         done(cluster, "PUT", f"persistent/public/default/{topic}/partitions", 4)
@@ -177,10 +154,10 @@ def stats(cluster: ProcessCluster, topic: str, domain: str = "persistent") -> An
     return done(cluster, "GET", f"{domain}/public/default/{topic}/stats")
 
 
-# Non-persistent topics (trap 40)
+# Non-persistent topics
 
 
-def test_a_non_persistent_topic_delivers_to_who_is_there(cluster: ProcessCluster, topic: str) -> None:
+def test_trap_40_a_non_persistent_topic_delivers_to_who_is_there(cluster: ProcessCluster, topic: str) -> None:
     name = f"non-persistent://public/default/{topic}"
     with client_of(cluster.service_url) as client:
         lost = publish(client, name, [b"nobody is there"])
@@ -189,7 +166,7 @@ def test_a_non_persistent_topic_delivers_to_who_is_there(cluster: ProcessCluster
         messages = receive(consumer, 10)
         assert payloads_of(messages) == [b"%d" % n for n in range(10)]
         for message_id in (*lost, *ids, *(message.message_id() for message in messages)):
-            assert (message_id.ledger_id(), message_id.entry_id()) == (0, 0), "trap 40: ids say nothing here"
+            assert (message_id.ledger_id(), message_id.entry_id()) == (0, 0), "ids say nothing here"
         assert_silent(consumer)
         with pytest.raises(pulsar.PulsarException):
             consumer.seek(pulsar.MessageId.earliest)

@@ -1,0 +1,154 @@
+"""A broker in a thread of the test, and between it and the official client a tap that sees every frame.
+
+    client ──► tap ──► broker        lookups tell the tap's port, so that nothing goes past it
+           ◄──     ◄──
+
+With it a test knows what the client really sent and got, and has a broker with settings of its own in a few milliseconds: the real
+parts of tests/broker/broker_world.py in one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self, TypeVar
+
+from google.protobuf.message import Message
+
+from cepheid_wire import BODY_FIELDS, CommandType, FrameSplitter, encode_body, parse_command
+from tests.broker.broker_world import BrokerWorld
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 1 << 16
+
+
+class Seen(NamedTuple):
+    """One frame that went through."""
+
+    connection: int
+    from_broker: bool
+    kind: CommandType
+    body: Any
+    tail: bytes
+
+
+class TappedBroker:
+    """`with TappedBroker(max_message_bytes=…) as broker`: the keywords are fields of BrokerSettings."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self._thread = threading.Thread(target=self._run, name="tapped-broker")
+        self._started: Future[None] = Future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.seen: list[Seen] = []
+        self.connections = 0
+        self._refusal: Message | None = None
+
+    @property
+    def service_url(self) -> str:
+        return f"pulsar://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.result(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the broker did not stop"
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """In the broker's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, work)
+
+    def frames(self, *kinds: CommandType, since: int = 0) -> list[Seen]:
+        return [seen for seen in self.seen[since:] if seen.kind in kinds]
+
+    @contextmanager
+    def requests_held(self) -> Iterator[None]:
+        """What clients send meanwhile is seen, waits, and then reaches the broker together."""
+        self._loop.call_soon_threadsafe(self._open.clear)
+        try:
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(self._open.set)
+
+    @contextmanager
+    def connects_refused(self, answer: Message) -> Iterator[None]:
+        """The tap gives `answer` to every CONNECT in the place of the broker, and the connection ends."""
+        self._refusal = answer
+        try:
+            yield
+        finally:
+            self._refusal = None
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _main(self) -> None:
+        self._loop, self._stop, self._open = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._open.set()
+        server = await asyncio.start_server(self._on_client, "127.0.0.1", 0)
+        self._port = server.sockets[0].getsockname()[1]
+        async with BrokerWorld(advertised_port=self._port, **self._settings) as self.world:
+            self._started.set_result(None)
+            await self._stop.wait()
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        number = self.connections
+        try:
+            if self._refusal is not None:
+                await reader.read(CHUNK_BYTES)
+                writer.write(encode_body(self._refusal))
+                return
+            broker_reader, broker_writer = await asyncio.open_connection("127.0.0.1", self.world.port)
+            pumps = [
+                asyncio.create_task(self._pump(reader, broker_writer, number, from_broker=False)),
+                asyncio.create_task(self._pump(broker_reader, writer, number, from_broker=True)),
+            ]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+                broker_writer.close()
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the client is gone, or the test is over
+        finally:
+            writer.close()
+            self._tasks.discard(task)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int, *, from_broker: bool) -> None:
+        splitter = FrameSplitter(1 << 28)
+        while data := await reader.read(CHUNK_BYTES):
+            for frame in splitter.feed(data):
+                body = getattr(parse_command(frame.command), BODY_FIELDS[frame.type])
+                self.seen.append(Seen(number, from_broker, CommandType(frame.type), body, bytes(frame.tail)))
+            if not from_broker:
+                await self._open.wait()
+            writer.write(data)
+            await writer.drain()
