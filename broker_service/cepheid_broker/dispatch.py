@@ -98,7 +98,7 @@ class Idle(enum.Enum):
     """Why nothing is sent, and the event that ends it."""
 
     NO_CONSUMER = ("no consumer is connected", "a consumer subscribes")
-    NO_PERMITS = ("consumers have no permits", "a consumer sends FLOW")
+    NO_PERMITS = ("consumers have no permits", "a consumer sends FLOW: its application receives")
     SOCKET_FULL = ("sockets of consumers with permits are full", "the client reads")
     TOO_MANY_UNACKED = ("consumers with permits reached the limit of unacknowledged messages", "acknowledgements arrive")
     SUBSCRIPTION_UNACKED = ("the subscription reached its limit of unacknowledged messages", "acknowledgements arrive")

@@ -186,8 +186,12 @@ class Subscription:
         if not self.consumers:
             self.kind = None
             self.cursor.active_from = None
-            if not self.durable and self._seek_done is None and self._grace is None and not self.closed:
-                self._on_unused(self)
+            self.end_if_unused()
+
+    def end_if_unused(self) -> None:
+        """Rule 4."""
+        if not (self.durable or self.consumers or self.in_seek or self._grace is not None or self.closed):
+            self._on_unused(self)
 
     def _start_dispatch(self, kind: int, sharing: KeySharing) -> None:
         """A dispatcher is kept while the type stays the same: so it has one read under way, however often consumers come and go."""
@@ -383,8 +387,7 @@ class Subscription:
 
     def _end_grace(self) -> None:
         self._grace = None
-        if not self.consumers and not self.closed:
-            self._on_unused(self)
+        self.end_if_unused()
 
     # Figures
 
@@ -420,7 +423,7 @@ class Subscription:
             return (Why(Idle.NO_CONSUMER),)
         reasons = self._dispatcher.why()
         if self._ledger.is_terminated:
-            ended = f"the topic is terminated: only what was sent can come again, on {COMES_AGAIN_ON}, or everything after a seek"
+            ended = f"somebody seeks, or for what was sent: on {COMES_AGAIN_ON}; the topic is terminated, nothing new comes"
             reasons = [replace(why, until=ended) if why.idle is Idle.AT_END else why for why in reasons]
         return tuple(reasons)
 

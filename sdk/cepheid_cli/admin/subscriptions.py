@@ -173,7 +173,7 @@ def why_lines(topic: str, name: str, found: Mapping[str, Any]) -> list[str]:
     lines = [f"{name} of {topic}: {kind}, {counted(len(consumers), 'consumer')}, backlog {counted(entries, 'entry', 'entries')}"]
     for consumer in consumers[:_MAX_CONSUMERS]:
         held = f"{consumer['permits']} permits, {consumer['unacked_messages']} unacknowledged"
-        lines.append(f"  {consumer['name']}: {held}{', blocked' if consumer['blocked'] else ''}")
+        lines.append(f"  {consumer['name'] or '(no name)'}: {held}{', blocked' if consumer['blocked'] else ''}")
     if len(consumers) > _MAX_CONSUMERS:
         lines.append(f"  and {len(consumers) - _MAX_CONSUMERS} more (--json shows all)")
     if found["delivering"]:
