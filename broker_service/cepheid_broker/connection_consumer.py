@@ -22,13 +22,13 @@ from cepheid_broker.errors import (
     ServiceNotReadyError,
     TooManyError,
 )
-from cepheid_broker.key_sharing import key_sharing_of
+from cepheid_broker.key_sharing import KeySharing, key_sharing_of
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import EARLIEST, LATEST, Position
 from cepheid_broker.requests import Requests
 from cepheid_broker.schemas import asked_schema
 from cepheid_broker.services import Services
-from cepheid_broker.subscribe_checks import MAX_NAME_CHARS, check_allowed, check_room, check_served
+from cepheid_broker.subscribe_checks import check_allowed, check_room, check_served
 from cepheid_broker.subscription import Subscription
 from cepheid_broker.times import iso_time
 from cepheid_broker.topic import Topic
@@ -79,6 +79,9 @@ class ConsumerCommands:
     def __repr__(self) -> str:
         return f"{len(self._open)} consumers"
 
+    def __len__(self) -> int:
+        return len(self._open) + len(self._opening)
+
     # SUBSCRIBE
 
     def _on_subscribe(self, ask: pb.CommandSubscribe) -> None:
@@ -86,6 +89,8 @@ class ConsumerCommands:
             self._answer_again(ask, consumer)
         elif ask.consumer_id in self._opening:
             self._refuse(ask, ServiceNotReadyError(f"consumer {ask.consumer_id} is being opened"))
+        elif len(self) >= self._services.settings.connection.max_consumers:
+            self._refuse(ask, TooManyError(f"this connection has {len(self)} consumers, which is its limit"))
         else:
             self._opening[ask.consumer_id] = self._requests.start(
                 self._subscribe(ask), name="subscribe", on_cancelled=lambda: self._answer_closed(ask)
@@ -126,14 +131,19 @@ class ConsumerCommands:
     async def _create(self, ask: pb.CommandSubscribe) -> Consumer:
         name = TopicName.parse(ask.topic)
         check_served(ask)
-        if len(self._open) >= self._services.settings.connection.max_consumers:
-            raise TooManyError(f"this connection has {len(self._open)} consumers")
+        sharing = key_sharing_of(ask)
         topic = await self._services.topics.get(name, may_create=ask.force_topic_creation)
+        check_allowed(topic, ask)
         schema = asked_schema(ask)
         await self._services.schemas.for_consumer(name, schema, topic.policies, topic_is_idle=_is_idle(topic))
-        check_allowed(topic, ask)
         subscription = await self._find_or_create(topic, ask)
-        sharing = key_sharing_of(ask)
+        try:
+            return await self._join(topic, subscription, ask, sharing)
+        except BaseException:
+            subscription.end_if_unused()  # a reader's, which nobody would ever find again
+            raise
+
+    async def _join(self, topic: Topic, subscription: Subscription, ask: pb.CommandSubscribe, sharing: KeySharing) -> Consumer:
         await subscription.wait_until_free(ask.subType, self._peer, sharing)
         topic.check_open()
         check_room(topic, subscription)
@@ -142,7 +152,7 @@ class ConsumerCommands:
             self._peer,
             ask.consumer_id,
             subscription.new_key(),
-            name=ask.consumer_name[:MAX_NAME_CHARS],
+            name=ask.consumer_name,
             priority_level=ask.priority_level,
             metadata={pair.key: pair.value for pair in ask.metadata},
             connected_at_ms=self._services.ports.wall_ms(),
@@ -254,7 +264,7 @@ class ConsumerCommands:
 
     async def _unsubscribe(self, consumer: Consumer, ask: pb.CommandUnsubscribe) -> None:
         subscription, topic = consumer.subscription, self._topic_of(consumer)
-        others = len(subscription.consumers) - 1
+        others = sum(other is not consumer for other in subscription.consumers.values())  # it may have been closed meanwhile
         if others > 0 and not ask.force:
             message = f"subscription {subscription.name!r} has {others} more consumers; close them first"
             self._peer.send_error(ask.request_id, ServerError.METADATA_ERROR, message)

@@ -119,8 +119,7 @@ class NonPersistentSubscription(Subscription):
         self._announce_later(None)
         if not self.consumers:
             self.kind = None
-            if not self.durable and not self.closed:
-                self._on_unused(self)
+            self.end_if_unused()
 
     def _announce_later(self, newcomer: Consumer | None) -> None:
         """Who is active: all hear of a change, a newcomer hears its role, behind the answer to its SUBSCRIBE (protocol.md §19)."""

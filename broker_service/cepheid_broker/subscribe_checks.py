@@ -21,6 +21,8 @@ MAX_METADATA_BYTES = 64 << 10  # kept in memory as long as the consumer lives
 def check_served(ask: pb.CommandSubscribe) -> None:
     if not ask.subscription or len(ask.subscription) > MAX_NAME_CHARS:
         raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_CHARS} characters, not {len(ask.subscription)}")
+    if len(ask.consumer_name) > MAX_NAME_CHARS:
+        raise NotAllowedError(f"a consumer's name has {len(ask.consumer_name)} characters, {MAX_NAME_CHARS} are possible")
     if ask.read_compacted:
         raise NotAllowedError("reading compacted topics is not supported yet; subscribe without read_compacted")
     size_bytes = sum(len(pair.key.encode()) + len(pair.value.encode()) for pair in ask.metadata)

@@ -159,9 +159,7 @@ class Subscription:
     def add_consumer(self, consumer: Consumer, kind: int) -> None:
         assert not self.closed
         assert self._seek_done is None
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
+        self._end_grace_timer()
         if not self.consumers:
             self.kind = kind
             self._start_dispatch(kind, consumer.key_sharing)
@@ -242,8 +240,7 @@ class Subscription:
         self.closed = True
         self.close_consumers(reason)
         self._stop_dispatch()
-        if self._grace is not None:
-            self._grace.cancel()
+        self._end_grace_timer()
         if self._seek_done is not None:
             self._seek_done.set()
 
@@ -369,6 +366,7 @@ class Subscription:
     def begin_seek(self) -> None:
         """Raises ServiceNotReadyError while another seek is under way."""
         self._check_at_rest()
+        self._end_grace_timer()
         self._seek_done = asyncio.Event()
         self.close_consumers("seek")
 
@@ -384,6 +382,11 @@ class Subscription:
         if not self.durable and not self.closed:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(self._settings.reader_seek_grace_s, self._end_grace)
+
+    def _end_grace_timer(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
 
     def _end_grace(self) -> None:
         self._grace = None
