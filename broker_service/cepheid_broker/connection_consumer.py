@@ -176,11 +176,12 @@ class ConsumerCommands:
 
     def _refuse(self, ask: pb.CommandSubscribe, error: BaseException) -> None:
         code = server_error_of(error)
+        topic, subscription = ask.topic[:300], ask.subscription[:300]  # they may have megabytes, and the log remembers them
         self._services.refusals.note(
             "consumer.refused",
-            (ask.topic, ask.subscription, code),
-            topic=ask.topic[:300],
-            subscription=ask.subscription[:300],
+            (topic, subscription, code),
+            topic=topic,
+            subscription=subscription,
             peer=self._peer.address,
             code=code.name,
             error=str(error),

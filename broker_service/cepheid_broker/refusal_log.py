@@ -1,6 +1,9 @@
 """Log lines for what peers can repeat at will: the first at once, then one for many every half minute.
 
 producer.refused  0.0 s  logged          0.1 s, 0.3 s, 0.7 s … counted          30.2 s  logged, repeated=12
+
+What is new each time, as names that a client makes up, is logged too, up to MAX_LINES in a window; the first line of the next one
+says how many there were above that.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ log = logging.getLogger(__name__)
 
 WINDOW_S = 30.0
 MAX_KEYS = 1000
+MAX_LINES = 1000
 
 
 class RefusalLog:
-    """One per broker. Keys beyond the bound are forgotten, oldest first: they are logged as new when they come again."""
+    """One per broker. Keys beyond the bound are forgotten, oldest first: they count as new when they come again."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, Hashable], tuple[float, int]] = OrderedDict()  # logged at; repeated since
+        self._window_from = 0.0
+        self._lines = self._unlogged = 0  # since then
         self.refusals = 0
 
     def note(self, event: str, key: Hashable, *, level: int = logging.INFO, **extra: Any) -> None:
@@ -32,10 +38,23 @@ class RefusalLog:
         if now - logged_at < WINDOW_S:
             self._seen[event, key] = (logged_at, repeated + 1)
             return
+        if not self._has_room(now):
+            return
         if repeated:
             extra["repeated"] = repeated
+        if self._unlogged:
+            extra["unlogged"], self._unlogged = self._unlogged, 0
         log.log(level, event, extra=extra)
         self._seen[event, key] = (now, 0)
         self._seen.move_to_end((event, key))
         if len(self._seen) > MAX_KEYS:
             self._seen.popitem(last=False)
+
+    def _has_room(self, now: float) -> bool:
+        if now - self._window_from >= WINDOW_S:
+            self._window_from, self._lines = now, 0
+        if self._lines >= MAX_LINES:
+            self._unlogged += 1
+            return False
+        self._lines += 1
+        return True
