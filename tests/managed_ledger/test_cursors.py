@@ -18,6 +18,7 @@ from cepheid_broker.managed_ledger import (
     NoSuchCursorError,
     TooManyCursorsError,
 )
+from cepheid_broker.managed_ledger.cursor_state import EncodedBatches
 from cepheid_metadata import CursorRecord, LedgerState, MemoryStore, Position, StoreUnavailableError, cursor_records, keys
 from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes
@@ -326,6 +327,46 @@ def test_a_save_that_was_cut_off_does_not_hide_the_one_before() -> None:
             ledger = await world.broker(seed=2).open()
             assert delivered(ledger, ledger.cursors["sub"]) == positions[0:200:2] + positions[200:]
             assert ledger.statistics().cursors_rewound == 0
+
+    run_async(main())
+
+
+def test_what_is_acknowledged_while_many_parts_of_batches_are_encoded_is_saved_next_and_nothing_is_invented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Encoding them gives others a turn, who acknowledge more: of parts, of the rest of a batch, and everything up to a batch."""
+
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0}))
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 20_000, group=1_000)
+            for position in positions[1:]:
+                assert cursor.acknowledge_indexes(position, (0b011,), 3)
+            add, slices = EncodedBatches.add, []
+
+            def add_and_acknowledge_more(self: EncodedBatches, *some: object) -> None:
+                slices.append(some)
+                add(self, *some)  # type: ignore[arg-type]
+                if len(slices) == 2:
+                    cursor.acknowledge_indexes(positions[-1], (0b001,), 3)
+                    cursor.acknowledge_indexes(positions[-2], (0b100,), 3)
+                    cursor.acknowledge_cumulative(positions[10_000])
+
+            monkeypatch.setattr(EncodedBatches, "add", add_and_acknowledge_more)
+            await cursor.saved()
+            assert len(slices) == 4
+            assert ledger._cursors._saved["sub"].is_dirty, "what came meanwhile may be missing"
+            world.cluster["a"].refuse = Status.READ_ONLY  # no last save to the cursor ledger
+            await broker.crash()
+            world.cluster["a"].refuse = None
+            ledger = await world.broker(seed=2).open()
+            restored = ledger.cursors["sub"]
+            assert restored.mark_delete == positions[10_000], "of the last moment"
+            assert restored.acknowledge([positions[-2]]) == []
+            assert [restored.unacked_words(position) for position in positions[-3:]] == [(0b011,), None, (0b011,)]
+            assert restored.backlog_entries == 20_000 - 10_001 - 1
 
     run_async(main())
 

@@ -8,6 +8,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from cepheid_broker.managed_ledger import delivery_counts
 from cepheid_broker.managed_ledger.ack_set import AckSet
@@ -16,6 +17,7 @@ from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_stat
 from cepheid_broker.managed_ledger.delivery_counts import MAX_COUNT, DeliveryCounts
 from cepheid_metadata import Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
+from tests.support import run_async
 
 entries = st.builds(Position, st.sampled_from((5, 6, 8)), st.integers(0, 9))
 gaps = st.builds(Position, st.sampled_from((5, 6, 8)), st.integers(-1, 9))
@@ -52,7 +54,9 @@ def test_counts_are_what_a_dictionary_would_hold(steps: list[object]) -> None:
                 counts.forget((gone,))
                 model.pop(gone, None)
         assert len(counts) == len(model)
-        assert {Position(ledger, entry): n for ledger, by_entry in counts.items() for entry, n in by_entry.items()} == model
+        assert {Position(ledger, entry): n for ledger in (5, 6, 8) for entry, n in counts.in_ledger(ledger).items()} == model
+        assert {Position(ledger, entry): n for ledger, n, same in counts.groups() for entry in same} == model
+        assert all(same for _, _, same in counts.groups())
 
 
 def test_at_the_bound_the_oldest_positions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,16 +118,22 @@ def test_counts_vanish_with_trimmed_ledgers() -> None:
 
 
 def test_state_carries_counts_and_sequence_ids() -> None:
-    chain = ledger_list((5, 3), (8, 10))
-    made = counted("5:1", "8:0", "8:0", "8:7")
-    made.set_sequence_ids({"first": 0, "zweiter ü": (1 << 64) - 1, "": 7})
-    restored = cursor()
-    restored.restore(decode_state(made.encoded()))
-    assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 1}
-    assert restored.sequence_ids == {"first": 0, "zweiter ü": (1 << 64) - 1, "": 7}
-    assert decode_state(made.encoded()).counts(AckSet(chain, at("8:0"))).in_ledger(8) == {7: 1}
-    shorter = ledger_list((8, 3))
-    assert dict(decode_state(made.encoded()).counts(AckSet(shorter, at("8:-1"))).items()) == {8: {0: 2}}
+    async def main() -> None:
+        made = counted("5:1", "8:0", "8:0", "8:7")
+        made.set_sequence_ids({"first": 0, "zweiter ü": (1 << 64) - 1, "": 7})
+        _, _, encoded = await made.encoded()
+        state = decode_state(encoded)
+        restored = cursor()
+        restored.restore(state)
+        assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 1}
+        assert restored.sequence_ids == {"first": 0, "zweiter ü": (1 << 64) - 1, "": 7}
+        assert state.counts(AckSet(ledger_list((5, 3), (8, 10)), at("8:0"))).in_ledger(8) == {7: 1}
+        shorter = state.counts(AckSet(ledger_list((8, 3)), at("8:-1")))
+        assert [*shorter.groups()] == [(8, 2, BitMap([0]))]
+        restored.count_redelivery(8, 7)
+        assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 2}
+
+    run_async(main())
 
 
 def test_sequence_ids_are_numbers_of_the_wire() -> None:

@@ -10,7 +10,17 @@ from cepheid_broker.managed_ledger import ChainDamagedError, ManagedLedger, Mana
 from cepheid_ledger import NotEnoughBookiesError
 from cepheid_metadata import LedgerState, StoreUnavailableError, ledger_records
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore
-from tests.managed_ledger.topic_world import THREE_BOOKIES, TOPIC, Broker, TopicWorld, append, append_all, read_all, topic_world
+from tests.managed_ledger.topic_world import (
+    SETTINGS,
+    THREE_BOOKIES,
+    TOPIC,
+    Broker,
+    TopicWorld,
+    append,
+    append_all,
+    read_all,
+    topic_world,
+)
 from tests.support import run_async, wait_until
 
 
@@ -52,7 +62,7 @@ def test_a_new_owner_shuts_the_old_one_out() -> None:
 
 def test_a_late_save_of_the_old_owner_fails_instead_of_overwriting() -> None:
     async def main() -> None:
-        async with topic_world() as world:
+        async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
             old = await world.broker().open()
             cursor = await old.create_cursor("sub", old.first_position())
             positions = await append_all(old, 3)

@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_WRITE_BYTES = 512 << 10  # of records in one multi: a request to the metadata store is limited to 1 MB
+_WRITE_BYTES = 128 << 10  # of records in one multi: some 500, encoded in 5 ms; a request is limited to 1 MB
+_CURSORS_IN_ONE_GO = 200  # looked at in some 3 ms, then others have their turn
 
 
 class CursorStore:
@@ -240,11 +241,13 @@ class CursorStore:
         return await finish(self._tasks, alone(), name=name)
 
     async def _save(self, dirty: Sequence[SavedCursor]) -> None:
-        saves = [CursorSave.of(saved) for saved in dirty]
+        saves = await self._capture(dirty)
         if any(map(self._is_large, saves)):
             saves = await self._save_large(saves)
         changes: list[tuple[CursorSave, CursorRecord]] = []
-        for save in saves:
+        for number, save in enumerate(saves, 1):
+            if number % _CURSORS_IN_ONE_GO == 0:
+                await asyncio.sleep(0)
             ledger = self._cursor_ledgers.current if self._is_large(save) else None
             record = save.record(self._keeper.chain.epoch, None if ledger is None else ledger.ledger_id)
             if record is None:
@@ -252,6 +255,14 @@ class CursorStore:
             else:
                 changes.append((save, record))
         await self._write_records(changes)
+
+    async def _capture(self, cursors: Iterable[SavedCursor]) -> list[CursorSave]:
+        saves: list[CursorSave] = []
+        for number, saved in enumerate(cursors, 1):
+            saves.append(await CursorSave.of(saved))
+            if number % _CURSORS_IN_ONE_GO == 0:
+                await asyncio.sleep(0)
+        return saves
 
     def _is_large(self, save: CursorSave) -> bool:
         return save.is_large(self._settings.cursor_inline_bytes)
@@ -262,7 +273,7 @@ class CursorStore:
             if self._cursor_ledgers.needs_new:
                 names = {save.name for save in saves}
                 others = [saved for name, saved in self._saved.items() if name not in names]
-                saves += [CursorSave.of(saved) for saved in others if saved.record.cursor_ledger_id is not None]
+                saves += await self._capture(saved for saved in others if saved.record.cursor_ledger_id is not None)
                 await self._cursor_ledgers.start_new()
             try:
                 await self._cursor_ledgers.save([save.snapshot for save in saves if self._is_large(save)])

@@ -44,7 +44,7 @@ class SavedCursor:
 
 @dataclass(frozen=True, slots=True)
 class CursorSave:
-    """One cursor as it is when a round of saving starts."""
+    """One cursor as it is in a round of saving: with everything of a revision, and not saved beyond it."""
 
     saved: SavedCursor
     revision: int
@@ -52,9 +52,8 @@ class CursorSave:
     state: bytes
 
     @classmethod
-    def of(cls, saved: SavedCursor) -> CursorSave:
-        cursor = saved.cursor
-        return cls(saved, cursor.revision, cursor.mark_delete, cursor.encoded())
+    async def of(cls, saved: SavedCursor) -> CursorSave:
+        return cls(saved, *await saved.cursor.encoded())
 
     @property
     def name(self) -> str:
