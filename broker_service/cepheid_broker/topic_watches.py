@@ -119,6 +119,8 @@ class WatchedNamespace:
             await self._refresh()
             watch = TopicWatch(self, pattern, tell)
             self._watches[watch] = None
+            if self._poked:
+                self.poke()  # during the listing: nobody watched yet, so nobody followed
             return watch
         finally:
             self._opening -= 1

@@ -18,7 +18,7 @@ from cepheid_wire import NamespaceName, ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import ScriptedClient, full
-from tests.support import run_async
+from tests.support import run_async, wait_until
 
 NAMESPACE = "public/default"
 
@@ -218,6 +218,35 @@ def test_a_slow_listing_does_not_undo_a_later_one() -> None:
         assert list((await later).topics) == [full("a"), full("b")]
         assert list((await slow).topics) == [full("a"), full("b")]
         assert told == [([full("b")], [])], "the first watcher hears of b, and nobody of its going"
+        await tasks.aclose()
+
+    run_async(main())
+
+
+def test_a_topic_made_during_the_first_listing_is_told_and_not_found_a_minute_later() -> None:
+    async def main() -> None:
+        topics, held = [TopicName.parse("a")], asyncio.Event()
+
+        async def list_topics(_: NamespaceName) -> list[TopicName]:
+            found = list(topics)
+            await held.wait()
+            return found
+
+        told: list[str] = []
+        tasks = TaskOwner("test")
+        watches = TopicWatches(list_topics, tasks)
+        opening = asyncio.ensure_future(
+            watches.open(NamespaceName.parse(NAMESPACE), TopicPattern(".*"), lambda new, deleted, _: told.extend(new) or True)
+        )
+        await asyncio.sleep(0)
+        topics.append(TopicName.parse("b"))
+        watches.on_changed(topics[-1])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        held.set()
+        watch = await opening
+        await wait_until(lambda: told == [full("b")], timeout_s=2)
+        watch.close()
         await tasks.aclose()
 
     run_async(main())
