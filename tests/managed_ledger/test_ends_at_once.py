@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerError, State
+from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerClosedError, ManagedLedgerError, State
 from tests.managed_ledger.losing_store import SteppingStore
 from tests.managed_ledger.test_ending import SMALL, rolled
 from tests.managed_ledger.topic_world import ONE_BOOKIE, TRIM, TopicWorld, append_all, read_all, topic_world
-from tests.support import run_async
+from tests.support import run_async, wait_until
 
 
 async def assert_ends_are_true(world: TopicWorld) -> None:
@@ -97,5 +97,43 @@ def test_a_trim_goes_by_the_retention_of_the_moment(moment: str) -> None:
                     ledger.config = ONE_BOOKIE
                 assert await trimming == 0
             assert len(ledger.chain.ledgers) == 4
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("asked", ["create_cursor", "reset", "trim"])
+def test_who_waits_for_his_turn_when_the_topic_is_closed_gets_an_answer(asked: str) -> None:
+    """Not a cancellation, which nobody answers a client for."""
+
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open(ONE_BOOKIE)
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            ask = {
+                "create_cursor": lambda: ledger.create_cursor("other", ledger.first_position()),
+                "reset": lambda: cursor.reset(ledger.first_position()),
+                "trim": ledger.trim,
+            }[asked]
+            async with ledger._positions:  # somebody decides on positions, for long
+                asking = asyncio.ensure_future(ask())
+                await asyncio.sleep(0.01)
+                await ledger.aclose()
+            with pytest.raises(ManagedLedgerClosedError):
+                await asking
+
+    run_async(main())
+
+
+def test_who_gives_up_is_cancelled_as_before() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open(ONE_BOOKIE)
+            async with ledger._positions:
+                asking = asyncio.ensure_future(ledger.create_cursor("sub", ledger.first_position()))
+                await asyncio.sleep(0.01)
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            await wait_until(lambda: "sub" in ledger.cursors)
 
     run_async(main())
