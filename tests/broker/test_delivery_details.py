@@ -10,6 +10,7 @@ import pytest
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError
 from cepheid_broker.position import Position
 from cepheid_broker.subscription import Subscription
+from cepheid_metadata import cursor_records
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -106,7 +107,32 @@ def test_what_was_cleared_is_not_read(kind: int) -> None:
     run_async(main())
 
 
-def test_moves_are_durable_when_they_return_and_refused_during_a_seek() -> None:
+def test_moves_are_durable_when_they_return() -> None:
+    """The record is what a crash leaves."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+
+            async def recorded() -> Position:
+                found = await cursor_records(world.store).get((TOPIC, "s"))
+                assert found is not None
+                return found.record.mark_delete
+
+            await client.produce_on("t")
+            await client.publish(10)
+            await client.subscribe("t", "s")
+            ledger_id = world.topic("t").ledger.last_confirmed.ledger_id
+            await subscription(world).skip(4)
+            assert await recorded() == Position(ledger_id, 3)
+            await subscription(world).expire_until(Position(ledger_id, 6))
+            assert await recorded() == Position(ledger_id, 6)
+            await subscription(world).clear_backlog()
+            assert await recorded() == Position(ledger_id, 9)
+
+    run_async(main())
+
+
+def test_moves_are_refused_during_a_seek_and_outlive_a_takeover() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             await client.produce_on("t")
