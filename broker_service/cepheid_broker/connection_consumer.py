@@ -63,7 +63,8 @@ class ConsumerCommands:
         self._requests = requests
         self._open: dict[int, Consumer] = {}
         self._opening: dict[int, asyncio.Task[None]] = {}
-        acks = ConsumerAcks(peer, self._open, services.refusals, services.ports.wall_ms)
+        limit = services.settings.connection.max_waiting_requests
+        acks = ConsumerAcks(peer, self._open, services.refusals, services.ports.wall_ms, limit)
         self.table: Mapping[int, Callable[[Any], None]] = {
             CommandType.SUBSCRIBE: self._on_subscribe,
             CommandType.FLOW: self._on_flow,

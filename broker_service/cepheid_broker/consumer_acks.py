@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.dispatch_kinds import shares_entries
+from cepheid_broker.errors import ProtocolViolationError
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
 from cepheid_broker.refusal_log import RefusalLog
@@ -20,8 +21,13 @@ _WORD = (1 << 64) - 1
 
 
 class ConsumerAcks:
-    def __init__(self, peer: Peer, consumers: Mapping[int, Consumer], refusals: RefusalLog, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, peer: Peer, consumers: Mapping[int, Consumer], refusals: RefusalLog, wall_ms: Callable[[], int], limit: int
+    ) -> None:
+        """`limit`: acknowledgements whose answers wait until they are durable."""
         self._peer = peer
+        self._limit = limit
+        self._waiting = 0
         self._refusals = refusals
         self._consumers = consumers
         self._wall_ms = wall_ms
@@ -29,11 +35,10 @@ class ConsumerAcks:
     def on_ack(self, ack: pb.CommandAck) -> None:
         consumer = self._consumers.get(ack.consumer_id)
         if consumer is None:  # in flight at every close and seek (protocol.md §17; §26, rule 7)
-            if ack.HasField("request_id"):
-                self._answer(ack, ServerError.CONSUMER_NOT_FOUND, f"consumer {ack.consumer_id} is not open on this connection")
+            self._refuse(ack, ServerError.CONSUMER_NOT_FOUND, f"consumer {ack.consumer_id} is not open on this connection")
             return
         if ack.HasField("txnid_most_bits") or ack.HasField("txnid_least_bits"):
-            self._answer(ack, ServerError.NOT_ALLOWED_ERROR, "transactions are not supported yet")
+            self._refuse(ack, ServerError.NOT_ALLOWED_ERROR, "transactions are not supported yet")
             return
         if ack.HasField("validation_error"):
             error = pb.CommandAck.ValidationError.Name(ack.validation_error)
@@ -52,7 +57,7 @@ class ConsumerAcks:
         else:
             self._cumulative(consumer, ack)
         if ack.HasField("request_id"):
-            consumer.subscription.answers.when_saved(lambda error: self._answer_saved(ack, error))
+            self._answer_when_saved(consumer, ack.request_id)
 
     def _individual(self, consumer: Consumer, ack: pb.CommandAck) -> None:
         positions: list[Position] = []
@@ -90,18 +95,27 @@ class ConsumerAcks:
                 consumer.epoch = max(consumer.epoch, signed64(ask.consumer_epoch))
             consumer.subscription.redeliver(consumer, positions or None)
 
-    def _answer_saved(self, ack: pb.CommandAck, error: Exception | None) -> None:
-        if error is None:
-            self._peer.send(pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id))
-        else:
-            self._answer(ack, server_error_of(error), error_text(error))
+    def _answer_when_saved(self, consumer: Consumer, request_id: int) -> None:
+        if self._waiting >= self._limit:
+            raise ProtocolViolationError(f"{self._waiting} acknowledgements are waiting for answers, the limit is {self._limit}")
+        self._waiting += 1
+        answer = pb.CommandAckResponse(consumer_id=consumer.consumer_id, request_id=request_id)
 
-    def _answer(self, ack: pb.CommandAck, error: ServerError, message: str) -> None:
-        """Go takes an answer for a failure exactly when it has a message (protocol.md §5)."""
+        def on_saved(error: Exception | None) -> None:  # holds the answer, not the ACK, which may have megabytes of ids
+            self._waiting -= 1
+            self._send(answer, None if error is None else server_error_of(error), "" if error is None else error_text(error))
+
+        consumer.subscription.answers.when_saved(on_saved)
+
+    def _refuse(self, ack: pb.CommandAck, error: ServerError, message: str) -> None:
         if ack.HasField("request_id"):
-            answer = pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
+            self._send(pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id), error, message)
+
+    def _send(self, answer: pb.CommandAckResponse, error: ServerError | None, message: str) -> None:
+        """Go takes an answer for a failure exactly when it has a message (protocol.md §5)."""
+        if error is not None:
             answer.error, answer.message = cast(Any, int(error)), message
-            self._peer.send(answer)
+        self._peer.send(answer)
 
 
 def position_of(ident: pb.MessageIdData) -> Position:

@@ -282,3 +282,24 @@ def test_an_acknowledgement_that_cannot_be_saved_is_answered_with_an_error() -> 
                 assert answer.message, "Go takes an answer without a message for a success"
 
     run_async(main())
+
+
+def test_acknowledgements_that_wait_for_a_store_that_hangs_are_bounded() -> None:
+    async def main() -> None:
+        connection = {"max_waiting_requests": 100}
+        async with BrokerWorld(connection=connection) as world, await world.client() as client, await world.client() as other:
+            await client.subscribe("t", "s", subType=pb.CommandSubscribe.Shared)
+            await other.subscribe("t", "s", subType=pb.CommandSubscribe.Shared)
+            cursor, held = world.topic("t").subscriptions["s"].cursor, asyncio.Event()
+            cursor.saved = held.wait  # type: ignore[assignment]
+            for request_id in range(101):
+                client.acknowledge((1, 1), request_id=request_id)
+            await client.expect_closed()
+            for request_id in range(99):
+                other.acknowledge((1, 1), request_id=request_id)
+            await other.ping()
+            held.set()
+            assert [(await other.expect(pb.CommandAckResponse)).request_id for _ in range(99)] == list(range(99))
+            await other.acknowledge_saved((1, 1))
+
+    run_async(main())
