@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, SequenceIds
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 DEDUP_CURSOR = "pulsar.dedup"
 _REPLAY_READ_BYTES = 1 << 20
+_NAME_CHARACTERS = 2048  # as many as PRODUCER allows
 
 
 def is_recorded(metadata: pb.MessageMetadata) -> bool:
@@ -42,8 +44,10 @@ def is_recorded(metadata: pb.MessageMetadata) -> bool:
 
 
 def producer_name_of(metadata: pb.MessageMetadata) -> str:
+    """What is remembered of it: messages name producers as they like, and a name is kept for hours."""
     name: str | bytes = metadata.producer_name  # bytes: so protobuf gives out text that is not UTF-8
-    return name if isinstance(name, str) else name.decode(errors="backslashreplace")
+    text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
+    return text if len(text) <= _NAME_CHARACTERS else f"{text[:64]}… sha256 {sha256(text.encode()).hexdigest()}"
 
 
 class TopicDeduplication:
@@ -81,6 +85,7 @@ class TopicDeduplication:
         if cursor is not None and self._policies().deduplication:
             self.sequences.restore(cursor.sequence_ids, self._now())
             await self._replay(cursor.mark_delete)
+            self._entries_since_snapshot = self.entries_replayed  # saved soon: the next opening need not read them again
             self._activate()
         else:
             await self._switch()

@@ -13,7 +13,7 @@ from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import EARLIEST, Position
 from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
-from cepheid_wire import ServerError, TopicName, add_checksum, parse_metadata
+from cepheid_wire import ServerError, TopicName, add_checksum, encode_tail, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import ScriptedClient, full, message, send_frame
@@ -162,6 +162,52 @@ def test_it_survives_the_topic_being_unloaded(published: int) -> None:
             assert deduplication(world).entries_replayed == 0, "saved when the topic closed"
             assert (await publish(client, published - 1, published))[0] == REPEATED
             assert await stored(world) == list(range(published + 1))
+
+    run_async(main())
+
+
+def test_what_was_read_again_after_a_failure_is_saved_although_nothing_is_published() -> None:
+    """Else it is read at every opening, and its ledgers are held, until somebody publishes."""
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, 0, 1, 2)
+            await world.fence("t")
+            client.send_message(3)
+            await client.expect(pb.CommandCloseProducer)
+            assert await reconnect(client, 1) == 2
+            assert deduplication(world).entries_replayed == 3
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            assert await connect(client, epoch=2) == 2
+            assert deduplication(world).entries_replayed == 0
+
+    run_async(main())
+
+
+def test_names_of_any_length_are_told_apart_and_saved() -> None:
+    """A message names a producer as it likes, whatever its producer is called: no name may make the cursor impossible to save."""
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            names = ["n" * 70_000, "n" * 70_001, "n" * 2_048]
+            tails = [encode_tail(pb.MessageMetadata(producer_name=name, sequence_id=5, publish_time=1), b"x") for name in names]
+            for tail in (*tails, *tails):
+                client.send_bytes(send_frame(pb.CommandSend(producer_id=0, sequence_id=5), tail))
+            receipts = [position_of(await client.expect(pb.CommandSendReceipt)) for _ in range(6)]
+            assert receipts.count(REPEATED) == 3
+            assert REPEATED not in receipts[:3]
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            await connect(client, epoch=1)
+            ledger = world.topic("t").ledger
+            assert all(len(name) <= 2_048 for name in ledger.cursors[DEDUP_CURSOR].sequence_ids)
+            assert deduplication(world).entries_replayed == 0, "saved when the topic closed"
+            for tail in tails:
+                client.send_bytes(send_frame(pb.CommandSend(producer_id=0, sequence_id=5), tail))
+            assert [position_of(await client.expect(pb.CommandSendReceipt)) for _ in range(3)] == 3 * [REPEATED]
 
     run_async(main())
 
