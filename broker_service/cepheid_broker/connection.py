@@ -7,7 +7,8 @@
 Rules
 1. CONNECT comes first, once, and in time; anything else before it closes the connection (protocol.md §2.1).
 2. Whatever a peer sends, the loop sees no exception: the connection closes with a reason, which is logged once.
-3. A silent peer gets a PING and is closed when it stays silent. One timer per connection, moved by nothing but itself.
+3. A silent peer gets a PING and is closed when it stays silent; so is one that we read no further because it does not read its
+   answers, and that goes on not reading them. One timer per connection, moved by nothing but itself.
 4. Reading stops while too much of it is unanswered (publish window), or when it does not read its answers.
 """
 
@@ -56,6 +57,7 @@ CLOSE_LINGER_S = 5.0  # for a peer to read what was written before the close
 UNREAD_ANSWERS_FACTOR = 4  # of `write_high_bytes`: beyond, the peer must read before it is read again
 
 
+SMALL_BYTES = 4096
 GATHER_BYTES = 64 * 1024
 """Beyond, what was gathered is written at once: the socket's own bound must notice."""
 
@@ -99,6 +101,8 @@ class Connection(asyncio.Protocol):
         self._heard = False
         self._ping_unanswered = False
         self._holds = _Hold(0)
+        self._unread_bytes: int | None = None  # when the timer last looked, while the peer does not read its answers
+        self._unread_for_s = 0.0
         self._probe: asyncio.Future[None] | None = None
         self.closed = False
         self.writable = True
@@ -211,6 +215,9 @@ class Connection(asyncio.Protocol):
         if not self._ready:
             self.close(f"no CONNECT within {self._settings.handshake_timeout_s:g} s")
             return
+        if self._unread_for_too_long():
+            self.close(f"did not read its answers for {2 * self._settings.keepalive_s:g} s", unread_bytes=self._unread_bytes)
+            return
         if self._holds:
             # We do not read, so its PINGs wait. C++ takes any PONG as an answer, and would close otherwise (protocol.md §4).
             self.write(PONG_FRAME)
@@ -224,6 +231,17 @@ class Connection(asyncio.Protocol):
             self._ping_unanswered = True
             self.write(PING_FRAME)
         self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
+
+    def _unread_for_too_long(self) -> bool:
+        """TCP alone would wait for ever: it only asks whether the other side is there."""
+        if not self._holds & _Hold.UNREAD_ANSWERS:
+            self._unread_bytes = None
+            return False
+        unread_bytes = self._transport.get_write_buffer_size()
+        is_stuck = self._unread_bytes is not None and unread_bytes >= self._unread_bytes
+        self._unread_for_s = self._unread_for_s + self._settings.keepalive_s if is_stuck else 0.0
+        self._unread_bytes = unread_bytes
+        return self._unread_for_s >= 2 * self._settings.keepalive_s
 
     async def is_alive(self) -> bool:
         if self.closed or self._holds:
@@ -264,9 +282,13 @@ class Connection(asyncio.Protocol):
             self._write_gathered()
 
     def _write_gathered(self) -> None:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        gathered, self._gathered = self._gathered, []
+        size_bytes, self._gathered_bytes = self._gathered_bytes, 0
         if gathered and not (self.closed or self._transport.is_closing()):
-            self._transport.writelines(gathered)
+            if size_bytes <= len(gathered) * SMALL_BYTES:
+                self._transport.write(b"".join(gathered))
+            else:
+                self._transport.writelines(gathered)
 
     # The end
 

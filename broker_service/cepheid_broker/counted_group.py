@@ -54,6 +54,10 @@ class CountedGroup:
     def __repr__(self) -> str:
         return f"<CountedGroup {self.group!r}, {self.messages_in(self.group.first_entry_id, self.group.last_entry_id)} messages>"
 
+    @property
+    def messages(self) -> int:
+        return len(self.group.ends) if self.counts is None else sum(self.counts)
+
     def messages_in(self, first: int, last: int) -> int:
         if self.counts is None:
             return last - first + 1

@@ -12,6 +12,9 @@ from cepheid_wire import encode_message_header
 
 _WORD = (1 << 64) - 1
 
+SMALL_BYTES = 4096
+"""An entry up to this size is copied behind its header: one buffer less costs more than the copy."""
+
 UnackedWords = Callable[[Position], Sequence[int] | None]
 
 
@@ -47,7 +50,10 @@ def encode_send(
                     consumer_epoch=epoch,
                     ack_set=[word & _WORD for word in unacked_words(Position(ledger_id, entry_id)) or ()],
                 )
-            buffers += (header, view[start:end])
+            if end - start <= SMALL_BYTES:
+                buffers.append(header + view[start:end])
+            else:
+                buffers += (header, view[start:end])
             size_bytes += end - start
             start = end
     return buffers, entries, size_bytes

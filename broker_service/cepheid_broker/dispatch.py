@@ -188,7 +188,9 @@ class DispatchCore(Protocol):
 
     def on_writable(self, consumer: int, writable: bool) -> None: ...
 
-    def on_appended(self) -> None: ...
+    def on_appended(self, tail: CountedGroup | None = None) -> Send | None:
+        """`tail`: what was appended, if it is one group. A core that stands right before it and can send all of it in order may
+        do so at once, without asking for it to be read: that is what a thousand subscriptions that keep up live on."""
 
     def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
         """`to_end`: there is nothing beyond what was read, or nothing at all."""

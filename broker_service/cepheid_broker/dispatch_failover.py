@@ -106,8 +106,18 @@ class FailoverDispatch:
 
     # Events: entries
 
-    def on_appended(self) -> None:
-        self._forward.on_appended()
+    def on_appended(self, tail: CountedGroup | None = None) -> Send | None:
+        active, forward = self._active, self._forward
+        if tail is not None and active is not None and active.writable and not self._news and forward.stands_before(tail):
+            messages = tail.messages
+            if active.permits >= messages:
+                whole = self._acks.unacknowledged_runs(tail.ledger_id, tail.first, tail.last)
+                if len(whole) == 1 and whole[0] == (tail.first, tail.last):
+                    active.permits -= messages
+                    forward.pass_over(tail)
+                    return Send(active.key, tail, whole, messages)
+        forward.on_appended()
+        return None
 
     def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
         assert isinstance(read, Read), "nothing is read back here"

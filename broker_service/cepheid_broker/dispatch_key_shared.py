@@ -123,7 +123,7 @@ class KeySharedDispatch:
 
     # Events: entries
 
-    def on_appended(self) -> None:
+    def on_appended(self, tail: CountedGroup | None = None) -> None:
         self._forward.on_appended()
 
     def on_clock(self, now_ms: int) -> None:

@@ -19,7 +19,6 @@ from cepheid_broker.delivery import encode_send
 from cepheid_broker.dispatch import Announce, DispatchCore, Effect, Read, ReadBack, Send, SendAll, Why
 from cepheid_broker.position import Position
 from cepheid_broker.settings import DispatchSettings
-from cepheid_broker.shared_read import SharedRead
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import EntryGroup
 
@@ -40,7 +39,6 @@ class ReadAheadBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.shared_read = SharedRead()
 
     def __repr__(self) -> str:
         return f"<ReadAheadBudget {self.used_bytes} of {self.limit_bytes} B>"
@@ -92,6 +90,21 @@ class Dispatcher:
     def why(self) -> list[Why]:
         self.core.on_clock(self._wall_ms())
         return self.core.why()
+
+    def on_appended(self, tail: CountedGroup | None) -> None:
+        send = self.core.on_appended(tail)
+        if send is None:
+            self.wake()
+            return
+        try:
+            self._now_ms = self._wall_ms()
+            self._send(send)
+        except Exception as error:
+            self._on_failed(error)
+            return
+        self.cached_reads += 1
+        self._keeps_up = True
+        self._cursor.active_from = self.core.read_position
 
     def wake(self) -> None:
         if not self._pass_due and not self._closed:
@@ -165,17 +178,11 @@ class Dispatcher:
 
     def _read(self, read: Read | ReadBack) -> None:
         position, max_entries, max_bytes = self._range_of(read)
-        key = (self._ledger, position, self._ledger.last_confirmed, max_entries, max_bytes, self._with_hashes)
-        counted = self._budget.shared_read.find(key)
-        if counted is None:
-            groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
-            if groups is not None:
-                counted = self._count(groups)
-                self._budget.shared_read.keep(key, counted)
-        if counted is not None:
+        groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
+        if groups is not None:
             self.cached_reads += 1
             self._keeps_up = True
-            self._answer(read, counted)
+            self._answer(read, self._count(groups))
         elif type(read) in self._running:
             self._next[type(read)] = read  # what runs was asked for before a rewind; its answer will be ignored
         else:

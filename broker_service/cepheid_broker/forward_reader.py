@@ -91,6 +91,16 @@ class ForwardReader:
         self._appended += 1
         self.at_end = False
 
+    def stands_before(self, group: CountedGroup) -> bool:
+        """It is what comes next, and nothing is on its way."""
+        return not (self.pending or self.reading or self.failed) and self.position == (group.ledger_id, group.first)
+
+    def pass_over(self, group: CountedGroup) -> None:
+        """The group that was just appended is sent without having been read."""
+        self._appended += 1
+        self.position = Position(group.ledger_id, group.last + 1)
+        self.at_end = True
+
     def head(self) -> Pending | None:
         return self.pending[-1] if self.pending else None
 

@@ -1,7 +1,7 @@
 """A topic that is stored: its managed ledger, and the subscriptions whose positions are kept with it.
 
     publish ──► ManagedLedger.append ──► receipts of the producer
-                        └── on_appended, once per group ──► subscriptions with consumers
+                        └── on_appended, once per group ──► subscriptions with consumers: sent at once to who keeps up
 
 Rules
 1. When the ledger fails, the topic closes its producers and consumers and is opened anew from the records: what the client then
@@ -15,7 +15,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepheid_broker.dispatcher import ReadAheadBudget
+from cepheid_broker.counted_group import CountedGroup, count_group
+from cepheid_broker.dispatcher import READ_ENTRIES, ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError, TooManyError
 from cepheid_broker.managed_ledger import TopicTerminatedError
 from cepheid_broker.managed_ledger.finish import finish
@@ -66,6 +67,7 @@ class PersistentTopic(Topic):
         for cursor in ledger.cursors.values():
             if cursor.name != DEDUP_CURSOR:
                 self._adopt(cursor.name, cursor)
+        self._told = ledger.last_confirmed  # subscriptions have heard of what was appended up to here
         ledger.on_appended += (self._on_appended, self.deduplication.on_appended)
         ledger.on_failed.append(self._on_ledger_failed)
 
@@ -103,8 +105,21 @@ class PersistentTopic(Topic):
             self.ledger.append(payloads, on_done, messages)
 
     def _on_appended(self) -> None:
-        for subscription in self.subscriptions.values():
-            subscription.on_appended()
+        appended_from, self._told = self._told, self.ledger.last_confirmed
+        listening = [subscription for subscription in self.subscriptions.values() if subscription.consumers]
+        if listening:
+            tail = self._appended_group(appended_from)
+            for subscription in listening:
+                subscription.on_appended(tail)
+
+    def _appended_group(self, after: Position) -> CountedGroup | None:
+        """What was appended behind this position, if it is one group in the tail cache: counted once for all subscriptions."""
+        dispatch = self._settings.dispatch
+        first = self.ledger.next_position(after)
+        groups = self.ledger.read_cached(first, max_entries=READ_ENTRIES, max_bytes=dispatch.read_bytes)
+        if not groups or len(groups) > 1 or (groups[0].ledger_id, groups[0].last_entry_id) != self._told:
+            return None
+        return count_group(groups[0])
 
     # Subscriptions
 

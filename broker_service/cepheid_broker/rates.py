@@ -22,11 +22,12 @@ class Traffic:
     _last_bytes: int = 0
 
     def count(self, entries: int, messages: int, size_bytes: int) -> None:
-        self.entries += entries
-        self.messages += messages
-        self.size_bytes += size_bytes
-        if self.into is not None:
-            self.into.count(entries, messages, size_bytes)
+        traffic: Traffic | None = self
+        while traffic is not None:
+            traffic.entries += entries
+            traffic.messages += messages
+            traffic.size_bytes += size_bytes
+            traffic = traffic.into
 
     def on_tick(self, window_s: float) -> None:
         self.message_rate_per_s = (self.messages - self._last_messages) / window_s

@@ -22,6 +22,7 @@ from cepheid_broker.ack_saver import AckSaver
 from cepheid_broker.activity import Activity
 from cepheid_broker.backlog import known_backlog
 from cepheid_broker.consumer import Consumer
+from cepheid_broker.counted_group import CountedGroup
 from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, HashRange, Idle, Why
 from cepheid_broker.dispatch_kinds import EXCLUSIVE, KEY_SHARED, new_core, type_name
 from cepheid_broker.dispatcher import Dispatcher, ReadAheadBudget
@@ -246,10 +247,10 @@ class Subscription:
 
     # Events for the core
 
-    def on_appended(self) -> None:
+    def on_appended(self, tail: CountedGroup | None) -> None:
+        """`tail`: what was appended, if it is one group."""
         if self._dispatcher is not None and self.consumers:
-            self._dispatcher.core.on_appended()
-            self._dispatcher.wake()
+            self._dispatcher.on_appended(tail)
 
     def on_policies(self) -> None:
         """They changed (rule of Topic: nobody keeps a copy; the core is told what concerns it)."""
