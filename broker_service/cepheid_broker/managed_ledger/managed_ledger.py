@@ -114,7 +114,9 @@ class ManagedLedger:
         self._keeper.on_ledgers = self._on_chain_changed
         self.last_confirmed = self._ledgers.last_position
         self._reads = CatchUpReads(str(self.topic), shared.client, self._ledgers, shared.catch_up, shared.settings)
-        self.counts = MessageCounts(self._ledgers, lambda: self.chain.messages or {}, self._read_back, shared.counts)
+        self.counts = MessageCounts(
+            self._ledgers, lambda: self.chain.messages or {}, self._read_back, shared.counts, shared.lengths
+        )
         self._keeper.annotate = self.counts.annotate
         self._cursors = CursorStore(
             self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, lambda: self.config,
@@ -122,7 +124,7 @@ class ManagedLedger:
         )  # fmt: skip
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
-        self.publish_times = PublishTimes(self._tail.peek, self._read_one)
+        self.publish_times = PublishTimes(self._tail.peek, self._read_one, shared.publish_times)
         if writer is None:
             self.state = State.TERMINATED
         self._upkeep = self._new_upkeep(writer)

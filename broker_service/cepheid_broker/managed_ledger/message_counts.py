@@ -17,7 +17,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import sub
 
@@ -27,6 +26,7 @@ from cepheid_broker.managed_ledger.errors import EntryTrimmedError
 from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.ledger_part import LedgerPart
+from cepheid_broker.managed_ledger.position_numbers import PositionNumbers
 from cepheid_metadata import Chain, Position
 from cepheid_rpc import HEADER_BYTES, EntryGroup
 from cepheid_wire import BadTailError, count_messages
@@ -35,7 +35,6 @@ _CHARGE_BYTES = 2048  # what a ledger may grow by before the budget hears of it
 _READ_ENTRIES = 2_000  # parsed in one go: some 2 ms of the loop
 _READ_BYTES = 1 << 20
 _SYNC_HOLES = 5_000  # summed in one go: under 1 ms of the loop
-_LENGTHS_KEPT = 256
 _NO_LEDGER = -1
 
 Read = Callable[[Position, int, int], Awaitable[list[EntryGroup]]]
@@ -43,9 +42,17 @@ Read = Callable[[Position, int, int], Awaitable[list[EntryGroup]]]
 
 
 class MessageCounts:
-    """For one topic. `recorded`: messages of ended ledgers in the chain's record; `read`: entries from storage."""
+    """For one topic. `recorded`: messages of ended ledgers in the chain's record; `read`: entries from storage; `lengths`:
+    payload bytes of ledgers up to and including entries, of all topics."""
 
-    def __init__(self, ledgers: LedgerList, recorded: Callable[[], Mapping[int, int]], read: Read, budget: CountBudget) -> None:
+    def __init__(
+        self,
+        ledgers: LedgerList,
+        recorded: Callable[[], Mapping[int, int]],
+        read: Read,
+        budget: CountBudget,
+        lengths: PositionNumbers,
+    ) -> None:
         self._ledgers = ledgers
         self._recorded = recorded
         self._read = read
@@ -56,7 +63,7 @@ class MessageCounts:
         self._uncharged = 0  # entries of the open ledger since it was last charged
         self._counts: dict[int, LedgerCounts] = {self._open_id: self._open}
         self._totals: dict[int, int] = {}  # messages of ended ledgers, where the record does not say
-        self._lengths: OrderedDict[Position, int] = OrderedDict()
+        self._lengths = lengths
         self._loading = asyncio.Lock()
         self.read_entries = 0
 
@@ -303,10 +310,7 @@ class MessageCounts:
         if (known := self._lengths.get(position)) is not None:
             return known
         (group, *_) = await self._read(position, 1, 1)
-        length = self._lengths[position] = group.header(position.entry_id).length
-        if len(self._lengths) > _LENGTHS_KEPT:
-            self._lengths.popitem(last=False)
-        return length
+        return self._lengths.keep(position, group.header(position.entry_id).length)
 
 
 def _sizes(group: EntryGroup) -> list[int]:

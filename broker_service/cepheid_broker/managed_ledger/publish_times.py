@@ -6,31 +6,33 @@ pass a bound, the only one as long as they rise.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
+from cepheid_broker.managed_ledger.position_numbers import PositionNumbers
 from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
 from cepheid_wire import BadTailError, parse_metadata
 
-_KEPT = 1_000
 UNREADABLE_MS = 0
 """Of an entry whose metadata nobody can read: the oldest there can be, so that it holds up neither expiry nor seeking."""
 
 
 class PublishTimes:
-    """For one topic. `peek`: an entry that is in memory; `read`: the first entry at or after a position."""
+    """For one topic. `peek`: an entry that is in memory; `read`: the first entry at or after a position; `kept`: of all topics."""
 
     def __init__(
-        self, peek: Callable[[Position], EntryGroup | None], read: Callable[[Position], Awaitable[list[EntryGroup]]]
+        self,
+        peek: Callable[[Position], EntryGroup | None],
+        read: Callable[[Position], Awaitable[list[EntryGroup]]],
+        kept: PositionNumbers,
     ) -> None:
         self._peek = peek
         self._read = read
-        self._kept: OrderedDict[Position, int] = OrderedDict()
+        self._kept = kept
         self.reads = 0
 
     def __repr__(self) -> str:
-        return f"<PublishTimes {len(self._kept)} kept, {self.reads} read>"
+        return f"<PublishTimes {self.reads} read, {self._kept!r}>"
 
     def known(self, position: Position) -> int | None:
         """None: it would have to be read."""
@@ -55,7 +57,4 @@ class PublishTimes:
             published_ms = parse_metadata(group.payload(position.entry_id)).publish_time
         except BadTailError:
             published_ms = UNREADABLE_MS
-        self._kept[position] = published_ms
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
-        return published_ms
+        return self._kept.keep(position, published_ms)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_broker.managed_ledger.count_budget import CountBudget
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
+from cepheid_broker.managed_ledger.position_numbers import PositionNumbers
 from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
 from cepheid_broker.managed_ledger.tail_cache import TailCache
 from cepheid_ledger import LedgerClient
@@ -30,4 +31,7 @@ class Surroundings:
     ports: Ports
     unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)
     """Openings that were cancelled and are on their way to their end."""
+    publish_times: PositionNumbers = field(default_factory=PositionNumbers)
+    lengths: PositionNumbers = field(default_factory=PositionNumbers)
+    """Payload bytes of ledgers up to and including entries."""
     deletion_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
