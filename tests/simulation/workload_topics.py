@@ -1,4 +1,4 @@
-"""Brokers that own a topic, or believe so: append, read, acknowledge, reset, roll over, give up, take over.
+"""Brokers that own a topic, or believe so: append, read, acknowledge, skip, reset, roll over, truncate, give up, take over.
 
     own ──► open ──► check what the last owner promised ──► serve until it fails, or a while ──► close, or just stop ──► open …
 
@@ -37,17 +37,17 @@ class TopicWorkload:
         self._random = rng
         self._history = history
         history.topics[keys.chain_key(self.topic)] = self.model
-        self.config = ManagedLedgerConfig(
-            ensemble_size=quorums.ensemble_size,
-            write_quorum=quorums.write_quorum,
-            ack_quorum=quorums.ack_quorum,
-            retention=rng.choice((Retention(), Retention(time_ms=-1, size_bytes=-1))),
-        )
+        self._quorums = quorums
+        self.config = self._new_config(quorums)
         self._payloads = 0
         self._appends = 0
         self._memories: dict[Any, tuple[CursorModel, int, Acked]] = {}
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
+
+    def _new_config(self, quorums: Quorums) -> ManagedLedgerConfig:
+        retention = self._random.choice((Retention(), Retention(time_ms=-1, size_bytes=-1)))
+        return ManagedLedgerConfig(quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum, retention)
 
     async def own(self, broker: SimBroker) -> None:
         """Again and again, with pauses in which somebody else may."""
@@ -103,19 +103,26 @@ class TopicWorkload:
         elif draw < 0.88:
             if cursor.name == DEDUP:
                 self._move_with_ids(cursor)
-            elif draw < 0.82:
+            elif draw < 0.80:
                 self.acknowledge(cursor)
+            elif draw < 0.82:
+                self._move_on(cursor)
             else:
                 self._deliver_again(cursor)
         elif draw < 0.95 or cursor.name == DEDUP:  # which is never reset or deleted
             await self.save(cursor)
-        elif draw < 0.98:
+        elif draw < 0.973:
             await self.reset(managed_ledger, cursor)
-        elif draw < 0.99:
+        elif draw < 0.98:
             await self._delete_cursor(managed_ledger, cursor.name)
-        else:
+        elif draw < 0.987:
+            self._change_policies(managed_ledger)
+        elif draw < 0.994:
             self._history.did("trim")
             await managed_ledger.trim()
+        else:
+            self._history.did("truncate")
+            await managed_ledger.truncate()
 
     # Producers
 
@@ -201,6 +208,24 @@ class TopicWorkload:
         if _acknowledge(cursor, asked) and not repeated:
             self._memory(cursor, model).add(asked)
         self._history.check("C1", cursor.mark_delete >= mark_before, f"{cursor!r} moved back from {mark_before}")
+
+    def _move_on(self, cursor: Any) -> None:
+        """As skipping, expiry and eviction do: nobody acknowledged, and yet it counts."""
+        model, further = self.model.cursors.get(cursor.name), [p for p in self.model.stored if p > cursor.mark_delete]
+        if model is None or not further:
+            return
+        self._history.did("move on")
+        asked = Acked(upto=self._random.choice(further[:10]))
+        model.allow(asked)
+        if cursor.advance_to(asked.upto):
+            self._memory(cursor, model).add(asked)
+
+    def _change_policies(self, managed_ledger: ManagedLedger) -> None:
+        """Retention and quorums, of a topic that is open: the next trim and the next ledger go by them."""
+        self._history.did("change policies")
+        quorums = self._random.choice((self._quorums, Quorums(1, 1, 1)))
+        self.config = managed_ledger.config = self._new_config(quorums)
+        managed_ledger.tick()
 
     def _deliver_again(self, cursor: Any) -> None:
         model = self.model.cursors.get(cursor.name)
