@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cepheid_broker.key_hash import hash_of_metadata
 from cepheid_rpc import EntryGroup
-from cepheid_wire import BadTailError, parse_metadata
+from cepheid_wire import BadTailError, SharedMessage, parse_metadata
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class CountedGroup:
     """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them.
     `deliver_at_ms` by entry id (wall clock); None: all at once. `hashes[i]` of the key of entry `first + i`; None: unknown."""
 
-    __slots__ = ("chunks", "counts", "deliver_at_ms", "first", "group", "hashes", "last", "ledger_id", "size_bytes")
+    __slots__ = ("chunks", "counts", "deliver_at_ms", "first", "group", "hashes", "last", "ledger_id", "shared", "size_bytes")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class CountedGroup:
         self.first = group.first_entry_id
         self.last = group.last_entry_id
         self.size_bytes = group.size_bytes
+        self.shared: SharedMessage | None = None  # delivery.py: the frame that differs between subscriptions by an id alone
 
     def __repr__(self) -> str:
         return f"<CountedGroup {self.group!r}, {self.messages_in(self.group.first_entry_id, self.group.last_entry_id)} messages>"

@@ -8,7 +8,7 @@ from cepheid_broker.dispatch import Send
 from cepheid_broker.peer import Buffer
 from cepheid_broker.position import Position
 from cepheid_rpc import HEADER_BYTES
-from cepheid_wire import encode_message_header
+from cepheid_wire import SharedMessage, encode_message_header
 
 _WORD = (1 << 64) - 1
 
@@ -28,10 +28,14 @@ def encode_send(
     group = counted.group
     ledger_id, base, ends = group.ledger_id, group.first_entry_id, group.ends
     view = memoryview(group.data)
-    buffers: list[Buffer] = []
-    entries = size_bytes = 0
     # No redelivery count, no batch of which a part is acknowledged.
     plain = not counts and counted.counts is None and epoch is None
+    if plain and counted.first == counted.last and (size_bytes := ends[0] - HEADER_BYTES) <= SMALL_BYTES:
+        if counted.shared is None:
+            counted.shared = SharedMessage(ledger_id, base, bytes(view[HEADER_BYTES:]))
+        return [counted.shared.frame(consumer_id)], 1, size_bytes
+    buffers: list[Buffer] = []
+    entries = size_bytes = 0
     for first, last in send.runs:
         start = ends[first - base - 1] if first > base else 0
         entries += last - first + 1

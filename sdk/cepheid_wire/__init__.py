@@ -24,7 +24,7 @@ from cepheid_wire.errors import (
     WireError,
 )
 from cepheid_wire.frames import Frame, FrameSplitter
-from cepheid_wire.message_command import encode_message_header
+from cepheid_wire.message_command import SharedMessage, encode_message_header
 from cepheid_wire.message_metadata import (
     MetadataView,
     count_messages,
@@ -66,6 +66,7 @@ __all__ = [
     "Receipt",
     "SendCommand",
     "ServerError",
+    "SharedMessage",
     "TopicName",
     "WireError",
     "add_checksum",

@@ -13,6 +13,7 @@ from cepheid_wire.varint import varint
 
 _sizes = Struct(">II").pack
 _MAX_VARINT_BYTES = 10
+_CONSUMER_ID_AT = 13  # behind two sizes, the command's type, and tag and size (one byte: it is short) of its body, and the id's tag
 
 
 def encode_message_header(
@@ -48,6 +49,28 @@ def encode_message_header(
         body += b"\x28" + varint(consumer_epoch)
     command = b"\x08\x09\x4a" + varint(len(body)) + body
     return _sizes(4 + len(command) + tail_bytes, len(command)) + command
+
+
+class SharedMessage:
+    """A plain entry as MESSAGE for any consumer: all but the consumer's id, and its tail, is encoded once. For fan-out."""
+
+    __slots__ = ("_entry_id", "_ledger_id", "_parts", "_tail")
+
+    def __init__(self, ledger_id: int, entry_id: int, tail: bytes) -> None:
+        self._ledger_id = ledger_id
+        self._entry_id = entry_id
+        self._tail = tail
+        self._parts: dict[int, tuple[bytes, bytes]] = {}  # around the consumer's id, by the size of that id
+
+    def frame(self, consumer_id: int) -> bytes:
+        """The whole frame."""
+        consumer = varint(consumer_id)
+        parts = self._parts.get(len(consumer))
+        if parts is None:
+            header = encode_message_header(consumer_id, self._ledger_id, self._entry_id, len(self._tail))
+            parts = header[:_CONSUMER_ID_AT], header[_CONSUMER_ID_AT + len(consumer) :] + self._tail
+            self._parts[len(consumer)] = parts
+        return parts[0] + consumer + parts[1]
 
 
 @lru_cache(maxsize=4096)

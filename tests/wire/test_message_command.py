@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_wire import FrameSplitter, encode_command, encode_message_header, parse_command
+from cepheid_wire import FrameSplitter, SharedMessage, encode_command, encode_message_header, parse_command
 from cepheid_wire import pulsar_api_pb2 as pb
 
 Type = pb.BaseCommand.Type
@@ -58,3 +58,15 @@ def test_messages_written_one_after_the_other_are_read_as_frames(entries: list[t
 
 def test_words_of_an_ack_set_may_be_given_unsigned() -> None:
     assert encode_message_header(1, 1, 1, 0, ack_set=[2**64 - 1]) == encode_message_header(1, 1, 1, 0, ack_set=[-1])
+
+
+@given(
+    ledger_id=st.integers(0, 2**63 - 1),
+    entry_id=st.integers(0, 2**63 - 1),
+    consumer_ids=st.lists(st.sampled_from([0, 1, 127, 128, 16383, 16384, 2**21, 2**32, 2**64 - 1]), min_size=1),
+    tail=st.binary(max_size=300),
+)
+def test_a_message_for_many_is_the_frame_of_each(ledger_id: int, entry_id: int, consumer_ids: list[int], tail: bytes) -> None:
+    shared = SharedMessage(ledger_id, entry_id, tail)
+    for consumer_id in consumer_ids:
+        assert shared.frame(consumer_id) == encode_message_header(consumer_id, ledger_id, entry_id, len(tail)) + tail
