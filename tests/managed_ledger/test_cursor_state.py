@@ -7,7 +7,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from cepheid_broker.managed_ledger import CursorStateDamagedError
+from cepheid_broker.managed_ledger import CursorStateDamagedError, CursorStateNewerError
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_state
 from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
@@ -47,7 +47,6 @@ def test_every_cut_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"\x03" + bytes(24), "format 3"),
         (struct.pack("<BqqI", 1, 3, 5, 1) + struct.pack("<qI", 3, 4) + b"junk" + bytes(4), "not cursor state"),
         (struct.pack("<BqqII", 1, 3, 5, 0, 1) + struct.pack("<qqI", 3, 4, 1 << 30), "batch of"),
         (struct.pack("<BqqII", 1, 3, 5, 0, 0) + b"more", "4 bytes follow"),
@@ -56,6 +55,12 @@ def test_every_cut_is_noticed() -> None:
 def test_what_is_no_state_is_refused_with_a_reason(body: bytes, says: str) -> None:
     with pytest.raises(CursorStateDamagedError, match=says):
         decode_state(sealed(body))
+
+
+def test_state_of_a_newer_format_is_no_damage() -> None:
+    """What is damaged is given up; what a newer release wrote must not be."""
+    with pytest.raises(CursorStateNewerError, match="format 3"):
+        decode_state(sealed(b"\x03" + bytes(24)))
 
 
 def test_fifty_thousand_holes_are_small() -> None:

@@ -6,9 +6,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from crc32c import crc32c
 
-from cepheid_broker.managed_ledger import ManagedLedgerSettings
+from cepheid_broker.managed_ledger import CursorStateNewerError, ManagedLedgerSettings
+from cepheid_broker.managed_ledger.cursor_ledger import Snapshot, parts_of
+from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_metadata import CursorRecord, keys
+from cepheid_rpc import encode_group
 from tests.managed_ledger.topic_world import SETTINGS, TOPIC, Broker, TopicWorld, append_all, topic_world
 from tests.support import run_async
 
@@ -90,3 +94,42 @@ def test_what_is_written_later_was_never_acknowledged(
 
     run_async(main())
     assert "cursor.above_the_end" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["record", "state of a snapshot", "head of a snapshot"])
+def test_state_of_a_newer_release_is_refused_and_stays_as_it_is(where: str) -> None:
+    """Taking it for damage would forget acknowledgements for good, with the first save."""
+
+    async def main() -> None:
+        async with topic_world(settings=LAZY if where == "record" else TINY) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 40)
+            cursor.acknowledge(positions[1::2])
+            await cursor.saved()
+            record = record_of(world)
+            await broker.aclose()
+            key = keys.cursor_key(TOPIC, "sub")
+            if where == "record":
+                assert record.state is not None
+                newer = record.replace(state=of_format_9(record.state))
+                world.tree.nodes[key] = world.tree.nodes[key]._replace(value=newer.encode())
+            else:
+                assert record.cursor_ledger_id is not None
+                state = encode_state(cursor.ack_set)
+                (part,) = parts_of(Snapshot("sub", 0, of_format_9(state) if "state" in where else state), 99, 1 << 20)
+                part = b"\x09" + part[1:] if "head" in where else part
+                entries = world.cluster["a"].entries[record.cursor_ledger_id]
+                entries[max(entries)] = encode_group(record.cursor_ledger_id, max(entries), -1, 0, [part])
+            before_opening = world.tree.nodes[key].value
+            with pytest.raises(CursorStateNewerError, match="format 9"):
+                await world.broker(seed=2).open()
+            assert world.tree.nodes[key].value == before_opening
+
+    run_async(main())
+
+
+def of_format_9(state: bytes) -> bytes:
+    body = b"\x09" + state[1:-4]
+    return body + crc32c(body).to_bytes(4, "little")

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
-from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
+from cepheid_broker.managed_ledger.errors import CursorStateDamagedError, CursorStateNewerError
 from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError, LedgerWriter, NoSuchEntryError
 from cepheid_ports import CepheidError
 from cepheid_rpc import EntryGroup
@@ -105,10 +105,14 @@ class SnapshotReader:
         self.damaged = 0
 
     def feed(self, payload: bytes | memoryview) -> None:
+        """Raises CursorStateNewerError."""
+        if payload and payload[0] > FORMAT:
+            message = f"a cursor snapshot has format {payload[0]}; this release knows formats up to {FORMAT}"
+            raise CursorStateNewerError(message, format=payload[0], known_format=FORMAT)
         try:
             version, generation, number, part, parts, name_size = _HEAD.unpack_from(payload)
             if version != FORMAT:
-                raise CursorStateDamagedError(f"a cursor snapshot has format {version}, this release knows {FORMAT}")
+                raise CursorStateDamagedError(f"a cursor snapshot has format {version}, which never was")
             name = bytes(payload[_HEAD.size : _HEAD.size + name_size]).decode()
         except (struct.error, UnicodeDecodeError, CursorStateDamagedError):
             self.damaged += 1
@@ -137,7 +141,7 @@ class SnapshotReader:
 async def recover_states(client: LedgerClient, ledger_id: int, generations: Mapping[str, int]) -> dict[str, CursorState]:
     """The newest state of each of these cursors (name → generation) that the ledger has; those without any are missing.
 
-    Raises what is worth another attempt, and NoSuchLedgerError.
+    Raises what is worth another attempt, NoSuchLedgerError and CursorStateNewerError.
     """
     end: ClosedLedger = await client.recover(ledger_id)
     reader = await client.open_reader(ledger_id)

@@ -24,7 +24,7 @@ from pyroaring import BitMap
 
 from cepheid_broker.managed_ledger.ack_set import MAX_BATCH_MESSAGES, AckSet, Batch
 from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
-from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
+from cepheid_broker.managed_ledger.errors import CursorStateDamagedError, CursorStateNewerError
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Position
 
@@ -133,7 +133,7 @@ def _encode_sequence_ids(sequence_ids: Mapping[str, int]) -> list[bytes]:
 
 
 def decode_state(data: bytes) -> CursorState:
-    """Raises CursorStateDamagedError."""
+    """Raises CursorStateDamagedError, CursorStateNewerError."""
     if len(data) < _HEAD.size + 3 * _COUNT.size:
         raise CursorStateDamagedError(f"cursor state is cut off at {len(data)} bytes", size_bytes=len(data))
     body = memoryview(data)[: -_COUNT.size]
@@ -143,7 +143,7 @@ def decode_state(data: bytes) -> CursorState:
         raise CursorStateDamagedError(message, size_bytes=len(data))
     if body[0] > FORMAT:
         message = f"cursor state has format {body[0]}; this release knows formats up to {FORMAT}"
-        raise CursorStateDamagedError(message, format=body[0], known_format=FORMAT)
+        raise CursorStateNewerError(message, format=body[0], known_format=FORMAT)
     try:
         return _decode_body(body)
     except (struct.error, ValueError) as error:

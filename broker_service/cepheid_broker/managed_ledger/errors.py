@@ -79,6 +79,12 @@ class CursorStateDamagedError(ManagedLedgerError):
     hint: ClassVar[str] = "the subscription continues from its last good state, so some messages come again"
 
 
+class CursorStateNewerError(ManagedLedgerError):
+    """Saved cursor state that a newer release wrote. The topic is not opened: to go on without it would forget acknowledgements."""
+
+    hint: ClassVar[str] = "run the release that wrote it, or a newer one"
+
+
 class TooManyCursorsError(ManagedLedgerError):
     """A topic has a bounded number of durable cursors."""
 
