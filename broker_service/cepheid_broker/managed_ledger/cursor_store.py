@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WRITE_BYTES = 128 << 10  # of records in one multi: some 500, encoded in 5 ms; a request is limited to 1 MB
-_CURSORS_IN_ONE_GO = 200  # looked at in some 3 ms, then others have their turn
+_CURSORS_IN_ONE_GO = 50  # looked at in less than a millisecond, then others have their turn
 
 
 class CursorStore:
@@ -294,6 +294,8 @@ class CursorStore:
                 ops.append(op)
                 size_bytes += len(op.value)
                 end += 1
+                if end % _CURSORS_IN_ONE_GO == 0:
+                    await asyncio.sleep(0)
             await self._commit(ops, {save.name: record for save, record in changes[start:end]}, retire=end == len(changes))
             for save, record in changes[start:end]:
                 save.saved.record = record
