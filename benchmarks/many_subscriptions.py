@@ -30,7 +30,7 @@ class Subscribers:
         command = pb.CommandSubscribe(topic=topic, subType=pb.CommandSubscribe.Exclusive, consumer_id=consumer_id)
         command.subscription, command.consumer_name = f"bench-{consumer_id}", "bench"
         await self._connection.ask(command)
-        self._received[consumer_id] = 0
+        self._received[consumer_id] = consumer_id  # so that not all acknowledge the same entry: clients' timers have phases, too
         self._connection.write(encode_body(pb.CommandFlow(consumer_id=consumer_id, messagePermits=PERMITS)))
 
     def _on_frames(self, frames: list[tuple[bytes, bytes]]) -> None:
