@@ -19,6 +19,7 @@ from cepheid_broker.managed_ledger import (
     TooManyCursorsError,
 )
 from cepheid_broker.managed_ledger.cursor_state import EncodedBatches
+from cepheid_ledger import LedgerError
 from cepheid_metadata import CursorRecord, LedgerState, MemoryStore, Position, StoreUnavailableError, cursor_records, keys
 from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes
@@ -730,5 +731,29 @@ def test_a_cursor_ledger_that_cannot_be_written_fails_the_save_and_not_the_topic
             world.cluster["a"].refuse = None
             await cursor.saved()
             assert (await record_of(world)).cursor_ledger_id is not None
+
+    run_async(main())
+
+
+def test_cursors_without_many_holes_are_saved_while_no_cursor_ledger_can_be_written() -> None:
+    """With full disks consumers go on, and what they acknowledge is what frees the disks: one subscription's holes stop no other."""
+
+    async def main() -> None:
+        async with topic_world(settings=TINY) as world:
+            ledger = await world.broker().open()
+            holey = await ledger.create_cursor("holey", ledger.first_position())
+            other = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 400)
+            world.cluster["a"].refuse = Status.READ_ONLY
+            holey.acknowledge(positions[1:399:2])
+            other.acknowledge_cumulative(positions[5])
+            saves = await asyncio.gather(holey.saved(), other.saved(), return_exceptions=True)
+            assert isinstance(saves[0], LedgerError)
+            assert saves[1] is None
+            assert recorded_mark_delete(world) == positions[5]
+            other.acknowledge_cumulative(positions[6])
+            await wait_until(lambda: recorded_mark_delete(world) == positions[6], what="the flusher")
+            world.cluster["a"].refuse = None
+            await holey.saved()
 
     run_async(main())

@@ -5,7 +5,8 @@
                                                                      only when it names another ledger than before
 
 Rules:
-1. A round saves everything that is dirty when it starts, whole; who waits joins the next round to start. One at a time.
+1. A round saves everything that is dirty when it starts, whole; who waits joins the next round to start. One at a time. When no
+   cursor ledger can be written, it saves those that need none.
 2. A saved state is replaced, never patched: the newest one that is durable counts.
 3. A record names a cursor ledger only after the cursor's state is durable there; a ledger that no record names any more goes
    to the chain's deletion queue in the very write that took the last name away.
@@ -41,7 +42,7 @@ from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.saved_cursor import CursorSave, SavedCursor, recover_cursors
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import LedgerClient, LedgerError
-from cepheid_metadata import Chain, CursorRecord, MetadataStore, Op, Position, cursor_records
+from cepheid_metadata import Chain, CursorRecord, MetadataError, MetadataStore, Op, Position, cursor_records
 from cepheid_ports import CepheidError, Ports, TaskOwner
 from cepheid_wire import TopicName
 
@@ -142,8 +143,13 @@ class CursorStore:
         if saved is None or saved.cursor is not cursor:
             raise NoSuchCursorError(f"{self._topic} has no cursor {cursor.name} any more", cursor=cursor.name)
         if saved.is_dirty:
+            generation, revision = saved.record.generation, cursor.revision
             self._dirty[cursor.name] = saved
-            await self._join_round()
+            try:
+                await self._join_round()
+            except Exception:
+                if saved.record.generation == generation and saved.revision < revision:
+                    raise  # else it is another cursor's failure: this one is saved, or was reset
 
     async def reset(self, cursor: Cursor, position: Position, unacked_words: Sequence[int]) -> None:
         await self._alone("reset-cursor", partial(self._reset, cursor.name, position, unacked_words), positions=True)
@@ -242,8 +248,17 @@ class CursorStore:
 
     async def _save(self, dirty: Sequence[SavedCursor]) -> None:
         saves = await self._capture(dirty)
+        failure: Exception | None = None
         if any(map(self._is_large, saves)):
-            saves = await self._save_large(saves)
+            try:
+                saves = await self._save_large(saves)
+            except (LedgerError, MetadataError, TimeoutError) as error:  # no ledger to write to: the others need none
+                saves, failure = [save for save in saves if not self._is_large(save)], error
+        await self._save_records(saves)
+        if failure is not None:
+            raise failure
+
+    async def _save_records(self, saves: Sequence[CursorSave]) -> None:
         changes: list[tuple[CursorSave, CursorRecord]] = []
         for number, save in enumerate(saves, 1):
             if number % _CURSORS_IN_ONE_GO == 0:
