@@ -291,7 +291,9 @@ def test_trap_16_a_batch_of_one_is_a_batch(client: pulsar.Client, topic: str) ->
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     received = consumer.receive(TIMEOUT_MS)
     assert received.data() == b"alone"
-    assert received.message_id().batch_index() == 0
+    assert received.message_id().batch_index() == consumer.get_last_message_id().batch_index() == 0
+    publish(client, topic, [b"plain"])
+    assert consumer.get_last_message_id().batch_index() == -1
 
 
 def test_trap_17_receipts_carry_the_id_of_the_send(cluster: ProcessCluster, deduplicated: str, topic: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pulsar
@@ -15,6 +17,13 @@ from tests.e2e.tapped_broker import Seen, TappedBroker
 Shared, Exclusive, Failover = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover
 
 
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)
+
+
 def test_trap_23_a_first_subscribe_that_has_to_wait_succeeds_later(tapped: TappedBroker, topic: str) -> None:
     """A retryable ERROR alone leaves the client waiting for its timeout, here 15 s, and then it fails."""
     since = len(tapped.seen)
@@ -25,6 +34,27 @@ def test_trap_23_a_first_subscribe_that_has_to_wait_succeeds_later(tapped: Tappe
         publish(client, topic, [b"a"])
         assert payloads_of(receive(consumer, 1)) == [b"a"]
     assert len(tapped.frames(CommandType.SUBSCRIBE, since=since)) > 1, "it was refused, and came again"
+
+
+@pytest.mark.parametrize("kind", [Exclusive, Shared, pulsar.ConsumerType.KeyShared])
+def test_trap_24_permits_are_messages_and_a_flow_adds(tapped: TappedBroker, topic: str, kind: Any) -> None:
+    """A queue of 10 takes three batches of 4: 10 - 12 = -2. When 5 are read the client gives 5 permits: one more batch, not two."""
+    since = len(tapped.seen)
+
+    def delivered() -> int:
+        return len(tapped.frames(CommandType.MESSAGE, since=since))
+
+    with client_of(tapped.service_url) as client:
+        options = {"batching_enabled": True, "batching_max_messages": 4, "batching_max_publish_delay_ms": 10_000}
+        publish(client, topic, [b"%d" % n for n in range(40)], **options)
+        consumer = client.subscribe(topic, "s", kind, initial_position=EARLIEST, receiver_queue_size=10)
+        for expected, left in ((3, 5), (4, 5), (5, 30)):
+            wait_until(lambda expected=expected: delivered() >= expected, "what permits allow")
+            time.sleep(0.1)  # for one too many to come
+            assert delivered() == expected
+            receive(consumer, left)
+        assert_silent(consumer)
+        assert delivered() == 10
 
 
 @pytest.mark.parametrize("kind", [Exclusive, Shared, Failover, "reader"])
