@@ -736,7 +736,7 @@ def test_a_cursor_ledger_that_cannot_be_written_fails_the_save_and_not_the_topic
 
 
 def test_cursors_without_many_holes_are_saved_while_no_cursor_ledger_can_be_written() -> None:
-    """With full disks consumers go on, and what they acknowledge is what frees the disks: one subscription's holes stop no other."""
+    """With full disks consumers go on, and what they acknowledge frees the disks: one subscription's holes stop no other."""
 
     async def main() -> None:
         async with topic_world(settings=TINY) as world:
