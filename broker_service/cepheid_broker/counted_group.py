@@ -50,7 +50,7 @@ class CountedGroup:
         self.first = group.first_entry_id
         self.last = group.last_entry_id
         self.size_bytes = group.size_bytes
-        self.shared: SharedMessage | None = None  # delivery.py: the frame that differs between subscriptions by an id alone
+        self.shared: list[SharedMessage] | None = None  # delivery.py: frames that differ between consumers by an id alone
 
     def __repr__(self) -> str:
         return f"<CountedGroup {self.group!r}, {self.messages_in(self.group.first_entry_id, self.group.last_entry_id)} messages>"

@@ -15,6 +15,9 @@ _WORD = (1 << 64) - 1
 SMALL_BYTES = 4096
 """An entry up to this size is copied behind its header: one buffer less costs more than the copy."""
 
+FEW_ENTRIES = 4
+"""A group that is at most so large is likely to go whole to many subscriptions, as they keep up."""
+
 UnackedWords = Callable[[Position], Sequence[int] | None]
 
 
@@ -30,10 +33,15 @@ def encode_send(
     view = memoryview(group.data)
     # No redelivery count, no batch of which a part is acknowledged.
     plain = not counts and counted.counts is None and epoch is None
-    if plain and counted.first == counted.last and (size_bytes := ends[0] - HEADER_BYTES) <= SMALL_BYTES:
+    if (
+        plain
+        and len(ends) <= FEW_ENTRIES
+        and len(view) <= FEW_ENTRIES * SMALL_BYTES
+        and send.runs == [(counted.first, counted.last)]
+    ):
         if counted.shared is None:
-            counted.shared = SharedMessage(ledger_id, base, bytes(view[HEADER_BYTES:]))
-        return [counted.shared.frame(consumer_id)], 1, size_bytes
+            counted.shared = [SharedMessage(ledger_id, base + i, bytes(tail)) for i, tail in enumerate(group.payloads())]
+        return [shared.frame(consumer_id) for shared in counted.shared], len(ends), len(view) - HEADER_BYTES * len(ends)
     buffers: list[Buffer] = []
     entries = size_bytes = 0
     for first, last in send.runs:

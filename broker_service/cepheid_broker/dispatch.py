@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from cepheid_broker.counted_group import CountedGroup, Run
 from cepheid_broker.position import Position
@@ -35,18 +35,19 @@ class AckView(Protocol):
     def count_redelivery(self, ledger_id: int, entry_id: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send these runs of the group to a consumer, in order. `redelivery_counts` by entry id, only those above 0."""
+_NO_COUNTS: dict[int, int] = {}
+
+
+class Send(NamedTuple):
+    """Send these runs of the group to a consumer, in order. `redelivery_counts` by entry id, only those above 0.
+
+    A tuple, because a hundred thousand are made a second: it takes a third of the time of a frozen dataclass."""
 
     consumer: int
     counted: CountedGroup
     runs: Sequence[Run]
     messages: int
-    redelivery_counts: Mapping[int, int] = field(default_factory=dict)
-
-
-_NO_COUNTS: dict[int, int] = {}
+    redelivery_counts: Mapping[int, int] = _NO_COUNTS
 
 
 def counts_of(acks: AckView, ledger_id: int, runs: Sequence[Run]) -> Mapping[int, int]:
