@@ -124,6 +124,23 @@ def test_a_backlog_is_looked_into_and_counted(cepheid: Commands) -> None:
     assert (counted["entries"], counted["messages"], counted["aborted"]) == (2, 2, False)
 
 
+def test_messages_are_found_by_place_id_and_time(cepheid: Commands) -> None:
+    cepheid("subscriptions", "create", "found", "s", "--at", "earliest")
+    (first, second) = cepheid.admin.publish("found", [b"first", b"second"])
+    assert cepheid.lines("topics", "examine", "found")[-1] == "first"
+    assert cepheid.lines("topics", "examine", "found", "-n", "2")[-1] == "second"
+    assert cepheid.lines("topics", "examine", "found", "--latest")[-1] == "second"
+    lines = cepheid.lines("topics", "message", "found", "{}:{}".format(*second))
+    assert lines[-1] == "second"
+    assert "message-id: {}:{}".format(*second) in lines
+    assert cepheid("topics", "find", "found", "--at", "-1h").strip() == "{}:{}".format(*first)
+    for words in (("examine", "found", "-n", "3"), ("message", "found", "0:77"), ("find", "nowhere", "--at", "-1h")):
+        with pytest.raises(CepheidError, match=r": 404\)"):
+            cepheid("topics", *words)
+    cepheid("topics", "truncate", "found")
+    assert backlog(cepheid, "found") == 0
+
+
 def test_subscription_properties_are_replaced(cepheid: Commands) -> None:
     cepheid("subscriptions", "create", "marked", "s")
     assert json.loads(cepheid("subscriptions", "properties", "marked", "s")) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +39,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_message(admin: AdminClient, path: str, query: Mapping[str, Any]) -> None:
+    """A stored message as the API answers it: what is known of it, one line each, then the payload."""
+    payload, headers = admin.call_raw("GET", path, query)
+    print_lines(
+        f"{name.removeprefix('x-pulsar-')}: {value}" for name, value in sorted(headers.items()) if name.startswith("x-pulsar-")
+    )
+    print()
+    print(payload.decode(errors="backslashreplace") if isinstance(payload, bytes) else "")
 
 
 def done(text: str) -> None:

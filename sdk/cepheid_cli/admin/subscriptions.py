@@ -17,6 +17,7 @@ from cepheid_cli.admin.common import (
     done,
     print_json,
     print_lines,
+    print_message,
     sub_app,
 )
 from cepheid_cli.admin.units import BadValueError, counted, duration_s, pairs, position, shown_duration, time_ms
@@ -114,13 +115,7 @@ def peek(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print an entry of the backlog without consuming it."""
-    path = f"{subscription_path(topic, name)}/position/{number}"
-    payload, headers = AdminClient(admin_url).call_raw("GET", path, {})
-    for header, value in sorted(headers.items()):
-        if header.startswith("x-pulsar-"):
-            print(f"{header.removeprefix('x-pulsar-')}: {value}")
-    print()
-    print((payload or b"").decode(errors="backslashreplace"))
+    print_message(AdminClient(admin_url), f"{subscription_path(topic, name)}/position/{number}", {})
 
 
 @app.command()

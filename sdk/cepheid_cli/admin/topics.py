@@ -15,11 +15,12 @@ from cepheid_cli.admin.common import (
     done,
     print_json,
     print_lines,
+    print_message,
     print_table,
     sub_app,
 )
 from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, unset_policy
-from cepheid_cli.admin.units import shown_bytes, shown_duration
+from cepheid_cli.admin.units import position, shown_bytes, shown_duration, time_ms
 from cepheid_cli.admin_client import quoted, topic_parts, topic_path
 from cepheid_wire import NamespaceName, TopicName
 
@@ -140,6 +141,46 @@ def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
 def last_id(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Where the last message is."""
     print(_id(AdminClient(admin_url).get(f"{topic_path(topic)}/lastMessageId")))
+
+
+@app.command()
+def examine(
+    topic: Topic,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="The how manieth entry, from 1.")] = 1,
+    latest: Annotated[bool, typer.Option("--latest", help="Count back from the newest one.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Print an entry of a topic, acknowledged or not: the oldest, the newest, or one counted from there."""
+    query = {"initialPosition": "latest" if latest else "earliest", "messagePosition": number}
+    print_message(AdminClient(admin_url), f"{topic_path(topic)}/examinemessage", query)
+
+
+@app.command()
+def message(
+    topic: Topic,
+    message_id: Annotated[str, typer.Argument(help="LEDGER:ENTRY, as printed by produce and consume.")],
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Print an entry by its id."""
+    place = position(message_id)
+    print_message(AdminClient(admin_url), f"{topic_path(topic)}/ledger/{place['ledgerId']}/entry/{place['entryId']}", {})
+
+
+@app.command()
+def find(
+    topic: Topic,
+    at: Annotated[str, typer.Option(help="A time (2026-05-01T12:00) or an age (-15m).")],
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Print the id of the first message that was published at that time or later."""
+    print(_id(AdminClient(admin_url).get(f"{topic_path(topic)}/messageid/{time_ms(at)}")))
+
+
+@app.command()
+def truncate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Delete everything published so far, whoever has not acknowledged it; subscriptions go to the end."""
+    AdminClient(admin_url).delete(f"{topic_path(topic)}/truncate")
+    done(f"topic {topic} truncated")
 
 
 @app.command()
