@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cepheid_broker.key_hash import hash_of_metadata
+from cepheid_broker.position import Position
 from cepheid_rpc import EntryGroup
 from cepheid_wire import BadTailError, SharedMessage, parse_metadata
 
@@ -30,7 +31,20 @@ class CountedGroup:
     """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them.
     `deliver_at_ms` by entry id (wall clock); None: all at once. `hashes[i]` of the key of entry `first + i`; None: unknown."""
 
-    __slots__ = ("chunks", "counts", "deliver_at_ms", "first", "group", "hashes", "last", "ledger_id", "shared", "size_bytes")
+    __slots__ = (
+        "after",
+        "chunks",
+        "counts",
+        "deliver_at_ms",
+        "first",
+        "group",
+        "hashes",
+        "last",
+        "ledger_id",
+        "messages",
+        "shared",
+        "size_bytes",
+    )
 
     def __init__(
         self,
@@ -49,15 +63,13 @@ class CountedGroup:
         self.ledger_id = group.ledger_id
         self.first = group.first_entry_id
         self.last = group.last_entry_id
+        self.after = Position(self.ledger_id, self.last + 1)
+        self.messages = len(group.ends) if counts is None else sum(counts)
         self.size_bytes = group.size_bytes
         self.shared: list[SharedMessage] | None = None  # delivery.py: frames that differ between consumers by an id alone
 
     def __repr__(self) -> str:
         return f"<CountedGroup {self.group!r}, {self.messages_in(self.group.first_entry_id, self.group.last_entry_id)} messages>"
-
-    @property
-    def messages(self) -> int:
-        return len(self.group.ends) if self.counts is None else sum(self.counts)
 
     def messages_in(self, first: int, last: int) -> int:
         if self.counts is None:

@@ -185,7 +185,8 @@ class DispatchCore(Protocol):
 
     def on_consumer_left(self, consumer: int) -> None: ...
 
-    def on_permits(self, consumer: int, messages: int) -> None: ...
+    def on_permits(self, consumer: int, messages: int) -> bool:
+        """False: that alone gives it nothing to do."""
 
     def on_writable(self, consumer: int, writable: bool) -> None: ...
 

@@ -96,9 +96,10 @@ class FailoverDispatch:
         self.on_rewind()
         return True
 
-    def on_permits(self, consumer: int, messages: int) -> None:
+    def on_permits(self, consumer: int, messages: int) -> bool:
         if (candidate := self._candidates.get(consumer)) is not None:
             candidate.permits += messages
+        return candidate is self._active and (self._forward.can_read or self._forward.head() is not None)
 
     def on_writable(self, consumer: int, writable: bool) -> None:
         if (candidate := self._candidates.get(consumer)) is not None:

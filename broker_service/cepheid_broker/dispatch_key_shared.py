@@ -98,10 +98,11 @@ class KeySharedDispatch:
         if not self._holders:
             self.on_rewind()
 
-    def on_permits(self, consumer: int, messages: int) -> None:
+    def on_permits(self, consumer: int, messages: int) -> bool:
         if (holder := self._holders.by_key.get(consumer)) is not None:
             holder.permits += messages
             self._note(holder)
+        return True
 
     def on_writable(self, consumer: int, writable: bool) -> None:
         if (holder := self._holders.by_key.get(consumer)) is not None:

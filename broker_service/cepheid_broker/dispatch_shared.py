@@ -83,10 +83,11 @@ class SharedDispatch:
             self._replay.add(*position)
         self._chunk_owners = OrderedDict((uuid, owner) for uuid, owner in self._chunk_owners.items() if owner is not holder)
 
-    def on_permits(self, consumer: int, messages: int) -> None:
+    def on_permits(self, consumer: int, messages: int) -> bool:
         if (holder := self._holders.by_key.get(consumer)) is not None:
             holder.permits += messages
             self._turns.queue(holder)
+        return True
 
     def on_writable(self, consumer: int, writable: bool) -> None:
         if (holder := self._holders.by_key.get(consumer)) is not None:

@@ -91,20 +91,26 @@ class Dispatcher:
         self.core.on_clock(self._wall_ms())
         return self.core.why()
 
-    def on_appended(self, tail: CountedGroup | None) -> None:
+    def on_appended(self, tail: CountedGroup | None, now_ms: int) -> None:
+        """`tail`: what was appended, if it is one group."""
         send = self.core.on_appended(tail)
         if send is None:
             self.wake()
             return
+        self._now_ms = now_ms
         try:
-            self._now_ms = self._wall_ms()
             self._send(send)
         except Exception as error:
             self._on_failed(error)
             return
         self.cached_reads += 1
         self._keeps_up = True
-        self._cursor.active_from = self.core.read_position
+        self._cursor.active_from = send.counted.after
+
+    def on_permits(self, consumer: int, messages: int) -> None:
+        room = self._settings.max_permits - self.core.permits(consumer)
+        if self.core.on_permits(consumer, min(messages, room)):
+            self.wake()
 
     def wake(self) -> None:
         if not self._pass_due and not self._closed:

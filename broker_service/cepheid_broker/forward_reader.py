@@ -93,12 +93,12 @@ class ForwardReader:
 
     def stands_before(self, group: CountedGroup) -> bool:
         """It is what comes next, and nothing is on its way."""
-        return not (self.pending or self.reading or self.failed) and self.position == (group.ledger_id, group.first)
+        return self.position == (group.ledger_id, group.first) and not (self.pending or self.reading or self.failed)
 
     def pass_over(self, group: CountedGroup) -> None:
         """The group that was just appended is sent without having been read."""
         self._appended += 1
-        self.position = Position(group.ledger_id, group.last + 1)
+        self.position = group.after
         self.at_end = True
 
     def head(self) -> Pending | None:

@@ -108,9 +108,9 @@ class PersistentTopic(Topic):
         appended_from, self._told = self._told, self.ledger.last_confirmed
         listening = [subscription for subscription in self.subscriptions.values() if subscription.consumers]
         if listening:
-            tail = self._appended_group(appended_from)
+            tail, now_ms = self._appended_group(appended_from), self.ledger.wall_ms()
             for subscription in listening:
-                subscription.on_appended(tail)
+                subscription.on_appended(tail, now_ms)
 
     def _appended_group(self, after: Position) -> CountedGroup | None:
         """What was appended behind this position, if it is one group in the tail cache: counted once for all subscriptions."""

@@ -247,10 +247,10 @@ class Subscription:
 
     # Events for the core
 
-    def on_appended(self, tail: CountedGroup | None) -> None:
+    def on_appended(self, tail: CountedGroup | None, now_ms: int) -> None:
         """`tail`: what was appended, if it is one group."""
         if self._dispatcher is not None and self.consumers:
-            self._dispatcher.on_appended(tail)
+            self._dispatcher.on_appended(tail, now_ms)
 
     def on_policies(self) -> None:
         """They changed (rule of Topic: nobody keeps a copy; the core is told what concerns it)."""
@@ -266,9 +266,7 @@ class Subscription:
 
     def on_flow(self, consumer: Consumer, messages: int) -> None:
         if self._dispatcher is not None:
-            room = self._settings.dispatch.max_permits - self._dispatcher.core.permits(consumer.key)
-            self._dispatcher.core.on_permits(consumer.key, min(messages, room))
-            self._dispatcher.wake()
+            self._dispatcher.on_permits(consumer.key, messages)
 
     def on_writable(self, consumer: Consumer, writable: bool) -> None:
         if self._dispatcher is not None:

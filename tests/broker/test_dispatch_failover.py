@@ -412,3 +412,19 @@ OrderedHistories.TestCase.settings = settings(max_examples=120, stateful_step_co
 ExclusiveHistories.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 test_random_histories_of_failover = OrderedHistories.TestCase
 test_random_histories_of_exclusive = ExclusiveHistories.TestCase
+
+
+def test_permits_alone_wake_only_who_has_something_to_send() -> None:
+    world = world_with(3)
+    world.core.on_consumer_joined(1)
+    assert world.core.on_permits(1, 2), "entries are to be read"
+    world.settle()
+    assert world.core.on_permits(1, 100), "an entry waits for permits"
+    world.settle()
+    assert world.idle is Idle.AT_END
+    assert not world.core.on_permits(1, 1)
+    assert world.core.next_effect() is None
+    world.core.on_consumer_joined(2, name="standby")
+    world.settle()
+    world.append()
+    assert not world.core.on_permits(2, 1), "it is not the active one"
