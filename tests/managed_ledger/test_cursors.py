@@ -10,6 +10,7 @@ import pytest
 from cepheid_broker.managed_ledger import (
     Cursor,
     CursorExistsError,
+    CursorLedgerError,
     ManagedLedger,
     ManagedLedgerClosedError,
     ManagedLedgerConfig,
@@ -19,7 +20,6 @@ from cepheid_broker.managed_ledger import (
     TooManyCursorsError,
 )
 from cepheid_broker.managed_ledger.cursor_state import EncodedBatches
-from cepheid_ledger import LedgerError
 from cepheid_metadata import CursorRecord, LedgerState, MemoryStore, Position, StoreUnavailableError, cursor_records, keys
 from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes
@@ -748,12 +748,32 @@ def test_cursors_without_many_holes_are_saved_while_no_cursor_ledger_can_be_writ
             holey.acknowledge(positions[1:399:2])
             other.acknowledge_cumulative(positions[5])
             saves = await asyncio.gather(holey.saved(), other.saved(), return_exceptions=True)
-            assert isinstance(saves[0], LedgerError)
+            assert isinstance(saves[0], CursorLedgerError)
             assert saves[1] is None
             assert recorded_mark_delete(world) == positions[5]
             other.acknowledge_cumulative(positions[6])
             await wait_until(lambda: recorded_mark_delete(world) == positions[6], what="the flusher")
+
+    run_async(main())
+
+
+def test_a_cursor_that_cannot_be_saved_holds_no_more_than_it_must() -> None:
+    async def main() -> None:
+        settings = TINY.model_copy(update={"ledger_max_entries": 100, "cursor_inline_bytes": 40})
+        async with topic_world(settings=settings) as world:
+            ledger = await world.broker().open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 150)
+            await wait_until(lambda: len(ledger.chain.ledgers) == 2)
+            positions += await append_all(ledger, 50)
+            cursor.acknowledge_cumulative(positions[160])
+            await cursor.saved()
+            world.cluster["a"].refuse = Status.READ_ONLY
+            cursor.acknowledge(positions[161:199:2])
+            with pytest.raises(CursorLedgerError):
+                await cursor.saved()
+            ledger.config = ManagedLedgerConfig()
+            assert await ledger.trim() == 1, "which frees the disk"
             world.cluster["a"].refuse = None
-            await holey.saved()
 
     run_async(main())

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerClosedError, ManagedLedgerError, State
+from cepheid_broker.managed_ledger import Cursor, ManagedLedger, ManagedLedgerClosedError, ManagedLedgerError, State
 from tests.managed_ledger.losing_store import SteppingStore
 from tests.managed_ledger.test_ending import SMALL, rolled
 from tests.managed_ledger.topic_world import ONE_BOOKIE, TRIM, TopicWorld, append_all, read_all, topic_world
@@ -79,16 +79,17 @@ def test_a_trim_goes_by_the_retention_of_the_moment(moment: str) -> None:
     async def main() -> None:
         async with topic_world(settings=SMALL) as world:
             ledger = await world.broker().open(ONE_BOOKIE)
-            await rolled(ledger, 3)
-            save_all = ledger._cursors.save_all
+            *_, third, _ = await rolled(ledger, 3)
+            cursor = await ledger.create_cursor("sub", third[-1])  # which has to leave what goes
+            wait_saved = ledger._cursors.wait_saved
 
-            async def save_while_the_policy_changes() -> None:
+            async def save_while_the_policy_changes(cursor: Cursor) -> None:
                 ledger.config = ONE_BOOKIE
-                await save_all()
+                await wait_saved(cursor)
 
             ledger.config = TRIM
             if moment == "saving cursors":
-                ledger._cursors.save_all = save_while_the_policy_changes
+                ledger._cursors.wait_saved = save_while_the_policy_changes
                 assert await ledger.trim() == 0
             else:
                 async with ledger._positions:
@@ -97,6 +98,7 @@ def test_a_trim_goes_by_the_retention_of_the_moment(moment: str) -> None:
                     ledger.config = ONE_BOOKIE
                 assert await trimming == 0
             assert len(ledger.chain.ledgers) == 4
+            assert cursor.first_unacknowledged() == ledger.next_position(third[-1])
 
     run_async(main())
 

@@ -5,6 +5,7 @@ from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.errors import (
     ChainDamagedError,
     CursorExistsError,
+    CursorLedgerError,
     CursorStateDamagedError,
     CursorStateNewerError,
     EntryTrimmedError,
@@ -31,6 +32,7 @@ __all__ = [
     "ChainDamagedError",
     "Cursor",
     "CursorExistsError",
+    "CursorLedgerError",
     "CursorStateDamagedError",
     "CursorStateNewerError",
     "CursorStatistics",

@@ -197,12 +197,13 @@ class Cursor:
         """The entry with `number - 1` unacknowledged ones before it. None: there are not so many."""
         return self.ack_set.nth_unacknowledged(number)
 
-    def leave_trimmed(self, edge: Position) -> None:
-        """Ledgers before this edge leave the chain: the cursor does not stay in one of them."""
+    def leave_trimmed(self, edge: Position) -> bool:
+        """Ledgers before this edge leave the chain: the cursor does not stay in one of them. Whether it was."""
         revision, before = self.ack_set.revision, self.ack_set.mark_delete
         self.ack_set.skip_to(edge)
         self._forget_counts_since(before)
         self._note(revision)
+        return self.ack_set.mark_delete != before
 
     async def saved(self) -> None:
         """Returns when everything acknowledged so far is durable. Raises ManagedLedgerError, MetadataError, LedgerError."""

@@ -2,16 +2,24 @@
 
 no ledger ──first large state──► writing ──full, or a write failed──► writing the next one (everybody's state moves along)
 a ledger that no record names any more ──► retired: the chain's deletion queue
+a new ledger that cannot be written ──► deleted; the next attempt later and later, up to MAX_PAUSE_S
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from cepheid_broker.managed_ledger.cursor_ledger import CursorLedger, Snapshot
+from cepheid_broker.managed_ledger.errors import CursorLedgerError
+from cepheid_broker.managed_ledger.opening import delete_unlinked
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import LedgerClient, LedgerError
+from cepheid_metadata import MetadataError
 from cepheid_wire import TopicName
+
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 10.0
 
 
 class CursorLedgers:
@@ -24,6 +32,9 @@ class CursorLedgers:
         self._settings = settings
         self._current: CursorLedger | None = None
         self._known: dict[int, None] = {}  # those that are not in the deletion queue
+        self._is_fresh = False  # nothing is durable in the current one
+        self._failures = 0  # of new ones, in a row
+        self._not_before = 0.0
 
     def __repr__(self) -> str:
         return f"<CursorLedgers {list(self._known)}, writing {self._current!r}>"
@@ -42,27 +53,54 @@ class CursorLedgers:
         self._known.update(dict.fromkeys(ledger_ids))
 
     async def start_new(self) -> None:
-        """Raises LedgerError, MetadataError."""
+        """Raises LedgerError, MetadataError, CursorLedgerError."""
+        wait_s = self._not_before - asyncio.get_running_loop().time()
+        if wait_s > 0:
+            message = f"{self._topic}: no ledger for cursors could be written; it is tried again in {wait_s:.1f} s"
+            raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures)
         config, before = self._config(), self._current
-        writer = await self._client.create(
-            ensemble_size=config.ensemble_size,
-            write_quorum=config.write_quorum,
-            ack_quorum=config.ack_quorum,
-            custom={"topic": str(self._topic), "use": "cursors"},
-        )
-        self._current = CursorLedger(writer, self._settings.cursor_part_bytes)
+        try:
+            writer = await self._client.create(
+                ensemble_size=config.ensemble_size,
+                write_quorum=config.write_quorum,
+                ack_quorum=config.ack_quorum,
+                custom={"topic": str(self._topic), "use": "cursors"},
+            )
+        except (LedgerError, MetadataError, TimeoutError):
+            self._note_failed()
+            raise
+        self._current, self._is_fresh = CursorLedger(writer, self._settings.cursor_part_bytes), True
         self._known[writer.ledger_id] = None
         if before is not None:
             await before.aclose()
 
     async def save(self, snapshots: Sequence[Snapshot]) -> None:
-        """Durable when it returns. Raises LedgerError: then the next attempt needs a new ledger."""
+        """Durable when it returns. Raises LedgerError: then `needs_new`; CursorLedgerError: a new one fails too."""
         assert self._current is not None, "start_new comes first"
         try:
             await self._current.save(snapshots)
-        except LedgerError:
-            await self.aclose()
-            raise
+        except LedgerError as error:
+            if not self._is_fresh:
+                await self.aclose()
+                raise
+            await self._give_up_fresh(self._current)
+            message = f"{self._topic}: no ledger for cursors can be written: {error}"
+            raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures) from error
+        self._is_fresh, self._failures = False, 0
+
+    async def _give_up_fresh(self, current: CursorLedger) -> None:
+        """No record names it, for certain."""
+        self._current = None
+        self._note_failed()
+        if await delete_unlinked(self._client, current.writer):
+            del self._known[current.ledger_id]
+
+    def _note_failed(self) -> None:
+        """The first new attempt comes at once: what failed may have been one bookie."""
+        self._failures += 1
+        if self._failures > 1:
+            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 2, 10))
+            self._not_before = asyncio.get_running_loop().time() + pause_s
 
     async def retire(self, named: Container[int]) -> tuple[int, ...]:
         """Those that no record will name after the write at hand; `forget` them once it is done."""

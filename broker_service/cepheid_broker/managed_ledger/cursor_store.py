@@ -42,7 +42,7 @@ from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.saved_cursor import CursorSave, SavedCursor, recover_cursors
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import LedgerClient, LedgerError
-from cepheid_metadata import Chain, CursorRecord, MetadataError, MetadataStore, Op, Position, cursor_records
+from cepheid_metadata import Chain, CursorRecord, MetadataStore, Op, Position, cursor_records
 from cepheid_ports import CepheidError, Ports, TaskOwner
 from cepheid_wire import TopicName
 
@@ -248,15 +248,11 @@ class CursorStore:
 
     async def _save(self, dirty: Sequence[SavedCursor]) -> None:
         saves = await self._capture(dirty)
-        failure: Exception | None = None
-        if any(map(self._is_large, saves)):
-            try:
-                saves = await self._save_large(saves)
-            except (LedgerError, MetadataError, TimeoutError) as error:  # no ledger to write to: the others need none
-                saves, failure = [save for save in saves if not self._is_large(save)], error
-        await self._save_records(saves)
-        if failure is not None:
-            raise failure
+        large = [save for save in saves if self._is_large(save)]
+        # First those that need no ledger: while none can be written, they are saved all the same.
+        await self._save_records([save for save in saves if not self._is_large(save)])
+        if large:
+            await self._save_records(await self._save_large(large))
 
     async def _save_records(self, saves: Sequence[CursorSave]) -> None:
         changes: list[tuple[CursorSave, CursorRecord]] = []
@@ -284,7 +280,7 @@ class CursorStore:
 
     async def _save_large(self, saves: list[CursorSave]) -> list[CursorSave]:
         """Snapshots of the large ones. Returns all whose records may change: a new cursor ledger takes everybody along."""
-        for attempt in (1, 2):
+        while True:
             if self._cursor_ledgers.needs_new:
                 names = {save.name for save in saves}
                 others = [saved for name, saved in self._saved.items() if name not in names]
@@ -292,11 +288,9 @@ class CursorStore:
                 await self._cursor_ledgers.start_new()
             try:
                 await self._cursor_ledgers.save([save.snapshot for save in saves if self._is_large(save)])
-                break
             except LedgerError:
-                if attempt == 2:
-                    raise
-        return saves
+                continue  # with a new one, if there was one before
+            return saves
 
     async def _write_records(self, changes: Sequence[tuple[CursorSave, CursorRecord]]) -> None:
         start = 0

@@ -79,6 +79,13 @@ class CursorStateDamagedError(ManagedLedgerError):
     hint: ClassVar[str] = "the subscription continues from its last good state, so some messages come again"
 
 
+class CursorLedgerError(ManagedLedgerError):
+    """No ledger for large cursor states could be written lately, and it is not tried again yet."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "see the cause for the bookies to look at; acknowledgements are saved once they can be"
+
+
 class CursorStateNewerError(ManagedLedgerError):
     """Saved cursor state that a newer release wrote. The topic is not opened: to go on without it would forget acknowledgements."""
 

@@ -77,13 +77,15 @@ async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, co
     )
 
 
-async def delete_unlinked(client: LedgerClient, writer: LedgerWriter) -> None:
-    """A ledger that certainly no record names. If it fails, its custom fields tell whose it was."""
+async def delete_unlinked(client: LedgerClient, writer: LedgerWriter) -> bool:
+    """A ledger that certainly no record names. False: it could not be deleted; its custom fields tell whose it was."""
     await writer.aclose()
     try:
         await client.delete(writer.ledger_id)
     except (LedgerError, MetadataError, TimeoutError) as error:
         log.warning("ledger.orphaned", extra={"ledger_id": writer.ledger_id, "error": str(error)})
+        return False
+    return True
 
 
 async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports) -> tuple[ChainLedger, ...]:

@@ -71,9 +71,8 @@ class Trimmer:
                 return 0
             going = self._keeper.chain.ledgers[:count]
             edge = Position(self._keeper.chain.ledgers[count].ledger_id, -1)
-            for cursor in self._cursors.cursors:
-                cursor.leave_trimmed(edge)
-            await self._cursors.save_all()
+            moved = [cursor for cursor in self._cursors.cursors if cursor.leave_trimmed(edge)]
+            await asyncio.gather(*(cursor.saved() for cursor in moved))  # of these alone: another one's failure holds nothing
             if self.plan(retention()) < count:  # the policy changed meanwhile, or somebody reads there
                 return 0
 

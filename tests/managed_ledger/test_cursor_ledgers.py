@@ -1,0 +1,52 @@
+"""The cursor ledgers of a topic while no ledger can be written: nothing is left behind, and nobody hammers bookies and metadata."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_broker.managed_ledger import CursorLedgerError
+from cepheid_broker.managed_ledger.cursor_ledgers import FIRST_PAUSE_S
+from cepheid_rpc import Status
+from tests.managed_ledger.topic_world import SETTINGS, append_all, topic_world
+from tests.support import run_async, wait_until
+
+TINY = SETTINGS.model_copy(update={"cursor_inline_bytes": 100, "cursor_part_bytes": 40})
+
+
+def test_attempts_that_fail_leave_no_ledgers_and_grow_rarer() -> None:
+    async def main() -> None:
+        async with topic_world(settings=TINY) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 400)
+            made = 0
+            create = broker.client.create
+
+            async def counted(**options: object) -> object:
+                nonlocal made
+                made += 1
+                return await create(**options)
+
+            broker.client.create = counted
+            world.cluster["a"].refuse = Status.READ_ONLY
+            cursor.acknowledge(positions[1:399:2])
+            with pytest.raises(CursorLedgerError):
+                await cursor.saved()
+            assert made == 1, "a second new ledger would do no better"
+            await asyncio.sleep(2 * FIRST_PAUSE_S)
+            assert 2 <= made <= 4, "the flusher tries every 20 ms"
+            with pytest.raises(CursorLedgerError, match="is tried again"):
+                await cursor.saved()
+            assert len(await world.ledger_records()) == 1, "that of the entries"
+            assert ledger.chain.deletions == ()
+
+            world.cluster["a"].refuse = None
+            await wait_until(lambda: not ledger._cursors._saved["sub"].is_dirty, timeout_s=10, what="the flusher")
+            assert len(await world.ledger_records()) == 2
+            cursor.acknowledge(positions[0:1])
+            await cursor.saved()
+
+    run_async(main())
