@@ -9,7 +9,7 @@ BENCH  ?= all
 
 .PHONY: help demo run test check bench simulate proto clean
 help:
-	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes)"
+	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make run               a standalone server in the foreground on ./$(DATA)"
 	@echo "make test              the whole test suite"
 	@echo "make check             ruff, mypy --strict, import contract"
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/cepheid demo
+	$(BIN)/cepheid demo $(if $(EVENTS),--events $(EVENTS))
 
 run: $(STAMP)
 	$(BIN)/cepheid standalone --data $(DATA)
