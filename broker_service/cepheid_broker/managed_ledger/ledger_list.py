@@ -97,6 +97,10 @@ class LedgerList:
         index = bisect_left(self._ids, ledger_id)
         return self._entries[index] if index < len(self._ids) and self._ids[index] == ledger_id else None
 
+    def size_of(self, ledger_id: int) -> int:
+        """Bytes of a ledger of the list."""
+        return self._sizes[bisect_left(self._ids, ledger_id)]
+
     def from_ledger(self, ledger_id: int) -> Iterator[tuple[int, int, int]]:
         """(ledger id, entries, bytes) of this ledger and those after it."""
         start = bisect_left(self._ids, ledger_id)

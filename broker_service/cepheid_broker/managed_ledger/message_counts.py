@@ -22,6 +22,7 @@ from operator import sub
 
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.count_budget import CountBudget
+from cepheid_broker.managed_ledger.ended_totals import EndedTotals
 from cepheid_broker.managed_ledger.errors import EntryTrimmedError
 from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
@@ -63,6 +64,7 @@ class MessageCounts:
         self._uncharged = 0  # entries of the open ledger since it was last charged
         self._counts: dict[int, LedgerCounts] = {self._open_id: self._open}
         self._totals: dict[int, int] = {}  # messages of ended ledgers, where the record does not say
+        self._ended: EndedTotals | None = None  # None: something has changed
         self._lengths = lengths
         self._loading = asyncio.Lock()
         self.read_entries = 0
@@ -124,7 +126,8 @@ class MessageCounts:
             self._counts.pop(ledger_id, None)
 
     def drop_trimmed(self) -> None:
-        """Ledgers have left the chain."""
+        """The chain has changed, and perhaps ledgers have left it."""
+        self._ended = None
         for ledger_id in [ledger_id for ledger_id in self._counts if ledger_id not in self._ledgers]:
             if ledger_id != self._open_id:
                 del self._counts[ledger_id]
@@ -142,8 +145,8 @@ class MessageCounts:
         """From memory alone, in a short time; None: `unacknowledged` would have to read, or to sum up for long."""
         if ack_set.acked_entries > _SYNC_HOLES:
             return None
-        amount = Amount()
-        for part in self._parts(ack_set, copied=False):
+        amount, parts = self._parts(ack_set, copied=False)
+        for part in parts:
             known = self._known(part)
             if known is None:
                 return None
@@ -154,8 +157,7 @@ class MessageCounts:
         """As it was at one moment of this call. Raises LedgerError, MetadataError, ManagedLedgerError when reading fails."""
         while True:
             try:
-                parts = self._parts(ack_set, copied=True)  # the moment
-                amount = Amount()
+                amount, parts = self._parts(ack_set, copied=True)  # the moment
                 for part in parts:
                     amount = amount.plus(await self._of(part))
                 return amount
@@ -206,38 +208,58 @@ class MessageCounts:
 
     def bytes_after_known(self, position: Position) -> int | None:
         """From memory alone."""
-        ledger_id, start = position.ledger_id, position.entry_id + 1
-        after_bytes = before = 0
-        for found_id, entries, size_bytes in self._ledgers.from_ledger(ledger_id):
-            after_bytes += size_bytes
-            if found_id == ledger_id and start > 0:
-                counts = self._counts.get(ledger_id)
-                if start >= entries:
-                    before = size_bytes
-                elif counts is not None and counts.first <= start:
-                    before = size_bytes - counts.between(start, entries).size_bytes
-                elif (length := self._lengths.get(position)) is not None:
-                    before = length
-                else:
-                    return None
-        return after_bytes - before
+        ledgers, (ledger_id, start) = self._ledgers, (position.ledger_id, position.entry_id + 1)
+        behind_bytes = self._totals_of_ended().behind(ledger_id).size_bytes
+        if ledgers.last_is_open and ledger_id < ledgers.last_ledger_id:
+            behind_bytes += ledgers.last_size_bytes
+        entries = ledgers.entries_of(ledger_id)
+        if entries is None or start >= entries:
+            return behind_bytes
+        counts = self._counts.get(ledger_id)
+        if start <= 0:
+            return behind_bytes + ledgers.size_of(ledger_id)
+        if counts is not None and counts.first <= start:
+            return behind_bytes + counts.between(start, entries).size_bytes
+        length = self._lengths.get(position)
+        return None if length is None else behind_bytes + ledgers.size_of(ledger_id) - length
 
-    def _parts(self, ack_set: AckSet, *, copied: bool) -> list[LedgerPart]:
+    def _totals_of_ended(self) -> EndedTotals:
+        if self._ended is None:
+            self._ended = EndedTotals(
+                (ledger_id, entries, self._messages_of(ledger_id, entries), size_bytes)
+                for ledger_id, entries, size_bytes in self._ledgers.from_ledger(0)
+                if self._ledgers.is_ended(ledger_id)
+            )
+        return self._ended
+
+    def _messages_of(self, ledger_id: int, entries: int) -> int | None:
+        recorded = self._recorded().get(ledger_id)
+        return self._counted(ledger_id, entries) if recorded is None else recorded
+
+    def _parts(self, ack_set: AckSet, *, copied: bool) -> tuple[Amount, list[LedgerPart]]:
+        """What lies in ledgers of which nothing is acknowledged, and the others: those to be looked at one by one."""
+        ledgers, ended = self._ledgers, self._totals_of_ended()
         mark_ledger_id, mark_entry_id = ack_set.mark_delete
-        recorded = self._recorded()
+        amount = ended.behind(mark_ledger_id)
+        uncounted = ended.uncounted_behind(mark_ledger_id)
         parts: list[LedgerPart] = []
-        for ledger_id, entries, size_bytes in self._ledgers.from_ledger(mark_ledger_id):
-            start = min(mark_entry_id + 1, entries) if ledger_id == mark_ledger_id else 0
+        for ledger_id in dict.fromkeys((mark_ledger_id, *ack_set.acked, *ack_set.batches, *uncounted, ledgers.last_ledger_id)):
+            entries = ledgers.entries_of(ledger_id)
+            if entries is None or ledger_id < mark_ledger_id:
+                continue
+            start = 0
+            if ledger_id == mark_ledger_id:
+                start = min(mark_entry_id + 1, entries)
+            else:
+                amount = amount.minus(ended.of(ledger_id))
             if start == entries:
                 continue
             acked, batches = ack_set.acked.get(ledger_id), ack_set.batches.get(ledger_id, {})
             if copied:
                 acked, batches = None if acked is None else acked.copy(), dict(batches)
-            messages = recorded.get(ledger_id)
-            if messages is None:
-                messages = self._counted(ledger_id, entries)
-            parts.append(LedgerPart(ledger_id, start, entries, messages, size_bytes, acked, batches))
-        return parts
+            messages = self._messages_of(ledger_id, entries)
+            parts.append(LedgerPart(ledger_id, start, entries, messages, ledgers.size_of(ledger_id), acked, batches))
+        return amount, parts
 
     def _known(self, part: LedgerPart) -> Amount | None:
         counts = self._counts.get(part.ledger_id)
@@ -302,6 +324,7 @@ class MessageCounts:
             return before  # the open ledger's were forgotten, and start further on now
         if counts.first == 0 and ledger_id != self._open_id:
             self._totals[ledger_id] = counts.between(0, counts.end).messages
+            self._ended = None
         self._budget.charge(self, ledger_id, counts.cost_bytes)
         return counts
 
