@@ -57,6 +57,29 @@ def test_trap_24_permits_are_messages_and_a_flow_adds(tapped: TappedBroker, topi
         assert delivered() == 10
 
 
+@pytest.mark.parametrize("kind", [Shared, pulsar.ConsumerType.KeyShared])
+def test_trap_25_what_is_sent_again_costs_permits(tapped: TappedBroker, topic: str, kind: Any) -> None:
+    """A queue of 10 gets 10, and 5 more for each 5 that are read, among them those that come again."""
+    since = len(tapped.seen)
+
+    def counts() -> list[int]:
+        return [frame.body.redelivery_count for frame in tapped.frames(CommandType.MESSAGE, since=since)]
+
+    with client_of(tapped.service_url) as client:
+        publish(client, topic, [b"%d" % n for n in range(50)])
+        options = {"receiver_queue_size": 10, "negative_ack_redelivery_delay_ms": 100}
+        consumer = client.subscribe(topic, "s", kind, initial_position=EARLIEST, **options)
+        for message in receive(consumer, 5, acknowledge=False):
+            consumer.negative_acknowledge(message)
+        wait_until(lambda: bool(tapped.frames(CommandType.REDELIVER_UNACKNOWLEDGED_MESSAGES, since=since)), "asked for again")
+        for expected in (20, 25):
+            receive(consumer, 5)
+            wait_until(lambda expected=expected: len(counts()) >= expected, "what permits allow")
+            time.sleep(0.1)  # for one too many to come
+            assert len(counts()) == expected
+        assert sorted(counts()) == [0] * 20 + [1] * 5
+
+
 @pytest.mark.parametrize("kind", [Exclusive, Shared, Failover, "reader"])
 def test_trap_26_a_seek_closes_then_succeeds_then_subscribes(tapped: TappedBroker, topic: str, kind: Any) -> None:
     """In any other order the client throws away what it just got, and stalls for good."""
