@@ -24,6 +24,7 @@ from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.requests import Requests
 from cepheid_broker.schemas import asked_schema
 from cepheid_broker.services import Services
+from cepheid_broker.subscribe_checks import check_subscription_name
 from cepheid_broker.topic import Topic
 from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
@@ -183,6 +184,7 @@ class ProducerCommands:
     async def _create_initial_subscription(self, topic: Topic, ask: pb.CommandProducer) -> None:
         name = ask.initial_subscription_name
         if name and name not in topic.subscriptions:
+            check_subscription_name(name)
             if not topic.policies.auto_subscription_creation:
                 text = f"subscription {name!r} of {topic.name} does not exist, and its creation by use is off"
                 raise NotAllowedError(text, topic=str(topic.name), subscription=name)

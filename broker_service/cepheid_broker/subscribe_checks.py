@@ -14,20 +14,27 @@ from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
 from cepheid_wire import pulsar_api_pb2 as pb
 
-MAX_NAME_CHARS = 1000
+MAX_NAME_BYTES = 1000
+"""Of a subscription, since it is a segment of a key in metadata; and of a consumer. The same for the admin API: what clients make
+can be named there."""
 MAX_METADATA_BYTES = 64 << 10  # kept in memory as long as the consumer lives
 
 
 def check_served(ask: pb.CommandSubscribe) -> None:
-    if not ask.subscription or len(ask.subscription) > MAX_NAME_CHARS:
-        raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_CHARS} characters, not {len(ask.subscription)}")
-    if len(ask.consumer_name) > MAX_NAME_CHARS:
-        raise NotAllowedError(f"a consumer's name has {len(ask.consumer_name)} characters, {MAX_NAME_CHARS} are possible")
+    check_subscription_name(ask.subscription)
+    if (size_bytes := len(ask.consumer_name.encode())) > MAX_NAME_BYTES:
+        raise NotAllowedError(f"a consumer's name has {size_bytes} bytes, {MAX_NAME_BYTES} are possible")
     if ask.read_compacted:
         raise NotAllowedError("reading compacted topics is not supported yet; subscribe without read_compacted")
     size_bytes = sum(len(pair.key.encode()) + len(pair.value.encode()) for pair in ask.metadata)
     if size_bytes > MAX_METADATA_BYTES:
         raise NotAllowedError(f"a consumer's metadata may have {MAX_METADATA_BYTES} bytes, not {size_bytes}")
+
+
+def check_subscription_name(name: str) -> None:
+    """Raises NotAllowedError."""
+    if not 1 <= (size_bytes := len(name.encode())) <= MAX_NAME_BYTES:
+        raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_BYTES} bytes, not {size_bytes}: {name[:40]!r}")
 
 
 def check_allowed(topic: Topic, ask: pb.CommandSubscribe) -> None:

@@ -188,6 +188,46 @@ class ScriptedClient:
         assert answer.request_id == request_id
         assert not answer.HasField("error"), answer
 
+    async def answers(self, *request_ids: int) -> dict[int, Any]:
+        """The bodies that answer these requests; what comes between is passed over, and no request is answered twice."""
+        found: dict[int, Any] = {}
+        while len(found) < len(request_ids):
+            body = await self.receive_body()
+            if (request_id := getattr(body, "request_id", None)) in request_ids:
+                assert request_id not in found, f"a second answer: {body}"
+                found[request_id] = body
+        return found
+
+    async def receive_for(self, for_s: float) -> list[Any]:
+        """Whatever comes meanwhile."""
+        bodies = []
+        try:
+            async with asyncio.timeout(for_s):
+                while True:
+                    bodies.append(await self.receive_body())
+        except TimeoutError:
+            return bodies
+
+    async def skim_messages(self, count: int) -> list[Received]:
+        """The next messages; what comes between is passed over."""
+        found: list[Received] = []
+        while len(found) < count:
+            received = await self.receive()
+            assert received is not None, "the broker closed the connection"
+            found += [received] if isinstance(received.body, pb.CommandMessage) else []
+        return found
+
+    async def receive_body(self) -> Any:
+        received = await self.receive()
+        assert received is not None, "the broker closed the connection"
+        return received.body
+
+    async def ping_through(self) -> None:
+        """As `ping`, whatever else comes."""
+        self.send(pb.CommandPing())
+        while not isinstance(await self.receive_body(), pb.CommandPong):
+            pass
+
     async def ping(self) -> None:
         """Returns when everything sent before has been looked at."""
         await self.ask(pb.CommandPing(), pb.CommandPong)

@@ -12,10 +12,12 @@ from fastapi import Depends, Request
 
 from cepheid_broker.admin.errors import PreconditionError
 from cepheid_broker.admin.raw_path import decode_once, decode_twice
+from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.subscribe_checks import check_subscription_name
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
-MAX_NAME_BYTES = 255  # of a tenant, namespace, cluster or subscription; each is one key segment in metadata
+MAX_NAME_BYTES = 255  # of a tenant, namespace or cluster; each is one key segment in metadata
 
 
 def check_name(kind: str, name: str) -> str:
@@ -68,8 +70,10 @@ async def _any_topic(domain: str, tenant: str, namespace: str, topic: str) -> To
 
 async def _subscription(sub: str) -> str:
     name = decode_twice(sub)
-    if not name or len(name.encode()) > MAX_NAME_BYTES:
-        raise PreconditionError(f"a subscription's name has 1 to {MAX_NAME_BYTES} bytes, not {len(name.encode())}")
+    try:
+        check_subscription_name(name)
+    except NotAllowedError as error:
+        raise PreconditionError(str(error)) from None
     return name
 
 
