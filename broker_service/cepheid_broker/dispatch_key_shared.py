@@ -13,7 +13,7 @@ Rules
 4. Other keys go on meanwhile, past at most `max_waiting_entries` that wait. Nothing waits without an event that ends it: the
    consumer can take messages, it acknowledges or leaves, one with the missing range comes.
 5. A hash with a message of which only some chunks were sent stays with its consumer until the last chunk is sent: it could not
-   acknowledge the first ones otherwise, and rule 3 would wait for ever.
+   acknowledge the first ones otherwise, and rule 3 would wait for ever. Where they are acknowledged all the same, it moves.
 6. A batch goes as its first key says. Entries whose producer set a time go when it comes: they asked for it, so later ones of their
    key do not wait for them; from then on they are ordered like entries that are sent again.
 """
@@ -158,11 +158,13 @@ class KeySharedDispatch:
                         break
             if self._waiting.entries:
                 self._waiting.discard(ledger_id, entry_id)
+            self._places.on_acked(Position(ledger_id, entry_id))
 
     def on_cursor_moved(self) -> None:
         for key_hash in self._holders.settle_acknowledged(self._acks):
             self._places.release(key_hash)
         self._waiting.forget_acknowledged(self._acks)
+        self._places.on_cursor_moved(self._acks)
         self._delayed.forget_acknowledged(self._acks)
         for holder in self._holders:
             self._note(holder)
@@ -337,7 +339,7 @@ class KeySharedDispatch:
         if holder.permits <= 0:
             del self._able[holder.key]
         if counted.chunks is not None and (chunk := counted.chunks.get(entry_id)) is not None:
-            self._places.note_chunk(chunk, key_hash, holder)
+            self._places.note_chunk(chunk, key_hash, holder, Position(counted.ledger_id, entry_id))
 
     def _sends(self, counted: CountedGroup, shares: dict[int, _Share]) -> list[Send]:
         sends = []

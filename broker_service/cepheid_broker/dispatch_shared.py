@@ -18,10 +18,10 @@ Rules
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from cepheid_broker.back_reader import BackReader
+from cepheid_broker.chunk_owners import ChunkOwners
 from cepheid_broker.counted_group import Chunk, CountedGroup, Run
 from cepheid_broker.delayed_entries import DelayedEntries
 from cepheid_broker.dispatch import (
@@ -56,7 +56,7 @@ class SharedDispatch:
         self._delayed = DelayedEntries(limits.max_delayed_entries)
         self._holders = Holders(policies or DispatchPolicies())
         self._turns = Turns()
-        self._chunk_owners: OrderedDict[str, Holder] = OrderedDict()
+        self._chunks = ChunkOwners(limits.max_chunked_messages)
         self._delayed.enabled = policies is None or policies.delayed_delivery
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class SharedDispatch:
             self._replay.add_all(ledger_id, entries)
         for position in holder.reserved:
             self._replay.add(*position)
-        self._chunk_owners = OrderedDict((uuid, owner) for uuid, owner in self._chunk_owners.items() if owner is not holder)
+        self._chunks.leave(holder)
 
     def on_permits(self, consumer: int, messages: int) -> bool:
         if (holder := self._holders.by_key.get(consumer)) is not None:
@@ -141,12 +141,16 @@ class SharedDispatch:
                         break
             if self._replay:
                 self._replay.discard(ledger_id, entry_id)
+            if self._chunks and (done := self._chunks.on_acked(Position(ledger_id, entry_id))) is not None:
+                self._free_reserved(done.owner)
 
     def on_cursor_moved(self) -> None:
         self._holders.settle_acknowledged(self._acks)
         self._delayed.forget_acknowledged(self._acks)
         self._forward.skip_to(self._acks.first_unacknowledged())
         self._replay.forget_acknowledged(self._acks)
+        for done in self._chunks.forget_acknowledged(self._acks):
+            self._free_reserved(done.owner)
         for holder in self._holders:
             holder.reserved.forget_acknowledged(self._acks)
             self._turns.queue(holder)
@@ -167,7 +171,7 @@ class SharedDispatch:
         self._replay.clear()
         self._back.rewind()
         self._delayed.clear()
-        self._chunk_owners.clear()
+        self._chunks.clear()
         for holder in self._holders:
             holder.reserved.clear()
         self._turns.restart(self._holders)
@@ -270,7 +274,8 @@ class SharedDispatch:
         return runs
 
     def _send_new(self, turn: Holder) -> Send | None:
-        while (head := self._forward.head()) is not None:
+        # A chunked message may be forgotten in between: what was reserved goes first.
+        while not self._replay and (head := self._forward.head()) is not None:
             counted = head.counted
             runs = list(self._acks.unacknowledged_runs(counted.ledger_id, head.next_entry_id, counted.last))
             send, next_entry_id = self._send_from(counted, runs, turn)
@@ -301,11 +306,11 @@ class SharedDispatch:
         first_again = self._replay.first()
         if first_again is not None and first_again < (counted.ledger_id, entry_id):
             return None  # perhaps an earlier chunk, asked for again while this one was read: it stays, and is read once more
-        owner = self._chunk_owners.get(chunk.uuid)
+        owner = self._chunks.owner(chunk.uuid)
         if owner is None:
-            owner = self._chunk_owners[chunk.uuid] = turn
-            if len(self._chunk_owners) > self._limits.max_chunked_messages:
-                self._forget_oldest_chunked_message()
+            owner = turn
+            if (oldest := self._chunks.add(chunk.uuid, owner, Position(counted.ledger_id, entry_id))) is not None:
+                self._free_reserved(oldest.owner)
         if not owner.can_take:
             self._replay.discard(counted.ledger_id, entry_id)
             owner.reserved.add(counted.ledger_id, entry_id)
@@ -318,13 +323,12 @@ class SharedDispatch:
             return None
         owner.reserved.discard(counted.ledger_id, entry_id)
         if chunk.is_last:
-            del self._chunk_owners[chunk.uuid]
+            self._chunks.forget(chunk.uuid)
         return self._send(owner, counted, [(entry_id, entry_id)], counted.messages_in(entry_id, entry_id))
 
-    def _forget_oldest_chunked_message(self) -> None:
-        """Its producer most likely died between two chunks."""
-        _, owner = self._chunk_owners.popitem(last=False)
-        for position in owner.reserved:  # also of other messages: their owner is still known, they are reserved again
+    def _free_reserved(self, owner: Holder) -> None:
+        """One of its messages is forgotten. Chunks of the others are reserved again when they are read back."""
+        for position in owner.reserved:
             self._replay.add(*position)
         owner.reserved.clear()
 

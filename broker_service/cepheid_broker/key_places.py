@@ -9,13 +9,14 @@ Every change of these places what waits anew; rules 3 and 5 of dispatch_key_shar
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
+from cepheid_broker.chunk_owners import Chunked, ChunkOwners
 from cepheid_broker.counted_group import Chunk
-from cepheid_broker.dispatch import HashRange, Idle, Why
+from cepheid_broker.dispatch import AckView, HashRange, Idle, Why
 from cepheid_broker.holders import MAX_REASONS, Holder, Holders, first_held_of, hashes_held
 from cepheid_broker.key_owners import KeyOwners
+from cepheid_broker.position import Position
 from cepheid_broker.waiting_keys import WaitingKey, WaitingKeys
 
 
@@ -25,9 +26,8 @@ class KeyPlaces:
         self.waiting = WaitingKeys()
         self._holders = holders
         self._in_order = in_order
-        self._max_chunked_messages = max_chunked_messages
         self._held: dict[int, tuple[Holder, int]] = {}  # hash → who holds entries of it, and how many
-        self._chunked: OrderedDict[str, tuple[int, Holder]] = OrderedDict()  # uuid → hash, and who got its first chunks
+        self._chunks = ChunkOwners(max_chunked_messages)
         self._pins: dict[int, tuple[Holder, int]] = {}  # hash → where it stays, and for how many of these messages
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class KeyPlaces:
         self.owners.leave(holder.key)
         self._held = {key_hash: held for key_hash, held in self._held.items() if held[0] is not holder}
         self._pins = {key_hash: pin for key_hash, pin in self._pins.items() if pin[0] is not holder}
-        self._chunked = OrderedDict((uuid, chunked) for uuid, chunked in self._chunked.items() if chunked[1] is not holder)
+        self._chunks.leave(holder)
         for ledger_id, entries in holder.outstanding.items():
             for entry_id, key_hash in hashes_held(entries):
                 self.wait(key_hash, ledger_id, entry_id)
@@ -54,7 +54,7 @@ class KeyPlaces:
         """Nothing is outstanding, nothing waits."""
         self.waiting.clear()
         self._held.clear()
-        self._chunked.clear()
+        self._chunks.clear()
         self._pins.clear()
 
     # Entries
@@ -107,25 +107,30 @@ class KeyPlaces:
         for key in self.waiting:
             self._place(key)
 
-    def note_chunk(self, chunk: Chunk, key_hash: int, holder: Holder) -> None:
-        """Rule 5. Beyond the bound the oldest is forgotten: its producer most likely died between two chunks."""
+    def note_chunk(self, chunk: Chunk, key_hash: int, holder: Holder, position: Position) -> None:
+        """It was sent (rule 5)."""
         if chunk.is_last:
-            self._forget_chunked(chunk.uuid)
-        elif chunk.uuid not in self._chunked:
-            self._chunked[chunk.uuid] = key_hash, holder
+            self._unpin(self._chunks.forget(chunk.uuid))
+        elif self._chunks.owner(chunk.uuid) is None:
             pin = self._pins.get(key_hash)
             self._pins[key_hash] = holder, 1 if pin is None else pin[1] + 1
-            if len(self._chunked) > self._max_chunked_messages:
-                self._forget_chunked(next(iter(self._chunked)))
+            self._unpin(self._chunks.add(chunk.uuid, holder, position, key_hash))
 
-    def _forget_chunked(self, uuid: str) -> None:
-        found = self._chunked.pop(uuid, None)
-        if found is None:
+    def on_acked(self, position: Position) -> None:
+        if self._chunks:
+            self._unpin(self._chunks.on_acked(position))
+
+    def on_cursor_moved(self, acks: AckView) -> None:
+        for done in self._chunks.forget_acknowledged(acks):
+            self._unpin(done)
+
+    def _unpin(self, chunked: Chunked | None) -> None:
+        if chunked is None:
             return
-        key_hash, holder = found
+        key_hash = chunked.key_hash
         _, messages = self._pins[key_hash]
         if messages > 1:
-            self._pins[key_hash] = holder, messages - 1
+            self._pins[key_hash] = chunked.owner, messages - 1
             return
         del self._pins[key_hash]
         if (key := self.waiting.get(key_hash)) is not None:

@@ -18,6 +18,8 @@ from tests.broker.dispatch_world import Acks, World
 
 RARELY = st.sampled_from([False, False, False, True])
 WAITS = (Idle.READING, Idle.READ_FAILED)
+FULL = (Idle.TOO_MANY_DELAYED, Idle.TOO_MANY_WAITING)
+PRODUCERS = 3
 
 
 class SharingHistories(RuleBasedStateMachine):
@@ -37,7 +39,7 @@ class SharingHistories(RuleBasedStateMachine):
         self.writable: dict[int, bool] = {}
         self.holder: dict[Position, int] = {}
         self.nacks: dict[Position, int] = {}
-        self.uuid: tuple[int, int] | None = None
+        self.chunked: dict[int, tuple[int, int]] = {}  # producer → number of its chunked message, and chunks of it so far
         self.released: set[Position] = set()  # were there while nothing was held back
 
     # What subclasses say
@@ -110,13 +112,14 @@ class SharingHistories(RuleBasedStateMachine):
         for key_hash in hashes:
             self.world.append(messages, key_hash=key_hash % self.HASHES)
 
-    @rule(chunks=st.integers(1, 4), key_hash=st.integers(0, 9))
-    def append_chunks(self, chunks: int, key_hash: int) -> None:
+    @rule(chunks=st.integers(1, 4), producer=st.integers(0, PRODUCERS - 1))
+    def append_chunks(self, chunks: int, producer: int) -> None:
+        """Messages of three, of several producers at the same time."""
         for _ in range(chunks):
-            number, index = self.uuid or (0, 0)
+            number, index = self.chunked.get(producer, (producer, 0))
             chunk = Chunk(f"p-{number}", is_last=index == 2)
             self.world.append(1, chunk, key_hash=number % self.HASHES)
-            self.uuid = (number + 1, 0) if index == 2 else (number, index + 1)
+            self.chunked[producer] = (number + PRODUCERS, 0) if index == 2 else (number, index + 1)
 
     @rule(delay_ms=st.integers(1, 500), key_hash=st.integers(0, 9), entries=st.integers(1, 4))
     def append_delayed(self, delay_ms: int, key_hash: int, entries: int) -> None:
@@ -333,9 +336,11 @@ class SharingHistories(RuleBasedStateMachine):
                 or not self.core.is_blocked(key)
             )
         reasons = {why.idle for why in self.core.why()}
-        if not self.able() or reasons & {*WAITS, Idle.TOO_MANY_DELAYED, Idle.TOO_MANY_WAITING}:
+        if not self.able() or reasons & {*WAITS}:
             return
         missed = [p for p in self.unsent() if not self.is_delayed(p) and not self.cannot_go(p)]
+        if reasons & {*FULL}:  # nothing new is looked at, but what was looked at goes on
+            missed = [p for p in missed if p < self.core.read_position]
         assert not missed, f"{missed} could be sent to {self.able()}, idle because {reasons}"
 
     def teardown(self) -> None:
@@ -347,8 +352,8 @@ class SharingHistories(RuleBasedStateMachine):
         if not self.permits:
             self.join(0, 0)
         self.fill_holes()
-        if self.uuid is not None:
-            self.append_chunks(3 - self.uuid[1], 0)
+        for producer, (_, chunks) in list(self.chunked.items()):
+            self.append_chunks(3 - chunks, producer)
         for _ in range(len(self.world.topic.positions()) + 3):
             self.world.now_ms += 1000
             for key in list(self.permits):
@@ -360,6 +365,8 @@ class SharingHistories(RuleBasedStateMachine):
             for position, key in sorted(self.holder.items()):
                 if self.is_complete(position, key):
                     self.acknowledge_entry(position, key)
+            if self.some_are_forgotten():
+                self.redeliver_incomplete()
             self.world.settle()
         left = [p for p in self.world.topic.positions() if p not in self.world.acks.acknowledged]
         assert not left, f"{left} are never delivered (H5): {[str(why) for why in self.core.why()]}"
@@ -370,6 +377,16 @@ class SharingHistories(RuleBasedStateMachine):
         chunk = self.world.topic[position].chunk
         done = self.world.acks.acknowledged
         return chunk is None or all(p in done or self.holder.get(p) == consumer for p in self.chunk_positions(chunk.uuid))
+
+    def some_are_forgotten(self) -> bool:
+        """There were more chunked messages than are remembered: chunks of one may be with two consumers."""
+        topic = self.world.topic
+        return len({chunk.uuid for p in topic.positions() if (chunk := topic[p].chunk)}) > self.world.limits.max_chunked_messages
+
+    def redeliver_incomplete(self) -> None:
+        for key in list(self.permits):
+            incomplete = [p for p, holder in sorted(self.holder.items()) if holder == key and not self.is_complete(p, key)]
+            self.redeliver(key, incomplete)
 
     def retry_failed(self) -> None:
         if self.world.failed:

@@ -134,6 +134,22 @@ class Acks:
             counts[entry_id] = counts.get(entry_id, 0) + 1
 
 
+class ByHand:
+    """`KeyOwners` of a test: hash modulo the number of consumers, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.consumers: list[int] = []
+
+    def owner(self, key_hash: int) -> int | None:
+        return self.consumers[key_hash % len(self.consumers)] if self.consumers else None
+
+    def join(self, consumer: int, ranges: object) -> None:
+        self.consumers.append(consumer)
+
+    def leave(self, consumer: int) -> None:
+        self.consumers.remove(consumer)
+
+
 class World:
     """Drives one core the way `Dispatcher` does."""
 

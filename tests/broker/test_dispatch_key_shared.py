@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -12,23 +13,7 @@ from cepheid_broker.dispatch_key_shared import KeySharedDispatch
 from cepheid_broker.key_owners import Sticky
 from cepheid_broker.position import Position
 from tests.broker.dispatch_histories import SharingHistories
-from tests.broker.dispatch_world import LIMITS, Acks, World
-
-
-class ByHand:
-    """`KeyOwners` of a test: hash modulo the number of consumers, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self.consumers: list[int] = []
-
-    def owner(self, key_hash: int) -> int | None:
-        return self.consumers[key_hash % len(self.consumers)] if self.consumers else None
-
-    def join(self, consumer: int, ranges: object) -> None:
-        self.consumers.append(consumer)
-
-    def leave(self, consumer: int) -> None:
-        self.consumers.remove(consumer)
+from tests.broker.dispatch_world import LIMITS, Acks, ByHand, World
 
 
 def by_hand(acks: Acks, limits: DispatchLimits, policies: DispatchPolicies) -> KeySharedDispatch:
@@ -153,6 +138,23 @@ def test_a_key_stays_where_the_first_chunks_of_a_message_are() -> None:
     assert sent(world)[2:] == [(2, 2)]
 
 
+@pytest.mark.parametrize("ends", ["skipped", "acknowledged"])
+def test_a_key_moves_on_when_the_rest_of_a_chunked_message_never_comes(ends: str) -> None:
+    world = keyed()
+    world.append(1, Chunk("p-1", is_last=False), key_hash=1)
+    join(world, 1, permits=1)
+    world.settle()
+    join(world, 2)  # gets hash 1
+    if ends == "skipped":
+        world.acks.acknowledge(Position(3, 0))
+        world.core.on_cursor_moved()
+    else:
+        acknowledge(world, 1, 0)
+    world.append(1, key_hash=1)
+    world.settle()
+    assert sent(world) == [(1, 0), (2, 1)], "it does not wait for the permits of who got the first chunk"
+
+
 class KeySharedHistories(SharingHistories):
     """H10 on top: of one hash nothing overtakes, and nobody gets it while another holds some of it."""
 
@@ -176,7 +178,7 @@ class KeySharedHistories(SharingHistories):
     def check_sent(self, consumer: int, position: Position) -> None:
         entry = self.world.topic[position]
         same = self.of_hash(entry.key_hash)
-        waiting = [p for p in self.unsent() if p in same and p < position and not self.world.topic[p].deliver_at_ms]
+        waiting = [p for p in self.unsent() if p in same and p < position and not self.is_delayed(p)]
         assert not waiting, f"{position} overtakes {waiting} (H10)"
         elsewhere = [p for p in same if self.holder.get(p, consumer) != consumer]
         if self.in_order:
