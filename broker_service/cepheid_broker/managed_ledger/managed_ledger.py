@@ -29,6 +29,7 @@ from cepheid_broker.managed_ledger.chain_deletion import delete_chain
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.cursor_store import CursorStore
+from cepheid_broker.managed_ledger.ending import Ending
 from cepheid_broker.managed_ledger.errors import (
     CursorExistsError,
     EntryTrimmedError,
@@ -43,7 +44,7 @@ from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.message_counts import MessageCounts
 from cepheid_broker.managed_ledger.opening import take_over_chain
 from cepheid_broker.managed_ledger.publish_times import PublishTimes
-from cepheid_broker.managed_ledger.rollover import Rollover, close_writer, with_end
+from cepheid_broker.managed_ledger.rollover import Rollover
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
 from cepheid_broker.managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
 from cepheid_broker.managed_ledger.steady_clock import SteadyClock
@@ -52,7 +53,7 @@ from cepheid_broker.managed_ledger.trimmer import Trimmer
 from cepheid_broker.managed_ledger.upkeep import Upkeep
 from cepheid_ledger import LedgerError, LedgerWriter
 from cepheid_metadata import Chain, ChainLedger, MetadataError, Position
-from cepheid_ports import CepheidError, TaskOwner
+from cepheid_ports import TaskOwner
 from cepheid_rpc import HEADER_BYTES, Buffer, EntryGroup
 from cepheid_wire import TopicName
 
@@ -95,7 +96,8 @@ class ManagedLedger:
         self._positions = asyncio.Lock()
         self._terminating = asyncio.Lock()
         self._readers: dict[str, Cursor] = {}
-        self._appender: Appender | None = None  # None: terminated
+        self._appender: Appender | None = None  # None: opened terminated
+        self._ending: Ending | None = None  # as well
         self._closing: asyncio.Task[None] | None = None
         self._appended_entries = self._appended_bytes = 0
         self.last_appended_at_ms = 0
@@ -127,10 +129,10 @@ class ManagedLedger:
         self.publish_times = PublishTimes(self._tail.peek, self._read_one, shared.publish_times)
         if writer is None:
             self.state = State.TERMINATED
-        self._upkeep = self._new_upkeep(writer)
+        self._start_upkeep(writer)
         self.tick()
 
-    def _new_upkeep(self, writer: LedgerWriter | None) -> Upkeep:
+    def _start_upkeep(self, writer: LedgerWriter | None) -> None:
         topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
         trimmer = Trimmer(
             topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, self._clock
@@ -142,7 +144,10 @@ class ManagedLedger:
                 str(topic), writer, window_bytes, self._on_confirmed, self._on_answered, self._fail
             )
             rollover = Rollover(topic, keeper, shared.client, ledgers, appender, shared.settings, shared.ports, self._fail)
-        return Upkeep(topic, keeper, shared.client, trimmer, rollover, shared.deletion_turns, lambda: self.config, self._tasks)
+        upkeep = Upkeep(topic, keeper, shared.client, trimmer, rollover, shared.deletion_turns, lambda: self.config, self._tasks)
+        self._upkeep = upkeep
+        if self._appender is not None:
+            self._ending = Ending(topic, keeper, self._appender, upkeep, shared.settings, shared.ports)
 
     # Appending
 
@@ -388,28 +393,15 @@ class ManagedLedger:
             if self.chain.terminated_at is None:
                 self._check_usable()
                 self.state = State.TERMINATED
+                assert self._ending is not None, "a chain without an end was opened with a writer"
                 try:
-                    await self._record_termination()
+                    await self._ending.terminate()
                 except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
                     failure = ManagedLedgerFailedError(f"{self.topic} could not be terminated: {error}", topic=str(self.topic))
                     self._fail(failure)
                     raise failure from error
+                self.last_confirmed = self._ledgers.last_position
         return self.last_confirmed
-
-    async def _record_termination(self) -> None:
-        assert self._appender is not None
-        self._upkeep.end_rollovers()
-        await self._end_appends(self._appender)
-        writer = self._appender.writer
-        end = await close_writer(writer, self._shared.settings)
-        now_ms = self._shared.ports.wall_ms()
-
-        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
-            ledgers = with_end(chain.ledgers, writer.ledger_id, end, now_ms)
-            return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
-
-        await self._keeper.commit(plan)
-        self.last_confirmed = self._ledgers.last_position
 
     def fail(self, error: ManagedLedgerError) -> None:
         """From outside: whoever owns the broker knows that this opening is over."""
@@ -435,45 +427,17 @@ class ManagedLedger:
 
     async def _close(self, usable: bool) -> None:
         try:
-            if self._appender is not None:
-                await self._end_appends(self._appender)
-                self._appender.fail(self._refusal())  # whatever a failed rollover may have left
+            if self._ending is not None:
+                await self._ending.end_appends(self._refusal())
             await self._cursors.aclose()
-            if self._appender is not None:
-                await self._end_ledger(self._appender.writer, usable)
+            if self._ending is not None:
+                await self._ending.end_ledger(usable=usable)
             await self._reads.aclose()
             await self._tasks.aclose()
         finally:
             self._shared.tail_cache.close_tail(self._tail)
             self.counts.close()
             self._on_closed(self)
-
-    async def _end_ledger(self, writer: LedgerWriter, usable: bool) -> None:
-        """It spares the next opening a recovery, and counting its messages; when it fails, recovery it is."""
-        if usable:
-            try:
-                end = await writer.close()
-                now_ms = self._shared.ports.wall_ms()
-
-                def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
-                    return chain.replace(ledgers=with_end(chain.ledgers, writer.ledger_id, end, now_ms)), ()
-
-                await self._keeper.commit(plan)
-            except (CepheidError, TimeoutError) as error:
-                log.info("managed_ledger.left_open", extra={"topic": str(self.topic), "error": str(error)})
-        await writer.aclose()
-
-    async def _end_appends(self, appender: Appender) -> None:
-        """Until everything appended is answered; what takes too long is failed."""
-        await self._upkeep.wait_rolled()
-        try:
-            async with asyncio.timeout(self._shared.settings.drain_timeout_s):
-                await appender.wait_drained()
-        except TimeoutError:
-            message = f"{self.topic}: appends were not stored within {self._shared.settings.drain_timeout_s} s before its end"
-            appender.fail(ManagedLedgerClosedError(message, topic=str(self.topic)))
-        except ManagedLedgerError:
-            pass  # answered with it
 
     def statistics(self) -> ManagedLedgerStatistics:
         ledgers, ledger_ids = self._ledgers, self._cursors.ledger_ids

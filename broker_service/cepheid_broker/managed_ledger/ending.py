@@ -1,0 +1,100 @@
+"""How appending to a managed ledger comes to its end: for ever, or until the next opening.
+
+    terminate ──► no more rollovers ──► drained ──► ledger closed ──► its end and the topic's, in one write
+    close     ──► (Upkeep was stopped) ──► drained ──► … cursors saved … ──► ledger closed ──► its end
+
+Drained is answered: an append that takes too long is failed, and may be stored all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cepheid_broker.managed_ledger.appender import Appender
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerError
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.rollover import close_writer, with_end
+from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
+from cepheid_broker.managed_ledger.upkeep import Upkeep
+from cepheid_ledger import LedgerWriter
+from cepheid_metadata import Chain
+from cepheid_ports import CepheidError, Ports
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Of one opening that appends."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        keeper: ChainKeeper,
+        appender: Appender,
+        upkeep: Upkeep,
+        settings: ManagedLedgerSettings,
+        ports: Ports,
+    ) -> None:
+        self._topic = topic
+        self._keeper = keeper
+        self._appender = appender
+        self._upkeep = upkeep
+        self._settings = settings
+        self._ports = ports
+
+    def __repr__(self) -> str:
+        return f"<Ending of {self._appender!r}>"
+
+    async def terminate(self) -> None:
+        """Nobody appends any more. Raises ManagedLedgerError, LedgerError, MetadataError, TimeoutError."""
+        self._upkeep.end_rollovers()
+        await self._drain()
+        writer = self._appender.writer
+        end = await close_writer(writer, self._settings)
+        now_ms = self._ports.wall_ms()
+
+        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+            ledgers = with_end(chain.ledgers, writer.ledger_id, end, now_ms)
+            return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
+
+        await self._keeper.commit(plan)
+
+    async def end_appends(self, refusal: ManagedLedgerError) -> None:
+        """Everything appended is answered, and later appends are refused."""
+        await self._drain()
+        self._appender.fail(refusal)  # also whatever a failed rollover may have left
+
+    async def end_ledger(self, *, usable: bool) -> None:
+        """`usable`: it ends where it is, which spares the next opening a recovery, and counting its messages. Else, or when that
+        fails, recovery it is."""
+        writer = self._appender.writer
+        if usable:
+            try:
+                await self._record_end(writer)
+            except (CepheidError, TimeoutError) as error:
+                log.info("managed_ledger.left_open", extra={"topic": str(self._topic), "error": str(error)})
+        await writer.aclose()
+
+    async def _record_end(self, writer: LedgerWriter) -> None:
+        end = await writer.close()
+        now_ms = self._ports.wall_ms()
+
+        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+            return chain.replace(ledgers=with_end(chain.ledgers, writer.ledger_id, end, now_ms)), ()
+
+        await self._keeper.commit(plan)
+
+    async def _drain(self) -> None:
+        """Until everything appended is answered; what takes too long is failed."""
+        await self._upkeep.wait_rolled()
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await self._appender.wait_drained()
+        except TimeoutError:
+            message = f"{self._topic}: appends were not stored within {self._settings.drain_timeout_s} s before its end"
+            self._appender.fail(ManagedLedgerClosedError(message, topic=str(self._topic)))
+        except ManagedLedgerError:
+            pass  # answered with it
