@@ -1,7 +1,7 @@
 """Which consumer got the first chunks of a message whose last one is still to be sent: it must get the others, too.
 
-Remembered from the first chunk on until the last one is sent; or until the first one is acknowledged, or skipped: whoever did that is
-done with the message, and its producer may have died before the last chunk. Beyond the bound the oldest is forgotten.
+Remembered from the first chunk on until the last one is sent; or until the first one is acknowledged, or skipped: whoever did so
+is done with the message, and its producer may have died before the last chunk. Beyond the bound the oldest is forgotten.
 """
 
 from __future__ import annotations
