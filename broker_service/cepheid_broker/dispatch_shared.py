@@ -67,13 +67,15 @@ class SharedDispatch:
     def on_consumer_joined(
         self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
     ) -> None:
-        self._holders.add(Holder(consumer, name, priority))
-        self._turns.add_priority(priority)
+        holder = Holder(consumer, name, priority)
+        self._holders.add(holder)
+        self._turns.join(holder)
 
     def on_consumer_left(self, consumer: int) -> None:
         holder = self._holders.remove(consumer)
         if holder is None:
             return
+        self._turns.leave(holder)
         if not self._holders:
             self.on_rewind()
             return

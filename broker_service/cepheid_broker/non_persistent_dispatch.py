@@ -96,7 +96,11 @@ class NonPersistentShared(NonPersistentDispatch):
 
     def on_joined(self, key: int, *, priority: int = 0, name: str = "", ranges: Sequence[HashRange] = ()) -> None:
         super().on_joined(key, priority=priority, name=name)
-        self._turns.add_priority(priority)
+        self._turns.join(self.consumers[key])
+
+    def on_left(self, key: int) -> None:
+        self._turns.leave(self.consumers[key])
+        super().on_left(key)
 
     def _choose(self, key_hash: int) -> Holder | None:
         return self._turns.now()

@@ -6,7 +6,7 @@ by the event that lets it take some: choosing costs the same for two consumers a
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from cepheid_broker.holders import Holder
@@ -15,13 +15,24 @@ from cepheid_broker.holders import Holder
 class Turns:
     def __init__(self) -> None:
         self._queues: dict[int, deque[Holder]] = {}  # in rising priority number
+        self._consumers: Counter[int] = Counter()  # by priority, whether queued or not
 
     def __repr__(self) -> str:
         return f"<Turns { ({priority: len(queue) for priority, queue in self._queues.items()}) }>"
 
-    def add_priority(self, priority: int) -> None:
-        if priority not in self._queues:
-            self._queues = dict(sorted([*self._queues.items(), (priority, deque())]))
+    def join(self, consumer: Holder) -> None:
+        self._consumers[consumer.priority] += 1
+        if consumer.priority not in self._queues:
+            self._queues = dict(sorted([*self._queues.items(), (consumer.priority, deque())]))
+
+    def leave(self, consumer: Holder) -> None:
+        """Nothing stays of it: clients choose priorities, and the queues of high numbers may never be looked at."""
+        if consumer.queued:
+            self._queues[consumer.priority].remove(consumer)
+            consumer.queued = False
+        self._consumers[consumer.priority] -= 1
+        if not self._consumers[consumer.priority]:
+            del self._queues[consumer.priority], self._consumers[consumer.priority]
 
     def queue(self, consumer: Holder) -> None:
         """Something changed that may let it take messages."""
@@ -49,8 +60,8 @@ class Turns:
 
     def restart(self, consumers: Iterable[Holder]) -> None:
         """Forgets who comes next."""
-        self._queues = {}
+        for queue in self._queues.values():
+            queue.clear()
         for consumer in consumers:
-            self.add_priority(consumer.priority)
             consumer.queued = False
             self.queue(consumer)

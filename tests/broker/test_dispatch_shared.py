@@ -48,6 +48,17 @@ def test_a_lower_priority_number_is_served_first() -> None:
     assert shares(world) == {2: 20, 1: 10}
 
 
+def test_nothing_is_kept_of_consumers_that_left() -> None:
+    world = world_with(0, consumers=1)
+    for key in range(2, 100):
+        world.core.on_consumer_joined(key, priority=key % 7)
+        world.core.on_permits(key, 10)
+        world.append(1)
+        world.settle()
+        world.core.on_consumer_left(key)
+    assert repr(shared(world)._turns) == "<Turns {0: 1}>"
+
+
 def test_redelivery_raises_the_count_and_goes_first() -> None:
     world = world_with(5, consumers=1)
     world.settle()
