@@ -8,6 +8,7 @@ import pytest
 
 from cepheid_broker.managed_ledger import CursorLedgerError
 from cepheid_broker.managed_ledger.cursor_ledgers import FIRST_PAUSE_S
+from cepheid_ledger import NotEnoughBookiesError
 from cepheid_rpc import Status
 from tests.managed_ledger.topic_world import SETTINGS, append_all, topic_world
 from tests.support import run_async, wait_until
@@ -50,3 +51,38 @@ def test_attempts_that_fail_leave_no_ledgers_and_grow_rarer() -> None:
             await cursor.saved()
 
     run_async(main())
+
+
+def test_a_full_ledger_goes_on_while_no_new_one_can_be_made() -> None:
+    async def main() -> None:
+        async with topic_world(settings=TINY.model_copy(update={"cursor_ledger_max_bytes": 200})) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 400)
+            cursor.acknowledge(positions[1:399:2])
+            await cursor.saved()
+            full = ledger._cursors.ledger_ids["sub"]
+            create = broker.client.create
+
+            async def refused(**options: object) -> object:
+                raise NotEnoughBookiesError("planted: there are too few bookies", needed=3, available=2)
+
+            broker.client.create = refused
+            for position in positions[0:8:2]:
+                cursor.acknowledge([position])
+                await cursor.saved()
+            assert ledger._cursors.ledger_ids["sub"] == full
+            broker.client.create = create
+
+            def moved() -> bool:
+                cursor.acknowledge(positions[8 : 2 * cursor.mark_delete.entry_id : 2][:1])
+                return ledger._cursors.ledger_ids["sub"] != full
+
+            await wait_until(moved, timeout_s=20, what="a new ledger")
+            await cursor.saved()
+            await broker.crash()
+            ledger = await world.broker(seed=2).open()
+            assert ledger.cursors["sub"].mark_delete == cursor.mark_delete
+
+    run_async(main(), 60)

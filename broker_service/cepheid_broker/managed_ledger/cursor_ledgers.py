@@ -8,15 +8,18 @@ a new ledger that cannot be written ──► deleted; the next attempt later an
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from cepheid_broker.managed_ledger.cursor_ledger import CursorLedger, Snapshot
 from cepheid_broker.managed_ledger.errors import CursorLedgerError
 from cepheid_broker.managed_ledger.opening import delete_unlinked
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
-from cepheid_ledger import LedgerClient, LedgerError
+from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter
 from cepheid_metadata import MetadataError
 from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 10.0
@@ -53,14 +56,29 @@ class CursorLedgers:
         self._known.update(dict.fromkeys(ledger_ids))
 
     async def start_new(self) -> None:
-        """Raises LedgerError, MetadataError, CursorLedgerError."""
+        """A full ledger goes on being written while no new one can be made. Raises LedgerError, MetadataError, CursorLedgerError:
+        there is none to write."""
+        before = self._current
+        try:
+            writer = await self._create()
+        except (CursorLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+            if before is None:
+                raise
+            log.warning("cursor.ledger_postponed", extra={"topic": str(self._topic), "error": str(error)})
+            return
+        self._current, self._is_fresh = CursorLedger(writer, self._settings.cursor_part_bytes), True
+        self._known[writer.ledger_id] = None
+        if before is not None:
+            await before.aclose()
+
+    async def _create(self) -> LedgerWriter:
         wait_s = self._not_before - asyncio.get_running_loop().time()
         if wait_s > 0:
             message = f"{self._topic}: no ledger for cursors could be written; it is tried again in {wait_s:.1f} s"
             raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures)
-        config, before = self._config(), self._current
+        config = self._config()
         try:
-            writer = await self._client.create(
+            return await self._client.create(
                 ensemble_size=config.ensemble_size,
                 write_quorum=config.write_quorum,
                 ack_quorum=config.ack_quorum,
@@ -69,10 +87,6 @@ class CursorLedgers:
         except (LedgerError, MetadataError, TimeoutError):
             self._note_failed()
             raise
-        self._current, self._is_fresh = CursorLedger(writer, self._settings.cursor_part_bytes), True
-        self._known[writer.ledger_id] = None
-        if before is not None:
-            await before.aclose()
 
     async def save(self, snapshots: Sequence[Snapshot]) -> None:
         """Durable when it returns. Raises LedgerError: then `needs_new`; CursorLedgerError: a new one fails too."""
