@@ -11,7 +11,8 @@ Rules
 3. A batch is judged by its highest sequence id: it is a duplicate only when all of it is stored. Clients that do not say which is
    the highest (C++) are judged by the id they give, mostly of the first message: such a batch is recognised when it is sent again
    as it was, not when its messages come in another grouping.
-4. Of a chunked message the last chunk is recorded: the message is stored when that one is.
+4. Of a chunked message the last chunk is recorded: the message is stored when that one is. Until then the chunks of its newest
+   attempt are known, and those sent again are duplicates: consumers of the C++ library drop a message whose chunks they see twice.
 5. Ids with the highest bit set (a client's -1) are neither judged nor recorded: one of them would make everything after it a
    duplicate.
 6. A name is followed while somebody uses it. Others are forgotten after `idle_s`, and the longest unused ones beyond `max_names`;
@@ -22,15 +23,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
 
 NOTHING_PERSISTED = -1
 MAX_SEQUENCE_ID = (1 << 63) - 1
 
 
+class Chunk(NamedTuple):
+    """One that is not the last of its message. The time and the size tell attempts apart: an application that starts over may use
+    the sequence id for another message, whose chunks must not be mixed with the old ones. Resending changes neither."""
+
+    sequence_id: int
+    chunk_id: int
+    publish_time_ms: int
+    message_bytes: int
+
+
 class ProducerSequence:
     """What is known of one producer name. Made by `SequenceIds`."""
 
-    __slots__ = ("_under_way", "is_forgotten", "name", "persisted", "pushed", "used_at", "users")
+    __slots__ = ("_under_way", "chunk", "is_forgotten", "name", "persisted", "pushed", "used_at", "users")
 
     def __init__(self, name: str, persisted: int, used_at: float) -> None:
         self.name = name
@@ -39,6 +51,8 @@ class ProducerSequence:
         self.used_at = used_at
         self.is_forgotten = False
         """Nothing of it is kept any more: whoever still has it asks for the name again."""
+        self.chunk: Chunk | None = None
+        """The newest that is stored; those before it are as well."""
         self._under_way: deque[int] = deque()  # the highest id of each group being appended
 
     def __repr__(self) -> str:
@@ -55,6 +69,11 @@ class ProducerSequence:
     def is_stored(self, highest: int) -> bool:
         """A duplicate, for certain. What is neither new nor stored is under way: nobody knows yet."""
         return highest <= self.persisted
+
+    def has_chunk(self, chunk: Chunk) -> bool:
+        """Rule 4: a duplicate, for certain."""
+        stored = self.chunk
+        return stored is not None and chunk.chunk_id <= stored.chunk_id and chunk == stored._replace(chunk_id=chunk.chunk_id)
 
     def push(self, highest: int) -> bool:
         """True: it is new, and taken; it will be part of the next group."""
@@ -129,6 +148,12 @@ class SequenceIds:
             self._names[name] = ProducerSequence(name, highest, now)
         else:
             sequence.persisted = sequence.pushed = max(sequence.persisted, highest)
+
+    def note_stored_chunk(self, name: str, chunk: Chunk, now: float) -> None:
+        """Likewise, of an entry that is not the last chunk."""
+        if name not in self._names:
+            self._names[name] = ProducerSequence(name, NOTHING_PERSISTED, now)
+        self._names[name].chunk = chunk
 
     def snapshot(self) -> dict[str, int]:
         """Rule 1. Holds for every entry that is confirmed by now."""

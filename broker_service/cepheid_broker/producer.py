@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from cepheid_broker.deduplication import MAX_SEQUENCE_ID, ProducerSequence
+from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence
 from cepheid_broker.errors import BrokerError
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
@@ -37,7 +37,7 @@ from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.publish_group import PublishGroup, why_not_allowed
 from cepheid_broker.rates import Traffic, TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
-from cepheid_broker.topic_deduplication import TopicDeduplication, is_recorded, producer_name_of
+from cepheid_broker.topic_deduplication import TopicDeduplication, chunk_of, is_recorded, producer_name_of
 from cepheid_ports import CepheidError
 from cepheid_wire import (
     ChecksumMismatchError,
@@ -213,8 +213,13 @@ class Producer:
         if sequence is None or sequence.name != metadata.producer_name or sequence.is_forgotten:
             sequence = self._follow(deduplication, producer_name_of(metadata))
         if (metadata.num_chunks_from_msg or metadata.marker_type) and not is_recorded(metadata):
-            if metadata.marker_type or sequence.is_new(highest):
+            if metadata.marker_type:
                 return True
+            if sequence.is_new(highest):
+                if not sequence.has_chunk(chunk := chunk_of(metadata)):
+                    self._gathered.chunk = sequence, chunk
+                    return True
+                highest = NOTHING_PERSISTED  # the chunk is stored, though its message is not whole
         elif sequence.push(highest):
             if self._gathered.sequence is not sequence:
                 if self._gathered.sequence is not None:
@@ -251,6 +256,9 @@ class Producer:
         """Also when the producer is closed: its successor must know."""
         if self.topic.deduplication is None:
             return
+        if stored and group.chunk is not None:
+            sequence, chunk = group.chunk
+            sequence.chunk = chunk
         if group.sequence is not None:
             (group.sequence.confirm if stored else group.sequence.fail)(group.highest)
         self.topic.deduplication.on_answered(len(group.payloads), group.sequence.name if group.sequence is not None else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cepheid_broker.deduplication import NOTHING_PERSISTED, ProducerSequence
+from cepheid_broker.deduplication import NOTHING_PERSISTED, Chunk, ProducerSequence
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
@@ -38,6 +38,8 @@ class PublishGroup:
     sequence: ProducerSequence | None = None
     """With deduplication: whose ids they are; all of a group are of one name."""
     highest: int = NOTHING_PERSISTED
+    chunk: tuple[ProducerSequence, Chunk] | None = None
+    """The newest that is not the last of its message."""
     repetitions: list[Repetition] = field(default_factory=list)
 
     @property

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, SequenceIds
+from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, Chunk, SequenceIds
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
 from cepheid_broker.rates import BrokerTraffic, Traffic
@@ -41,6 +41,10 @@ _NAME_CHARACTERS = 2048  # as many as PRODUCER allows
 def is_recorded(metadata: pb.MessageMetadata) -> bool:
     """False: a marker, or a chunk that is not the last of its message."""
     return not (metadata.HasField("marker_type") or metadata.chunk_id + 1 < metadata.num_chunks_from_msg)
+
+
+def chunk_of(metadata: pb.MessageMetadata) -> Chunk:
+    return Chunk(metadata.sequence_id, metadata.chunk_id, metadata.publish_time, metadata.total_chunk_msg_size)
 
 
 def producer_name_of(metadata: pb.MessageMetadata) -> str:
@@ -107,8 +111,12 @@ class TopicDeduplication:
             log.error("dedup.unreadable_entry", extra={"topic": self._topic, "error": str(error)})
             return
         highest = max(metadata.sequence_id, metadata.highest_sequence_id)
-        if is_recorded(metadata) and highest <= MAX_SEQUENCE_ID:
+        if highest > MAX_SEQUENCE_ID:
+            return
+        if is_recorded(metadata):
             self.sequences.note_stored(producer_name_of(metadata), highest, self._now())
+        elif not metadata.HasField("marker_type"):
+            self.sequences.note_stored_chunk(producer_name_of(metadata), chunk_of(metadata), self._now())
 
     # Publishing
 

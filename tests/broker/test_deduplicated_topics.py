@@ -381,13 +381,13 @@ def test_a_batch_is_judged_by_its_highest_id_and_one_without_by_its_first() -> N
 
 
 def test_of_a_chunked_message_the_last_chunk_counts() -> None:
-    def chunk(sequence_id: int, index: int) -> bytes:
+    def chunk(sequence_id: int, index: int, attempt: int) -> bytes:
         send = pb.CommandSend(producer_id=0, sequence_id=sequence_id, is_chunk=True)
         fields = {"uuid": f"u{sequence_id}", "chunk_id": index, "num_chunks_from_msg": 3, "total_chunk_msg_size": 15}
-        return send_frame(send, message(sequence_id, b"chunk", **fields))
+        return send_frame(send, message(sequence_id, b"chunk", publish_time=attempt, **fields))
 
-    async def send(client: ScriptedClient, sequence_id: int, *indexes: int) -> list[bool]:
-        client.send_bytes(b"".join(chunk(sequence_id, index) for index in indexes))
+    async def send(client: ScriptedClient, sequence_id: int, *indexes: int, attempt: int = 0) -> list[bool]:
+        client.send_bytes(b"".join(chunk(sequence_id, index, attempt) for index in indexes))
         return [position_of(await client.expect(pb.CommandSendReceipt)) == REPEATED for _ in indexes]
 
     async def main() -> None:
@@ -400,8 +400,15 @@ def test_of_a_chunked_message_the_last_chunk_counts() -> None:
             client.send_message(9)
             await client.expect(pb.CommandCloseProducer)
             assert await reconnect(client, 1) == 0, "message 1 is not whole"
-            assert await send(client, 1, 0, 1, 2) == [False, False, False]
+            assert await send(client, 1, 0, 1, 2) == [True, True, False], "consumers of the C++ library would drop it"
             assert (await publish(client, 1, 2))[0] == REPEATED
+            # A connection that was lost; then the application starts over, with another message
+            assert await send(client, 3, 0, 1) == [False, False]
+            async with await world.client() as again:
+                assert await connect(again, epoch=2) == 2
+                assert await send(again, 3, 0) == [True]
+                assert await send(again, 3, 0, 1, 2, attempt=1) == [False, False, False]
+                assert await send(again, 3, 0, 1, 2, attempt=1) == [True, True, True]
 
     run_async(main())
 
