@@ -126,7 +126,7 @@ class ProducerCommands:
             settled = asyncio.Event()
             closing.close_when_settled(settled.set)  # its receipts, and the answer to its CLOSE_PRODUCER, come first
             await settled.wait()
-        older = self._open.pop(ask.producer_id, None) or self._asking.pop(ask.producer_id, None)
+        older = self._open.pop(ask.producer_id, None) or self._give_up_asking(ask.producer_id)
         if older is not None:
             older.stop()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
         try:
@@ -224,8 +224,15 @@ class ProducerCommands:
         self._note_refusal(ask.topic[:300], error)
         self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
 
+    def _give_up_asking(self, producer_id: int) -> Producer | None:
+        """Answered once and for all, also when it was told to wait: its client keeps that request (protocol.md §9.2)."""
+        asking = self._asking.get(producer_id)
+        if asking is not None:
+            self.on_refused(asking, _closed_early(producer_id))
+        return asking
+
     def _refuse_closed(self, ask: pb.CommandProducer) -> None:
-        self._refuse(ask, ServiceNotReadyError(f"producer {ask.producer_id} was closed before it was open"))
+        self._refuse(ask, _closed_early(ask.producer_id))
 
     def _note_refusal(self, topic: str, error: BaseException) -> None:
         code = server_error_of(error)
@@ -239,7 +246,7 @@ class ProducerCommands:
         if (task := self._opening.pop(ask.producer_id, None)) is not None:
             task.cancel()
         self._closed_by_broker.pop(ask.producer_id, None)
-        if (asking := self._asking.pop(ask.producer_id, None)) is not None:
+        if (asking := self._give_up_asking(ask.producer_id)) is not None:
             asking.detach()
         producer = self._open.get(ask.producer_id)
         if producer is None:
@@ -273,6 +280,10 @@ class ProducerCommands:
         self._open, self._asking = {}, {}
         for producer in producers:
             producer.detach()
+
+
+def _closed_early(producer_id: int) -> ServiceNotReadyError:
+    return ServiceNotReadyError(f"producer {producer_id} was closed, or asked for anew, before it was open")
 
 
 def checked_name(name: str) -> str:

@@ -92,7 +92,9 @@ def test_whoever_stops_waiting_is_passed_over() -> None:
                 assert not (await open_as(closing, "c", MODE.WaitForExclusive)).producer_ready
                 assert not (await open_as(last, "d", MODE.WaitForExclusive)).producer_ready
                 gone.abort()
-                await closing.ask(pb.CommandCloseProducer(producer_id=0, request_id=4), pb.CommandSuccess)
+                closing.send(pb.CommandCloseProducer(producer_id=0, request_id=4))
+                assert (await closing.expect(pb.CommandError)).error == ServerError.SERVICE_NOT_READY  # it waits no longer
+                assert (await closing.expect(pb.CommandSuccess)).request_id == 4
                 await wait_until(lambda: len(world.topic("t").admission) == 2)
                 await holder.ask(pb.CommandCloseProducer(producer_id=0, request_id=4), pb.CommandSuccess)
                 assert (await last.expect(pb.CommandProducerSuccess)).topic_epoch == 1

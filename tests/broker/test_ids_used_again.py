@@ -96,8 +96,43 @@ def test_what_is_closed_while_it_is_opened_is_answered_too(ask: Message, close: 
             assert isinstance(found[2], pb.CommandSuccess)
             assert isinstance(found[1], pb.CommandError)
             assert found[1].error == ServerError.SERVICE_NOT_READY
-            assert "was closed before it was open" in found[1].message
+            assert "before it was open" in found[1].message
             await client.expect_nothing(0.05)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["asked for anew", "closed"])
+@pytest.mark.parametrize("mode", [pb.WaitForExclusive, pb.ExclusiveWithFencing], ids=["waiting", "saving"])
+def test_who_asks_for_exclusive_access_and_goes_is_answered(mode: Any, again: bool) -> None:
+    """Told to wait, or waiting for the topic's epoch to be saved."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client, await world.client() as holder:
+            await holder.produce_on("t")
+            held, ledger = asyncio.Event(), world.topic("t").ledger
+            save = ledger.save_topic_epoch
+
+            async def save_later(epoch: int) -> None:
+                await held.wait()
+                await save(epoch)
+
+            world.topic("t").admission._save_epoch = save_later
+            client.send(producer(0, 1, producer_access_mode=mode))
+            if mode == pb.WaitForExclusive:
+                assert not (await client.expect(pb.CommandProducerSuccess)).producer_ready
+            else:
+                await holder.expect(pb.CommandCloseProducer)
+            close = pb.CommandCloseProducer(producer_id=0, request_id=2)
+            client.send(producer(0, 2, epoch=1, producer_access_mode=mode) if again else close)
+            error = await client.expect(pb.CommandError)
+            assert (error.request_id, error.error) == (1, ServerError.SERVICE_NOT_READY)
+            if again and mode == pb.WaitForExclusive:
+                assert not (await client.expect(pb.CommandProducerSuccess)).producer_ready
+            held.set()
+            await holder.ask(pb.CommandCloseProducer(producer_id=0, request_id=9), pb.CommandSuccess)
+            assert isinstance((await client.answers(2))[2], pb.CommandProducerSuccess if again else pb.CommandSuccess)
+            assert len(world.topic("t").admission) == (1 if again else 0)
 
     run_async(main())
 
