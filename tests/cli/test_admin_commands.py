@@ -200,6 +200,12 @@ POLICIES = [
     ("dedup", "on", True),
     ("max-unacked-per-consumer", "7", 7),
     ("max-unacked-per-subscription", "9", 9),
+    ("max-producers", "3", 3),
+    ("max-consumers", "4", 4),
+    ("max-consumers-per-subscription", "5", 5),
+    ("max-subscriptions", "6", 6),
+    ("subscription-types", "Shared,Key_Shared", ["Shared", "Key_Shared"]),
+    ("create-subscriptions", "off", {"allowAutoSubscriptionCreation": False}),
     ("schema-compatibility", "backward", "BACKWARD"),
 ]
 

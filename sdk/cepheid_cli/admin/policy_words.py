@@ -88,6 +88,24 @@ def _inactive(text: str) -> dict[str, Any]:
     }
 
 
+_TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
+
+
+def _types(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in _TYPES]:
+        raise BadValueError(f"{unknown[0]!r} is no kind of subscription; write some of {', '.join(_TYPES)}, separated by commas")
+    return names
+
+
+def _creation(text: str) -> dict[str, bool]:
+    return {"allowAutoSubscriptionCreation": switch(text)}
+
+
+def _delayed(text: str) -> dict[str, Any]:
+    return {"active": switch(text), "tickTime": 1000}
+
+
 def _compatibility(text: str) -> str:
     return text.upper().replace("-", "_")
 
@@ -118,6 +136,13 @@ WORDS: Mapping[str, PolicyWord] = {
     "max-unacked-per-subscription": PolicyWord(
         "maxUnackedMessagesPerSubscription", "NUMBER", _whole, topic_path="maxUnackedMessagesOnSubscription"
     ),
+    "max-producers": PolicyWord("maxProducersPerTopic", "NUMBER", _whole, topic_path="maxProducers"),
+    "max-consumers": PolicyWord("maxConsumersPerTopic", "NUMBER", _whole, topic_path="maxConsumers"),
+    "max-consumers-per-subscription": PolicyWord("maxConsumersPerSubscription", "NUMBER", _whole),
+    "max-subscriptions": PolicyWord("maxSubscriptionsPerTopic", "NUMBER", _whole),
+    "subscription-types": PolicyWord("subscriptionTypesEnabled", "Shared,Key_Shared", _types),
+    "create-subscriptions": PolicyWord("autoSubscriptionCreation", "on|off", _creation),
+    "delayed": PolicyWord("delayedDelivery", "on|off", _delayed),
     "schema-compatibility": PolicyWord(
         "schemaCompatibilityStrategy", "full|backward|…", _compatibility, set_method="PUT", namespace_unset="UNDEFINED"
     ),
