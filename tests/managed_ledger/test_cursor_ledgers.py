@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import CursorLedgerError
+from cepheid_broker.managed_ledger import CursorLedgerError, ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.cursor_ledgers import FIRST_PAUSE_S
 from cepheid_ledger import NotEnoughBookiesError
 from cepheid_rpc import Status
@@ -86,3 +86,20 @@ def test_a_full_ledger_goes_on_while_no_new_one_can_be_made() -> None:
             assert ledger.cursors["sub"].mark_delete == cursor.mark_delete
 
     run_async(main(), 60)
+
+
+def test_a_deposed_owner_leaves_no_cursor_ledger_behind() -> None:
+    async def main() -> None:
+        async with topic_world(settings=TINY) as world:
+            deposed = await world.broker().open()
+            cursor = await deposed.create_cursor("sub", deposed.first_position())
+            positions = await append_all(deposed, 400)
+            reigning = await world.broker(seed=2).open()
+            cursor.acknowledge(positions[1:399:2])
+            with pytest.raises(ManagedLedgerFencedError):
+                await cursor.saved()
+            await deposed.aclose()
+            entries = [listed.ledger_id for listed in reigning.chain.ledgers]
+            assert list(await world.ledger_records()) == entries
+
+    run_async(main())

@@ -128,6 +128,13 @@ class CursorLedgers:
         for ledger_id in ledger_ids:
             del self._known[ledger_id]
 
+    async def delete_unnamed(self, named: Container[int]) -> None:
+        """Of an owner whose last write certainly failed: nobody else knows of what it has just made."""
+        current = self._current
+        if current is not None and current.ledger_id not in named:
+            self._current = None
+            await delete_unlinked(self._client, current.writer)
+
     async def aclose(self) -> None:
         current, self._current = self._current, None
         if current is not None:

@@ -34,6 +34,7 @@ from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_broker.managed_ledger.errors import (
     CursorExistsError,
     ManagedLedgerClosedError,
+    ManagedLedgerFencedError,
     NoSuchCursorError,
     TooManyCursorsError,
 )
@@ -191,6 +192,8 @@ class CursorStore:
             if self._dirty and (error := await self._round()) is not None:
                 log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
         await self._tasks.aclose()
+        if isinstance(self._keeper.lost, ManagedLedgerFencedError):
+            await self._cursor_ledgers.delete_unnamed(self._named_ledgers({}))
         await self._cursor_ledgers.aclose()
 
     # Rounds
