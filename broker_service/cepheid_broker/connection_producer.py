@@ -1,7 +1,8 @@
 """Producers of one connection: PRODUCER, SEND, CLOSE_PRODUCER.
 
 PRODUCER ──► opening (a task: the topic is opened, who is in the way is asked whether it lives) ──► asking ──► open
-                                   the topic's epoch is being saved, or it waits for exclusive access ┘
+                                   the topic's epoch is being saved, it waits for exclusive access,   ┘
+                                   or for what was sent under its name before
 """
 
 from __future__ import annotations
@@ -162,8 +163,6 @@ class ProducerCommands:
 
         After a client's crash the old socket may look open for long (protocol.md §9.3)."""
         while True:
-            if topic.deduplication is not None:
-                await topic.deduplication.wait_settled(producer.name)
             topic.check_open()
             self._asking[producer.producer_id] = producer
             refused = topic.admission.ask(producer, older, most=topic.policies.max_producers)

@@ -15,7 +15,8 @@ Rules
 5. What a replaced incarnation still has under way answers to nobody (§26, rule 9).
 6. Its connection hears of each change of its standing by a method of `ProducerOwner`, and answers its client.
 
-    ASKING ──► OPEN ──► CLOSING ──► CLOSED          ASKING: the topic's epoch is being saved, or it waits for others to leave
+    ASKING ──► OPEN ──► CLOSING ──► CLOSED          ASKING: the topic's epoch is being saved, it waits for others to leave, or for
+                                                    what was sent under its name before
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence
-from cepheid_broker.errors import BrokerError
+from cepheid_broker.errors import BrokerError, ServiceNotReadyError
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
 from cepheid_broker.producer_access import AccessMode
@@ -96,7 +97,7 @@ class ProducerOwner(Protocol):
         """It may publish when it is its turn."""
 
     def on_refused(self, producer: Producer, error: BrokerError) -> None:
-        """After it waited."""
+        """After it waited, or was kept waiting."""
 
     def on_closed_by_broker(self, producer: Producer) -> None:
         """Its client is to come back."""
@@ -268,8 +269,19 @@ class Producer:
     def on_admitted(self, topic_epoch: int | None) -> None:
         if self.state is ProducerState.CLOSED:
             return  # its successor, which is about to ask, takes its place
-        self.state = ProducerState.OPEN
         self.topic_epoch = topic_epoch
+        if self.topic.deduplication is None:
+            self._open()
+        else:
+            self.topic.deduplication.when_settled(self.name, self._open)
+
+    def _open(self) -> None:
+        if self.state is not ProducerState.ASKING:
+            return  # closed meanwhile
+        self.state = ProducerState.OPEN
+        deduplication = self.topic.deduplication
+        if deduplication is not None and deduplication.active:
+            self._follow(deduplication, self.name)  # from now on its name is in use, whether it publishes or not
         self._owner.on_admitted(self)
 
     def on_waiting(self) -> None:
@@ -295,7 +307,11 @@ class Producer:
 
     def close_by_broker(self, reason: str) -> None:
         """Tells the client to look the topic up again. Nothing under way is answered any more (rule 2)."""
-        if self.state is not ProducerState.CLOSED:
+        if self.state is ProducerState.ASKING:
+            self.detach()
+            # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+            self._owner.on_refused(self, ServiceNotReadyError(f"topic {self.topic.name} is being unloaded: {reason}"))
+        elif self.state is not ProducerState.CLOSED:
             self.detach()
             log.info("producer.closed_by_broker", extra={"topic": str(self.topic.name), "producer": self.name, "reason": reason})
             self._owner.on_closed_by_broker(self)

@@ -9,7 +9,7 @@ The epoch counts exclusive holders. A holder is told its epoch and shows it when
 replaced meanwhile and stays out for good.
 
 Rules
-1. A name belongs to one applicant at a time, connected or not yet.
+1. A name belongs to one applicant at a time, connected or not yet. Who pushes others aside also takes its name from them.
 2. Each new exclusive holder has a higher epoch than the one before, which is durable before the holder hears of it. One that comes
    back with the present epoch keeps it, unless it pushes another holder aside.
 3. Whoever waits is admitted in the order of asking, when nobody is connected any more.
@@ -134,11 +134,12 @@ class ProducerAccess(Generic[A]):
             if replaces.name == applicant.name and replaces.access_mode == applicant.access_mode:
                 return self._swap(replaces, applicant)
             effects = self.leave(replaces)
-        if (named := self._names.get(applicant.name)) is not None:
+        fences = applicant.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING
+        if not fences and (named := self._names.get(applicant.name)) is not None:
             return [*effects, Refuse(applicant, Why.NAME_IN_USE, named)]
         if applicant.access_mode is not AccessMode.SHARED and self._was_replaced(applicant):
             return [*effects, Refuse(applicant, Why.FENCED)]
-        if 0 < most <= len(self) and applicant.access_mode is not AccessMode.EXCLUSIVE_WITH_FENCING:
+        if 0 < most <= len(self) and not fences:
             return [*effects, Refuse(applicant, Why.TOO_MANY)]
         in_the_way = self._holder or next(iter(self._waiting), None) or next(iter(self._connected), None)
         match applicant.access_mode:

@@ -75,7 +75,7 @@ class TopicDeduplication:
         self._settings = settings
         self._tasks = tasks
         self._switching: asyncio.Task[None] | None = None
-        self._settling: dict[str, list[asyncio.Future[None]]] = {}
+        self._settling: dict[str, Callable[[], None]] = {}  # a name belongs to one producer at a time
         self._entries_since_snapshot = 0
         self._snapshot_at = 0.0
         self._closed = False
@@ -124,22 +124,20 @@ class TopicDeduplication:
         """For PRODUCER_SUCCESS: where a client with this name goes on."""
         return self.sequences.persisted(name) if self.active else NOTHING_PERSISTED
 
-    async def wait_settled(self, name: str) -> None:
-        """Returns when nothing that was sent under this name is under way: what is persisted is what is stored.
-
-        Without it the client would go on, or send again, while it is not known what arrived of the incarnation before."""
-        while not self.sequences.is_settled(name):
-            waiting = asyncio.get_running_loop().create_future()
-            self._settling.setdefault(name, []).append(waiting)
-            await waiting
+    def when_settled(self, name: str, on_settled: Callable[[], None]) -> None:
+        """Calls back, perhaps at once, when nothing that was sent under this name is under way: what is persisted is what is
+        stored. For the one producer that has the name now: without it its client would go on, or send again, while it is not
+        known what arrived of the incarnation before."""
+        if self.sequences.is_settled(name):
+            on_settled()
+        else:
+            self._settling[name] = on_settled
 
     def on_answered(self, entries: int, name: str | None) -> None:
         """A group was appended or failed, and its sequence says so."""
         self._entries_since_snapshot += entries
         if name in self._settling and self.sequences.is_settled(name):
-            for waiting in self._settling.pop(name):
-                if not waiting.done():
-                    waiting.set_result(None)
+            self._settling.pop(name)()
 
     # Saving
 

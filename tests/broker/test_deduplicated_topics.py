@@ -294,6 +294,91 @@ def test_a_new_incarnation_waits_for_what_the_old_one_has_under_way(monkeypatch:
     run_async(main())
 
 
+def test_a_name_in_use_is_refused_at_once_while_its_holder_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever publishes without a pause has always something under way: the other one would never be answered."""
+
+    async def main() -> None:
+        async with deduplicating() as (world, client), await world.client() as other:
+            await connect(client)
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            client.send_message(0)
+            await client.ping()
+            ask = pb.CommandProducer(topic=full("t"), producer_id=0, request_id=1, producer_name=NAME)
+            other.send(ask)
+            await client.expect_nothing()  # it answers the broker's PING
+            assert (await other.expect(pb.CommandError)).error == ServerError.PRODUCER_BUSY
+            appends.let_go()
+            await client.expect(pb.CommandSendReceipt)
+
+    run_async(main())
+
+
+def test_who_waits_for_its_predecessors_messages_is_told_when_the_topic_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with deduplicating(close_timeout_s=0.2) as (world, client):
+            await connect(client)
+            topic = world.topic("t")
+            appends = HeldAppends(monkeypatch, topic.ledger)
+            client.send_message(0)
+            await client.ping()
+            client.abort()
+            async with await world.client() as successor:
+                successor.send(pb.CommandProducer(topic=full("t"), producer_id=0, request_id=1, producer_name=NAME))
+                await successor.expect_nothing(0.05)
+                assert len(topic.admission) == 1
+                unloading = asyncio.create_task(world.broker.topics.unload(TOPIC))
+                refused = await successor.expect(pb.CommandError)
+                assert (refused.request_id, refused.error) == (1, ServerError.SERVICE_NOT_READY)
+                appends.let_go()
+                await unloading
+                assert await connect(successor) == -1
+
+    run_async(main())
+
+
+def test_who_fences_its_own_name_goes_on_behind_what_it_pushed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        fencing = {"producer_name": NAME, "producer_access_mode": pb.ProducerAccessMode.ExclusiveWithFencing}
+        async with deduplicating() as (world, old), await world.client() as new:
+            await old.produce_on("t", **fencing)
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            old.send_message(0)
+            await old.ping()
+            new.send(pb.CommandProducer(topic=full("t"), producer_id=0, request_id=1, **fencing))
+            assert (await old.expect(pb.CommandCloseProducer)).producer_id == 0
+            await new.expect_nothing()
+            appends.let_go()
+            monkeypatch.undo()
+            success = await new.expect(pb.CommandProducerSuccess)
+            assert (success.last_sequence_id, success.topic_epoch) == (0, 1)
+            assert (await publish(new, 0, 1))[0] == REPEATED
+            assert await stored(world) == [0, 1]
+            await old.expect_nothing(0.05)  # what was pushed aside is not answered
+
+    run_async(main())
+
+
+def test_names_of_who_is_connected_are_kept_beyond_the_bound() -> None:
+    """Told its last sequence id it may send again what was not answered: not yet published is not unused."""
+
+    async def main() -> None:
+        async with deduplicating(deduplication={"max_names": 1}) as (world, client), await world.client() as other:
+            await connect(client)
+            await publish(client, 0, 1, 2)
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            assert await connect(client, epoch=1) == 2
+            for producer_id, name in enumerate(("a", "b", "c")):
+                await other.produce_on("t", producer_id, producer_name=name)
+                metadata = pb.MessageMetadata(producer_name=name, sequence_id=0, publish_time=1)
+                other.send_message(0, producer_id=producer_id, tail=encode_tail(metadata, b""))
+                await other.expect(pb.CommandSendReceipt)
+            deduplication(world).snapshot()
+            assert await publish(client, 2) == [REPEATED]
+
+    run_async(main())
+
+
 def test_a_message_sent_twice_while_it_is_under_way_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with deduplicating() as (world, client):

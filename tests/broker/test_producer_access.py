@@ -119,6 +119,15 @@ def test_fencing_closes_the_connected_and_refuses_the_waiting() -> None:
     assert topic.said() == ["refuse g FENCED"]
 
 
+def test_fencing_also_takes_the_name_from_who_has_it() -> None:
+    topic = Topic()
+    topic.ask("a", FENCING)
+    topic.ask("a", EXCLUSIVE)
+    topic.ask("a", FENCING)
+    topic.ask("a", FENCING, shown=0)
+    assert topic.said() == ["admit a 0", "refuse a NAME_IN_USE", "close a", "admit a 1", "refuse a FENCED"]
+
+
 def test_who_was_replaced_cannot_come_back_and_who_was_not_keeps_its_epoch() -> None:
     topic = Topic()
     holder = topic.ask("a", EXCLUSIVE)

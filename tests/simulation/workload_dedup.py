@@ -65,6 +65,7 @@ class SimPeer:
         self.heard: deque[tuple[int, Position] | str] = deque()
         self.producer: Producer | None = None
         self.admitted = False
+        self.answered = asyncio.Event()
         self._splitter = FrameSplitter(1 << 24)
 
     def break_off(self) -> None:
@@ -103,12 +104,13 @@ class SimPeer:
 
     def on_admitted(self, producer: Producer) -> None:
         self.admitted = True
+        self.answered.set()
 
     def on_waiting(self, producer: Producer) -> None:
         raise NotImplementedError
 
     def on_refused(self, producer: Producer, error: BrokerError) -> None:
-        raise NotImplementedError
+        self.answered.set()  # the client tries again
 
     def on_closed_by_broker(self, producer: Producer) -> None:
         self.heard.append(_CLOSED)
@@ -221,7 +223,7 @@ class DedupWorkload:
         node, topic = self._random.choice(places)
         peer = SimPeer(node)
         peer.producer = Producer(topic, peer, 0, client.name, owner=peer, refusals=RefusalLog())
-        opening = node.start(_seat(topic, peer.producer), name=f"connect {client.name}")
+        opening = node.start(_seat(topic, peer.producer, peer.answered), name=f"connect {client.name}")
         await asyncio.wait([opening], timeout=_CONNECT_S)
         if not peer.admitted:
             opening.cancel()
@@ -289,12 +291,10 @@ class DedupWorkload:
             )
 
 
-async def _seat(topic: PersistentTopic, producer: Producer) -> None:
+async def _seat(topic: PersistentTopic, producer: Producer, answered: asyncio.Event) -> None:
     """As a connection does (connection_producer.py), but that it gives up where that would ask again."""
-    assert topic.deduplication is not None
-    await topic.deduplication.wait_settled(producer.name)
-    if not topic.closed:
-        topic.admission.ask(producer)
+    if not topic.closed and topic.admission.ask(producer) is None:
+        await answered.wait()
 
 
 def _take(producer: Producer, sends: list[Send]) -> None:
