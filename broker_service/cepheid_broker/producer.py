@@ -186,20 +186,29 @@ class Producer:
         """Appends what was gathered, unless it can travel with what comes until the append under way is done."""
         if not self._pending or self._gathered.size_bytes >= GATHER_BYTES:
             self._append()
+        else:
+            self._take_window(self._gathered)
 
     def _append(self) -> None:
         if self._gathered.is_empty:
             return
         group, self._gathered = self._gathered, PublishGroup()
         if not group.payloads and not self._pending:
+            self.peer.window.give_back(group.window_bytes)
             self._answer(group, None)
             return
         self._pending.append(group)
-        self.peer.window.take(group.size_bytes)
+        self._take_window(group)
         if group.sequence is not None:
             group.sequence.begin(group.highest)
         if group.payloads:
             self.topic.publish(group.payloads, partial(self._on_appended, group), group.messages)
+
+    def _take_window(self, group: PublishGroup) -> None:
+        """For all of it that is not answered: also for what waits behind an append, which would be most with many producers."""
+        if group.size_bytes > group.window_bytes:
+            self.peer.window.take(group.size_bytes - group.window_bytes)
+            group.window_bytes = group.size_bytes
 
     # Deduplication
 
@@ -348,7 +357,8 @@ class Producer:
 
     def _stop(self) -> None:
         self.state = ProducerState.CLOSED
-        gathered, self._gathered = self._gathered, PublishGroup()  # never appended, never counted in the window
+        gathered, self._gathered = self._gathered, PublishGroup()  # never appended
+        self.peer.window.give_back(gathered.window_bytes)
         if gathered.sequence is not None:
             gathered.sequence.abandon()
         self._leave_sequence()
@@ -357,7 +367,7 @@ class Producer:
     def _on_appended(self, group: PublishGroup, result: Position | CepheidError, count: int) -> None:
         assert count == len(group.payloads), "a group completes whole"
         self._pending.remove(group)  # the first one, unless it was refused
-        self.peer.window.give_back(group.size_bytes)
+        self.peer.window.give_back(group.window_bytes)
         failed = isinstance(result, CepheidError)
         self._tell_sequence(group, stored=not failed)
         if isinstance(result, CepheidError):
@@ -366,7 +376,7 @@ class Producer:
             self._answer(group, result)
         while self._pending and not self._pending[0].payloads:  # nothing but repetitions, whose turn has come
             group = self._pending.popleft()
-            self.peer.window.give_back(group.size_bytes)
+            self.peer.window.give_back(group.window_bytes)
             self._answer(group, None)
         self.flush()
         self._settle_if_done()
@@ -430,6 +440,7 @@ class Producer:
         )
         self._append()  # what comes later belongs behind the error
         if self._pending:
-            self._pending[-1].errors_after += frame
+            self._pending[-1].add_error(frame)
+            self._take_window(self._pending[-1])
         else:
             self.peer.write(frame)

@@ -33,7 +33,10 @@ class PublishGroup:
     messages: list[int] = field(default_factory=list)
     """In each payload."""
     size_bytes: int = 0
-    errors_after: bytes = b""
+    """Of payloads, and of answers that wait although nothing of theirs is stored."""
+    window_bytes: int = 0
+    """What of that it has taken from the publish window."""
+    errors_after: bytearray = field(default_factory=bytearray)
     """Frames to be written behind its receipts."""
     sequence: ProducerSequence | None = None
     """With deduplication: whose ids they are; all of a group are of one name."""
@@ -48,7 +51,7 @@ class PublishGroup:
 
     @property
     def stored_bytes(self) -> int:
-        return self.size_bytes - REPETITION_BYTES * len(self.repetitions)
+        return self.size_bytes - REPETITION_BYTES * len(self.repetitions) - len(self.errors_after)
 
     @property
     def repeats_what_is_stored(self) -> bool:
@@ -60,6 +63,10 @@ class PublishGroup:
         self.repetitions.append(Repetition(len(self.sequence_ids), sequence, highest))
         self.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
         self.size_bytes += REPETITION_BYTES
+
+    def add_error(self, frame: bytes) -> None:
+        self.errors_after += frame
+        self.size_bytes += len(frame)
 
     def receipts(self, producer_id: int, first: Position | None, *, step: int) -> list[tuple[int, int, int, int, int | None]]:
         """Of each SEND, in their order. `first` is where the first payload is, `step` how far entry ids are apart."""
