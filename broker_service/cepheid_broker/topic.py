@@ -139,7 +139,7 @@ class Topic(ABC):
         """Raises what a new producer is refused with, whatever it is called. While the backlog quota holds producers, those
         that were connected wait here."""
         while self.publish_blocked is QuotaAction.HOLD and reconnecting and not self.closed:
-            await self.admission.wait_unblocked()
+            await self.admission.wait_quota_changed()
         self.check_open()
         facts = {"topic": str(self.name)}
         if self.publish_blocked is QuotaAction.HOLD:

@@ -43,7 +43,7 @@ class TopicProducers:
         self._tasks = tasks
         self._save_epoch = save_epoch
         self._blocked = False
-        self._unblocked = asyncio.Event()
+        self._changed = asyncio.Event()  # never stays set
         self._access: ProducerAccess[Producer] = ProducerAccess(epoch)
 
     def __repr__(self) -> str:
@@ -82,7 +82,8 @@ class TopicProducers:
 
     def on_topic_closed(self) -> None:
         """Whoever waits is told; the connected ones are the topic's to close."""
-        self._unblocked.set()
+        self._changed.set()
+        self._changed.clear()
         waiting = [producer for producer in self._access.applicants if producer.name not in self.connected]
         for producer in waiting:
             self._access.leave(producer)
@@ -102,15 +103,16 @@ class TopicProducers:
 
         Their connections are read on: the consumers that could shrink the backlog may be on the same ones."""
         self._blocked = action in (QuotaAction.HOLD, QuotaAction.REFUSE)
+        self._changed.set()  # wakes everybody who waits
+        self._changed.clear()
         if not self._blocked:
-            self._unblocked.set()
             return
-        self._unblocked.clear()
         for producer in list(self.connected.values()):
             producer.close_in_good_order(_ABOVE_QUOTA)
 
-    async def wait_unblocked(self) -> None:
-        await self._unblocked.wait()
+    async def wait_quota_changed(self) -> None:
+        """Or the topic closed."""
+        await self._changed.wait()
 
     def _perform(self, effects: Iterable[Effect[Producer]]) -> None:
         for effect in effects:

@@ -333,6 +333,30 @@ def test_above_the_quota_producers_are_closed_after_their_receipts_and_new_ones_
     run_async(main())
 
 
+def test_who_is_held_above_the_quota_is_refused_when_that_becomes_the_policy() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t", producer_name="p")
+            topic = world.topic("t")
+            topic.set_publish_blocked(QuotaAction.HOLD)
+            await client.expect(pb.CommandCloseProducer)
+            client.send(asking("p", MODE.Shared, epoch=1))
+            await client.ping()
+            topic.set_publish_blocked(QuotaAction.REFUSE)
+            assert (await client.expect(pb.CommandError)).error == ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION
+            topic.set_publish_blocked(None)
+            topic.set_publish_blocked(QuotaAction.HOLD)
+            client.send(asking("p", MODE.Shared, epoch=2))
+            await client.ping()
+            topic.set_publish_blocked(None)
+            topic.set_publish_blocked(QuotaAction.HOLD)  # before who waited could look
+            await client.expect_nothing(0.05)
+            topic.set_publish_blocked(None)
+            await client.expect(pb.CommandProducerSuccess)
+
+    run_async(main())
+
+
 def test_who_waits_for_exclusive_is_not_let_in_above_the_quota() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as holder, await world.client() as waiting:

@@ -59,7 +59,9 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     cursor_ledger_max_bytes: PositiveInt = Field(
         64 * MIB, description="A cursor ledger of this size is replaced by a new one with the present states."
     )
-    max_cursors: PositiveInt = Field(10_000, description="Durable cursors of one topic.")
+    max_cursors: PositiveInt = Field(
+        10_001, description="Durable cursors of one topic: its subscriptions, and one where deduplication is on."
+    )
     max_ledger_readers: PositiveInt = Field(8, description="Ledgers of one topic whose metadata is kept for reading.")
     read_ahead_bytes: PositiveInt = Field(4 * MIB, description="How much is read from storage ahead of a consumer that catches up.")
     catch_up_bytes: PositiveInt = Field(
