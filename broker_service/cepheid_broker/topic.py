@@ -187,6 +187,24 @@ class Topic(ABC):
         """Read, where memory does not know it. Raises what reading raises."""
         return await exact_backlog(self.ledger, subscription.cursor)
 
+    # Giving up what is stored
+
+    async def trim(self) -> None:
+        """What every subscription has acknowledged and retention lets go. Raises what its ledger raises."""
+        await self._release_ledgers()
+        await self.ledger.trim()
+
+    async def truncate(self) -> None:
+        """Everything published until now, whatever retention says: every subscription goes to the end. Raises as `trim`."""
+        for subscription in list(self.subscriptions.values()):
+            await subscription.clear_backlog()
+        await self._release_ledgers()
+        await self.ledger.truncate()
+
+    async def _release_ledgers(self) -> None:
+        if self.deduplication is not None:
+            await self.deduplication.save()
+
     # The end
 
     async def terminate(self) -> Position:

@@ -164,6 +164,12 @@ class TopicDeduplication:
             cursor.set_sequence_ids(self.sequences.snapshot())
             self._entries_since_snapshot = 0
 
+    async def save(self) -> None:
+        """At once: its cursor holds as little as possible. Raises what saving cursors raises."""
+        if self.active and (cursor := self._ledger.cursors.get(DEDUP_CURSOR)) is not None:
+            self.snapshot()
+            await cursor.saved()
+
     def close(self) -> None:
         """What was published is answered; the ledger saves its cursors when it closes."""
         if self.active and not self._closed:

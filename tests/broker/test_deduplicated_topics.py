@@ -632,6 +632,26 @@ def test_snapshots_come_after_so_many_entries_and_after_some_time(monkeypatch: p
     run_async(main())
 
 
+@pytest.mark.parametrize("how", ["trim", "truncate"])
+def test_its_cursor_keeps_nothing_that_is_to_go(how: str) -> None:
+    async def main() -> None:
+        async with BrokerWorld(policies={"deduplication": True}) as world, await world.client() as client:
+            await client.subscribe("t", "s")
+            await connect(client)
+            await publish(client, 0, 1, 2)
+            topic = world.topic("t")
+            if how == "trim":
+                await topic.subscriptions["s"].clear_backlog()
+                await topic.ledger.truncate()  # the ledger is not the last one any more
+                await topic.trim()
+            else:
+                await topic.truncate()
+            assert await stored(world) == []
+            assert await publish(client, 2) == [REPEATED]
+
+    run_async(main())
+
+
 def test_names_that_nobody_uses_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with deduplicating(deduplication={"idle_s": 500.0}) as (world, client):

@@ -35,15 +35,13 @@ def topic_ends(context: AdminContext) -> APIRouter:
     async def trim(topic: TopicPath) -> None:
         """Deletes now what every subscription has acknowledged and retention does not keep, ledger by ledger"""
         for part in await open_parts(context, topic):
-            await part.ledger.trim()
+            await part.trim()
 
     @router.delete("/truncate", status_code=NO_CONTENT)
     async def truncate(topic: TopicPath) -> None:
         """Every subscription goes to the end, and everything published before is deleted, whatever retention says"""
         for part in await open_parts(context, topic):
-            for subscription in list(part.subscriptions.values()):
-                await subscription.clear_backlog()
-            await part.ledger.truncate()
+            await part.truncate()
 
     return router
 
