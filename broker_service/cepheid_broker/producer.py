@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence
@@ -357,21 +358,26 @@ class Producer:
 
     def _stop(self) -> None:
         self.state = ProducerState.CLOSED
-        gathered, self._gathered = self._gathered, PublishGroup()  # never appended
-        self.peer.window.give_back(gathered.window_bytes)
-        if gathered.sequence is not None:
-            gathered.sequence.abandon()
+        self._drop_gathered()
         self._leave_sequence()
         self._settle_if_done()
 
+    def _drop_gathered(self) -> None:
+        """It is never appended."""
+        gathered, self._gathered = self._gathered, PublishGroup()
+        self.peer.window.give_back(gathered.window_bytes)
+        if gathered.sequence is not None:
+            gathered.sequence.abandon()
+
     def _on_appended(self, group: PublishGroup, result: Position | CepheidError, count: int) -> None:
         assert count == len(group.payloads), "a group completes whole"
-        self._pending.remove(group)  # the first one, unless it was refused
+        place = self._pending.index(group)  # the first one, unless it was refused
+        del self._pending[place]
         self.peer.window.give_back(group.window_bytes)
         failed = isinstance(result, CepheidError)
         self._tell_sequence(group, stored=not failed)
         if isinstance(result, CepheidError):
-            self.close_by_broker(f"a publish failed: {result}")
+            self._give_up_behind(place, f"a publish failed: {result}")
         else:
             self._answer(group, result)
         while self._pending and not self._pending[0].payloads:  # nothing but repetitions, whose turn has come
@@ -380,6 +386,18 @@ class Producer:
             self._answer(group, None)
         self.flush()
         self._settle_if_done()
+
+    def _give_up_behind(self, place: int, reason: str) -> None:
+        """Rule 2. What was sent before is answered first: it may be stored, and its client may hear of nothing but the end of the
+        topic, or sends it again."""
+        if place == 0:
+            self.close_by_broker(reason)
+            return
+        self._drop_gathered()
+        for group in [group for group in islice(self._pending, place, None) if not group.payloads]:
+            self._pending.remove(group)
+            self.peer.window.give_back(group.window_bytes)
+        self.close_in_good_order(reason)
 
     def _answer(self, group: PublishGroup, first: Position | None) -> None:
         if self.state is ProducerState.CLOSED:

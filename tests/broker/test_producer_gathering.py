@@ -180,6 +180,27 @@ def test_after_a_failed_append_what_was_gathered_is_never_stored() -> None:
     assert world.window.taken == 0
 
 
+def test_what_is_under_way_before_a_refused_append_is_answered_and_nothing_behind_it() -> None:
+    """A topic that is terminated, or has too much to store, refuses the later append before the earlier one is done."""
+    world = Appends()
+    producer = world.producer()
+    send(producer, 0)
+    for sequence_id in (1, 2):
+        send(producer, sequence_id, message(sequence_id, bytes(GATHER_BYTES)))
+    send(producer, 3)
+    assert world.groups == [1, 1, 1]
+    for _ in range(2):
+        count, on_done = world.waiting.pop(1)
+        on_done(ServiceNotReadyError("refused"), count)
+    assert producer.state is ProducerState.CLOSING
+    send(producer, 4)
+    world.answer()
+    assert world.frames == [("receipt", 0)]
+    assert world.groups == [1, 1, 1]
+    assert producer.state is ProducerState.CLOSED
+    assert (world.closed_by_broker, world.window.taken) == (1, 0)
+
+
 def test_a_stopped_producer_that_is_admitted_late_stays_stopped() -> None:
     """It waited, and a new incarnation is about to take its place."""
     world = Appends()
