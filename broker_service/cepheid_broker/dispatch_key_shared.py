@@ -47,6 +47,8 @@ from cepheid_broker.key_owners import KeyOwners
 from cepheid_broker.key_places import KeyPlaces
 from cepheid_broker.position import Position
 
+READ_BACK_FACTOR = 4  # more than one consumer can take is read back, as what waits for others beside it goes along
+
 
 @dataclass(slots=True)
 class _Share:
@@ -93,7 +95,7 @@ class KeySharedDispatch:
         holder = self._holders.remove(consumer)
         if holder is None:
             return
-        self._able.pop(consumer, None)
+        self._cannot(consumer)
         self._places.leave(holder)
         if not self._holders:
             self.on_rewind()
@@ -119,8 +121,13 @@ class KeySharedDispatch:
         """Something changed that may let it take messages, or no more."""
         if holder.can_take:
             self._able[holder.key] = holder
+            self._waiting.open(holder.key)
         else:
-            self._able.pop(holder.key, None)
+            self._cannot(holder.key)
+
+    def _cannot(self, consumer: int) -> None:
+        self._able.pop(consumer, None)
+        self._waiting.close(consumer)
 
     # Events: entries
 
@@ -151,14 +158,16 @@ class KeySharedDispatch:
     def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
         """`consumer`: who says it; an entry outstanding elsewhere is acknowledged all the same (protocol.md §15)."""
         acking = self._holders.by_key.get(consumer) if consumer is not None else None
+        elsewhere: dict[int, dict[int, None]] = {}
         for ledger_id, entry_id in positions:
             if acking is None or not self._settle(acking, ledger_id, entry_id):
-                for holder in self._holders:
-                    if holder is not acking and self._settle(holder, ledger_id, entry_id):
-                        break
+                elsewhere.setdefault(ledger_id, {})[entry_id] = None
             if self._waiting.entries:
                 self._waiting.discard(ledger_id, entry_id)
             self._places.on_acked(Position(ledger_id, entry_id))
+        if elsewhere:
+            for holder, ledger_id, entry_id in self._holders.holding(elsewhere):
+                self._settle(holder, ledger_id, entry_id)
 
     def on_cursor_moved(self) -> None:
         for key_hash in self._holders.settle_acknowledged(self._acks):
@@ -166,6 +175,7 @@ class KeySharedDispatch:
         self._waiting.forget_acknowledged(self._acks)
         self._places.on_cursor_moved(self._acks)
         self._delayed.forget_acknowledged(self._acks)
+        self._forward.skip_to(self._acks.first_unacknowledged())
         for holder in self._holders:
             self._note(holder)
 
@@ -227,7 +237,7 @@ class KeySharedDispatch:
         """Whether something can be done for those who can take messages."""
         if self._back.pending:
             return True
-        if self._back.is_free and self._first_ready() is not None:
+        if self._back.is_free and self._waiting.first_ready() is not None:
             return True
         head = self._forward.head()
         if head is None:
@@ -246,25 +256,14 @@ class KeySharedDispatch:
         receiver = self._places.receiver(key_hash)
         return receiver is not None and receiver.can_take and key_hash not in self._waiting
 
-    def _first_ready(self) -> Holder | None:
-        """Of those who can take messages and for whom some wait, the one whose first entry is the earliest."""
-        first: tuple[Position, Holder] | None = None
-        for consumer, positions in self._waiting.doors():
-            holder = self._able.get(consumer)
-            if holder is not None:
-                position = positions.first()
-                assert position is not None, "doors are closed behind the last"
-                if first is None or position < first[0]:
-                    first = position, holder
-        return None if first is None else first[1]
-
     def _plan_read_back(self) -> ReadBack | None:
         if not self._back.is_free:
             return None
-        while (holder := self._first_ready()) is not None:
-            positions = self._waiting.at_door(holder.key)
+        while (consumer := self._waiting.first_ready()) is not None:
+            positions, holder = self._waiting.at_door(consumer), self._able[consumer]
             assert positions is not None
-            wanted = min(self._limits.read_back_entries, holder.permits)  # an entry costs one permit at least
+            takes = -(-holder.permits // holder.last_messages)  # entries, most likely
+            wanted = min(self._limits.read_back_entries, READ_BACK_FACTOR * takes)
             span = positions.first_span(wanted, self._limits.read_back_gap)
             assert span is not None
             ledger_id, first, last = span
@@ -336,8 +335,9 @@ class KeySharedDispatch:
         share.add(entry_id, messages)
         self._places.hold(key_hash, holder)
         holder.permits -= messages
+        holder.last_messages = messages
         if holder.permits <= 0:
-            del self._able[holder.key]
+            self._cannot(holder.key)
         if counted.chunks is not None and (chunk := counted.chunks.get(entry_id)) is not None:
             self._places.note_chunk(chunk, key_hash, holder, Position(counted.ledger_id, entry_id))
 
@@ -347,7 +347,7 @@ class KeySharedDispatch:
             holder = self._holders.by_key[consumer]
             self._holders.hold(holder, counted, share.runs, share.messages)
             if holder.blocked:
-                self._able.pop(consumer, None)
+                self._cannot(consumer)
             counts = counts_of(self._acks, counted.ledger_id, share.runs)
             sends.append(Send(consumer, counted, share.runs, share.messages, counts))
         return sends

@@ -57,6 +57,7 @@ class SharedDispatch:
         self._holders = Holders(policies or DispatchPolicies())
         self._turns = Turns()
         self._chunks = ChunkOwners(limits.max_chunked_messages)
+        self._reserving: dict[int, Holder] = {}  # who has reserved chunks, and perhaps some who had
         self._delayed.enabled = policies is None or policies.delayed_delivery
 
     def __repr__(self) -> str:
@@ -76,6 +77,7 @@ class SharedDispatch:
         if holder is None:
             return
         self._turns.leave(holder)
+        self._reserving.pop(consumer, None)
         if not self._holders:
             self.on_rewind()
             return
@@ -136,15 +138,17 @@ class SharedDispatch:
     def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
         """`consumer`: who says it; an entry outstanding elsewhere is acknowledged all the same (protocol.md §15)."""
         acking = self._holders.by_key.get(consumer) if consumer is not None else None
+        elsewhere: dict[int, dict[int, None]] = {}
         for ledger_id, entry_id in positions:
             if acking is None or not self._settle(acking, ledger_id, entry_id):
-                for holder in self._holders:
-                    if holder is not acking and self._settle(holder, ledger_id, entry_id):
-                        break
+                elsewhere.setdefault(ledger_id, {})[entry_id] = None
             if self._replay:
                 self._replay.discard(ledger_id, entry_id)
             if self._chunks and (done := self._chunks.on_acked(Position(ledger_id, entry_id))) is not None:
                 self._free_reserved(done.owner)
+        if elsewhere:
+            for holder, ledger_id, entry_id in self._holders.holding(elsewhere):
+                self._settle(holder, ledger_id, entry_id)
 
     def on_cursor_moved(self) -> None:
         self._holders.settle_acknowledged(self._acks)
@@ -232,8 +236,10 @@ class SharedDispatch:
         """The positions to read again that somebody could take now."""
         if self._replay:
             return self._replay
-        for holder in self._holders:
-            if holder.reserved and holder.can_take:
+        for holder in list(self._reserving.values()):
+            if not holder.reserved:
+                del self._reserving[holder.key]
+            elif holder.can_take:
                 return holder.reserved
         return None
 
@@ -313,15 +319,12 @@ class SharedDispatch:
             owner = turn
             if (oldest := self._chunks.add(chunk.uuid, owner, Position(counted.ledger_id, entry_id))) is not None:
                 self._free_reserved(oldest.owner)
-        if not owner.can_take:
-            self._replay.discard(counted.ledger_id, entry_id)
-            owner.reserved.add(counted.ledger_id, entry_id)
-            return None
         # An earlier chunk may still be reserved and on its way: this one must not overtake it.
         earlier = owner.reserved.first()
-        if earlier is not None and earlier < (counted.ledger_id, entry_id):
+        if not owner.can_take or (earlier is not None and earlier < (counted.ledger_id, entry_id)):
             self._replay.discard(counted.ledger_id, entry_id)
             owner.reserved.add(counted.ledger_id, entry_id)
+            self._reserving[owner.key] = owner
             return None
         owner.reserved.discard(counted.ledger_id, entry_id)
         if chunk.is_last:

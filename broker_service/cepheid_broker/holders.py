@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cepheid_broker.counted_group import CountedGroup, Run
@@ -32,6 +32,7 @@ class Holder:
     blocked_since_ms: int = 0
     left: bool = False
     queued: bool = False
+    last_messages: int = 1  # in the last entry that it was given: what the next ones will cost, most likely
     unacked_messages: int = 0
     outstanding: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → messages, and the key's hash below
     reserved: PositionSet = field(default_factory=PositionSet)  # chunks that only this consumer may get
@@ -118,6 +119,16 @@ class Holders:
         if self.blocked:
             self._unblock_all()
         return held & _HASH_MASK
+
+    def holding(self, positions: Mapping[int, Mapping[int, object]]) -> list[tuple[Holder, int, int]]:
+        """Who holds which of these entries (by ledger). Costs no more than what is outstanding: a client may name anything."""
+        found: list[tuple[Holder, int, int]] = []
+        for holder in self.by_key.values():
+            for ledger_id, asked in positions.items():
+                if held := holder.outstanding.get(ledger_id):
+                    fewer, more = (asked, held) if len(asked) < len(held) else (held, asked)
+                    found += [(holder, ledger_id, entry_id) for entry_id in fewer if entry_id in more]
+        return found
 
     def _unblock_all(self) -> None:
         if self.unacked_messages <= self._policies.max_unacked_per_subscription // 2:
@@ -215,15 +226,15 @@ def first_held(holder: Holder) -> Position | None:
     return Position(ledger_id, min(holder.outstanding[ledger_id]))
 
 
-def first_held_of(holder: Holder, key_hash: int) -> Position | None:
-    """The earliest entry of this hash that it holds."""
-    held = [
-        Position(ledger_id, entry_id)
-        for ledger_id, entries in holder.outstanding.items()
-        for entry_id, its_hash in hashes_held(entries)
-        if its_hash == key_hash
-    ]
-    return min(held, default=None)
+def first_held_of(holder: Holder, key_hashes: Mapping[int, object]) -> dict[int, Position]:
+    """The earliest entry that it holds of each of these hashes."""
+    first: dict[int, Position] = {}
+    for ledger_id, entries in holder.outstanding.items():
+        for entry_id, key_hash in hashes_held(entries):
+            if key_hash in key_hashes:
+                position = Position(ledger_id, entry_id)
+                first[key_hash] = min(position, first.get(key_hash, position))
+    return first
 
 
 def positions_of(holder: Holder) -> list[Position]:

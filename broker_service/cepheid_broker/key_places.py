@@ -10,6 +10,7 @@ Every change of these places what waits anew; rules 3 and 5 of dispatch_key_shar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from cepheid_broker.chunk_owners import Chunked, ChunkOwners
 from cepheid_broker.counted_group import Chunk
@@ -140,18 +141,21 @@ class KeyPlaces:
 
     def why(self) -> list[Why]:
         """Keys that nobody may get now."""
-        reasons: list[Why] = []
-        for key in self.waiting:
-            if key.door is None and len(reasons) < MAX_REASONS:
-                name = f"{key.example!r} (hash {key.key_hash})" if key.example is not None else f"hash {key.key_hash}"
-                details = f"{len(key.positions)} entries of it wait, the first is {key.first}"
-                since_s = self._holders.since_s(key.since_ms)
-                held = self._held.get(key.key_hash)
-                if held is None:
-                    reasons.append(Why(Idle.RANGE_HOLE, None, name, key.first, since_s=since_s, details=details))
-                else:
-                    holder, count = held
-                    oldest = first_held_of(holder, key.key_hash)
-                    details += f"; that consumer holds {count}, the oldest is this entry"
-                    reasons.append(Why(Idle.KEY_DRAINING, holder.name, name, oldest, since_s=since_s, details=details))
-        return reasons
+        keys = list(islice((key for key in self.waiting if key.door is None), MAX_REASONS))
+        drained: dict[int, tuple[Holder, dict[int, None]]] = {}  # each of those who hold some of them is looked through once
+        for key in keys:
+            if (held := self._held.get(key.key_hash)) is not None:
+                drained.setdefault(held[0].key, (held[0], {}))[1][key.key_hash] = None
+        oldest = {k: p for holder, hashes in drained.values() for k, p in first_held_of(holder, hashes).items()}
+        return [self._why(key, oldest.get(key.key_hash)) for key in keys]
+
+    def _why(self, key: WaitingKey, oldest: Position | None) -> Why:
+        name = f"{key.example!r} (hash {key.key_hash})" if key.example is not None else f"hash {key.key_hash}"
+        details = f"{len(key.positions)} entries of it wait, the first is {key.first}"
+        since_s = self._holders.since_s(key.since_ms)
+        held = self._held.get(key.key_hash)
+        if held is None:
+            return Why(Idle.RANGE_HOLE, None, name, key.first, since_s=since_s, details=details)
+        holder, count = held
+        details += f"; that consumer holds {count}, the oldest is this entry"
+        return Why(Idle.KEY_DRAINING, holder.name, name, oldest, since_s=since_s, details=details)

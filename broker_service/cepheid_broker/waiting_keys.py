@@ -37,6 +37,8 @@ class WaitingKeys:
         self._keys: dict[int, WaitingKey] = {}  # by hash
         self._hash_at: dict[int, dict[int, int]] = {}  # ledger → entry → hash
         self._doors: dict[int, PositionSet] = {}  # none of them empty
+        self._open: dict[int, None] = {}  # consumers that can take messages
+        self._ready: dict[int, PositionSet] = {}  # the doors of these: choosing costs nothing for those that cannot
 
     def __repr__(self) -> str:
         return f"<WaitingKeys {self.entries} entries of {len(self._keys)} keys, {len(self._doors)} doors>"
@@ -69,7 +71,7 @@ class WaitingKeys:
         self._hash_at.setdefault(ledger_id, {})[entry_id] = key_hash
         self.entries += 1
         if key.door is not None:
-            self._open(key.door).add(ledger_id, entry_id)
+            self._door(key.door).add(ledger_id, entry_id)
         return key
 
     def discard(self, ledger_id: int, entry_id: int) -> None:
@@ -87,7 +89,7 @@ class WaitingKeys:
             door = self._doors[key.door]
             door.discard(ledger_id, entry_id)
             if not door:
-                del self._doors[key.door]
+                self._remove(key.door)
 
     def discard_range(self, ledger_id: int, first: int, last: int) -> None:
         for entry_id in self._in_range(ledger_id, first, last):
@@ -122,25 +124,54 @@ class WaitingKeys:
             for position in key.positions:
                 old.discard(*position)
             if not old:
-                del self._doors[key.door]
+                self._remove(key.door)
         key.door = door
         if door is not None:
-            opened = self._open(door)
+            new = self._door(door)
             for position in key.positions:
-                opened.add(*position)
+                new.add(*position)
 
     def clear(self) -> None:
         self.entries = 0
         self._keys.clear()
         self._hash_at.clear()
         self._doors.clear()
+        self._ready.clear()
 
     def doors(self) -> Iterator[tuple[int, PositionSet]]:
         """Consumers for which something waits."""
         return iter(self._doors.items())
 
-    def _open(self, consumer: int) -> PositionSet:
+    def open(self, consumer: int) -> None:
+        """It can take messages."""
+        self._open[consumer] = None
+        if (door := self._doors.get(consumer)) is not None:
+            self._ready[consumer] = door
+
+    def close(self, consumer: int) -> None:
+        """It cannot, or is gone."""
+        if consumer in self._open:
+            del self._open[consumer]
+            self._ready.pop(consumer, None)
+
+    def first_ready(self) -> int | None:
+        """Of those who can take messages and for whom some wait, the one whose first entry is the earliest."""
+        first: tuple[Position, int] | None = None
+        for consumer, positions in self._ready.items():
+            position = positions.first()
+            assert position is not None, "doors are removed behind the last"
+            if first is None or position < first[0]:
+                first = position, consumer
+        return None if first is None else first[1]
+
+    def _door(self, consumer: int) -> PositionSet:
         door = self._doors.get(consumer)
         if door is None:
             door = self._doors[consumer] = PositionSet()
+            if consumer in self._open:
+                self._ready[consumer] = door
         return door
+
+    def _remove(self, consumer: int) -> None:
+        del self._doors[consumer]
+        self._ready.pop(consumer, None)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from cepheid_broker.counted_group import Chunk
-from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
-from cepheid_broker.dispatch_key_shared import KeySharedDispatch
+from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle, Read, ReadBack
+from cepheid_broker.dispatch_key_shared import READ_BACK_FACTOR, KeySharedDispatch
 from cepheid_broker.key_owners import Sticky
 from cepheid_broker.position import Position
 from tests.broker.dispatch_histories import SharingHistories
@@ -153,6 +153,37 @@ def test_a_key_moves_on_when_the_rest_of_a_chunked_message_never_comes(ends: str
     world.append(1, key_hash=1)
     world.settle()
     assert sent(world) == [(1, 0), (2, 1)], "it does not wait for the permits of who got the first chunk"
+
+
+def test_what_was_skipped_is_not_read() -> None:
+    world = keyed(*[1] * 40)
+    join(world, 1, permits=0)
+    for position in world.topic.positions()[:30]:
+        world.acks.acknowledge(position)
+    world.core.on_cursor_moved()
+    world.reads_at_once = False
+    world.core.on_permits(1, 100)
+    world.settle()
+    (read,) = world.reads
+    assert isinstance(read, Read)
+    assert read.position == Position(3, 30)
+
+
+def test_no_more_of_large_batches_is_read_back_than_permits_may_pay_for() -> None:
+    world = World(by_hand)
+    join(world, 1, 2, permits=0)
+    for key_hash in [0] * 3 + [1] * 9:
+        world.append(100, key_hash=key_hash)
+    world.core.on_permits(1, 1000)
+    world.core.on_permits(2, 1)
+    world.settle()
+    assert sent(world) == [(1, 0), (1, 1), (1, 2), (2, 3)], "and the others wait"
+    world.reads_at_once = False
+    world.core.on_permits(2, 99 + 100)
+    world.settle()
+    (read,) = world.reads
+    assert isinstance(read, ReadBack)
+    assert (read.first, read.last) == (4, 3 + READ_BACK_FACTOR)
 
 
 class KeySharedHistories(SharingHistories):

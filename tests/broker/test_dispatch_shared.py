@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 from hypothesis import settings
 
 from cepheid_broker.counted_group import Chunk
 from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
 from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.holders import Holders
 from cepheid_broker.position import Position
 from tests.broker.dispatch_histories import SharingHistories
 from tests.broker.dispatch_world import LIMITS, Acks, World
@@ -81,6 +83,15 @@ def test_what_a_consumer_leaves_behind_goes_to_the_others_with_its_count_as_it_w
     world.core.on_consumer_left(1)
     world.settle()
     assert [(consumer, p, count) for consumer, p, count in world.sent] == [(2, p, 0) for p in left]
+
+
+def test_acknowledgements_of_anything_cost_no_look_at_every_consumer_for_each() -> None:
+    world = world_with(4, consumers=50, permits=1)
+    world.settle()
+    with mock.patch.object(Holders, "settle", autospec=True, side_effect=Holders.settle) as settle:
+        world.core.on_acked(2, [Position(3, entry) for entry in range(1000)])
+    assert settle.call_count <= 1000 + 4
+    assert [world.core.unacked_messages(consumer) for consumer in range(1, 51)] == [0] * 50
 
 
 def test_redelivery_of_what_another_consumer_holds_is_ignored() -> None:
