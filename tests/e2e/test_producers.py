@@ -13,10 +13,15 @@ from typing import Any
 import pulsar
 import pytest
 
+from cepheid_broker.position import Position
+from cepheid_broker.producer import Producer
+from cepheid_broker.publish_group import PublishGroup
 from cepheid_testkit import ProcessCluster
+from cepheid_wire import CommandType
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import ScriptedClient, full, message, send_frame
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, publish
+from tests.e2e.tapped_broker import TappedBroker
 from tests.support import run_async
 
 MODE = pulsar.ProducerAccessMode
@@ -246,6 +251,30 @@ def test_chunked_messages_arrive_once_through_a_kill(tmp_path: Path) -> None:
                 assert consumer.receive(TIMEOUT_MS).data() == bytes([n]) * size
             with pytest.raises(pulsar.Timeout):
                 consumer.receive(300)
+
+
+def test_chunks_whose_receipts_were_lost_are_not_stored_twice(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer of the C++ library drops a message when it sees its first chunk twice."""
+    lost: list[int] = []
+    answer = Producer._answer
+
+    def lose_the_first(self: Producer, group: PublishGroup, first: Position | None) -> None:
+        if lost:
+            answer(self, group, first)
+        else:
+            lost.append(len(group.payloads))
+            self.peer.close("its connection breaks")
+
+    monkeypatch.setattr(Producer, "_answer", lose_the_first)
+    policies = {"deduplication": True, "retention_time_min": -1, "retention_size_mb": -1}
+    payload = bytes(range(256)) * 800
+    with TappedBroker(max_message_bytes=64 << 10, policies=policies) as broker, client_of(broker.service_url) as client:
+        producer = client.create_producer(topic, chunking_enabled=True)
+        producer.send(payload)
+        assert 0 < lost[0] < 4, "chunks of one message are stored and not answered"
+        consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+        assert consumer.receive(TIMEOUT_MS).data() == payload
+        assert len(broker.frames(CommandType.MESSAGE)) == 4
 
 
 def test_deduplication_may_be_turned_on_and_off_while_a_producer_is_connected(cluster: ProcessCluster, topic: str) -> None:
