@@ -8,9 +8,10 @@
 Rules
 1. Persisted names only entries that are confirmed: what is saved of it calls no message a duplicate that is not stored (H3).
 2. After a failure the same sequence ids are new again: the client's second attempt is no duplicate of one that was not stored.
-3. A batch is judged by its highest sequence id: it is a duplicate only when all of it is stored. Clients that do not say which is
-   the highest (C++) are judged by the id they give, mostly of the first message: such a batch is recognised when it is sent again
-   as it was, not when its messages come in another grouping.
+3. Clients send entries in the order of their first ids, also when batches are made by key and their ids interleave: (0 1 3) (2).
+   So an entry that begins above all others is new, wherever it ends. One that ends above all others is new too, wherever it begins:
+   an application that starts over packs other batches, and what is stored in part is stored again rather than lost. Only what is
+   neither is a duplicate.
 4. Of a chunked message the last chunk is recorded: the message is stored when that one is. Until then the chunks of its newest
    attempt are known, and those sent again are duplicates: consumers of the C++ library drop a message whose chunks they see twice.
 5. Ids with the highest bit set (a client's -1) are neither judged nor recorded: one of them would make everything after it a
@@ -22,11 +23,38 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-NOTHING_PERSISTED = -1
+from cepheid_broker.position import Position
+
 MAX_SEQUENCE_ID = (1 << 63) - 1
+NOTHING_PERSISTED = -1
+_BEGINS = "\0"
+"""In what is saved, in front of a name: `Mark.begins`, where it differs. No name begins like that (`name_key`)."""
+
+
+class Mark(NamedTuple):
+    """Rule 3, of one name: no entry that begins and ends at or below these is new."""
+
+    begins: int
+    ends: int
+
+    def or_later(self, other: Mark) -> Mark:
+        return Mark(max(self.begins, other.begins), max(self.ends, other.ends))
+
+
+NOTHING = Mark(NOTHING_PERSISTED, NOTHING_PERSISTED)
+
+
+def mark_of_batch(first: int, messages: int, highest: int | None) -> Mark:
+    """What an entry of several messages settles. `highest`: as its client said; C++ does not, but no two messages have one id.
+
+    Without a gap among its ids nothing that is sent later begins between them."""
+    ends = first + messages - 1
+    if highest is None or not ends <= highest <= MAX_SEQUENCE_ID:
+        return Mark(first, ends)
+    return Mark(highest if highest == ends else first, highest)
 
 
 class Chunk(NamedTuple):
@@ -38,22 +66,41 @@ class Chunk(NamedTuple):
     publish_time_ms: int
     message_bytes: int
 
+    def is_of_same_attempt(self, other: Chunk) -> bool:
+        return self == other._replace(chunk_id=self.chunk_id)
+
 
 class ProducerSequence:
     """What is known of one producer name. Made by `SequenceIds`."""
 
-    __slots__ = ("_under_way", "chunk", "is_forgotten", "name", "persisted", "pushed", "used_at", "users")
+    __slots__ = (
+        "_pushed_begins",
+        "_pushed_ends",
+        "_under_way",
+        "chunk",
+        "chunk_at",
+        "chunks_from",
+        "is_forgotten",
+        "name",
+        "persisted",
+        "used_at",
+        "users",
+    )
 
-    def __init__(self, name: str, persisted: int, used_at: float) -> None:
+    def __init__(self, name: str, persisted: Mark, used_at: float) -> None:
         self.name = name
-        self.persisted = self.pushed = persisted
+        self.persisted = persisted
+        self._pushed_begins, self._pushed_ends = persisted  # two numbers: they change with every entry
         self.users = 0
         self.used_at = used_at
         self.is_forgotten = False
         """Nothing of it is kept any more: whoever still has it asks for the name again."""
         self.chunk: Chunk | None = None
-        """The newest that is stored; those before it are as well."""
-        self._under_way: deque[int] = deque()  # the highest id of each group being appended
+        """The newest that is stored of a message that is not whole; those before it are as well."""
+        self.chunks_from: Position | None = None
+        """They are not before this entry. None: this is not held against a snapshot any more."""
+        self.chunk_at = used_at
+        self._under_way: deque[Mark] = deque()  # of each group being appended
 
     def __repr__(self) -> str:
         return f"<ProducerSequence {self.name!r} persisted {self.persisted}, pushed {self.pushed}>"
@@ -63,43 +110,64 @@ class ProducerSequence:
         """Nothing is under way: what is persisted is all there is."""
         return not self._under_way
 
-    def is_new(self, highest: int) -> bool:
-        return highest > self.pushed
+    @property
+    def pushed(self) -> Mark:
+        return Mark(self._pushed_begins, self._pushed_ends)
 
-    def is_stored(self, highest: int) -> bool:
+    def is_new(self, first: int, ends: int) -> bool:
+        return first > self._pushed_begins or ends > self._pushed_ends
+
+    def is_stored(self, first: int, ends: int) -> bool:
         """A duplicate, for certain. What is neither new nor stored is under way: nobody knows yet."""
-        return highest <= self.persisted
+        return first <= self.persisted.begins and ends <= self.persisted.ends
 
     def has_chunk(self, chunk: Chunk) -> bool:
         """Rule 4: a duplicate, for certain."""
         stored = self.chunk
-        return stored is not None and chunk.chunk_id <= stored.chunk_id and chunk == stored._replace(chunk_id=chunk.chunk_id)
+        return stored is not None and chunk.chunk_id <= stored.chunk_id and chunk.is_of_same_attempt(stored)
 
-    def push(self, highest: int) -> bool:
-        """True: it is new, and taken; it will be part of the next group."""
-        if highest > self.pushed:
-            self.pushed = highest
-            return True
-        return False
+    def push(self, first: int, begins: int, ends: int) -> bool:
+        """True: it is new, and taken; it will be part of the next group. Stored, it settles `Mark(begins, ends)`."""
+        if first <= self._pushed_begins and ends <= self._pushed_ends:
+            return False
+        if begins > self._pushed_begins:
+            self._pushed_begins = begins
+        if ends > self._pushed_ends:
+            self._pushed_ends = ends
+        return True
 
-    def begin(self, highest: int) -> None:
-        """A group is appended, and this is the highest id in it."""
-        self._under_way.append(highest)
+    def begin(self, mark: Mark) -> None:
+        """A group is appended that settles so much."""
+        self._under_way.append(mark)
 
-    def confirm(self, highest: int) -> None:
+    def confirm(self, mark: Mark) -> None:
         """The group is stored."""
-        self._under_way.remove(highest)
-        self.persisted = max(self.persisted, highest)
-        self.pushed = max(self.pushed, highest)
+        self._under_way.remove(mark)
+        self._note_stored(mark)
 
-    def fail(self, highest: int) -> None:
+    def note_chunk(self, chunk: Chunk, first: Position, now: float) -> None:
+        """It is stored, at this entry or behind it."""
+        if self.chunk is None or not chunk.is_of_same_attempt(self.chunk):
+            self.chunks_from = first
+        self.chunk, self.chunk_at = chunk, now
+
+    def fail(self, mark: Mark) -> None:
         """The group may or may not be stored; if it is, whoever opens the topic next finds it."""
-        self._under_way.remove(highest)
+        self._under_way.remove(mark)
         self.abandon()
 
     def abandon(self) -> None:
         """What was pushed and not appended never will be (rule 2)."""
-        self.pushed = max(self.persisted, *self._under_way) if self._under_way else self.persisted
+        pushed = self.persisted
+        for mark in self._under_way:
+            pushed = mark.or_later(pushed)
+        self._pushed_begins, self._pushed_ends = pushed
+
+    def _note_stored(self, mark: Mark) -> None:
+        self.persisted = mark.or_later(self.persisted)
+        self._pushed_begins, self._pushed_ends = self.persisted.or_later(self.pushed)
+        if self.chunk is not None and self.chunk.sequence_id <= self.persisted.begins:
+            self.chunk = self.chunks_from = None  # its message is whole, or was given up
 
 
 class SequenceIds:
@@ -116,9 +184,7 @@ class SequenceIds:
 
     def follow(self, name: str, now: float) -> ProducerSequence:
         """It is kept until it is given back by `leave`."""
-        sequence = self._names.get(name)
-        if sequence is None:
-            sequence = self._names[name] = ProducerSequence(name, NOTHING_PERSISTED, now)
+        sequence = self._known(name, now)
         sequence.users += 1
         return sequence
 
@@ -126,9 +192,9 @@ class SequenceIds:
         sequence.users -= 1
         sequence.used_at = now
 
-    def persisted(self, name: str) -> int:
+    def last_sequence_id(self, name: str) -> int:
         sequence = self._names.get(name)
-        return NOTHING_PERSISTED if sequence is None else sequence.persisted
+        return NOTHING_PERSISTED if sequence is None else sequence.persisted.ends
 
     def is_settled(self, name: str) -> bool:
         sequence = self._names.get(name)
@@ -138,26 +204,39 @@ class SequenceIds:
 
     def restore(self, saved: Mapping[str, int], now: float) -> None:
         self.clear()
-        for name, persisted in saved.items():
-            self._names[name] = ProducerSequence(name, persisted, now)
+        for name, ends in saved.items():
+            if not name.startswith(_BEGINS):
+                self._names[name] = ProducerSequence(name, Mark(saved.get(_BEGINS + name, ends), ends), now)
 
-    def note_stored(self, name: str, highest: int, now: float) -> None:
+    def note_stored(self, name: str, mark: Mark, now: float) -> None:
         """An entry that is stored behind what was saved."""
-        sequence = self._names.get(name)
-        if sequence is None:
-            self._names[name] = ProducerSequence(name, highest, now)
-        else:
-            sequence.persisted = sequence.pushed = max(sequence.persisted, highest)
+        self._known(name, now)._note_stored(mark)
 
-    def note_stored_chunk(self, name: str, chunk: Chunk, now: float) -> None:
+    def note_stored_chunk(self, name: str, chunk: Chunk, position: Position, now: float) -> None:
         """Likewise, of an entry that is not the last chunk."""
-        if name not in self._names:
-            self._names[name] = ProducerSequence(name, NOTHING_PERSISTED, now)
-        self._names[name].chunk = chunk
+        sequence = self._known(name, now)
+        if sequence.is_new(chunk.sequence_id, chunk.sequence_id):
+            sequence.note_chunk(chunk, position, now)
 
     def snapshot(self) -> dict[str, int]:
         """Rule 1. Holds for every entry that is confirmed by now."""
-        return {name: sequence.persisted for name, sequence in self._names.items() if sequence.persisted >= 0}
+        saved: dict[str, int] = {}
+        for name, sequence in self._names.items():
+            begins, ends = sequence.persisted
+            if ends >= 0:
+                saved[name] = ends
+                if begins != ends:
+                    saved[_BEGINS + name] = begins
+        return saved
+
+    def forget_chunks(self) -> None:
+        """They are deleted."""
+        for sequence in self._names.values():
+            sequence.chunk = sequence.chunks_from = None
+
+    def incomplete(self) -> Iterator[ProducerSequence]:
+        """Some chunks of a message are stored, and a snapshot behind them would not tell of them."""
+        return (sequence for sequence in self._names.values() if sequence.chunks_from is not None)
 
     def forget_idle(self, unused_since: float, max_names: int) -> int:
         """Rule 6. How many are forgotten."""
@@ -173,6 +252,17 @@ class SequenceIds:
         for sequence in list(self._names.values()):
             self._forget(sequence)
 
+    def _known(self, name: str, now: float) -> ProducerSequence:
+        sequence = self._names.get(name)
+        if sequence is None:
+            sequence = self._names[name] = ProducerSequence(name, NOTHING, now)
+        return sequence
+
     def _forget(self, sequence: ProducerSequence) -> None:
         sequence.is_forgotten = True
         del self._names[sequence.name]
+
+
+def sequence_ids_of(saved: Mapping[str, int]) -> dict[str, int]:
+    """Of a snapshot: the highest sequence id by name."""
+    return {name: ends for name, ends in saved.items() if not name.startswith(_BEGINS)}

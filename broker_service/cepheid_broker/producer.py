@@ -21,7 +21,6 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import logging
 from collections import deque
@@ -31,7 +30,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, ProducerSequence
+from cepheid_broker.deduplication import Mark, ProducerSequence
 from cepheid_broker.errors import BrokerError, ServiceNotReadyError
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
@@ -39,7 +38,7 @@ from cepheid_broker.producer_access import AccessMode
 from cepheid_broker.publish_group import PublishGroup, why_not_allowed
 from cepheid_broker.rates import Traffic, TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
-from cepheid_broker.topic_deduplication import TopicDeduplication, chunk_of, is_recorded, producer_name_of
+from cepheid_broker.repetitions import Repetitions
 from cepheid_ports import CepheidError
 from cepheid_wire import (
     ChecksumMismatchError,
@@ -141,13 +140,12 @@ class Producer:
         self.chunks = Traffic(topic.chunks)
         """Of it, what are pieces of messages that the client cut up."""
         self.checksum_errors = 0
-        self.duplicates = 0
         self._refusals = refusals
         self._owner = owner
         self._on_settled: list[Callable[[], None]] = []  # several may wait: its client and the topic that is unloaded
         self._gathered = PublishGroup()
         self._pending: deque[PublishGroup] = deque()
-        self._sequence: ProducerSequence | None = None  # the one it uses, with deduplication
+        self._repetitions = None if topic.deduplication is None else Repetitions(topic.deduplication)
 
     def __repr__(self) -> str:
         return f"<Producer {self.name} of {self.topic.name}, {self.state.value}, {self.pending_entries} entries under way>"
@@ -171,9 +169,15 @@ class Producer:
         restricted = policies.max_message_bytes or policies.max_delay_ms or policies.encryption_required
         if restricted and not self._is_allowed(send, tail, metadata):
             return
-        deduplication = self.topic.deduplication
-        if deduplication is not None and deduplication.active and not self._is_new(send, tail, metadata, deduplication):
-            return
+        repetitions = self._repetitions
+        if repetitions is not None and repetitions.active:
+            sequence = repetitions.sequence_of(metadata)
+            if self._gathered.sequence is not sequence and self._gathered.sequence is not None:
+                self._append()  # one sequence per group
+            repeated = repetitions.judge(send, metadata, messages, sequence, self._gathered)
+            if repeated is not None:
+                self._repeat(send, sequence, repeated, len(tail))
+                return
         gathered = self._gathered
         payload = tail if has_checksum(tail) else add_checksum(tail)
         gathered.payloads.append(payload)
@@ -201,7 +205,7 @@ class Producer:
         self._pending.append(group)
         self._take_window(group)
         if group.sequence is not None:
-            group.sequence.begin(group.highest)
+            group.sequence.begin(group.mark)
         if group.payloads:
             self.topic.publish(group.payloads, partial(self._on_appended, group), group.messages)
 
@@ -211,68 +215,16 @@ class Producer:
             self.peer.window.take(group.size_bytes - group.window_bytes)
             group.window_bytes = group.size_bytes
 
-    # Deduplication
-
-    def _is_new(self, send: SendCommand, tail: memoryview, metadata: pb.MessageMetadata, deduplication: TopicDeduplication) -> bool:
-        """False: its place among the answers is taken, and nothing is stored. Every entry of the topic passes here."""
-        highest = send.sequence_id
-        if send.highest_sequence_id is not None:
-            highest = max(highest, send.highest_sequence_id)
-        if highest > MAX_SEQUENCE_ID:
-            return True
-        sequence = self._sequence
-        if sequence is None or sequence.name != metadata.producer_name or sequence.is_forgotten:
-            sequence = self._follow(deduplication, producer_name_of(metadata))
-        if (metadata.num_chunks_from_msg or metadata.marker_type) and not is_recorded(metadata):
-            if metadata.marker_type:
-                return True
-            if sequence.is_new(highest):
-                if not sequence.has_chunk(chunk := chunk_of(metadata)):
-                    self._gathered.chunk = sequence, chunk
-                    return True
-                highest = NOTHING_PERSISTED  # the chunk is stored, though its message is not whole
-        elif sequence.push(highest):
-            if self._gathered.sequence is not sequence:
-                if self._gathered.sequence is not None:
-                    self._append()  # one sequence per group
-                self._gathered.sequence = sequence
-            self._gathered.highest = highest
-            return True
-        self._repeat(send, sequence, highest)
-        deduplication.repeated.count(1, 1, len(tail))
-        return False
-
-    def _repeat(self, send: SendCommand, sequence: ProducerSequence, highest: int) -> None:
+    def _repeat(self, send: SendCommand, sequence: ProducerSequence, repeated: Mark, size_bytes: int) -> None:
         """Rule 3."""
         under_way = (*self._pending, self._gathered)
-        if not sequence.is_stored(highest) and all(group.sequence is not sequence for group in under_way):
+        if not sequence.is_stored(*repeated) and all(group.sequence is not sequence for group in under_way):
             # Somebody else's append decides, so what comes behind this one could be stored although this one is not.
             self.close_by_broker("a message was sent again while another producer was publishing it")
             return
-        self.duplicates += 1
-        self._gathered.repeat(send, sequence, highest)
-
-    def _follow(self, deduplication: TopicDeduplication, name: str) -> ProducerSequence:
-        self._leave_sequence()
-        now = asyncio.get_running_loop().time()
-        self._sequence = deduplication.sequences.follow(name, now)
-        return self._sequence
-
-    def _leave_sequence(self) -> None:
-        if self._sequence is not None and self.topic.deduplication is not None:
-            self.topic.deduplication.sequences.leave(self._sequence, asyncio.get_running_loop().time())
-        self._sequence = None
-
-    def _tell_sequence(self, group: PublishGroup, *, stored: bool) -> None:
-        """Also when the producer is closed: its successor must know."""
-        if self.topic.deduplication is None:
-            return
-        if stored and group.chunk is not None:
-            sequence, chunk = group.chunk
-            sequence.chunk = chunk
-        if group.sequence is not None:
-            (group.sequence.confirm if stored else group.sequence.fail)(group.highest)
-        self.topic.deduplication.on_answered(len(group.payloads), group.sequence.name if group.sequence is not None else None)
+        assert self._repetitions is not None
+        self._repetitions.note_repeated(size_bytes)
+        self._gathered.repeat(send, sequence, repeated)
 
     # Its standing
 
@@ -289,9 +241,8 @@ class Producer:
         if self.state is not ProducerState.ASKING:
             return  # closed meanwhile
         self.state = ProducerState.OPEN
-        deduplication = self.topic.deduplication
-        if deduplication is not None and deduplication.active:
-            self._follow(deduplication, self.name)  # from now on its name is in use, whether it publishes or not
+        if self._repetitions is not None:
+            self._repetitions.begin(self.name)
         self._owner.on_admitted(self)
 
     def on_waiting(self) -> None:
@@ -350,7 +301,7 @@ class Producer:
             self.traffic.figures(),
             self.pending_entries,
             self.checksum_errors,
-            self.duplicates,
+            0 if self._repetitions is None else self._repetitions.count,
             self.access_mode,
             self.chunks.message_rate_per_s,
             self.metadata,
@@ -359,7 +310,8 @@ class Producer:
     def _stop(self) -> None:
         self.state = ProducerState.CLOSED
         self._drop_gathered()
-        self._leave_sequence()
+        if self._repetitions is not None:
+            self._repetitions.end()
         self._settle_if_done()
 
     def _drop_gathered(self) -> None:
@@ -374,8 +326,8 @@ class Producer:
         place = self._pending.index(group)  # the first one, unless it was refused
         del self._pending[place]
         self.peer.window.give_back(group.window_bytes)
-        failed = isinstance(result, CepheidError)
-        self._tell_sequence(group, stored=not failed)
+        if self._repetitions is not None:
+            self._repetitions.on_answered(group, None if isinstance(result, CepheidError) else result)
         if isinstance(result, CepheidError):
             self._give_up_behind(place, f"a publish failed: {result}")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cepheid_broker.deduplication import NOTHING_PERSISTED, Chunk, ProducerSequence
+from cepheid_broker.deduplication import NOTHING_PERSISTED, Chunk, Mark, ProducerSequence
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
@@ -22,7 +22,7 @@ REPETITION_BYTES = 64
 class Repetition(NamedTuple):
     place: int  # among the group's sequence ids; it has no payload
     sequence: ProducerSequence
-    highest: int
+    repeated: Mark
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +40,9 @@ class PublishGroup:
     """Frames to be written behind its receipts."""
     sequence: ProducerSequence | None = None
     """With deduplication: whose ids they are; all of a group are of one name."""
-    highest: int = NOTHING_PERSISTED
-    chunk: tuple[ProducerSequence, Chunk] | None = None
+    begins: int = NOTHING_PERSISTED
+    ends: int = NOTHING_PERSISTED
+    chunk: Chunk | None = None
     """The newest that is not the last of its message."""
     repetitions: list[Repetition] = field(default_factory=list)
 
@@ -56,11 +57,24 @@ class PublishGroup:
     @property
     def repeats_what_is_stored(self) -> bool:
         """False: something was sent again while it was under way, and then it was not stored."""
-        return all(repetition.sequence.is_stored(repetition.highest) for repetition in self.repetitions)
+        return all(repetition.sequence.is_stored(*repetition.repeated) for repetition in self.repetitions)
 
-    def repeat(self, send: SendCommand, sequence: ProducerSequence, highest: int) -> None:
+    @property
+    def mark(self) -> Mark:
+        """What it settles once it is stored."""
+        return Mark(self.begins, self.ends)
+
+    def join(self, sequence: ProducerSequence, begins: int = NOTHING_PERSISTED, ends: int = NOTHING_PERSISTED) -> None:
+        """An entry with ids of this sequence is added, which settles so much."""
+        self.sequence = sequence
+        if begins > self.begins:
+            self.begins = begins
+        if ends > self.ends:
+            self.ends = ends
+
+    def repeat(self, send: SendCommand, sequence: ProducerSequence, repeated: Mark) -> None:
         """A SEND that is not stored takes its place among the answers."""
-        self.repetitions.append(Repetition(len(self.sequence_ids), sequence, highest))
+        self.repetitions.append(Repetition(len(self.sequence_ids), sequence, repeated))
         self.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
         self.size_bytes += REPETITION_BYTES
 

@@ -191,19 +191,17 @@ class Topic(ABC):
 
     async def trim(self) -> None:
         """What every subscription has acknowledged and retention lets go. Raises what its ledger raises."""
-        await self._release_ledgers()
+        if self.deduplication is not None:
+            await self.deduplication.save()
         await self.ledger.trim()
 
     async def truncate(self) -> None:
         """Everything published until now, whatever retention says: every subscription goes to the end. Raises as `trim`."""
         for subscription in list(self.subscriptions.values()):
             await subscription.clear_backlog()
-        await self._release_ledgers()
-        await self.ledger.truncate()
-
-    async def _release_ledgers(self) -> None:
         if self.deduplication is not None:
-            await self.deduplication.save()
+            await self.deduplication.save(everything_goes=True)
+        await self.ledger.truncate()
 
     # The end
 

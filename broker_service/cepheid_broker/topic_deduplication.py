@@ -9,6 +9,8 @@ Rules
 2. The policy may change at any time. Turned on, it holds for what is published from then on. Turned off, the cursor is deleted
    before entries go unjudged: sequence ids from before a gap would call new messages duplicates.
 3. Saving costs as much as there are names, so it happens at most once in as many entries.
+4. The position stays in front of a chunked message that is not whole, so that its chunks are found again after a crash: not for
+   ever, as the rest may never come.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, Chunk, SequenceIds
+from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, Chunk, Mark, SequenceIds, mark_of_batch
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
 from cepheid_broker.rates import BrokerTraffic, Traffic
 from cepheid_broker.settings import DeduplicationSettings
 from cepheid_ports import CepheidError, TaskOwner
-from cepheid_wire import BadTailError, parse_metadata
+from cepheid_wire import BadTailError, messages_in, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 DEDUP_CURSOR = "pulsar.dedup"
 _REPLAY_READ_BYTES = 1 << 20
+_CHUNKS_HOLD_SNAPSHOTS = 10
+"""Snapshots, or as many entries, that a chunked message whose rest does not come keeps from passing it."""
 _NAME_CHARACTERS = 2048  # as many as PRODUCER allows
 
 
@@ -48,10 +52,15 @@ def chunk_of(metadata: pb.MessageMetadata) -> Chunk:
 
 
 def producer_name_of(metadata: pb.MessageMetadata) -> str:
-    """What is remembered of it: messages name producers as they like, and a name is kept for hours."""
     name: str | bytes = metadata.producer_name  # bytes: so protobuf gives out text that is not UTF-8
-    text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
-    return text if len(text) <= _NAME_CHARACTERS else f"{text[:64]}… sha256 {sha256(text.encode()).hexdigest()}"
+    return name_key(name if isinstance(name, str) else name.decode(errors="backslashreplace"))
+
+
+def name_key(name: str) -> str:
+    """By which it is remembered: messages name producers as they like, and a name is kept for hours."""
+    if len(name) <= _NAME_CHARACTERS and not name.startswith("\0"):  # those are no names (deduplication.py)
+        return name
+    return f"{name.lstrip(chr(0))[:64]}… sha256 {sha256(name.encode()).hexdigest()}"
 
 
 class TopicDeduplication:
@@ -77,6 +86,7 @@ class TopicDeduplication:
         self._switching: asyncio.Task[None] | None = None
         self._settling: dict[str, Callable[[], None]] = {}  # a name belongs to one producer at a time
         self._entries_since_snapshot = 0
+        self._held_back = False  # the last snapshot is of an earlier position than the last entry's
         self._snapshot_at = 0.0
         self._closed = False
 
@@ -99,39 +109,42 @@ class TopicDeduplication:
         position = ledger.next_position(mark_delete)
         while ledger.is_valid(position):
             for group in await ledger.read(position, max_entries=1 << 20, max_bytes=_REPLAY_READ_BYTES):
-                for payload in group.payloads():
-                    self._note_stored(payload)
+                for index, payload in enumerate(group.payloads()):
+                    self._note_stored(payload, Position(group.ledger_id, group.first_entry_id + index))
                 self.entries_replayed += len(group)
                 position = ledger.next_position(Position(group.ledger_id, group.last_entry_id))
 
-    def _note_stored(self, payload: memoryview) -> None:
+    def _note_stored(self, payload: memoryview, position: Position) -> None:
         try:
             metadata = parse_metadata(payload)
+            messages = messages_in(metadata)
         except BadTailError as error:  # checked before it was stored; if it happens, nobody can be told of its sequence id
             log.error("dedup.unreadable_entry", extra={"topic": self._topic, "error": str(error)})
             return
-        highest = max(metadata.sequence_id, metadata.highest_sequence_id)
-        if highest > MAX_SEQUENCE_ID:
+        first = metadata.sequence_id
+        mark = Mark(first, first) if messages == 1 else mark_of_batch(first, messages, metadata.highest_sequence_id)
+        if mark.ends > MAX_SEQUENCE_ID:
             return
         if is_recorded(metadata):
-            self.sequences.note_stored(producer_name_of(metadata), highest, self._now())
+            self.sequences.note_stored(producer_name_of(metadata), mark, self._now())
         elif not metadata.HasField("marker_type"):
-            self.sequences.note_stored_chunk(producer_name_of(metadata), chunk_of(metadata), self._now())
+            self.sequences.note_stored_chunk(producer_name_of(metadata), chunk_of(metadata), position, self._now())
 
     # Publishing
 
     def last_sequence_id(self, name: str) -> int:
         """For PRODUCER_SUCCESS: where a client with this name goes on."""
-        return self.sequences.persisted(name) if self.active else NOTHING_PERSISTED
+        return self.sequences.last_sequence_id(name_key(name)) if self.active else NOTHING_PERSISTED
 
     def when_settled(self, name: str, on_settled: Callable[[], None]) -> None:
         """Calls back, perhaps at once, when nothing that was sent under this name is under way: what is persisted is what is
         stored. For the one producer that has the name now: without it its client would go on, or send again, while it is not
         known what arrived of the incarnation before."""
-        if self.sequences.is_settled(name):
+        key = name_key(name)
+        if self.sequences.is_settled(key):
             on_settled()
         else:
-            self._settling[name] = on_settled
+            self._settling[key] = on_settled
 
     def on_answered(self, entries: int, name: str | None) -> None:
         """A group was appended or failed, and its sequence says so."""
@@ -143,8 +156,13 @@ class TopicDeduplication:
 
     def on_appended(self) -> None:
         """Once per group, after its producer was told (rule 1)."""
-        if self.active and self._entries_since_snapshot >= max(self._policies().dedup_snapshot_entries, len(self.sequences)):
+        if self.active and self._entries_since_snapshot >= self._entries_between_snapshots:
             self.snapshot()
+
+    @property
+    def _entries_between_snapshots(self) -> int:
+        """Rule 3."""
+        return max(self._policies().dedup_snapshot_entries, len(self.sequences))
 
     def on_tick(self) -> None:
         if self.active:
@@ -159,13 +177,32 @@ class TopicDeduplication:
         forgotten = self.sequences.forget_idle(now - self._settings.idle_s, self._settings.max_names)
         self._snapshot_at = now
         cursor = self._ledger.cursors.get(DEDUP_CURSOR)  # None: it is being deleted
-        if cursor is not None and (self._entries_since_snapshot or forgotten):
-            cursor.advance_to(self._ledger.last_confirmed)
+        if cursor is not None and (self._entries_since_snapshot or forgotten or self._held_back):
+            position = self._position_to_save(now)
+            self._held_back = position != self._ledger.last_confirmed
+            cursor.advance_to(position)
             cursor.set_sequence_ids(self.sequences.snapshot())
             self._entries_since_snapshot = 0
 
-    async def save(self) -> None:
-        """At once: its cursor holds as little as possible. Raises what saving cursors raises."""
+    def _position_to_save(self, now: float) -> Position:
+        """Rule 4. Sequence ids of entries behind it do no harm: these are read again, and are in it already."""
+        ledger, policies = self._ledger, self._policies()
+        position = last = ledger.last_confirmed
+        behind, most = 0, _CHUNKS_HOLD_SNAPSHOTS * self._entries_between_snapshots
+        for sequence in self.sequences.incomplete():
+            assert sequence.chunks_from is not None
+            before = ledger.previous_position(sequence.chunks_from)
+            entries = ledger.count_between(before, last)
+            if entries > most or now - sequence.chunk_at >= policies.dedup_snapshot_s:
+                sequence.chunks_from = None
+            elif entries > behind:
+                position, behind = before, entries
+        return position
+
+    async def save(self, *, everything_goes: bool = False) -> None:
+        """At once: its cursor holds as little as possible, or nothing. Raises what saving cursors raises."""
+        if everything_goes:
+            self.sequences.forget_chunks()
         if self.active and (cursor := self._ledger.cursors.get(DEDUP_CURSOR)) is not None:
             self.snapshot()
             await cursor.saved()

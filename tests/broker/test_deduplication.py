@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cepheid_broker.deduplication import ProducerSequence, SequenceIds
+from cepheid_broker.deduplication import Mark, ProducerSequence, SequenceIds
 
 
 class Verdict(enum.Enum):
@@ -21,26 +21,34 @@ class Verdict(enum.Enum):
 
 
 def judge(sequence: ProducerSequence, highest: int) -> Verdict:
-    if sequence.is_new(highest):
-        assert not sequence.is_stored(highest)
+    if sequence.is_new(highest, highest):
+        assert not sequence.is_stored(highest, highest)
         return Verdict.NEW
-    return Verdict.DUPLICATE if sequence.is_stored(highest) else Verdict.UNKNOWN
+    return Verdict.DUPLICATE if sequence.is_stored(highest, highest) else Verdict.UNKNOWN
+
+
+def push(sequence: ProducerSequence, sequence_id: int) -> bool:
+    return sequence.push(sequence_id, sequence_id, sequence_id)
+
+
+def one(sequence_id: int) -> Mark:
+    return Mark(sequence_id, sequence_id)
 
 
 def stored(sequence: ProducerSequence, highest: int) -> None:
-    assert sequence.push(highest)
-    sequence.begin(highest)
-    sequence.confirm(highest)
+    assert push(sequence, highest)
+    sequence.begin(one(highest))
+    sequence.confirm(one(highest))
 
 
 def test_what_is_stored_is_a_duplicate_and_what_is_under_way_is_not_known() -> None:
     sequence = SequenceIds().follow("p", 0.0)
     stored(sequence, 5)
-    sequence.push(7)
-    sequence.begin(7)
+    push(sequence, 7)
+    sequence.begin(one(7))
     verdicts = [judge(sequence, highest) for highest in (0, 5, 6, 7, 8)]
     assert verdicts == [Verdict.DUPLICATE, Verdict.DUPLICATE, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.NEW]
-    sequence.confirm(7)
+    sequence.confirm(one(7))
     assert judge(sequence, 6) is Verdict.DUPLICATE
 
 
@@ -48,23 +56,23 @@ def test_after_a_failed_append_the_same_ids_are_new() -> None:
     sequence = SequenceIds().follow("p", 0.0)
     stored(sequence, 5)
     for highest in (7, 9):
-        sequence.push(highest)
-        sequence.begin(highest)
-    sequence.fail(9)
+        push(sequence, highest)
+        sequence.begin(one(highest))
+    sequence.fail(one(9))
     assert judge(sequence, 8) is Verdict.NEW
     assert judge(sequence, 7) is Verdict.UNKNOWN  # still under way
-    sequence.fail(7)
+    sequence.fail(one(7))
     assert judge(sequence, 6) is Verdict.NEW
     assert judge(sequence, 5) is Verdict.DUPLICATE
 
 
 def test_what_was_never_appended_is_new_again() -> None:
     sequence = SequenceIds().follow("p", 0.0)
-    sequence.push(3)
-    sequence.begin(3)
-    sequence.push(6)
+    push(sequence, 3)
+    sequence.begin(one(3))
+    push(sequence, 6)
     sequence.abandon()
-    assert (sequence.pushed, sequence.persisted) == (3, -1)
+    assert (sequence.pushed, sequence.persisted) == (one(3), one(-1))
 
 
 def test_a_name_is_forgotten_when_nobody_uses_it_for_long() -> None:
@@ -72,8 +80,8 @@ def test_a_name_is_forgotten_when_nobody_uses_it_for_long() -> None:
     used, left, waiting = ids.follow("used", 0.0), ids.follow("left", 0.0), ids.follow("waiting", 0.0)
     for sequence in (used, left, waiting):
         stored(sequence, 1)
-    waiting.push(2)
-    waiting.begin(2)
+    push(waiting, 2)
+    waiting.begin(one(2))
     ids.leave(left, 10.0)
     ids.leave(waiting, 10.0)
     assert ids.forget_idle(unused_since=10.0, max_names=100) == 0
@@ -96,9 +104,9 @@ def test_beyond_the_bound_the_longest_unused_names_go_first() -> None:
 def test_a_restored_name_goes_on_and_later_entries_complete_it() -> None:
     ids = SequenceIds()
     ids.restore({"a": 4, "b": 9}, 0.0)
-    ids.note_stored("a", 6, 0.0)
-    ids.note_stored("b", 3, 0.0)
-    ids.note_stored("c", 0, 0.0)
+    ids.note_stored("a", one(6), 0.0)
+    ids.note_stored("b", one(3), 0.0)
+    ids.note_stored("c", one(0), 0.0)
     assert ids.snapshot() == {"a": 6, "b": 9, "c": 0}
     assert judge(ids.follow("a", 0.0), 6) is Verdict.DUPLICATE
 
@@ -173,10 +181,10 @@ class Histories(RuleBasedStateMachine):
             elif verdict is Verdict.NEW:
                 append.ids += [sequence_id] * chunks
                 append.last_chunks.append(sequence_id)
-                client.sequence.push(sequence_id)
+                push(client.sequence, sequence_id)
                 assert judge(client.sequence, sequence_id) is Verdict.UNKNOWN
         if append.ids:
-            client.sequence.begin(append.last_chunks[-1])
+            client.sequence.begin(one(append.last_chunks[-1]))
             client.pending.append(append)
             self.in_flight.append((client, client.name, client.sequence, append))
 
@@ -207,7 +215,7 @@ class Histories(RuleBasedStateMachine):
         client, name, sequence, append = self.in_flight.popleft()
         assert sequence is not None
         self.store(name, append)
-        sequence.confirm(append.last_chunks[-1])
+        sequence.confirm(one(append.last_chunks[-1]))
         if client is not None:
             client.pending.popleft()
             for sequence_id in append.last_chunks:
@@ -221,9 +229,9 @@ class Histories(RuleBasedStateMachine):
         kept = deque(item for item in self.in_flight if item[1] != name)
         for _, other, sequence, append in self.in_flight:
             if other == name and sequence is not None and self.reset_after_failure:
-                sequence.fail(append.last_chunks[-1])
+                sequence.fail(one(append.last_chunks[-1]))
             elif other == name and sequence is not None:
-                sequence._under_way.remove(append.last_chunks[-1])
+                sequence._under_way.remove(one(append.last_chunks[-1]))
         self.in_flight = kept
         if client is not None:
             self.disconnect(client)
@@ -239,7 +247,7 @@ class Histories(RuleBasedStateMachine):
     def save_snapshot(self) -> None:
         ids = self.ids.snapshot()
         if self.snapshot_pushed:
-            ids = {name: sequence.pushed for name, sequence in self.ids._names.items() if sequence.pushed >= 0}
+            ids = {name: sequence.pushed.ends for name, sequence in self.ids._names.items() if sequence.pushed.ends >= 0}
         self.saved = (len(self.log), ids)
 
     @rule(cut=st.integers(0, 3), torn=st.booleans())
@@ -264,7 +272,7 @@ class Histories(RuleBasedStateMachine):
         self.ids.restore(saved, self.now)
         for name, sequence_id, last in self.log[position:]:
             if last:
-                self.ids.note_stored(name, sequence_id, self.now)
+                self.ids.note_stored(name, one(sequence_id), self.now)
 
     # H3, H1, H4
 

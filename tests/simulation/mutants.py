@@ -297,7 +297,7 @@ def name_what_was_pushed_when_saving_sequence_ids() -> Iterator[None]:
     """A snapshot of deduplication has sequence ids whose entries are still under way (apache/pulsar#5218)."""
 
     def snapshot(self: SequenceIds) -> dict[str, int]:
-        return {name: sequence.pushed for name, sequence in self._names.items() if sequence.pushed >= 0}
+        return {name: sequence.pushed.ends for name, sequence in self._names.items() if sequence.pushed.ends >= 0}
 
     with mock.patch.object(SequenceIds, "snapshot", snapshot):
         yield

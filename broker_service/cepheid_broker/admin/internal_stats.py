@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cepheid_broker.deduplication import sequence_ids_of
 from cepheid_broker.times import iso_time
 from cepheid_metadata import ChainLedger, Position
 
@@ -102,5 +103,5 @@ def _cursor(
         "totalNonContiguousDeletedMessagesRange": len(acked),
         "subscriptionHavePendingRead": False,
         "subscriptionHavePendingReplayRead": False,
-        "properties": dict(cursor.sequence_ids),  # of deduplication: highest sequence id by producer
+        "properties": sequence_ids_of(cursor.sequence_ids),  # of deduplication: highest sequence id by producer
     }
