@@ -23,7 +23,7 @@ CASES: list[tuple[type[RuleBasedStateMachine], Mutant]] = [
 @pytest.mark.parametrize(("histories", "mutant"), CASES, ids=[f"{h.__name__}-{m.__name__}" for h, m in CASES])
 def test_a_mistake_is_noticed(histories: type[RuleBasedStateMachine], mutant: Mutant) -> None:
     search = settings(
-        max_examples=1000, stateful_step_count=50, deadline=None, database=None, phases=[Phase.generate], derandomize=True
+        max_examples=5000, stateful_step_count=50, deadline=None, database=None, phases=[Phase.generate], derandomize=True
     )
     with mutant(), pytest.raises((AssertionError, KeyError, IndexError)):
         run_state_machine_as_test(histories, settings=search)
