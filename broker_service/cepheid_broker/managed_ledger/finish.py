@@ -18,6 +18,7 @@ async def finish(tasks: TaskOwner, work: Coroutine[Any, Any, T], *, name: str) -
     Raises ManagedLedgerClosedError when `tasks` is closed before `work` is done: the caller was not cancelled, and may have
     somebody to answer."""
     task = tasks.start(_outcome(work), name=name)
+    task.add_done_callback(lambda _: work.close())  # `tasks` may be closed before its first step: then nobody awaited it
     outcome: T | Exception
     try:
         outcome = await asyncio.shield(task)
