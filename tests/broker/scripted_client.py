@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -216,6 +217,13 @@ class ScriptedClient:
             assert received is not None, "the broker closed the connection"
             found += [received] if isinstance(received.body, pb.CommandMessage) else []
         return found
+
+    async def skim_until(self, is_it: Callable[[Received], bool]) -> Received:
+        """The first message for which it holds; whatever comes before is passed over."""
+        while True:
+            (received,) = await self.skim_messages(1)
+            if is_it(received):
+                return received
 
     async def receive_body(self) -> Any:
         received = await self.receive()
