@@ -16,7 +16,7 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.deduplication import SequenceIds
+from cepheid_broker.deduplication import NOTHING, ProducerSequence, SequenceIds
 from cepheid_broker.managed_ledger import cursor, rollover, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
@@ -313,6 +313,24 @@ def believe_the_snapshot_of_sequence_ids_alone() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def snapshot_in_the_middle_of_chunked_messages() -> Iterator[None]:
+    """The chunks before it are not known after a crash, and are stored again."""
+    with mock.patch.object(SequenceIds, "incomplete", return_value=()):
+        yield
+
+
+@contextlib.contextmanager
+def let_producers_in_while_chunks_are_under_way() -> Iterator[None]:
+    """Nobody waits for the append of chunks that are not the last of their message."""
+
+    def is_settled(self: ProducerSequence) -> bool:
+        return all(mark == NOTHING for mark in self._under_way)
+
+    with mock.patch.object(ProducerSequence, "is_settled", property(is_settled)):
+        yield
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -336,5 +354,7 @@ MUTANTS: dict[str, Mutant] = {
         trim_without_asking_the_cursors,
         name_what_was_pushed_when_saving_sequence_ids,
         believe_the_snapshot_of_sequence_ids_alone,
+        snapshot_in_the_middle_of_chunked_messages,
+        let_producers_in_while_chunks_are_under_way,
     )
 }

@@ -29,6 +29,8 @@ RULES = {
     "write the chain again after a conflict": {"M1", "M2", "M3", "M6", "C2", "C3", "C6", "C7", "C8"},
     "name what was pushed when saving sequence ids": {"H3"},
     "believe the snapshot of sequence ids alone": {"H3"},
+    "snapshot in the middle of chunked messages": {"H3"},
+    "let producers in while chunks are under way": {"H3"},
     "trim without asking the cursors": {"M6", "C3", "C6"},
 }
 

@@ -28,7 +28,7 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.sim_connection import SimConnections
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import SimulationError
-from tests.simulation.workload_dedup import Client, DedupWorkload
+from tests.simulation.workload_dedup import POLICIES, Client, DedupWorkload
 from tests.simulation.workload_ledgers import Quorums
 from tests.simulation.workload_topics import TopicWorkload
 from tests.support import wait_until
@@ -332,7 +332,7 @@ async def dedup_after_failure(script: Script) -> None:
     assert await workload.connect(client)
     workload.publish(client, 3, chunks=1)
     await hear_until(workload, client, answered=3)
-    await asyncio.sleep(1.1)  # a snapshot is due by time
+    await asyncio.sleep(POLICIES.dedup_snapshot_s + 0.1)  # a snapshot is due by time
 
     for bookie in script.bookies:
         script.network.block("east", bookie, "add")

@@ -38,7 +38,7 @@ from tests.simulation.history import History
 from tests.simulation.node import Node
 from tests.simulation.workload_ledgers import EXPECTED, Quorums
 
-POLICIES = TopicPolicies(deduplication=True, dedup_snapshot_entries=5, dedup_snapshot_s=1)
+POLICIES = TopicPolicies(deduplication=True, dedup_snapshot_entries=5, dedup_snapshot_s=30)
 REPEATED = Position(-1, -1)
 _MOST_UNANSWERED = 8
 _CONNECT_S = 6.0
@@ -259,8 +259,13 @@ class DedupWorkload:
 
     def _deliver(self, client: Client, sends: list[Send]) -> None:
         assert client.peer is not None
-        if client.peer.producer is not None and sends:
-            client.peer.node.call_soon(_take, client.peer.producer, sends)
+        if client.peer.producer is None:
+            return
+        while sends:
+            # Chunks come one by one: they are large, so that each has an append of its own.
+            count = next((place for place, send in enumerate(sends) if not send.is_last), len(sends)) or 1
+            client.peer.node.call_soon(_take, client.peer.producer, sends[:count])
+            sends = sends[count:]
 
     def _did(self, operation: str) -> None:
         self.operations += 1
@@ -276,12 +281,19 @@ class DedupWorkload:
     def _check_client(self, client: Client, entries: list[tuple[Position, bytes]]) -> None:
         history = self._history
         found: dict[int, Position] = {}
+        chunks: dict[int, list[int]] = {}
         for position, payload in entries:
-            name, sequence_id, is_last = _read(payload)
+            name, sequence_id, is_last, chunk_id = _read(payload)
+            if name == client.name:
+                chunks.setdefault(sequence_id, []).append(chunk_id)
             if name == client.name and is_last:
                 rises = sequence_id > max(found, default=-1)
                 history.check("H3", rises, lambda p=position, s=sequence_id: f"{client.name}: {s} at {p} comes after {found}")
                 found[sequence_id] = position
+        for sequence_id, stored in chunks.items():
+            # Consumers of the C++ library never deliver a message whose chunks they see twice, or in another order.
+            once = stored == list(range(len(stored)))
+            history.check("H3", once, lambda s=sequence_id, c=stored: f"{client.name}: {s} is stored as chunks {c}")
         for sequence_id, told in client.answered.items():
             place = found.get(sequence_id)
             history.check(
@@ -318,9 +330,10 @@ def _message(name: str, sequence_id: int, chunks: int) -> list[Send]:
     return sends
 
 
-def _read(payload: bytes) -> tuple[str, int, bool]:
-    """Producer, sequence id, and whether the message is whole with it. Read from the bytes, not by what is tested."""
+def _read(payload: bytes) -> tuple[str, int, bool, int]:
+    """Producer, sequence id, whether the message is whole with it, and which chunk it is. Read from the bytes, not by what is
+    tested."""
     metadata_bytes = int.from_bytes(payload[6:10], "big")
     metadata = pb.MessageMetadata.FromString(payload[10 : 10 + metadata_bytes])
     whole = not metadata.HasField("chunk_id") or metadata.chunk_id == metadata.num_chunks_from_msg - 1
-    return metadata.producer_name, metadata.sequence_id, whole
+    return metadata.producer_name, metadata.sequence_id, whole, metadata.chunk_id
