@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatcher import ReadAheadBudget
@@ -28,7 +29,7 @@ from cepheid_ports import CepheidError, Ports, TaskOwner
 from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
-    from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgers
+    from cepheid_broker.managed_ledger import ManagedLedgers
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Topics:
         self._tasks = tasks
         self._open: dict[TopicName, Topic] = {}
         self._opening: dict[TopicName, asyncio.Task[Topic | Exception]] = {}
-        self._closing: dict[TopicName, asyncio.Task[None]] = {}
+        self._closing: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._retry: dict[TopicName, tuple[float, float]] = {}  # not before this loop time; the pause that led to it
         self._name_prefix = f"{settings.cluster}-{ports.random.getrandbits(40):010x}"
         self._names_given = 0
@@ -151,7 +152,7 @@ class Topics:
             await topic.open()
             self._check_not_stopping(name)
         except BaseException:
-            await asyncio.shield(self._start_closing(name, self._close_failed(ledger)))
+            await asyncio.shield(self._start_closing(name, ledger.aclose))
             raise
         log.info("topic.opened", extra={"topic": str(name), "last_confirmed": str(ledger.last_confirmed)})
         return self._add(topic)
@@ -187,24 +188,28 @@ class Topics:
         if self._open.get(topic.name) is topic:
             del self._open[topic.name]
             self._policies.release(topic.name)
-            self._start_closing(topic.name, self._close_failed(topic.ledger))
+            self._start_closing(topic.name, topic.ledger.aclose)
 
-    async def _close_failed(self, ledger: ManagedLedger) -> None:
-        try:
-            await ledger.aclose()
-        except CepheidError as error:
-            log.info("topic.close_failed", extra={"topic": str(ledger.topic), "error": str(error)})
-
-    def _start_closing(self, name: TopicName, work: Awaitable[None]) -> asyncio.Task[None]:
-        async def run() -> None:
+    def _start_closing(self, name: TopicName, work: Callable[[], Awaitable[None]]) -> asyncio.Task[Exception | None]:
+        async def run() -> Exception | None:
+            """What stores raise is a result, for whoever waits: an outage is no defect of ours."""
             try:
-                await work
+                await work()
+            except (CepheidError, TimeoutError) as error:
+                log.warning("topic.close_failed", extra={"topic": str(name), "error": str(error)})
+                return error
             finally:
                 self._closing.pop(name, None)
+            return None
 
         task = self._tasks.start(run(), name=f"close {name}")
         self._closing[name] = task
         return task
+
+    async def _close(self, name: TopicName, work: Callable[[], Awaitable[None]]) -> None:
+        """To its end, whoever gives up. Raises what the stores raise."""
+        if (error := await asyncio.shield(self._start_closing(name, work))) is not None:
+            raise error
 
     async def unload(self, name: TopicName, reason: str = "the topic is unloaded") -> None:
         """Closes it in good order; it is opened again by whoever asks. Not open is success."""
@@ -212,7 +217,7 @@ class Topics:
         if topic is None:
             return
         self._policies.release(name)
-        await asyncio.shield(self._start_closing(name, topic.unload(reason)))
+        await self._close(name, partial(topic.unload, reason))
         log.info("topic.unloaded", extra={"topic": str(name), "reason": reason})
 
     async def delete(self, name: TopicName, *, force: bool = False) -> None:
@@ -283,7 +288,7 @@ class Topics:
             await asyncio.wait([work])
 
     async def _remove(self, name: TopicName) -> None:
-        await asyncio.shield(self._start_closing(name, self._delete(name)))
+        await self._close(name, partial(self._delete, name))
 
     async def _delete(self, name: TopicName) -> None:
         if (topic := self._open.pop(name, None)) is not None:
@@ -314,5 +319,5 @@ class Topics:
     async def _unload_quietly(self, name: TopicName) -> None:
         try:
             await self.unload(name, "the broker stops")
-        except CepheidError as error:
-            log.warning("topic.unload_failed", extra={"topic": str(name), "error": str(error)})
+        except (CepheidError, TimeoutError):
+            pass  # it is logged, and closed as far as that is possible

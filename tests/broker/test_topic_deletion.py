@@ -52,7 +52,9 @@ class _Outage:
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-def test_a_deletion_interrupted_at_any_write_leaves_nothing_when_repeated(partitions: int) -> None:
+def test_a_deletion_interrupted_at_any_write_leaves_nothing_when_repeated(
+    partitions: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def deleted_with_outage_at(write: int) -> bool:
         async with BrokerWorld(close_timeout_s=0.5) as world, await world.client() as client:
             name = TopicName.parse("t")
@@ -81,6 +83,7 @@ def test_a_deletion_interrupted_at_any_write_leaves_nothing_when_repeated(partit
         while not await deleted_with_outage_at(write):
             write += 1
         assert write >= 5, "the outage never struck"
+        assert not [record.message for record in caplog.records if record.levelname == "ERROR"], "an outage is no defect"
 
     run_async(main(), timeout_s=60)
 
