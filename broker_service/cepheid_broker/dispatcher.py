@@ -196,6 +196,13 @@ class Dispatcher:
             self._tasks.start(self._read_storage(read), name="read")
 
     async def _read_storage(self, read: Read | ReadBack) -> None:
+        try:
+            await self._read_and_answer(read)
+        except Exception as error:
+            if not self._closed:  # else the core would wait for this read for ever
+                self._on_failed(error)
+
+    async def _read_and_answer(self, read: Read | ReadBack) -> None:
         position, max_entries, max_bytes = self._range_of(read)
         self.storage_reads += 1
         self._keeps_up = False

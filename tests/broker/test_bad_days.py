@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -257,6 +258,33 @@ def test_a_defect_in_dispatch_ends_that_subscription_alone(caplog: pytest.LogCap
             assert got == {pb.CommandSendReceipt, pb.CommandMessage}
             await client.subscribe("t", "broken", 0, permits=10)
             await client.expect_message()
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["dispatch.failed"]
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("where", ["the ledger", "the core"])
+def test_a_defect_in_reading_ends_that_subscription_and_does_not_leave_it_waiting(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.publish(3)
+            await client.subscribe("t", "s")
+            ledger: Any = world.topic("t").ledger
+            dispatcher: Any = world.topic("t").subscriptions["s"]._dispatcher
+            sound = ledger.read_cached, ledger.read
+            ledger.read_cached = lambda *args, **kwargs: None
+            if where == "the ledger":
+                ledger.read = lambda *args, **kwargs: 1 // 0
+            else:
+                dispatcher.core.on_read = lambda *args, **kwargs: 1 // 0
+            client.send(pb.CommandFlow(consumer_id=0, messagePermits=10))
+            assert (await client.expect(pb.CommandCloseConsumer)).consumer_id == 0
+            ledger.read_cached, ledger.read = sound
+            await client.subscribe("t", "s", permits=10)
+            await client.expect_messages(3)
         assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["dispatch.failed"]
 
     run_async(main())
