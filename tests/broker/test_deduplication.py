@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cepheid_broker.deduplication import Mark, ProducerSequence, SequenceIds
+from cepheid_broker.deduplication import Mark, ProducerSequence, SequenceIds, mark_of_batch
 
 
 class Verdict(enum.Enum):
@@ -109,6 +110,106 @@ def test_a_restored_name_goes_on_and_later_entries_complete_it() -> None:
     ids.note_stored("c", one(0), 0.0)
     assert ids.snapshot() == {"a": 6, "b": 9, "c": 0}
     assert judge(ids.follow("a", 0.0), 6) is Verdict.DUPLICATE
+
+
+Batch = tuple[int, ...]
+"""Sequence ids, rising."""
+
+
+def packed(ids: list[int], keys: list[int], most: int) -> list[Batch]:
+    """As clients make batches by key: one for each key of a round, in the order of their first ids."""
+    batches: list[Batch] = []
+    for start in range(0, len(ids), most):
+        by_key: dict[int, list[int]] = {}
+        for sequence_id, key in zip(ids[start : start + most], keys[start : start + most], strict=True):
+            by_key.setdefault(key, []).append(sequence_id)
+        batches += sorted(map(tuple, by_key.values()))
+    return batches
+
+
+class Broker:
+    """Stores the batches of one name that it is sent, as far as they are new."""
+
+    def __init__(self, *, says_highest: bool) -> None:
+        self.says_highest = says_highest
+        self.log: list[Batch] = []
+        self.saved: tuple[int, dict[str, int]] = (0, {})
+        self.ids = SequenceIds()
+
+    def mark(self, batch: Batch) -> Mark:
+        return mark_of_batch(batch[0], len(batch), batch[-1] if self.says_highest else 0)
+
+    def send(self, batch: Batch) -> None:
+        sequence = self.ids.follow("p", 0.0)
+        mark = self.mark(batch)
+        if sequence.push(batch[0], *mark):
+            sequence.begin(mark)
+            self.log.append(batch)
+            sequence.confirm(mark)
+        else:
+            assert sequence.is_stored(batch[0], mark.ends)
+        self.ids.leave(sequence, 0.0)
+
+    def save(self) -> None:
+        self.saved = len(self.log), self.ids.snapshot()
+
+    def unload(self) -> None:
+        self.save()
+        self.crash()
+
+    def crash(self) -> None:
+        self.ids = SequenceIds()
+        self.ids.restore(self.saved[1], 0.0)
+        for batch in self.log[self.saved[0] :]:
+            self.ids.note_stored("p", self.mark(batch), 0.0)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    keys=st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    gaps=st.lists(st.sampled_from([1, 1, 1, 4]), min_size=20, max_size=20),
+    most=st.integers(1, 9),
+    says_highest=st.booleans(),
+    steps=st.lists(st.tuples(st.integers(0, 20), st.sampled_from(["save", "crash", "unload", "reconnect"])), max_size=5),
+)
+def test_batches_that_are_sent_again_as_they_were_are_stored_once(
+    keys: list[int], gaps: list[int], most: int, says_highest: bool, steps: list[tuple[int, str]]
+) -> None:
+    batches = packed(list(accumulate(gaps[: len(keys)])), keys, most)
+    broker, unanswered = Broker(says_highest=says_highest), 0
+    for sent, then in steps:
+        sent = max(sent % (len(batches) + 1), unanswered)
+        for batch in batches[unanswered:sent]:
+            broker.send(batch)
+        if then == "reconnect":
+            unanswered = sent
+        else:
+            getattr(broker, then)()
+    for batch in batches[unanswered:]:
+        broker.send(batch)
+    assert broker.log == batches
+
+
+@given(
+    count=st.integers(1, 20),
+    says_highest=st.booleans(),
+    runs=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9), st.integers(1, 20), st.booleans()), max_size=5),
+)
+def test_nothing_is_lost_of_batches_that_an_application_packs_anew(
+    count: int, says_highest: bool, runs: list[tuple[int, int, int, bool]]
+) -> None:
+    """Each run starts somewhere in what is sent already, packs by another number, and ends early."""
+    broker, reached = Broker(says_highest=says_highest), 0
+    for start, most, batches, crash in [*runs, (0, 7, 20, False)]:
+        ids = list(range(min(start, reached), count))
+        for batch in packed(ids, [0] * len(ids), most)[:batches]:
+            broker.send(batch)
+            reached = batch[-1] + 1
+            assert set(batch) <= {sequence_id for stored in broker.log for sequence_id in stored}, "answered, and not stored"
+        broker.save()
+        if crash:
+            broker.crash()
+    assert {sequence_id for stored in broker.log for sequence_id in stored} == set(range(count))
 
 
 @dataclass(slots=True)
