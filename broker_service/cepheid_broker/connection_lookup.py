@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from google.protobuf.message import Message
+
 from cepheid_broker.advertised import advertised_url, check_listener
+from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
+from cepheid_broker.settings import FRAME_PADDING_BYTES
 from cepheid_broker.topic_pattern import TopicPattern
 from cepheid_broker.topic_watches import topics_hash
 from cepheid_broker.wire_errors import error_text, server_error_of
@@ -93,11 +97,19 @@ class LookupCommands:
                     found = [topic for topic in found if pattern.matches(topic)]
                     answer.filtered = True
                 answer.topics.extend(sorted(map(str, found)))
+            answer.topics_hash = topics_hash(answer.topics)
+            if ask.topics_hash == answer.topics_hash:
+                answer.changed = False
+                del answer.topics[:]
+            check_frame(answer, ask.namespace, self._services.settings.max_frame_bytes)
         except Exception as error:  # every request is answered, also when the fault is ours
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
-            return
-        answer.topics_hash = topics_hash(answer.topics)
-        if ask.topics_hash == answer.topics_hash:
-            answer.changed = False
-            del answer.topics[:]
-        self._peer.send(answer)
+        else:
+            self._peer.send(answer)
+
+
+def check_frame(answer: Message, namespace: str, limit_bytes: int) -> None:
+    """Raises NotAllowedError: Java and Go clients would close the connection on it, reconnect, and ask again (protocol.md §1.3)."""
+    if (size_bytes := answer.ByteSize()) > limit_bytes - FRAME_PADDING_BYTES:
+        text = f"the list of topics of namespace {namespace} has {size_bytes} bytes, a frame has {limit_bytes}"
+        raise NotAllowedError(f"{text}: ask with a pattern, or raise max_message_bytes", namespace=namespace)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cepheid_broker.connection_lookup import check_frame
 from cepheid_broker.errors import TooManyError
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
@@ -45,16 +46,18 @@ class WatchCommands:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
                 watch = await self._create(ask)
+            names = [] if ask.topics_hash == watch.hash else sorted(watch.topics)
+            success = pb.CommandWatchTopicListSuccess(
+                request_id=ask.request_id, watcher_id=ask.watcher_id, topic=names, topics_hash=watch.hash
+            )
+            self._open[ask.watcher_id] = watch
+            check_frame(success, ask.namespace, self._services.settings.max_frame_bytes)
         except Exception as error:  # every request is answered, also when the fault is ours
+            if (opened := self._open.pop(ask.watcher_id, None)) is not None:
+                opened.close()
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
         else:
-            self._open[ask.watcher_id] = watch
-            names = [] if ask.topics_hash == watch.hash else sorted(watch.topics)
-            self._peer.send(
-                pb.CommandWatchTopicListSuccess(
-                    request_id=ask.request_id, watcher_id=ask.watcher_id, topic=names, topics_hash=watch.hash
-                )
-            )
+            self._peer.send(success)
         finally:
             if self._opening.get(ask.watcher_id) is asyncio.current_task():
                 del self._opening[ask.watcher_id]

@@ -177,6 +177,26 @@ def test_refusals_are_named() -> None:
     run_async(main())
 
 
+def test_a_list_that_fits_no_frame_is_refused_with_what_to_do() -> None:
+    """Java and Go would close the connection on it, come back, and ask again for ever."""
+
+    async def main() -> None:
+        async with BrokerWorld(max_message_bytes=64 * 1024) as world, await world.client() as client:
+            for number in range(90):
+                await world.create_topic(f"{number:03}" + "x" * 900)
+            ask = pb.CommandGetTopicsOfNamespace(request_id=1, namespace=NAMESPACE)
+            error = await client.ask(ask, pb.CommandError)
+            assert error.error == ServerError.NOT_ALLOWED_ERROR
+            assert "ask with a pattern" in error.message
+            watcher = pb.CommandWatchTopicList(request_id=2, watcher_id=0, namespace=NAMESPACE, topics_pattern=".*")
+            error = await client.ask(watcher, pb.CommandError)
+            assert (error.request_id, error.error) == (2, ServerError.NOT_ALLOWED_ERROR)
+            assert len(world.broker.topic_watches) == 0
+            assert len((await watch(client, f"{NAMESPACE}/06.*")).topic) == 10
+
+    run_async(main())
+
+
 def test_a_namespace_that_goes_takes_its_topics_along() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
