@@ -139,7 +139,7 @@ class Broker:
         self._tick = asyncio.get_running_loop().call_later(self.settings.rate_window_s, self._on_tick)
 
     def _on_tick(self) -> None:
+        self._schedule_tick()  # first: a defect in one topic's figures must not end rates, watches and upkeep of all
         self.topics.on_tick(self.settings.rate_window_s)
         self.topic_watches.on_tick(self.settings.rate_window_s)
         self.inactive.on_tick(self.settings.rate_window_s)
-        self._schedule_tick()

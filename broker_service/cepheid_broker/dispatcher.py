@@ -93,12 +93,12 @@ class Dispatcher:
 
     def on_appended(self, tail: CountedGroup | None, now_ms: int) -> None:
         """`tail`: what was appended, if it is one group."""
-        send = self.core.on_appended(tail)
-        if send is None:
-            self.wake()
-            return
-        self._now_ms = now_ms
         try:
+            send = self.core.on_appended(tail)
+            if send is None:
+                self.wake()
+                return
+            self._now_ms = now_ms
             self._send(send)
         except Exception as error:
             self._on_failed(error)

@@ -290,6 +290,39 @@ def test_a_defect_in_reading_ends_that_subscription_and_does_not_leave_it_waitin
     run_async(main())
 
 
+def test_a_defect_that_an_append_finds_ends_that_subscription_and_the_others_hear_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.subscribe("t", "broken", 0, permits=10)
+            await client.subscribe("t", "sound", 1, permits=10)
+            await client.ping()
+            dispatcher: Any = world.topic("t").subscriptions["broken"]._dispatcher
+            dispatcher.core.on_appended = lambda tail: 1 // 0
+            client.send_message(0)
+            got = {type(await client.receive_body()) for _ in range(3)}
+            assert got == {pb.CommandSendReceipt, pb.CommandMessage, pb.CommandCloseConsumer}
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["dispatch.failed"]
+
+    run_async(main())
+
+
+def test_a_defect_in_one_topics_figures_does_not_end_the_clock_of_all() -> None:
+    async def main() -> None:
+        async with BrokerWorld(rate_window_s=0.02) as world, await world.client() as client:
+            defects: list[str] = []
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: defects.append(context["message"]))
+            await client.produce_on("t")
+            topic: Any = world.topic("t")
+            topic.on_tick = lambda window_s: 1 // 0
+            await wait_until(lambda: len(defects) >= 2)
+            del topic.on_tick
+            await client.publish(1)
+            await wait_until(lambda: topic.published.figures().message_rate_per_s > 0)
+
+    run_async(main())
+
+
 def test_an_acknowledgement_that_cannot_be_saved_is_answered_with_an_error() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
