@@ -277,6 +277,46 @@ def test_chunks_whose_receipts_were_lost_are_not_stored_twice(topic: str, monkey
         assert len(broker.frames(CommandType.MESSAGE)) == 4
 
 
+def test_a_chunked_message_that_was_cut_off_is_delivered(client: pulsar.Client, cluster: ProcessCluster, deduplicated: str) -> None:
+    """This client never delivers a message whose chunks it sees twice."""
+    topic = deduplicated + "cut-off"
+
+    def chunk(index: int) -> bytes:
+        fields = {"uuid": "scripted-0", "chunk_id": index, "num_chunks_from_msg": 3, "total_chunk_msg_size": 6}
+        return send_frame(pb.CommandSend(producer_id=0, sequence_id=0, is_chunk=True), message(0, b"%d." % index, **fields))
+
+    async def publish_in_two_attempts() -> None:
+        for chunks in (2, 3):
+            async with await ScriptedClient.open(cluster.port) as scripted:
+                await scripted.produce_on(topic, producer_name="scripted")
+                scripted.send_bytes(b"".join(map(chunk, range(chunks))))
+                for _ in range(chunks):
+                    await scripted.expect(pb.CommandSendReceipt)
+
+    run_async(publish_in_two_attempts())
+    assert read_all(client, topic) == [b"0.1.2."]
+
+
+def test_an_application_that_starts_over_with_other_batches_loses_nothing(client: pulsar.Client, deduplicated: str) -> None:
+    topic = deduplicated + "packed-anew"
+
+    def run(ids: range, batch_messages: int) -> None:
+        options = {"batching_max_messages": batch_messages, "batching_max_publish_delay_ms": 1000}
+        producer = client.create_producer(topic, producer_name="app", batching_enabled=True, **options)
+        results: list[Any] = []
+        for sequence_id in ids:
+            producer.send_async(b"%d" % sequence_id, lambda result, _: results.append(result), sequence_id=sequence_id)
+        producer.flush()
+        wait_for(lambda: len(results) == len(ids), "all receipts")
+        assert set(results) == {pulsar.Result.Ok}
+        producer.close()
+
+    run(range(11), 10)
+    run(range(5, 40), 10)
+    run(range(10, 50), 7)
+    assert set(read_all(client, topic)) == set(numbers(50))
+
+
 def test_deduplication_may_be_turned_on_and_off_while_a_producer_is_connected(cluster: ProcessCluster, topic: str) -> None:
     namespace = "switched"
     prefix = deduplicate(cluster, namespace)
