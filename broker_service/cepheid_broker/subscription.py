@@ -167,11 +167,13 @@ class Subscription:
         assert kind == self.kind, "rule 1"
         assert self._dispatcher is not None
         self.consumers[consumer.key] = consumer
-        ranges = consumer.key_sharing.ranges or None
-        self._dispatcher.core.on_consumer_joined(
-            consumer.key, name=consumer.name, priority=consumer.priority_level, hash_ranges=ranges
-        )
-        self._dispatcher.core.on_writable(consumer.key, consumer.peer.writable)
+        ranges, core = consumer.key_sharing.ranges or None, self._dispatcher.core
+        try:
+            core.on_consumer_joined(consumer.key, name=consumer.name, priority=consumer.priority_level, hash_ranges=ranges)
+            core.on_writable(consumer.key, consumer.peer.writable)
+        except Exception as error:
+            self._on_dispatch_failed(error)
+            raise ServiceNotReadyError(f"subscription {self.name!r} of {self.topic} starts over") from error
         self._dispatcher.wake()
 
     def remove_consumer(self, consumer: Consumer) -> None:
@@ -180,8 +182,12 @@ class Subscription:
         self._redelivered_messages += consumer.redelivered_messages
         self._activity.include(consumer.activity)
         if self._dispatcher is not None:
-            self._dispatcher.core.on_consumer_left(consumer.key)
-            self._dispatcher.wake()
+            try:
+                self._dispatcher.core.on_consumer_left(consumer.key)
+            except Exception as error:  # whoever frees a lost connection goes on with the rest of it
+                self._on_dispatch_failed(error)
+            else:
+                self._dispatcher.wake()
         if not self.consumers:
             self.kind = None
             self.cursor.active_from = None

@@ -307,6 +307,43 @@ def test_a_defect_that_an_append_finds_ends_that_subscription_and_the_others_hea
     run_async(main())
 
 
+def test_a_defect_that_a_newcomer_finds_leaves_no_consumer_that_nobody_has(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.subscribe("t", "s", 0, subType=pb.CommandSubscribe.Shared)
+            subscription = world.topic("t").subscriptions["s"]
+            dispatcher: Any = subscription._dispatcher
+            dispatcher.core.on_writable = lambda consumer, writable: 1 // 0
+            client.send(subscribe("t", "s", 1, 9, subType=pb.CommandSubscribe.Shared))
+            assert (await client.answers(9))[9].error == ServerError.SERVICE_NOT_READY
+            assert not subscription.consumers
+            assert (await client.expect(pb.CommandCloseConsumer)).consumer_id == 1  # so that it comes back
+            await client.subscribe("t", "s", 2)  # and of another type: it is free
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["dispatch.failed"]
+
+    run_async(main())
+
+
+def test_a_defect_that_a_lost_connection_finds_leaves_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            rude = await world.client()
+            await rude.produce_on("t", producer_name="p")
+            for number, name in enumerate(("broken", "sound")):
+                await rude.subscribe("t", name, number, subType=pb.CommandSubscribe.Shared)
+                await client.subscribe("t", name, number, subType=pb.CommandSubscribe.Shared)
+            dispatcher: Any = world.topic("t").subscriptions["broken"]._dispatcher
+            dispatcher.core.on_consumer_left = lambda consumer: 1 // 0
+            rude.abort()
+            assert (await client.expect(pb.CommandCloseConsumer)).consumer_id == 0
+            await wait_until(lambda: world.broker.statistics().connections == 1)
+            assert [len(found.consumers) for found in world.topic("t").subscriptions.values()] == [0, 1]
+            await client.produce_on("t", producer_name="p")
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["dispatch.failed"]
+
+    run_async(main())
+
+
 def test_a_defect_in_one_topics_figures_does_not_end_the_clock_of_all() -> None:
     async def main() -> None:
         async with BrokerWorld(rate_window_s=0.02) as world, await world.client() as client:
