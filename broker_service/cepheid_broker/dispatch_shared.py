@@ -144,6 +144,8 @@ class SharedDispatch:
                 elsewhere.setdefault(ledger_id, {})[entry_id] = None
             if self._replay:
                 self._replay.discard(ledger_id, entry_id)
+            for holder in self._reserving.values():
+                holder.reserved.discard(ledger_id, entry_id)
             if self._chunks and (done := self._chunks.on_acked(Position(ledger_id, entry_id))) is not None:
                 self._free_reserved(done.owner)
         if elsewhere:
@@ -192,7 +194,7 @@ class SharedDispatch:
             if not self._delayed.is_full and (read := self._forward.plan_read()) is not None:
                 return read
             send = self._send_again(turn)
-            if send is None and not self._replay:  # rule 2
+            if send is None:
                 send = self._send_new(turn)
             if send is not None:
                 return send
@@ -282,7 +284,7 @@ class SharedDispatch:
         return runs
 
     def _send_new(self, turn: Holder) -> Send | None:
-        # A chunked message may be forgotten in between: what was reserved goes first.
+        # Rule 2, at every step: chunks may be let go in between, and a later one must not be passed over then.
         while not self._replay and (head := self._forward.head()) is not None:
             counted = head.counted
             runs = list(self._acks.unacknowledged_runs(counted.ledger_id, head.next_entry_id, counted.last))

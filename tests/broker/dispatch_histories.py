@@ -39,6 +39,7 @@ class SharingHistories(RuleBasedStateMachine):
         self.writable: dict[int, bool] = {}
         self.holder: dict[Position, int] = {}
         self.nacks: dict[Position, int] = {}
+        self.was_sent: set[Position] = set()  # since the core started over
         self.chunked: dict[int, tuple[int, int]] = {}  # producer → number of its chunked message, and chunks of it so far
         self.released: set[Position] = set()  # were there while nothing was held back
 
@@ -74,6 +75,7 @@ class SharingHistories(RuleBasedStateMachine):
             self.check_sent(consumer, position)
             self.permits[consumer] -= entry.messages
             self.holder[position] = consumer
+            self.was_sent.add(position)
         counts = self.world.acks.counts
         assert all(counts.get(p.ledger_id, {}).get(p.entry_id, 0) == self.nacks.get(p, 0) for p in positions), "counts"
 
@@ -151,6 +153,8 @@ class SharingHistories(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.permits)))
         del self.permits[key], self.writable[key]
         self.free(key)
+        if not self.permits:
+            self.was_sent.clear()
         self.core.on_consumer_left(key)
 
     @precondition(lambda self: self.permits)
@@ -259,6 +263,7 @@ class SharingHistories(RuleBasedStateMachine):
         self.permits.clear()
         self.writable.clear()
         self.holder.clear()
+        self.was_sent.clear()
 
     @rule()
     def trim(self) -> None:

@@ -308,6 +308,9 @@ class SharedHistories(SharingHistories):
         return SharedDispatch(acks, limits, policies)
 
     def check_sent(self, consumer: int, position: Position) -> None:
+        if position not in self.was_sent and not self.world.topic[position].deliver_at_ms:
+            again = [p for p in self.unsent() if p in self.was_sent and self.world.topic[p].chunk is None]
+            assert not again, f"{position} is new, and goes before {again}, which were refused or left behind"
         chunk = self.world.topic[position].chunk
         if chunk is not None and len(self.chunk_positions(chunk.uuid)) > 1 and not self.some_are_forgotten():
             earlier = [p for p in self.chunk_positions(chunk.uuid) if p < position and p not in self.world.acks.acknowledged]
