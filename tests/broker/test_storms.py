@@ -17,12 +17,13 @@ from google.protobuf.message import Message
 
 from cepheid_broker.policies import InactiveDeletion, InactiveTopics
 from cepheid_broker.topic import Topic
+from cepheid_metadata import StoreUnavailableError
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import ScriptedClient, full, ident, message, send_frame, subscribe
-from tests.broker.test_topic_deletion import traces
+from tests.broker.test_topic_deletion import WRITES, traces
 from tests.support import run_async, wait_until
 
 KINDS = (
@@ -199,6 +200,31 @@ async def fence(world: BrokerWorld, topic: TopicName, rng: random.Random) -> Non
         await world.ledger_client.recover(opened.ledger.ledgers.last_ledger_id)
 
 
+class Outages:
+    """Strokes during which the metadata store answers nobody, or nobody who writes."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._sound: dict[str, Any] = {}
+
+    async def strike(self, world: BrokerWorld, topic: TopicName, rng: random.Random) -> None:
+        if self._sound:
+            return
+        names = WRITES if rng.random() < 0.5 else (*WRITES, "get", "children", "watch")
+        self._sound = {name: getattr(world.store, name) for name in names}
+        for name in names:
+            setattr(world.store, name, self._refuse)
+        await asyncio.sleep(rng.choice([0.001, 0.01, 0.05]))
+        for name, sound in self._sound.items():
+            setattr(world.store, name, sound)
+        self._sound = {}
+
+    async def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        self.refused += 1
+        await asyncio.sleep(0)
+        raise StoreUnavailableError("planted")
+
+
 async def storm(
     seed: int, strokes: tuple[Stroke, ...], *, partitions: int = 0, domain: str = "persistent", steps: int = 250
 ) -> None:
@@ -295,3 +321,10 @@ def test_non_persistent_topics_under_clients(seed: int) -> None:
     run_async(
         storm(seed, (unload, delete, delete_inactive, delete_subscription, change_policies), domain="non-persistent"), timeout_s=60
     )
+
+
+@SEEDS
+def test_outages_of_the_metadata_store_under_clients(seed: int) -> None:
+    outages = Outages()
+    run_async(storm(seed, (unload, delete, outages.strike, outages.strike, delete_subscription, fence)), timeout_s=60)
+    assert outages.refused > 0
