@@ -22,7 +22,6 @@ Rules
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -100,7 +99,7 @@ class ProducerSequence:
         self.chunks_from: Position | None = None
         """They are not before this entry. None: this is not held against a snapshot any more."""
         self.chunk_at = used_at
-        self._under_way: deque[Mark] = deque()  # of each group being appended
+        self._under_way: list[Mark] = []  # of each group being appended: few, and mostly none
 
     def __repr__(self) -> str:
         return f"<ProducerSequence {self.name!r} persisted {self.persisted}, pushed {self.pushed}>"

@@ -21,6 +21,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 class Repetitions:
     """Of one producer."""
 
+    __slots__ = ("_deduplication", "_sequence", "count")
+
     def __init__(self, deduplication: TopicDeduplication) -> None:
         self._deduplication = deduplication
         self._sequence: ProducerSequence | None = None  # the one it used last
