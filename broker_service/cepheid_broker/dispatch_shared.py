@@ -146,8 +146,8 @@ class SharedDispatch:
                 self._replay.discard(ledger_id, entry_id)
             for holder in self._reserving.values():
                 holder.reserved.discard(ledger_id, entry_id)
-            if self._chunks and (done := self._chunks.on_acked(Position(ledger_id, entry_id))) is not None:
-                self._free_reserved(done.owner)
+            if self._chunks:
+                self._chunks.on_acked(Position(ledger_id, entry_id))
         if elsewhere:
             for holder, ledger_id, entry_id in self._holders.holding(elsewhere):
                 self._settle(holder, ledger_id, entry_id)
@@ -157,8 +157,7 @@ class SharedDispatch:
         self._delayed.forget_acknowledged(self._acks)
         self._forward.skip_to(self._acks.first_unacknowledged())
         self._replay.forget_acknowledged(self._acks)
-        for done in self._chunks.forget_acknowledged(self._acks):
-            self._free_reserved(done.owner)
+        self._chunks.forget_acknowledged(self._acks)
         for holder in self._holders:
             holder.reserved.forget_acknowledged(self._acks)
             self._turns.queue(holder)
@@ -316,11 +315,9 @@ class SharedDispatch:
         first_again = self._replay.first()
         if first_again is not None and first_again < (counted.ledger_id, entry_id):
             return None  # perhaps an earlier chunk, asked for again while this one was read: it stays, and is read once more
-        owner = self._chunks.owner(chunk.uuid)
-        if owner is None:
-            owner = turn
-            if (oldest := self._chunks.add(chunk.uuid, owner, Position(counted.ledger_id, entry_id))) is not None:
-                self._free_reserved(oldest.owner)
+        owner = self._chunks.owner(chunk.uuid) or turn
+        if (oldest := self._chunks.give(chunk.uuid, owner, Position(counted.ledger_id, entry_id))) is not None:
+            self._free_reserved(oldest.owner)
         # An earlier chunk may still be reserved and on its way: this one must not overtake it.
         earlier = owner.reserved.first()
         if not owner.can_take or (earlier is not None and earlier < (counted.ledger_id, entry_id)):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from cepheid_broker.counted_group import CountedGroup, Run
 from cepheid_broker.dispatch import AckView, DispatchPolicies, Idle, Why
 from cepheid_broker.position import Position
-from cepheid_broker.position_set import PositionSet
+from cepheid_broker.position_set import PositionSet, acknowledged_of
 
 
 @dataclass(slots=True, eq=False)
@@ -150,9 +150,7 @@ class Holders:
         hashes: list[int] = []
         for holder in self.by_key.values():
             for ledger_id, entries in list(holder.outstanding.items()):
-                runs = acks.unacknowledged_runs(ledger_id, min(entries), max(entries))
-                still = {entry_id for first, last in runs for entry_id in range(first, last + 1)}
-                for entry_id in [entry_id for entry_id in entries if entry_id not in still]:
+                for entry_id in acknowledged_of(acks, ledger_id, entries):
                     key_hash = self.settle(holder, ledger_id, entry_id)
                     assert key_hash is not None
                     hashes.append(key_hash)

@@ -112,10 +112,11 @@ class KeyPlaces:
         """It was sent (rule 5)."""
         if chunk.is_last:
             self._unpin(self._chunks.forget(chunk.uuid))
-        elif self._chunks.owner(chunk.uuid) is None:
+            return
+        if self._chunks.owner(chunk.uuid) is None:
             pin = self._pins.get(key_hash)
             self._pins[key_hash] = holder, 1 if pin is None else pin[1] + 1
-            self._unpin(self._chunks.add(chunk.uuid, holder, position, key_hash))
+        self._unpin(self._chunks.give(chunk.uuid, holder, position, key_hash))
 
     def on_acked(self, position: Position) -> None:
         if self._chunks:

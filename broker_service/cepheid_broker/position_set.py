@@ -107,20 +107,37 @@ class PositionSet:
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             return []
-        runs: list[tuple[int, int]] = []
-        run_first = previous = -2
-        for entry_id in entries & BitMap(range(first, last + 1)):
-            if entry_id != previous + 1:
-                if previous >= 0:
-                    runs.append((run_first, previous))
-                run_first = entry_id
-            previous = entry_id
-        if previous >= 0:
-            runs.append((run_first, previous))
-        return runs
+        return _runs(entries & BitMap(range(first, last + 1)))
 
     def _of(self, ledger_id: int) -> BitMap:
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = BitMap()
         return entries
+
+
+def acknowledged_of(acks: AckView, ledger_id: int, entry_ids: Iterable[int]) -> list[int]:
+    """Which of these entries of a ledger are. Costs what they are, however far apart: between them may lie all the others."""
+    found: list[int] = []
+    for first, last in _runs(sorted(entry_ids)):
+        start = first
+        for run_first, run_last in acks.unacknowledged_runs(ledger_id, first, last):
+            found += range(start, run_first)
+            start = run_last + 1
+        found += range(start, last + 1)
+    return found
+
+
+def _runs(members: Iterable[int]) -> list[tuple[int, int]]:
+    """`members`: in order."""
+    runs: list[tuple[int, int]] = []
+    run_first = previous = -2
+    for member in members:
+        if member != previous + 1:
+            if previous >= 0:
+                runs.append((run_first, previous))
+            run_first = member
+        previous = member
+    if previous >= 0:
+        runs.append((run_first, previous))
+    return runs

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cepheid_broker.counted_group import Run
 from cepheid_broker.dispatch import AckView
 from cepheid_broker.position import Position
-from cepheid_broker.position_set import PositionSet
+from cepheid_broker.position_set import PositionSet, acknowledged_of
 
 
 @dataclass(slots=True, eq=False)
@@ -107,8 +107,8 @@ class WaitingKeys:
 
     def forget_acknowledged(self, acks: AckView) -> None:
         for ledger_id, hashes in list(self._hash_at.items()):
-            first, last = min(hashes), max(hashes)
-            self.keep_only(ledger_id, first, last, acks.unacknowledged_runs(ledger_id, first, last))
+            for entry_id in acknowledged_of(acks, ledger_id, hashes):
+                self.discard(ledger_id, entry_id)
 
     def _in_range(self, ledger_id: int, first: int, last: int) -> list[int]:
         hashes = self._hash_at.get(ledger_id, {})

@@ -114,7 +114,7 @@ class Scope:
         self.ranges: dict[int, tuple[int, int]] = {}
         self.holder: dict[Position, int] = {}
         self.was_sent: set[Position] = set()  # since the core started over
-        self.begun: dict[str, tuple[int, Position]] = {}  # chunked messages, who has the first chunks, the first of these
+        self.begun: dict[str, tuple[int, tuple[Position, ...]]] = {}  # chunked messages: who got the first chunks, and which
         self.reads: list[tuple[Read | ReadBack, int]] = []  # under way, and how many entries there were when it was asked for
         self.failed = False
         self.now_ms = 1_000_000
@@ -218,7 +218,7 @@ class Scope:
     def _acknowledge(self, position: Position, by: int | None) -> None:
         self.acks.acknowledge(position)
         self.holder.pop(position, None)
-        self.begun = {uuid: begun for uuid, begun in self.begun.items() if begun[1] != position}
+        self._forget_part(position)
         self.core.on_acked(by, [position])
 
     def _do_nack(self, position: Position) -> None:
@@ -253,7 +253,7 @@ class Scope:
         position = next(p for p in self.topic.positions() if p not in self.acks.acknowledged)
         self.acks.acknowledge(position)
         self.holder.pop(position, None)
-        self.begun = {uuid: begun for uuid, begun in self.begun.items() if begun[1] != position}
+        self._forget_part(position)
         self.core.on_cursor_moved()
 
     def _do_seek(self) -> None:
@@ -330,8 +330,8 @@ class Scope:
         """Its owner; or who was given the first chunks of a message of this hash, and not yet the last one."""
         found: list[int | None] = [
             consumer
-            for consumer, first in self.begun.values()
-            if self.topic[first].key_hash == key_hash and consumer in self.permits and first not in self.acks.acknowledged
+            for consumer, parts in self.begun.values()
+            if self.topic[parts[0]].key_hash == key_hash and consumer in self.permits
         ]
         return found[:1] or [self.owner(key_hash)]
 
@@ -339,8 +339,14 @@ class Scope:
         if (chunk := self.topic[position].chunk) is not None:
             if chunk.is_last:
                 self.begun.pop(chunk.uuid, None)
-            elif self.begun.get(chunk.uuid, (0, position))[0] not in self.permits:
-                self.begun[chunk.uuid] = consumer, position
+            else:
+                first, parts = self.begun.get(chunk.uuid, (0, ()))
+                parts = tuple(sorted({*parts, position})) if first in self.permits else (position,)
+                self.begun[chunk.uuid] = first if first in self.permits else consumer, parts
+
+    def _forget_part(self, position: Position) -> None:
+        left = {u: (c, tuple(p for p in parts if p != position)) for u, (c, parts) in self.begun.items()}
+        self.begun = {uuid: (consumer, parts) for uuid, (consumer, parts) in left.items() if parts}
 
     def _sent(self, send: Send) -> None:
         consumer, counted = send.consumer, send.counted

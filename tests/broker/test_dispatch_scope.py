@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from cepheid_broker.chunk_owners import ChunkOwners
-from cepheid_broker.counted_group import Chunk
+from cepheid_broker.counted_group import Chunk, CountedGroup, Run
 from cepheid_broker.dispatch import DispatchPolicies
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.holders import Holders
@@ -130,8 +130,11 @@ def an_acknowledged_chunk_keeps_its_consumer() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reserved_chunks_are_left_behind() -> Iterator[None]:
-    with mock.patch.object(SharedDispatch, "_free_reserved", _nothing):
+def reserved_chunks_are_not_recognized() -> Iterator[None]:
+    def members(self: SharedDispatch, counted: CountedGroup, first: int) -> list[Run]:
+        return self._replay.runs(counted.ledger_id, first, counted.last)
+
+    with mock.patch.object(SharedDispatch, "_members", members):
         yield
 
 
@@ -157,7 +160,7 @@ MISTAKES: list[tuple[Callable[[], contextlib.AbstractContextManager[None]], Stor
     (permits_do_not_open_a_door, KEY_SHARED["two keys"]),
     (only_the_holder_can_acknowledge, KEY_SHARED["acknowledged by others, skipped"]),
     (an_acknowledged_chunk_keeps_its_consumer, KEY_SHARED["two chunked messages"]),
-    (reserved_chunks_are_left_behind, SHARED["two chunked messages"]),
+    (reserved_chunks_are_not_recognized, SHARED["two chunked messages"]),
     (the_limit_of_all_stays, SHARED["limits"]),
     (a_consumer_that_took_leaves_the_turns, SHARED["three entries"]),
 ]

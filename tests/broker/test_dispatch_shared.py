@@ -94,6 +94,17 @@ def test_acknowledgements_of_anything_cost_no_look_at_every_consumer_for_each() 
     assert [world.core.unacked_messages(consumer) for consumer in range(1, 51)] == [0] * 50
 
 
+def test_a_moved_cursor_costs_what_is_outstanding_and_not_that_for_every_consumer() -> None:
+    world = world_with(600, consumers=20, permits=30)
+    world.settle()
+    assert len(world.sent) == 600
+    world.acks.acknowledge(Position(3, 0))
+    with mock.patch.object(world.acks, "unacknowledged_runs", wraps=world.acks.unacknowledged_runs) as asked:
+        world.core.on_cursor_moved()
+    assert sum(last - first + 1 for _, first, last in (call.args for call in asked.call_args_list)) <= 600
+    assert sum(world.core.unacked_messages(consumer) or 0 for consumer in range(1, 21)) == 599
+
+
 def test_redelivery_of_what_another_consumer_holds_is_ignored() -> None:
     world = world_with(8, consumers=2)
     world.settle()
@@ -255,6 +266,20 @@ def test_a_chunk_asked_for_again_is_not_overtaken_by_one_that_was_being_read_bac
         world.finish_read(0)
         world.settle()
     assert [p.entry_id for _, p, _ in world.sent] == [0, 0, 1]
+
+
+def test_the_rest_of_a_chunked_message_stays_with_who_holds_any_of_it() -> None:
+    world = world_with(0, consumers=2)
+    world.append(1, Chunk("p-0", is_last=False))
+    world.append(1, Chunk("p-0", is_last=False))
+    world.settle()
+    owner = world.sent[0][0]
+    world.acks.acknowledge(Position(3, 0))
+    world.core.on_cursor_moved()  # the first one was skipped
+    world.append(1)
+    world.append(1, Chunk("p-0", is_last=True))
+    world.settle()
+    assert {c for c, p, _ in world.sent if p.entry_id != 2} == {owner}
 
 
 def test_no_chunk_is_lost_when_the_oldest_chunked_message_is_forgotten() -> None:
