@@ -10,6 +10,9 @@ from cepheid_broker.dispatch import AckView
 from cepheid_broker.position import Position
 
 
+_END = 1 << 32
+
+
 class PositionSet:
     """Positions with entry ids from 0 to 2^32 - 1 (one ledger holds far fewer)."""
 
@@ -48,8 +51,9 @@ class PositionSet:
             del self._ledgers[ledger_id]
 
     def discard(self, ledger_id: int, entry_id: int) -> None:
+        """Whatever a client may name."""
         entries = self._ledgers.get(ledger_id)
-        if entries is not None:
+        if entries is not None and 0 <= entry_id < _END:
             entries.discard(entry_id)
             if not entries:
                 del self._ledgers[ledger_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 
 from cepheid_broker.counted_group import Chunk
@@ -103,6 +104,16 @@ def test_a_moved_cursor_costs_what_is_outstanding_and_not_that_for_every_consume
         world.core.on_cursor_moved()
     assert sum(last - first + 1 for _, first, last in (call.args for call in asked.call_args_list)) <= 600
     assert sum(world.core.unacked_messages(consumer) or 0 for consumer in range(1, 21)) == 599
+
+
+@pytest.mark.parametrize("entry_id", [-1, 1 << 32, (1 << 63) - 1])
+def test_an_acknowledgement_of_what_cannot_be_an_entry_is_ignored(entry_id: int) -> None:
+    world = world_with(4, consumers=1, permits=4)
+    world.settle()
+    world.core.on_redeliver(1, [Position(3, 0)])  # waits to be sent again
+    world.acks.acknowledge(Position(3, 1))
+    world.core.on_acked(1, [Position(3, entry_id), Position(3, 1)])
+    assert world.core.unacked_messages(1) == 2
 
 
 def test_redelivery_of_what_another_consumer_holds_is_ignored() -> None:
