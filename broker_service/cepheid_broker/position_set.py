@@ -9,7 +9,6 @@ from pyroaring import BitMap
 from cepheid_broker.dispatch import AckView
 from cepheid_broker.position import Position
 
-
 _END = 1 << 32
 
 
