@@ -9,6 +9,7 @@ from typing import Any, cast
 from cepheid_broker.consumer import Consumer
 from cepheid_broker.dispatch_kinds import shares_entries
 from cepheid_broker.errors import ProtocolViolationError
+from cepheid_broker.managed_ledger.ack_set import MAX_BATCH_MESSAGES
 from cepheid_broker.peer import Peer
 from cepheid_broker.position import Position
 from cepheid_broker.refusal_log import RefusalLog
@@ -18,6 +19,7 @@ from cepheid_wire import ServerError, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 
 _WORD = (1 << 64) - 1
+MAX_WORDS = MAX_BATCH_MESSAGES // 64
 
 
 class ConsumerAcks:
@@ -126,13 +128,18 @@ def position_of(ident: pb.MessageIdData) -> Position:
 def words_of(ident: pb.MessageIdData) -> tuple[int, ...]:
     """Which messages of a batch are still to be delivered, bit i for message i; empty: no word was sent, or all were zero.
 
-    A Java client seeks into a batch with them. Go sends an index alone: it filters by itself (protocol.md §17)."""
+    A Java client seeks into a batch with them. Go sends an index alone: it filters by itself (protocol.md §17). More of them than a
+    batch can have say nothing: the whole batch is delivered."""
+    if len(ident.ack_set) > MAX_WORDS:
+        return ()
     words = tuple(word & _WORD for word in ident.ack_set)
     return words if any(words) else ()
 
 
 def _part_of(ident: pb.MessageIdData) -> BatchAck | None:
     """None: the words that were sent are all zero, so the whole entry is acknowledged (protocol.md §15)."""
+    if (count := len(ident.ack_set)) > MAX_WORDS:
+        return BatchAck(position_of(ident), (), 64 * count)  # of no batch that there is: the cursor refuses and counts it
     # Clients leave out trailing words that are zero, so this may be less than the batch has: the rest is acknowledged.
     words = words_of(ident)
     return BatchAck(position_of(ident), words, 64 * len(words)) if words else None

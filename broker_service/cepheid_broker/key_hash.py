@@ -17,13 +17,27 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 HASHES = 65536
 MAX_TEXT_BYTES = 100
+REMEMBERED_BYTES = 256  # of one key: 65,536 of them are 16 MB
+EXACT_BYTES = 4096
+"""Beyond, a key has another hash, of one call into C: Murmur3 of a key of 5 MB would stop everybody for two seconds, and no client
+computes the hash of such a key for its sticky ranges."""
 _MASK = 0xFFFFFFFF
 
 
-@lru_cache(maxsize=HASHES)
 def hash_of_key(key: bytes) -> int:
-    """Remembered for as many keys as there are hashes: a call costs 0.1 µs then, and 2 to 4 for a key not seen lately."""
+    if len(key) <= REMEMBERED_BYTES:
+        return _hash_of_short_key(key)
+    return _hash_of_key(key) if len(key) <= EXACT_BYTES else crc32(key) % HASHES
+
+
+def _hash_of_key(key: bytes) -> int:
     return (murmur3_32(key) & 0x7FFFFFFF) % HASHES
+
+
+@lru_cache(maxsize=HASHES)
+def _hash_of_short_key(key: bytes) -> int:
+    """Remembered for as many keys as there are hashes: a call costs 0.1 µs then, and 2 to 4 for a key not seen lately."""
+    return _hash_of_key(key)
 
 
 def hash_of_metadata(metadata: pb.MessageMetadata) -> int:

@@ -56,15 +56,16 @@ def key_sharing_of(ask: pb.CommandSubscribe) -> KeySharing:
     """Raises ConsumerAssignError. Without the field, as old clients send it: auto-split, in order."""
     meta = ask.keySharedMeta
     sticky = ask.HasField("keySharedMeta") and meta.keySharedMode == pb.STICKY
-    ranges = tuple(sorted((asked.start, asked.end) for asked in meta.hashRanges)) if sticky else ()
+    ranges: tuple[HashRange, ...] = ()
     if sticky:
+        if not 1 <= len(meta.hashRanges) <= MAX_RANGES:
+            raise ConsumerAssignError(f"a sticky consumer needs 1 to {MAX_RANGES} hash ranges, not {len(meta.hashRanges)}")
+        ranges = tuple(sorted((asked.start, asked.end) for asked in meta.hashRanges))
         _check(ranges)
     return KeySharing(sticky, meta.allowOutOfOrderDelivery, ranges)
 
 
 def _check(ranges: tuple[HashRange, ...]) -> None:
-    if not 1 <= len(ranges) <= MAX_RANGES:
-        raise ConsumerAssignError(f"a sticky consumer needs 1 to {MAX_RANGES} hash ranges, not {len(ranges)}")
     for first, last in ranges:
         if not 0 <= first <= last < HASHES:
             raise ConsumerAssignError(

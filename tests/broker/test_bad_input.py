@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cepheid_broker.managed_ledger import ManagedLedgerSettings
+from cepheid_broker.position import Position
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -77,6 +79,38 @@ def test_acknowledgements_of_nothing_change_nothing(kind: int) -> None:
                 client.send(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=0, message_ids=[ident(position)]))
             await client.ping_through()
             assert (cursor.mark_delete, cursor.backlog_entries) == before
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("cumulative", [False, True], ids=["one by one", "cumulative"])
+def test_megabytes_of_words_in_one_acknowledgement_stop_nobody(cumulative: bool) -> None:
+    """Of one batch that cannot be, and of many; word by word, half a million of them took hours."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            positions = [received.position for received in await client.publish(3, messages=64 * 2048)]
+            await client.subscribe("t", "s", permits=1000, subType=EXCLUSIVE if cumulative else SHARED)
+            await client.expect_message()
+            kind = pb.CommandAck.Cumulative if cumulative else pb.CommandAck.Individual
+            began = time.process_time()
+            too_many = ident(positions[0], ack_set=[-1] * 400_000)
+            client.send(pb.CommandAck(consumer_id=0, ack_type=kind, message_id=[too_many], request_id=7))
+            most = [ident(position, ack_set=[0] * 2047 + [-1]) for position in positions]
+            for repeated in range(1 if cumulative else 60):
+                ids = most[:1] if cumulative else most
+                client.send(pb.CommandAck(consumer_id=0, ack_type=kind, message_id=ids, request_id=100 + repeated))
+            await client.answers(7, 100)
+            await client.ping_through()
+            assert time.process_time() - began < 2
+            cursor = world.topic("t").subscriptions["s"].cursor
+            assert cursor.refused_acks == 1
+            assert cursor.backlog_entries == 3, "64 messages of each are left"
+            assert cursor.unacked_words(Position(*positions[0])) == (0,) * 2047 + (-1,)
+            client.send(pb.CommandSeek(consumer_id=0, request_id=8, message_id=too_many))
+            await client.answers(8)
+            assert cursor.unacked_words(Position(*positions[0])) is None, "a seek to it delivers it whole"
 
     run_async(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from unittest import mock
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from cepheid_broker import key_owners
 from cepheid_broker.errors import ConsumerAssignError
-from cepheid_broker.key_hash import HASHES, hash_of_key, hash_of_metadata, key_text, murmur3_32
+from cepheid_broker.key_hash import HASHES, _hash_of_short_key, hash_of_key, hash_of_metadata, key_text, murmur3_32
 from cepheid_broker.key_owners import AutoSplit, Sticky
 from cepheid_broker.key_sharing import KeySharing, key_sharing_of
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -30,6 +31,21 @@ from tests.broker.scripted_client import message, subscribe
 def test_murmur3(key: bytes, expected: int) -> None:
     assert murmur3_32(key) == expected
     assert hash_of_key(key) == (expected & 0x7FFFFFFF) % 65536
+
+
+@pytest.mark.parametrize("size_bytes", [255, 256, 257, 4096, 4097, 5 << 20])
+def test_keys_of_any_length_have_one_hash_each_and_cost_little(size_bytes: int) -> None:
+    key = b"k" * size_bytes
+    assert hash_of_key(key) == hash_of_key(bytes(key)) in range(HASHES)
+    if size_bytes <= 4096:
+        assert hash_of_key(key) == (murmur3_32(key) & 0x7FFFFFFF) % HASHES
+    began = time.process_time()
+    for number in range(20):
+        hash_of_key(b"%d" % number + key)
+    assert time.process_time() - began < 0.5
+    remembered = _hash_of_short_key.cache_info().currsize
+    hash_of_key(b"a key that is too long to be remembered" + key)
+    assert _hash_of_short_key.cache_info().currsize - remembered == 0 or size_bytes < 256
 
 
 def metadata(sequence_id: int = 0, **fields: object) -> pb.MessageMetadata:
