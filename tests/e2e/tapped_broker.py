@@ -47,6 +47,7 @@ class TappedBroker:
         self.seen: list[Seen] = []
         self.connections = 0
         self._refusal: Message | None = None
+        self._lost_at: CommandType | None = None
 
     @property
     def service_url(self) -> str:
@@ -89,6 +90,10 @@ class TappedBroker:
             yield
         finally:
             self._refusal = None
+
+    def lose_connection_at(self, kind: CommandType) -> None:
+        """The next frame of this kind from the broker does not arrive, and its connection ends."""
+        self._lost_at = kind
 
     # In the thread
 
@@ -148,6 +153,9 @@ class TappedBroker:
             for frame in splitter.feed(data):
                 body = getattr(parse_command(frame.command), BODY_FIELDS[frame.type])
                 self.seen.append(Seen(number, from_broker, CommandType(frame.type), body, bytes(frame.tail)))
+                if from_broker and frame.type == self._lost_at:
+                    self._lost_at = None
+                    return
             if not from_broker:
                 await self._open.wait()
             writer.write(data)

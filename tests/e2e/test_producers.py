@@ -14,9 +14,11 @@ import pulsar
 import pytest
 
 from cepheid_testkit import ProcessCluster
+from cepheid_wire import CommandType
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import ScriptedClient, full, message, send_frame
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, publish
+from tests.e2e.tapped_broker import TappedBroker
 from tests.support import run_async
 
 MODE = pulsar.ProducerAccessMode
@@ -246,6 +248,22 @@ def test_chunked_messages_arrive_once_through_a_kill(tmp_path: Path) -> None:
                 assert consumer.receive(TIMEOUT_MS).data() == bytes([n]) * size
             with pytest.raises(pulsar.Timeout):
                 consumer.receive(300)
+
+
+def test_chunks_whose_receipts_were_lost_are_not_stored_twice(topic: str) -> None:
+    """The consumer of the C++ library drops a message when it sees its first chunk twice."""
+    policies = {"deduplication": True, "retention_time_min": -1, "retention_size_mb": -1}
+    payload = bytes(range(256)) * 800
+    with TappedBroker(max_message_bytes=64 << 10, policies=policies) as broker, client_of(broker.service_url) as client:
+        producer = client.create_producer(topic, chunking_enabled=True)
+        broker.lose_connection_at(CommandType.SEND_RECEIPT)
+        producer.send(payload)
+        first, *_, last = broker.frames(CommandType.SEND)
+        assert (first.connection, last.connection) == (1, 2)
+        assert [seen.tail for seen in broker.frames(CommandType.SEND)].count(first.tail) == 2, "the first chunk is sent again"
+        consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+        assert consumer.receive(TIMEOUT_MS).data() == payload
+        assert len(broker.frames(CommandType.MESSAGE)) == 4
 
 
 def test_a_chunked_message_that_was_cut_off_is_delivered(client: pulsar.Client, cluster: ProcessCluster, deduplicated: str) -> None:
