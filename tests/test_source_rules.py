@@ -32,7 +32,6 @@ BANNED_CALLS = {
 }  # fmt: skip
 EXCEPTIONS = {
     ("cepheid_bookie/disk.py", "open"),
-    ("cepheid_broker/admin/process_metrics.py", "open"),
 }
 
 

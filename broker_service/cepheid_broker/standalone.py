@@ -37,7 +37,7 @@ from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import CepheidError, Ports, TaskOwner
 
 if TYPE_CHECKING:
-    from cepheid_broker.admin.prometheus import Family
+    from cepheid_ports.prometheus import Family
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class Standalone:
 
     def _families(self) -> Iterator[Family]:
         """What is counted beside the broker."""
-        from cepheid_broker.admin.bookie_metrics import bookie_families
+        from cepheid_bookie.bookie_metrics import bookie_families
         from cepheid_broker.admin.broker_metrics import ledger_client_families, tail_cache_families
 
         yield from tail_cache_families(self._tail_cache.statistics())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_broker.admin.prometheus import Family, Sample, counter, encode, gauge, histogram
+from cepheid_ports.prometheus import Family, Sample, counter, encode, gauge, histogram
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
 DOCS = Path(__file__).parents[2] / "docs" / "admin.md"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from cepheid_broker.admin.prometheus import Family, Sample, counter, gauge
+from cepheid_ports.prometheus import Family, Sample, counter, gauge
 
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker

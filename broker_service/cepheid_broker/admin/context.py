@@ -27,8 +27,8 @@ from cepheid_metadata import (
 from cepheid_wire import NamespaceName, TopicName
 
 if TYPE_CHECKING:
-    from cepheid_broker.admin.prometheus import Family
     from cepheid_broker.broker import Broker
+    from cepheid_ports.prometheus import Family
 
 
 class AdminSettings(BaseModel, frozen=True, extra="forbid"):

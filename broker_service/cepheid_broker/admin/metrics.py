@@ -11,9 +11,9 @@ from fastapi.responses import Response
 
 from cepheid_broker.admin.broker_metrics import broker_families
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.process_metrics import process_families
-from cepheid_broker.admin.prometheus import CONTENT_TYPE, Family, encode
 from cepheid_broker.admin.pulsar_metrics import backlog_families, pulsar_families
+from cepheid_ports.process_metrics import process_families
+from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
-from cepheid_broker.admin.prometheus import Family, Sample, counter, gauge
 from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_ports.prometheus import Family, Sample, counter, gauge
 
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker

@@ -8,7 +8,7 @@ import resource
 import sys
 from collections.abc import Iterator
 
-from cepheid_broker.admin.prometheus import Family, counter, gauge
+from cepheid_ports.prometheus import Family, counter, gauge
 
 _PROC = "/proc/self"  # not a disk: the kernel answers from memory, so reading it in the loop blocks nobody
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cepheid_broker.admin.prometheus import Family, Sample, counter, gauge, histogram
+from cepheid_ports.prometheus import Family, Sample, counter, gauge, histogram
 
 if TYPE_CHECKING:
-    from cepheid_bookie import BookieStatistics
+    from cepheid_bookie.statistics import BookieStatistics
 
 
 def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
