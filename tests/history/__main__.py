@@ -12,8 +12,10 @@ from pathlib import Path
 
 from tests.history.checker import check
 from tests.history.events import load, save
+from tests.history.told import conduct_as_told
 from tests.history.verdict import Promises
-from tests.history.workload import TYPES, Plan, run
+from tests.history.waits import longest_waits
+from tests.history.workload import TYPES, Plan, run, run_conducted
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dedup", action="store_true", help="deduplication is on for the topic: H3 is checked")
     parser.add_argument("--break-command", help="a command that restarts the server and returns when it serves again")
     parser.add_argument("--break-at", default="", help="seconds after which it is called: 3,6")
+    parser.add_argument("--told", action="store_true", help="no clock: lines on standard input say what happens (told.py)")
+    parser.add_argument("--messages-per-s", type=int, default=200)
+    parser.add_argument("--quiet-s", type=float, default=3.0, help="drained is who gets nothing for so long")
+    parser.add_argument("--patient", action="store_true", help="consumers that cannot be opened just now are no failure")
     parser.add_argument("--save", type=Path, help="keep the history here")
     parser.add_argument("--judge", type=Path, help="no workload: judge a saved history")
     options = parser.parse_args(arguments)
@@ -41,16 +47,24 @@ def main(arguments: list[str] | None = None) -> int:
             seed=options.seed,
             seconds=options.seconds,
             subscriptions=tuple(options.types.split(",")),
+            messages_per_s=options.messages_per_s,
+            quiet_s=options.quiet_s,
+            patient=options.patient,
             batching=options.batching,
             seeks=options.seeks,
             breaks=tuple(float(at_s) for at_s in options.break_at.split(",") if at_s),
         )
-        events = run(plan, (lambda: subprocess.run(command, check=True)) if command else None)  # type: ignore[arg-type,return-value]
+        if options.told:
+            events = run_conducted(plan, conduct_as_told(sys.stdin, sys.stdout))
+        else:
+            events = run(plan, (lambda: subprocess.run(command, check=True)) if command else None)  # type: ignore[arg-type,return-value]
     if options.save is not None:
         save(events, options.save)
     violations = check(events, Promises(deduplication=options.dedup, key_batches=options.batching))
     counts = Counter(event.kind for event in events)
     print(f"{len(events)} events: {', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}")
+    for name, wait_s in longest_waits(events).items():
+        print(f"longest wait for a receipt{name and f' after {name}'}: {wait_s:.3f} s")
     for violation in violations[:20]:
         print(violation)
     print(f"{len(violations)} violations" if violations else "no rule is broken")

@@ -3,6 +3,7 @@
     send ──► sent            asked to publish; answered with an id or an error
     open ──► received, ack, nack, seek, sought ──► close        a consumer's life
     restart, restarted       somebody broke the server, and it serves again
+    fault                    a part of it was broken of which clients may notice nothing but that it takes longer (`details`)
     moved                    an administrator moved a subscription: what it had not delivered may be gone
     audit                    what a reader found in the topic when all was quiet, in order
 

@@ -11,7 +11,9 @@ from cepheid_cli.admin_client import AdminClient
 from cepheid_testkit import ProcessCluster
 from tests.history.checker import check
 from tests.history.events import Event
+from tests.history.told import ToldWorkload
 from tests.history.verdict import Promises
+from tests.history.waits import longest_waits
 from tests.history.workload import Plan, run
 
 NAMESPACE = "public/histories"
@@ -74,3 +76,18 @@ def test_every_kind_of_subscription_in_peace_with_seeks(cluster: ProcessCluster)
     events = run(Plan(cluster.service_url, topic, seconds=6.0, seed=1, seeks=True))
     assert_lively(events, restarts=0)
     assert check(events, Promises()) == []
+
+
+def test_a_told_workload_goes_on_through_a_kill_and_says_how_long_it_waited(cluster: ProcessCluster) -> None:
+    topic = f"persistent://{NAMESPACE}/told"
+    with ToldWorkload("--url", cluster.service_url, "--topic", topic, "--types", "Shared", "--quiet-s", "1") as workload:
+        workload.wait_for_receipts(50, within_s=20)
+        workload.tell("restart")
+        cluster.kill()
+        cluster.start()
+        workload.tell("restarted")
+        workload.wait_for_receipts(50, within_s=20)
+        events = workload.end()
+    assert check(events) == []
+    assert longest_waits(events)["restart"] > 0.1
+    assert sum(event.kind == "audit" for event in events) > 100

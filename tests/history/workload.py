@@ -1,7 +1,8 @@
 """Producers and consumers of Apache Pulsar's official client against any server, at random, each doing what applications do.
 
     publish and consume while breaking things ──► stop producers ──► drain every subscription ──► read the topic (audit) ──► judge
-A random seed decides what is asked for; threads and the network decide the rest. `breaker` is whatever restarts the server.
+A random seed decides what is asked for; threads and the network decide the rest. A conductor says how long, and breaks things
+meanwhile: by the clock with a `breaker` that restarts the server, or as somebody outside says (told.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,6 @@ TYPES: dict[str, Any] = {
     "Failover": pulsar.ConsumerType.Failover,
     "Key_Shared": pulsar.ConsumerType.KeyShared,
 }
-QUIET_S = 3.0  # a drained subscription delivers nothing for so long
 SEND_LEAST = 5
 STOP_WAIT_S = 60.0
 
@@ -32,6 +32,7 @@ STOP_WAIT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Plan:
     url: str
+    """Several brokers are separated by commas: pulsar://a:6650,b:6650."""
     topic: str
     seed: int = 0
     seconds: float = 10.0
@@ -48,18 +49,41 @@ class Plan:
     seeks: bool = False
     breaks: tuple[float, ...] = ()
     """After so many seconds the breaker is called."""
+    quiet_s: float = 3.0
+    """A drained subscription delivers nothing for so long."""
+    patient: bool = False
+    """A consumer that cannot be opened or closed now is no failure: another one is opened later."""
     options: dict[str, Any] = field(default_factory=dict)
+
+
+Conductor = Callable[[Recorder, Sequence[BaseException]], None]
+"""Returns when no more shall be published. It is given the notes, and what failed so far."""
 
 
 def run(plan: Plan, breaker: Callable[[], None] | None = None) -> list[Event]:
     """The history. Raises whatever a client raises that is no failed send."""
-    return _Run(plan, breaker).run()
+
+    def by_the_clock(recorder: Recorder, _: Sequence[BaseException]) -> None:
+        started_s = time.monotonic()
+        for at_s in (*plan.breaks, plan.seconds):
+            time.sleep(max(0.0, started_s + at_s - time.monotonic()))
+            if at_s in plan.breaks and breaker is not None:
+                recorder.note("restart")
+                breaker()
+                recorder.note("restarted")
+
+    return run_conducted(plan, by_the_clock)
+
+
+def run_conducted(plan: Plan, conduct: Conductor) -> list[Event]:
+    """The same, with somebody else who says when it is enough."""
+    return _Run(plan, conduct).run()
 
 
 class _Run:
-    def __init__(self, plan: Plan, breaker: Callable[[], None] | None) -> None:
+    def __init__(self, plan: Plan, conduct: Conductor) -> None:
         self._plan = plan
-        self._breaker = breaker
+        self._conduct = conduct
         self._recorder = Recorder()
         self._stop_producing = threading.Event()
         self._stop_consuming = threading.Event()
@@ -77,13 +101,12 @@ class _Run:
         for kind in plan.subscriptions:
             count = 1 if kind == "Exclusive" else plan.consumers
             consumers += [self._thread(self._consume, kind, index) for index in range(count)]
-        self._break_things()
+        self._conduct(self._recorder, self._failures)
         self._stop_producing.set()
         self._join(threads)
         self._stop_consuming.set()
         self._join(consumers)
-        for kind in plan.subscriptions:
-            self._drain(kind)
+        self._join([self._thread(self._drain, kind) for kind in plan.subscriptions])
         self._audit()
         self._client.close()
         if self._failures:
@@ -106,15 +129,6 @@ class _Run:
             thread.join(STOP_WAIT_S)
             if thread.is_alive():
                 raise AssertionError(f"a client did not end within {STOP_WAIT_S} s: {self._failures}")
-
-    def _break_things(self) -> None:
-        started_s = time.monotonic()
-        for at_s in (*self._plan.breaks, self._plan.seconds):
-            time.sleep(max(0.0, started_s + at_s - time.monotonic()))
-            if at_s in self._plan.breaks and self._breaker is not None:
-                self._recorder.note("restart")
-                self._breaker()
-                self._recorder.note("restarted")
 
     # Producers
 
@@ -165,13 +179,21 @@ class _Run:
         rng, life = random.Random(f"{self._plan.seed}/{kind}/{index}"), 0
         while not self._stop_consuming.is_set():
             life += 1
-            self._one_life(kind, f"{kind}-{index}-{life}", rng)
+            try:
+                self._one_life(kind, f"{kind}-{index}-{life}", rng)
+            except pulsar.PulsarException:
+                if not self._plan.patient:
+                    raise
             time.sleep(rng.random() * 0.2)
 
     def _one_life(self, kind: str, name: str, rng: random.Random) -> None:
         note, subscription = self._recorder.note, f"sub-{kind}"
         note("open", name, subscription=subscription, type=kind)
-        consumer = self._subscribe(kind, name, rng.choice([1, 10, 1000]))
+        try:
+            consumer = self._subscribe(kind, name, rng.choice([1, 10, 1000]))
+        except pulsar.PulsarException:
+            note("close", name, subscription=subscription)
+            raise
         ends_s = time.monotonic() + rng.uniform(0.5, 4.0)
         # On an ordered subscription everything comes again with each: few, so that acknowledged ones are seen to stay away.
         nacks = 0.15 if kind in ("Shared", "Key_Shared") else 0.02
@@ -214,7 +236,7 @@ class _Run:
         self._recorder.note("open", name, subscription=subscription, type=kind)
         consumer = self._subscribe(kind, name)
         quiet_since_s = time.monotonic()
-        while time.monotonic() - quiet_since_s < QUIET_S:
+        while time.monotonic() - quiet_since_s < self._plan.quiet_s:
             message = _receive(consumer, 200)
             if message is not None:
                 self._note_received(name, subscription, message)
