@@ -1,4 +1,4 @@
-"""Checks of one ledger's life (L1, L3-L12): at each commit of its record, each answer to its writer, each end that is reported.
+"""Checks of one ledger's life where its clients see it (L3-L5, L7-L9, L11, L13, L14): each answer to its writer, each read.
 
 `LedgerClientProbe` stands between a broker's code and its real `LedgerClient`; `ConnectionsProbe` between that client and the
 network, where it sees what a recoverer truly learned.
@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError
-from cepheid_metadata import LedgerMetadata, LedgerState
 from cepheid_rpc import (
     AddSource,
     BookieConnection,
@@ -23,13 +22,9 @@ from cepheid_rpc import (
     ReadRequest,
     Status,
 )
+from tests.simulation.checks_records import check_end
 from tests.simulation.history import History
 
-_LEGAL = {
-    LedgerState.OPEN: (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED),
-    LedgerState.IN_RECOVERY: (LedgerState.IN_RECOVERY, LedgerState.CLOSED),
-    LedgerState.CLOSED: (LedgerState.CLOSED,),
-}
 _FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY)
 
 
@@ -224,96 +219,3 @@ class ConnectionProbe:
                     f"{self._process} reads {ledger_id} to recover it, of {window} only {answered} are fenced"
                 ),
             )
-
-
-def check_end(history: History, ledger_id: int, end: ClosedLedger, who: str) -> None:
-    """Somebody says: this is the end."""
-    reported = (end.last_entry_id, end.length)
-    known = history.ends.setdefault(ledger_id, reported)
-    history.check("L8", known == reported, lambda: f"{who} reports the end {reported} of ledger {ledger_id}, others {known}")
-    record = history.ledgers.get(ledger_id) or history.deleted[ledger_id]
-    committed = (record.last_entry_id, record.length_bytes)
-    history.check(
-        "L8", committed == reported, lambda: f"{who} reports the end {reported}, metadata {committed} of ledger {ledger_id}"
-    )
-
-
-class LedgerRecordChecks:
-    """Looks at each commit of a ledger's record."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-
-    def on_created(self, record: LedgerMetadata, process: str) -> None:
-        history = self._history
-        ledger_id = record.ledger_id
-        history.check("L14", ledger_id not in history.creators, f"ledger {ledger_id} was created twice")
-        history.check("L1", record.state is LedgerState.OPEN, f"ledger {ledger_id} begins as {record.state}")
-        history.creators[ledger_id] = process
-        history.ledgers[ledger_id] = record
-
-    def on_changed(self, record: LedgerMetadata, process: str) -> None:
-        history = self._history
-        before = history.ledgers[record.ledger_id]
-        history.ledgers[record.ledger_id] = record
-        self._check_automaton(before, record)
-        if record.is_closed and not before.is_closed:
-            self._check_end(before, record, process)
-
-    def on_deleted(self, ledger_id: int) -> None:
-        record = self._history.ledgers.pop(ledger_id)
-        self._history.deleted[ledger_id] = record
-        self._history.check("L13", record.is_closed, f"ledger {ledger_id} was deleted while {record.state}: its writer may go on")
-
-    def _check_automaton(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        name = f"ledger {after.ledger_id}"
-        check = self._history.check
-        check("L1", after.state in _LEGAL[before.state], f"{name}: {before.state} became {after.state}")
-        sizes = [(record.ledger_id, record.ensemble_size, record.write_quorum, record.ack_quorum) for record in (before, after)]
-        check("L1", sizes[0] == sizes[1], f"{name}: {sizes[0]} became {sizes[1]}")
-        if before.is_closed:
-            ends = [(record.last_entry_id, record.length_bytes) for record in (before, after)]
-            check("L1", ends[0] == ends[1], f"{name}: its end {ends[0]} became {ends[1]}")
-        keys = [fragment.first_entry_id for fragment in before.fragments]
-        kept = [fragment.first_entry_id for fragment in after.fragments[: len(keys)]]
-        check("L1", kept == keys, f"{name}: fragments at {keys} became {kept}")
-
-    def _check_end(self, before: LedgerMetadata, record: LedgerMetadata, process: str) -> None:
-        history, ledger_id, last = self._history, record.ledger_id, record.last_entry_id
-        assert last is not None
-        story = history.story
-        acked, sent = history.acked.get(ledger_id, 0), history.sent.get(ledger_id)
-        history.note(lambda: f"{process} closed {story(ledger_id)}")
-        history.check("L5", last >= acked - 1, lambda: f"acknowledged entries lie above the end; {story(ledger_id)}")
-        if sent is not None:
-            history.check("L5", last < len(sent), lambda: f"it ends above what was sent; {story(ledger_id)}")
-            length = sum(map(len, sent[: last + 1]))
-            history.check(
-                "L12",
-                record.length_bytes == length,
-                f"ledger {ledger_id} has {length} bytes, its record says {record.length_bytes}",
-            )
-        recovered = before.state is LedgerState.IN_RECOVERY
-        rule = "L10" if recovered else "L6"
-        for entry_id in range(last + 1):
-            holders = history.holders(record, entry_id)
-            enough = len(holders) >= record.ack_quorum
-            history.check(
-                rule, enough, lambda e=entry_id, h=holders: f"closed with {ledger_id}:{e} on {h} alone; {story(ledger_id)}"
-            )
-        if recovered:
-            self._check_negatives(before, last + 1, process)
-
-    def _check_negatives(self, before: LedgerMetadata, absent: int, process: str) -> None:
-        history, ledger_id = self._history, before.ledger_id
-        negatives = history.recoverer(process, ledger_id).negatives
-        denied_by = [
-            bookie
-            for bookie in before.last_fragment.ensemble
-            if any(first <= absent <= last for first, last in negatives.get(bookie, ()))
-        ]
-        history.check(
-            "L10",
-            len(denied_by) >= before.write_quorum - before.ack_quorum + 1,
-            lambda: f"{process} calls {ledger_id}:{absent} absent, only {denied_by} denied it; {history.story(ledger_id)}",
-        )

@@ -24,7 +24,7 @@ from cepheid_rpc import (
     Status,
     encode_group,
 )
-from tests.simulation.history import BookieFacts, History
+from tests.simulation.history import BookieFacts, History, write_set_of
 from tests.simulation.sim_disk import SimDisk
 from tests.simulation.sim_network import ServedBookie
 
@@ -230,7 +230,7 @@ async def check_promises(who: str, bookie_id: str, bookie: ServedBookie, history
     for ledger_id, entries in promises.ok.items():
         record = history.ledgers.get(ledger_id)
         if record is not None:
-            named = {e: data for e, data in entries.items() if bookie_id in record.fragment_of(e).ensemble}
+            named = {e: data for e, data in entries.items() if bookie_id in write_set_of(record, e)}
             await _check_entries(who, bookie, history, ledger_id, named)
     for ledger_id in promises.fenced:
         await _check_fence(who, bookie, history, ledger_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cepheid_metadata import Chain, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
-from tests.simulation.checks_ledger import LedgerRecordChecks
+from tests.simulation.checks_records import LedgerRecordChecks
 from tests.simulation.checks_topic import TopicRecordChecks
 from tests.simulation.history import History
 

@@ -62,6 +62,7 @@ class History:
         self.ledgers: dict[int, LedgerMetadata] = {}  # the committed record
         self.creators: dict[int, str] = {}
         self.deleted: dict[int, LedgerMetadata] = {}
+        self.departed: dict[int, dict[str, None]] = {}  # bookies that left an ensemble while its writer lived
         self.ends: dict[int, tuple[int, int]] = {}  # (last, length) that somebody reported as the end
         self.bookies: dict[str, BookieFacts] = {}
         self.recoverers: dict[tuple[str, int], RecovererFacts] = {}
@@ -122,12 +123,12 @@ class History:
     def names(self, ledger_id: int, entry_id: int, bookie_id: str) -> bool:
         """Whether metadata says that this bookie has the entry."""
         record = self.ledgers.get(ledger_id)
-        return record is not None and bookie_id in record.fragment_of(entry_id).ensemble
+        return record is not None and bookie_id in write_set_of(record, entry_id)
 
     def holders(self, record: LedgerMetadata, entry_id: int) -> list[str]:
         """The bookies of the entry's write set that answered OK for it (durable then, by S1; and since, by S2)."""
-        ensemble = record.fragment_of(entry_id).ensemble
-        return [bookie for bookie in ensemble if entry_id in self.bookie(bookie).ok.get(record.ledger_id, ())]
+        write_set = write_set_of(record, entry_id)
+        return [bookie for bookie in write_set if entry_id in self.bookie(bookie).ok.get(record.ledger_id, ())]
 
     def story(self, ledger_id: int) -> str:
         """For failure messages: all that is known of one ledger."""
@@ -141,6 +142,12 @@ class History:
                 held = sorted(facts.ok.get(ledger_id, ()))
                 parts.append(f"{bookie_id} {'fenced ' if ledger_id in facts.fenced else ''}{_runs(held)}")
         return "; ".join(parts)
+
+
+def write_set_of(record: LedgerMetadata, entry_id: int) -> list[str]:
+    """Said once more, so that a mistake in the product's own arithmetic shows."""
+    ensemble = record.fragment_of(entry_id).ensemble
+    return [ensemble[(entry_id + place) % len(ensemble)] for place in range(record.write_quorum)]
 
 
 def _runs(entry_ids: list[int]) -> str:

@@ -138,10 +138,9 @@ def test_2_empty_last_fragment() -> None:
         ledger_id, ensemble = writer.ledger_id, script.history.ledgers[writer.ledger_id].last_fragment.ensemble
         told = [script.append(script.east, writer, *[b"%d" % (50 * n + k) for k in range(50)]) for n in range(20)]
         await wait_until(lambda: all(told))
-        script.east.crash()
 
         others = [bookie for bookie in script.bookies if bookie not in ensemble]
-        records = ledger_records(script.west.store)
+        records = ledger_records(script.east.store)
 
         async def change_ensemble() -> None:
             found = await records.get(ledger_id)
@@ -150,7 +149,8 @@ def test_2_empty_last_fragment() -> None:
             changed = found.record.replace(fragments=(*found.record.fragments, fragment))
             await records.replace(ledger_id, changed, found.version)
 
-        await script.at(script.west, change_ensemble())
+        await script.at(script.east, change_ensemble())
+        script.east.crash()
         script.bookies[others[0]].crash(power=False)
         end = await script.at(script.west, script.west.ledgers.recover(ledger_id))
         assert end == (999, sum(len(b"%d" % n) for n in range(1000)))
