@@ -7,6 +7,7 @@ every request was answered once, nothing is left running or half deleted, the lo
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -34,6 +35,18 @@ KINDS = (
 )
 NEWS = (1 << 64) - 1  # the request id of what the broker says by itself
 IDS = 4  # of producers and of consumers per player
+
+
+class Orphans(logging.Handler):
+    """Ledgers of which the log says that they could not be deleted: an outage may leave them, if it says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg == "ledger.orphaned":
+            self.names.append(f"ledger {record.__dict__['ledger_id']}")
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +242,15 @@ async def storm(
     seed: int, strokes: tuple[Stroke, ...], *, partitions: int = 0, domain: str = "persistent", steps: int = 250
 ) -> None:
     rng = random.Random(seed)
+    orphans = Orphans()
+    logging.getLogger("cepheid_broker.managed_ledger").addHandler(orphans)
+    try:
+        await play(rng, strokes, orphans, partitions, domain, steps)
+    finally:
+        logging.getLogger("cepheid_broker.managed_ledger").removeHandler(orphans)
+
+
+async def play(rng: random.Random, strokes: tuple[Stroke, ...], orphans: Orphans, partitions: int, domain: str, steps: int) -> None:
     async with BrokerWorld(close_timeout_s=2, reader_seek_grace_s=0.05) as world:
         topics = [f"{domain}://public/default/t{number}" for number in range(2)]
         if partitions:
@@ -253,7 +275,7 @@ async def storm(
         for client in clients:
             await client.close()
         await asyncio.gather(*reading)
-        await check_rest(world, topics)
+        await check_rest(world, topics, orphans)
 
 
 async def end_players(players: list[Player]) -> None:
@@ -266,7 +288,7 @@ async def end_players(players: list[Player]) -> None:
         assert not player.twice
 
 
-async def check_rest(world: BrokerWorld, topics: list[str]) -> None:
+async def check_rest(world: BrokerWorld, topics: list[str], orphans: Orphans) -> None:
     broker = world.broker
     await wait_until(lambda: broker.statistics().connections == 0)
     for name in topics:
@@ -283,7 +305,7 @@ async def check_rest(world: BrokerWorld, topics: list[str]) -> None:
             await broker.partitioned.delete(parsed.base, force=True)
         if await broker.catalog.find(parsed) is not None:  # a plain one, perhaps with the name of a partition
             await broker.topics.delete(parsed, force=True)
-    assert await traces(world) == []
+    assert [trace for trace in await traces(world) if trace not in orphans.names] == []
     assert broker.policies.watches == 0
     assert broker.statistics().requests_running == 0
 
