@@ -33,6 +33,7 @@ from cepheid_metadata.errors import (
     StoreUnavailableError,
     ValueTooLargeError,
 )
+from cepheid_metadata.founding import ClusterNotFoundedError, OtherClusterError, found_cluster, require_cluster
 from cepheid_metadata.ledger_ids import LedgerIds
 from cepheid_metadata.ledger_records import Fragment, LedgerIdCounter, LedgerMetadata, LedgerState
 from cepheid_metadata.listing import (
@@ -59,6 +60,7 @@ from cepheid_metadata.policy_records import (
     TopicPolicyFields,
 )
 from cepheid_metadata.record import GrownRecord, Record, RecordPart
+from cepheid_metadata.registration import Registration, RegistrationTakenError
 from cepheid_metadata.repositories import (
     Found,
     Records,
@@ -104,6 +106,7 @@ __all__ = [
     "ChainLedger",
     "Check",
     "ClusterIdentity",
+    "ClusterNotFoundedError",
     "ClusterRecord",
     "CorruptRecordError",
     "Create",
@@ -133,6 +136,7 @@ __all__ = [
     "NotEmptyError",
     "Op",
     "OpResult",
+    "OtherClusterError",
     "PersistencePolicy",
     "Position",
     "Put",
@@ -140,6 +144,8 @@ __all__ = [
     "Record",
     "RecordPart",
     "Records",
+    "Registration",
+    "RegistrationTakenError",
     "RetentionPolicy",
     "SchemaDefinition",
     "SchemaHistory",
@@ -164,6 +170,7 @@ __all__ = [
     "cluster_identity",
     "cluster_records",
     "cursor_records",
+    "found_cluster",
     "keys",
     "largest_ledger_id",
     "ledger_records",
@@ -177,6 +184,7 @@ __all__ = [
     "list_topics",
     "namespace_records",
     "readonly_bookies",
+    "require_cluster",
     "schema_histories",
     "tenant_records",
     "topic_records",

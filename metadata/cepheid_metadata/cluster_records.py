@@ -72,22 +72,28 @@ class BookieCookie(Record):
     directories: dict[str, tuple[str, ...]] = Field(description='By use: {"journal": […], "entry_log": […], "index": […]}.')
 
 
-class BookieRegistration(Record):
+class BookieRegistration(GrownRecord):
     """Ephemeral: the bookie runs. Its key says whether it takes writes."""
 
     NAME: ClassVar[str] = "bookie registration"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"process": 2}
 
     bookie_id: str = Field(min_length=1)
     incarnation: str
     addresses: dict[str, str] = Field(description='By protocol: {"grpc": "host:port", "http": "host:port"}.')
+    process: str | None = Field(None, description="Random, of one run: tells the registration of an earlier run from this one's.")
 
 
-class BrokerRegistration(Record):
+class BrokerRegistration(GrownRecord):
     """Ephemeral: the broker runs."""
 
     NAME: ClassVar[str] = "broker registration"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"process": 2}
 
     broker_id: str = Field(min_length=1)
     addresses: dict[str, str] = Field(description='By scheme: {"pulsar": "host:port", "http": "host:port"}.')
     release: str = ""
     started_at_ms: NonNegativeInt
+    process: str | None = Field(None, description="As in the registration of a bookie.")

@@ -1,0 +1,57 @@
+"""A cluster is founded once, by whoever comes first; every process finds the same identity from then on.
+
+found_cluster ──► there? ─yes─► that one          require_cluster ──► there? ─no─► ClusterNotFoundedError
+                   └─no─► create, or lose the race and read the winner's
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from cepheid_metadata.cluster_records import ClusterIdentity
+from cepheid_metadata.errors import KeyExistsError, MetadataError, StoreUnavailableError
+from cepheid_metadata.repositories import cluster_identity
+from cepheid_metadata.store import MetadataStore
+from cepheid_ports import Ports
+
+
+class ClusterNotFoundedError(MetadataError):
+    """The metadata store holds no cluster: a role that started on it might be at the wrong address."""
+
+    hint: ClassVar[str] = "check the address and its chroot; a new cluster is made by `cepheid init --metadata URL`"
+
+
+class OtherClusterError(MetadataError):
+    """The metadata store holds a cluster of another name."""
+
+    hint: ClassVar[str] = "check the metadata address; each cluster needs a store, or a chroot, of its own"
+
+
+async def found_cluster(store: MetadataStore, name: str, ports: Ports) -> ClusterIdentity:
+    """The cluster's identity, made if there is none. Any number of callers at once get the same. Raises OtherClusterError."""
+    records = cluster_identity(store)
+    identity = ClusterIdentity(cluster_id=f"{ports.random.getrandbits(64):016x}", name=name, created_at_ms=ports.wall_ms())
+    if await records.get(None) is None:
+        try:
+            await records.create(None, identity)
+        except KeyExistsError:
+            pass  # somebody else founds it at the same time
+        except StoreUnavailableError as error:
+            if not error.outcome_unknown:
+                raise
+    found = await require_cluster(store)
+    if found.name != name:
+        raise OtherClusterError(f"the metadata store holds cluster {found.name!r}, not {name!r}", found=found.name, wanted=name)
+    return found
+
+
+async def require_cluster(store: MetadataStore) -> ClusterIdentity:
+    """Raises ClusterNotFoundedError."""
+    records = cluster_identity(store)
+    found = await records.get(None)
+    if found is None:
+        await store.sync(records.key_of(None))  # a follower may lag behind the founding
+        found = await records.get(None)
+    if found is None:
+        raise ClusterNotFoundedError("the metadata store holds no cluster")
+    return found.record

@@ -1,0 +1,200 @@
+"""The ephemeral record by which one process says that it runs: made, kept, moved, made again; never two for one name.
+
+    start / move / session back / record changed ──► look at the wanted place
+        nobody's ──► create            mine ──► take what is mine away from the other places: registered
+        an earlier process's of mine ──► delete, create
+        somebody else's ──► wait until it vanishes; it stays for `patience_s` ──► RegistrationTakenError
+
+Rule 1: a record is an earlier process's only where `is_past` proves that this process has ended; else its session may still live.
+Rule 2: the new place is taken before the old one is left, so that a process that moves is never nowhere.
+Rule 3: an outage of the store changes nothing: what was registered counts as registered until the session is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from cepheid_metadata.errors import (
+    BadVersionError,
+    KeyExistsError,
+    MetadataError,
+    NoSuchKeyError,
+    SessionLostError,
+    StoreClosedError,
+    StoreUnavailableError,
+)
+from cepheid_metadata.record import Record
+from cepheid_metadata.repositories import Records
+from cepheid_metadata.store import MetadataStore, SessionState
+from cepheid_metadata.watch import Watch
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+_RETRY_S = 0.5
+_LEAVE_TIMEOUT_S = 2.0
+
+
+class RegistrationTakenError(MetadataError):
+    """Another process that lives has this name."""
+
+    hint: ClassVar[str] = "stop the other process, or give this one a name (`--id`) of its own"
+
+
+class Registration(Generic[R]):
+    """`start` once, `aclose` once. `places[0]` is where it registers first. `on_failed` hears when it had to give up."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        name: str,
+        places: Sequence[Records[str, R]],
+        record: R,
+        *,
+        is_past: Callable[[R], bool],
+        patience_s: float,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._places = places
+        self._record = record
+        self._is_past = is_past
+        self._patience_s = patience_s
+        self._tasks = TaskOwner(f"registration {name}", on_failed)
+        self._wanted = 0
+        self._due = asyncio.Event()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._watch: Watch | None = None
+        self.registered = False
+
+    def __repr__(self) -> str:
+        state = "registered" if self.registered else "not registered"
+        return f"<Registration {self._places[self._wanted].key_of(self._name)}: {state}>"
+
+    @property
+    def key(self) -> str:
+        """Where it is, or wants to be."""
+        return self._places[self._wanted].key_of(self._name)
+
+    async def start(self, place: int = 0) -> None:
+        """Returns when registered, through any outage of the store. Raises RegistrationTakenError."""
+        self._wanted = place
+        self._unsubscribe = self._store.subscribe(self._on_session)
+        while not await self._registered():  # noqa: ASYNC110 - a store that is away tells nobody when it is back
+            await asyncio.sleep(_RETRY_S)
+        self._tasks.start(self._keep(), name="keep")
+
+    def move(self, place: int) -> None:
+        """Asks for another place; it is taken as soon as the store answers."""
+        if place != self._wanted:
+            self._wanted = place
+            self._due.set()
+
+    async def aclose(self) -> None:
+        """Leaves, as far as the store answers at once: else the end of the session does it."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        await self._tasks.aclose()
+        self._disarm()
+        self.registered = False
+        try:
+            async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+                for place in self._places:
+                    await self._leave(place)
+        except (TimeoutError, MetadataError) as error:
+            log.warning("registration.not_removed", extra={"key": self.key, "error": str(error)})
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self.registered = False
+        elif state is SessionState.CONNECTED:
+            self._due.set()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                done = await self._registered()
+            except StoreClosedError:
+                return
+            if not done:
+                await asyncio.sleep(_RETRY_S)
+                self._due.set()
+
+    async def _registered(self) -> bool:
+        """Whether the store let us."""
+        try:
+            await self._register()
+        except (StoreUnavailableError, SessionLostError) as error:
+            log.warning("registration.retried", extra={"key": self.key, "error": str(error)})
+            return False
+        return True
+
+    async def _register(self) -> None:
+        wanted = self._wanted
+        place = self._places[wanted]
+        await self._take(place)
+        for other in self._places:
+            if other is not place:
+                await self._leave(other)
+        if not self.registered:
+            log.info("registration.made", extra={"key": place.key_of(self._name)})
+        self.registered = True
+        if wanted != self._wanted:
+            self._due.set()
+
+    async def _take(self, place: Records[str, R]) -> None:
+        key = place.key_of(self._name)
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        while True:
+            watch = self._arm(await self._store.watch(key))
+            found = await place.get(self._name)
+            if found is None:
+                await self._create(place)
+            elif found.record == self._record:
+                watch.call_when_settled(self._due.set)  # whoever deletes it: it is made again
+                return
+            elif self._is_past(found.record):
+                await self._delete(place, found.version)
+            else:
+                log.warning("registration.waits", extra={"key": key, "found": str(found.record), "patience_s": self._patience_s})
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await watch.wait()
+                except TimeoutError:
+                    message = f"{key} is held by another process after {self._patience_s:g} s: {found.record}"
+                    raise RegistrationTakenError(message, key=key) from None
+
+    def _arm(self, watch: Watch) -> Watch:
+        self._disarm()
+        self._watch = watch
+        return watch
+
+    def _disarm(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _create(self, place: Records[str, R]) -> None:
+        try:
+            await place.create(self._name, self._record, ephemeral=True)
+        except KeyExistsError:
+            pass  # whose it is shows the next look
+
+    async def _leave(self, place: Records[str, R]) -> None:
+        found = await place.get(self._name)
+        if found is not None and (found.record == self._record or self._is_past(found.record)):
+            await self._delete(place, found.version)
+
+    async def _delete(self, place: Records[str, R], version: int) -> None:
+        try:
+            await place.delete(self._name, version)
+        except (NoSuchKeyError, BadVersionError):
+            pass  # it changed meanwhile: whoever called looks again
