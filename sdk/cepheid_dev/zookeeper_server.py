@@ -1,0 +1,198 @@
+"""The real ZooKeeper server as a process on this machine, from the jars that the PySpark wheel brings.
+
+    ZooKeeperServer(directory, port) ── start ──► java … zookeeper.cfg ── "srvr" on a plain socket tells its mode ──► ready
+
+    directory/zookeeper.cfg    written anew at each start
+    directory/data/            snapshots and logs: a server started again goes on with them
+    directory/zookeeper.log    what it printed, of all its runs
+
+The process is a session of its own, so that it lives on when the starter ends: `pid` and `command` tell who it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from cepheid_dev.java import find_java
+from cepheid_ports import CepheidError
+
+TICK_MS = 500  # sessions can be as short as two ticks
+POLL_S = 0.02
+LOG_TAIL_CHARS = 3_000
+JARS = (
+    "zookeeper-[0-9]*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "log4j-api-*.jar", "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar", "netty-*.jar", "metrics-core-*.jar", "snappy-java-*.jar",
+)  # fmt: skip
+JVM_FLAGS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=warn")
+
+
+class ZooKeeperJarsError(CepheidError):
+    """The server's jars are not installed."""
+
+    hint: ClassVar[str] = "pip install pyspark: its wheel carries the ZooKeeper server"
+
+
+class ZooKeeperServerError(CepheidError):
+    """The server did not come up."""
+
+    hint: ClassVar[str] = "its log is in zookeeper.log in its directory"
+
+
+class ZooKeeperServer:
+    """Blocking calls, no threads. `pid` given: a server that another process started in this directory."""
+
+    def __init__(self, directory: Path, port: int, *, pid: int | None = None) -> None:
+        self.directory = directory
+        self.port = port
+        self.pid = pid
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperServer {self.address} in {self.directory}, pid {self.pid}>"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "zookeeper.log"
+
+    @property
+    def log_tail(self) -> str:
+        return self.log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:] if self.log_path.exists() else ""
+
+    def command(self) -> list[str]:
+        """Raises JavaNotFoundError, ZooKeeperJarsError."""
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        return [str(find_java()), *JVM_FLAGS, "-cp", ":".join(map(str, find_jars())), main, str(self.directory / "zookeeper.cfg")]
+
+    def write_config(self) -> None:
+        lines = {
+            "tickTime": TICK_MS,
+            "dataDir": self.directory / "data",
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            "minSessionTimeout": 2 * TICK_MS,
+            "maxSessionTimeout": 60_000,
+            "maxClientCnxns": 0,
+            "4lw.commands.whitelist": "srvr,mntr,cons,wchs",
+            "admin.enableServer": "false",
+            "preAllocSize": 4_096,  # KB; the default of 64 MB is for disks that turn
+            "autopurge.snapRetainCount": 3,
+            "autopurge.purgeInterval": 1,
+        }
+        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{name}={value}\n" for name, value in lines.items())
+        (self.directory / "zookeeper.cfg").write_text(text)
+
+    def start(self, timeout_s: float = 30.0) -> float:
+        """Returns after how many seconds it answered. Raises ZooKeeperServerError, with the end of its log."""
+        assert self._process is None, f"{self!r} runs already"
+        began = time.monotonic()
+        self._check_port_is_free()  # else the answer could be another server's
+        self.write_config()
+        with self.log_path.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.pid = self._process.pid
+        while not self.is_ready():
+            ended = self._process.poll()
+            if ended is not None or time.monotonic() - began > timeout_s:
+                self.kill()
+                problem = f"ended with {ended}" if ended is not None else f"did not answer within {timeout_s} s"
+                message = f"the ZooKeeper server on {self.address} {problem}; the end of {self.log_path}:\n{self.log_tail}"
+                raise ZooKeeperServerError(message, address=self.address)
+            time.sleep(POLL_S)
+        return time.monotonic() - began
+
+    def is_ready(self, timeout_s: float = 2.0) -> bool:
+        # "ruok" is answered before sessions are; so is "srvr", but only a server that serves tells its mode.
+        return "Mode:" in (self.ask("srvr", timeout_s) or "")
+
+    def ask(self, word: str, timeout_s: float = 2.0) -> str | None:
+        """The answer to a four-letter word; None: nobody answered."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout_s) as connection:
+                connection.sendall(word.encode())
+                answer = bytearray()
+                while chunk := connection.recv(65_536):
+                    answer += chunk
+                return answer.decode()
+        except OSError:
+            return None
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """SIGTERM, and SIGKILL for one that does not listen."""
+        self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL, 10.0)
+
+    def pause(self) -> None:
+        """SIGSTOP: the kernel still takes connections for it, but nothing answers."""
+        self.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.send_signal(signal.SIGCONT)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.pid is not None, f"{self!r} does not run"
+        os.kill(self.pid, number)
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        if self.pid is None:
+            return
+        try:
+            os.kill(self.pid, number)
+            os.kill(self.pid, signal.SIGCONT)  # a paused process hears SIGTERM only then
+        except ProcessLookupError:
+            pass
+        deadline = time.monotonic() + timeout_s
+        while self._is_running() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if self._is_running():
+            os.kill(self.pid, signal.SIGKILL)
+            while self._is_running():
+                time.sleep(POLL_S)
+        self.pid = self._process = None
+
+    def _is_running(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        assert self.pid is not None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _check_port_is_free(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self.port))
+            except OSError as error:
+                raise ZooKeeperServerError(f"port {self.port} is taken: {error}", address=self.address) from None
+
+
+def find_jars() -> list[Path]:
+    """The server and what it needs, nothing else of Spark. Raises ZooKeeperJarsError."""
+    spec = importlib.util.find_spec("pyspark")  # found, not imported
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        jars = Path(folder) / "jars"
+        found = [sorted(jars.glob(pattern)) for pattern in JARS]
+        if all(found):
+            return [jar for group in found for jar in group]
+        missing = [pattern for pattern, group in zip(JARS, found, strict=True) if not group]
+        raise ZooKeeperJarsError(f"{jars} has no {', '.join(missing)}")
+    raise ZooKeeperJarsError("pyspark is not installed")
