@@ -27,7 +27,7 @@ from cepheid_ledger.unconfirmed import GroupDone
 from cepheid_ledger.writer_state import ChangeEnsemble, WriterState
 from cepheid_metadata import LedgerMetadata
 from cepheid_ports import CepheidError, TaskOwner
-from cepheid_rpc import Buffer, encode_group
+from cepheid_rpc import Buffer, EntryGroup, encode_group
 
 log = logging.getLogger(__name__)
 
@@ -110,17 +110,20 @@ class LedgerWriter:
         """Bookies of the ensemble that lack entries: roll over once there are enough bookies again."""
         return self._core.dropped
 
-    def append(self, payloads: Sequence[Buffer], on_done: GroupDone) -> None:
-        """Sends the payloads as the next entries, as one group. Never raises for an operating error: `on_done` gets it."""
+    def append(self, payloads: Sequence[Buffer], on_done: GroupDone) -> EntryGroup | None:
+        """Sends the payloads as the next entries, as one group. Never raises for an operating error: `on_done` gets it.
+
+        The group as it is sent, for who wants its payloads back when the ledger fails; None: the writer takes nothing more."""
         if self.state is not WriterPhase.OPEN:
             # Later in this turn, so that groups which are being failed right now hear of it before this one.
             error = self.failure or LedgerClosedError(f"ledger {self.ledger_id} is {self.state.value}", ledger_id=self.ledger_id)
             asyncio.get_running_loop().call_soon(on_done, error)
-            return
+            return None
         state = self._core
         group = encode_group(self.ledger_id, state.last_add_pushed + 1, state.last_add_confirmed, self._length_pushed, payloads)
         self._length_pushed += sum(map(len, payloads))
         self._pipeline.push(group, on_done)
+        return group
 
     async def close(self) -> ClosedLedger:
         """Ends the ledger at LAC. What is unconfirmed fails; wait for it first. Concurrent calls share one outcome.
