@@ -35,6 +35,8 @@ class Faults:
     metadata_delay_s: tuple[float, float] = (0.0, 0.003)
     lost_answer: float = 0.01  # the write happened, the caller hears "unknown"
     refused: float = 0.01  # nothing happened, the caller hears "unreachable"
+    stale_read: float = 0.03  # a follower answers that is so far behind
+    stale_read_s: tuple[float, float] = (0.005, 1.0)
 
     def without(self, *names: str) -> Faults:
         return replace(self, **dict.fromkeys(names, 0.0))
@@ -42,7 +44,7 @@ class Faults:
 
 CALM = Faults().without(
     "late", "loss", "reset", "duplicate", "corrupt", "slow_sync", "sync_error", "write_error", "read_error",
-    "crash_at_disk", "lost_answer", "refused",
+    "crash_at_disk", "lost_answer", "refused", "stale_read",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cepheid_metadata import MemoryStore, SessionState
+from cepheid_metadata import SessionState
 from tests.simulation.cluster import SimBookie, SimBroker
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _RATE = 0.12
 """Of a fault at each visit of the world's own loop."""
+_SESSION_S = 3.0
+"""How long the metadata store keeps a session of which it hears nothing."""
 
 
 class Nemesis:
@@ -29,6 +31,9 @@ class Nemesis:
             self._pause_broker,
             self._expire_session,
             self._lose_power_everywhere,
+            self._lose_metadata,
+            self._lag_metadata,
+            self._slow_bookie,
         )
 
     def act(self) -> None:
@@ -39,13 +44,16 @@ class Nemesis:
         """Ends every fault that lasts, and waits until every machine is up."""
         world = self._world
         world.network.heal()
+        if world.tree.out:
+            world.tree.end_outage()
         for bookie in world.bookies.values():
             bookie.disk.full = False
         for broker in world.brokers.values():
             if broker.node.paused:
                 broker.node.resume()
             if broker.node.alive:
-                _renew(broker.store.memory)
+                broker.store.lag_s = None
+                broker.store.renew()
             if not broker.node.alive:
                 world.begin(broker)
         while not all(bookie.serving for bookie in world.bookies.values()):
@@ -114,18 +122,44 @@ class Nemesis:
         if broker is None or broker.store.memory.session_state is SessionState.LOST:
             return
         self._world.plan.count("metadata session expired")
-        memory = broker.store.memory
-        memory.expire_session()
-        self._world.later(self._random.choice((0.1, 1.0, 3.0)), lambda: _renew(memory))
+        broker.store.expire()
+        self._world.later(self._random.choice((0.1, 1.0, 3.0)), broker.store.renew)
 
     def _pause_broker(self) -> None:
+        """Perhaps for longer than its session lives: it wakes up, and does not know."""
         if (broker := self._some_broker()) is not None:
             self._world.plan.count("broker paused")
-            node = broker.node
+            node, store, pause_s = broker.node, broker.store, self._random.choice((0.1, 1.0, 7.0))
             node.pause()
-            self._world.later(self._random.choice((0.1, 1.0, 7.0)), lambda: node.paused and node.resume())
+            if pause_s > _SESSION_S:
+                self._world.later(_SESSION_S, lambda: node.paused and store.expire())
+                self._world.later(pause_s + 0.1, store.renew)
+            self._world.later(pause_s, lambda: node.paused and node.resume())
 
+    def _lose_metadata(self) -> None:
+        """Nobody reaches the store; sessions live on."""
+        tree = self._world.tree
+        if not tree.out:
+            self._world.plan.count("metadata outage")
+            tree.begin_outage()
+            self._world.later(self._random.choice((0.2, 1.0, 4.0, 9.0)), lambda: tree.out and tree.end_outage())
 
-def _renew(memory: MemoryStore) -> None:
-    if memory.session_state is SessionState.LOST:
-        memory.renew_session()
+    def _lag_metadata(self) -> None:
+        """A broker reads from a follower that is behind."""
+        if (broker := self._some_broker()) is not None:
+            self._world.plan.count("metadata follower behind")
+            store = broker.store
+            store.lag_s = self._random.choice((0.05, 0.3, 1.5))
+
+            def catch_up() -> None:
+                store.lag_s = None
+
+            self._world.later(self._random.choice((0.5, 3.0)), catch_up)
+
+    def _slow_bookie(self) -> None:
+        """It answers, many times later."""
+        if (bookie := self._some_bookie()) is not None:
+            self._world.plan.count("slow bookie")
+            network, name = self._world.network, bookie.id
+            network.slow[name] = self._random.choice((50.0, 50.0, 1_000.0))
+            self._world.later(self._random.choice((0.5, 2.0, 8.0)), lambda: network.slow.pop(name, None))

@@ -73,6 +73,7 @@ class Network:
     def __init__(self, plan: FaultPlan) -> None:
         self.plan = plan
         self.hosts: dict[str, Host] = {}
+        self.slow: dict[str, float] = {}  # bookie → how many times longer its messages take
         self._blocked: dict[tuple[str, str, str], None] = {}
         self._held: list[tuple[tuple[str, str, str], Callable[[], None]]] = []
         self._streams: list[SimAddStream] = []
@@ -111,16 +112,17 @@ class Network:
         return sum(message[2] == kind for message, _ in self._held)
 
     def heal(self) -> None:
+        self.slow.clear()
         for message in list(self._blocked):
             self.unblock(*message)
 
     # -- for connections ------------------------------------------------------------------------------------------------
 
-    def delay_s(self) -> float:
+    def delay_s(self, bookie_id: str) -> float:
         faults = self.plan.faults
         if self.plan.strikes("message late", faults.late):
             return self.plan.between(faults.late_s)
-        return self.plan.between(faults.delay_s)
+        return self.plan.between(faults.delay_s) * self.slow.get(bookie_id, 1.0)
 
     def pass_wire(self, sender: str, receiver: str, kind: str, deliver: Callable[[], None]) -> bool:
         """Delivers, or holds back what runs into a partition; tells which."""

@@ -1,7 +1,14 @@
-"""The metadata store as a process sees it across a network: requests take time, are refused, or lose their answer.
+"""The metadata store as a process sees it across a network: requests take time, are refused, lose their answer, or read the past.
 
-    request ──delay, FIFO──► MemoryStore (one session of the shared MemoryTree) ──delay──► answer
-                  └ refused: StoreUnavailableError                 └ lost: StoreUnavailableError(outcome_unknown=True)
+    request ──delay, FIFO──► one session of the shared SimTree ──delay──► answer
+                  └ refused, outage: StoreUnavailableError          └ lost: StoreUnavailableError(outcome_unknown=True)
+
+Rules (those of ZooKeeper's servers and clients):
+1. Requests of a session are served in the order they were made.
+2. A read may show the past (a follower's view), but nothing older than what the session has seen: its own writes, refused ones
+   included, its earlier reads, the watches that fired, and `sync`.
+3. During an outage everything is refused and what was under way has an unknown outcome; the session lives, and is SUSPENDED.
+4. A process hears of its session in steps of its own: one that is paused hears of it when it resumes.
 
 `SimTree` shows every committed write to whoever keeps the history, with the process that made it.
 """
@@ -22,7 +29,10 @@ from cepheid_metadata import (
     Versioned,
     Watch,
 )
+from cepheid_metadata.session import SessionEvents
 from tests.simulation.faults import FaultPlan
+from tests.simulation.node import current_node
+from tests.simulation.tree_past import TreePast
 
 T = TypeVar("T")
 _SPACING_S = 1e-9
@@ -33,33 +43,73 @@ class SimTree(MemoryTree):
         super().__init__()
         self.on_commit: Callable[[Sequence[Op], str], None] | None = None
         self.writer = "world"  # the process whose request is being served
+        self.out = False  # nobody reaches it
+        self.past = TreePast()
+        self.stores: list[SimStore] = []
 
     def apply(self, ops: Sequence[Op], session_id: int) -> list[OpResult]:
         results = super().apply(ops, session_id)
+        now_s = asyncio.get_running_loop().time()
+        made = [result if isinstance(result, str) else op.key for op, result in zip(ops, results, strict=True)]
+        self.past.note(made, self.nodes.get, now_s)
         if self.on_commit is not None:
             self.on_commit(ops, self.writer)
         return results
 
+    def begin_outage(self) -> None:
+        self.out = True
+        for store in self.stores:
+            store.suspend()
+
+    def end_outage(self) -> None:
+        self.out = False
+        for store in self.stores:
+            store.resume()
+
+
+class _Session(MemoryStore):
+    """Tells when a watch fires: the client reads nothing older from then on."""
+
+    on_watch: Callable[[], None] = lambda: None
+
+    def fire(self, batch: Any) -> None:
+        armed = len(self._watches) + len(self._child_watches)
+        super().fire(batch)
+        if len(self._watches) + len(self._child_watches) != armed:
+            self.on_watch()
+
 
 class SimStore:
-    """One session of one process. Implements `MetadataStore`."""
+    """The store of one process. Implements `MetadataStore`."""
 
     def __init__(self, tree: SimTree, plan: FaultPlan, process: str) -> None:
-        self.memory = MemoryStore(tree)
+        self.memory = _Session(tree)
+        self.memory.on_watch = self._see_next
         self._tree = tree
         self._plan = plan
         self._process = process
+        self._node = current_node()
+        self._events = SessionEvents(SessionState.CONNECTED)
+        self._seen = 0  # of the tree's commits
+        self._cut = False
+        self._closed = False
         self.loses_answer: Callable[[Sequence[Op]], bool] = lambda _: False  # for scripts: of which applied writes
+        self.lag_s: float | None = None  # for scripts: how far in the past reads are
         self._last_arrival_s = 0.0
+        self.memory.subscribe(lambda _: self._tell())
+        tree.stores.append(self)
+
+    def __repr__(self) -> str:
+        return f"<SimStore of {self._process}: {self._events.state.value}{', cut' if self._cut else ''}>"
 
     async def get(self, key: str) -> Versioned | None:
-        return await self._ask(lambda: self.memory.get(key))
+        return await self._ask(lambda: self._get(key))
 
     async def exists(self, key: str) -> bool:
-        return await self._ask(lambda: self.memory.exists(key))
+        return await self._ask(lambda: self._get(key)) is not None
 
     async def children(self, key: str) -> list[str]:
-        return await self._ask(lambda: self.memory.children(key))
+        return await self._ask(lambda: self._fresh(self.memory.children(key)))
 
     async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
         return await self._ask(lambda: self.memory.create(key, value, ephemeral=ephemeral, sequential=sequential), write=True)
@@ -82,44 +132,107 @@ class SimStore:
         return None if self.loses_answer(ops) else results
 
     async def sync(self, key: str) -> None:
-        await self._ask(lambda: self.memory.sync(key))
+        await self._ask(lambda: self._fresh(self.memory.sync(key)))
 
     async def watch(self, key: str) -> Watch:
-        return await self._ask(lambda: self.memory.watch(key))
+        return await self._ask(lambda: self._fresh(self.memory.watch(key)))
 
     async def watch_children(self, key: str) -> Watch:
-        return await self._ask(lambda: self.memory.watch_children(key))
+        return await self._ask(lambda: self._fresh(self.memory.watch_children(key)))
 
     @property
     def session_state(self) -> SessionState:
-        return self.memory.session_state
+        return self._events.state
 
     def subscribe(self, on_session: Callable[[SessionState], None]) -> Callable[[], None]:
-        return self.memory.subscribe(on_session)
+        return self._events.subscribe(on_session)
 
     async def aclose(self) -> None:
+        self._closed = True
         await self.memory.aclose()
+
+    # -- what happens to the session ------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
         """The process is gone; the store notices at once (a session that lingers is a fault of its own)."""
+        self._closed = True
         if self.memory.session_state is not SessionState.LOST:
             self.memory.expire_session()
+
+    def expire(self) -> None:
+        """The server gives the session up, whether or not the process is there to hear of it."""
+        if not self._closed and self.memory.session_state is not SessionState.LOST:
+            self.memory.expire_session()
+
+    def renew(self) -> None:
+        """The process reaches the server again, if it has lost its session."""
+        if not self._closed and self.memory.session_state is SessionState.LOST:
+            self._see_all()
+            self.memory.renew_session()
+
+    def suspend(self) -> None:
+        self._cut = True
+        self._tell()
+
+    def resume(self) -> None:
+        self._cut = False
+        self._tell()
+
+    def _tell(self) -> None:
+        """Rule 4."""
+        if self._closed:
+            return
+        state = self.memory.session_state
+        if self._cut and state is SessionState.CONNECTED:
+            state = SessionState.SUSPENDED
+        if self._node is None:
+            self._events.become(state)
+        else:
+            self._node.call_soon(self._events.become, state)
+
+    # -- requests -------------------------------------------------------------------------------------------------------
+
+    async def _get(self, key: str) -> Versioned | None:
+        plan, faults, past = self._plan, self._plan.faults, self._tree.past
+        found = await self.memory.get(key)
+        lag_s = self.lag_s
+        if lag_s is None and plan.strikes("metadata read of the past", faults.stale_read):
+            lag_s = plan.between(faults.stale_read_s)
+        if lag_s is None or key not in past:
+            self._see_all()
+            return found
+        self._seen = max(self._seen, past.commits_before(asyncio.get_running_loop().time() - lag_s))
+        node = past.node_at(key, self._seen)
+        return None if node is None else Versioned(node.value, node.version)
+
+    async def _fresh(self, request: Awaitable[T]) -> T:
+        result = await request
+        self._see_all()
+        return result
+
+    def _see_all(self) -> None:
+        self._seen = self._tree.past.commits
+
+    def _see_next(self) -> None:
+        """A watch fires in the middle of the commit that it tells of."""
+        self._seen = self._tree.past.commits + 1
 
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults
         loop = asyncio.get_running_loop()
-        # A session's requests are served in the order they were made, as ZooKeeper promises.
         self._last_arrival_s = max(loop.time() + plan.between(faults.metadata_delay_s), self._last_arrival_s + _SPACING_S)
         await _sleep_until(self._last_arrival_s)
-        if plan.strikes("metadata refused", faults.refused):
+        if self._cut or plan.strikes("metadata refused", faults.refused):
             raise StoreUnavailableError("the metadata store cannot be reached")
         self._tree.writer = self._process
         try:
             result = await act()  # the memory store never waits: nobody else writes meanwhile
         finally:
             self._tree.writer = "world"
+            if write:
+                self._see_all()
         await asyncio.sleep(plan.between(faults.metadata_delay_s))
-        if write and plan.strikes("metadata answer lost", faults.lost_answer):
+        if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):
             raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
         return result
 

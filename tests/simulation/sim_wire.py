@@ -50,7 +50,7 @@ class Wire:
             self.break_off("connection reset", plan.between(faults.delay_s))
             return
         loop = asyncio.get_running_loop()
-        when = self._last_to_bookie_s = max(loop.time() + self.network.delay_s(), self._last_to_bookie_s + _SPACING_S)
+        when = self._last_to_bookie_s = max(loop.time() + self.network.delay_s(self.bookie_id), self._last_to_bookie_s + _SPACING_S)
         loop.call_at(when, self._arrive, self.host, act, context=self.host.node.context)
 
     def _arrive(self, host: Host, act: Callable[[Host], None]) -> None:
@@ -73,7 +73,7 @@ class Wire:
             self.break_off("connection reset", plan.between(faults.delay_s))
             return
         loop = asyncio.get_running_loop()
-        when = self._last_to_client_s = max(loop.time() + self.network.delay_s(), self._last_to_client_s + _SPACING_S)
+        when = self._last_to_client_s = max(loop.time() + self.network.delay_s(self.bookie_id), self._last_to_client_s + _SPACING_S)
         loop.call_at(when, self._return, act, context=self.node.context)
 
     def _return(self, act: Callable[[], None]) -> None:
@@ -122,7 +122,7 @@ class SimAddStream(Wire):
         self._pull_due = False
         network.add_stream(self)
         if self.host is None:
-            self.break_off(f"{bookie_id} refused the connection", network.delay_s())
+            self.break_off(f"{bookie_id} refused the connection", network.delay_s(bookie_id))
 
     def wake(self) -> None:
         if not self._pull_due and not self.broken:
