@@ -4,6 +4,7 @@
 """
 
 from cepheid_metadata import keys
+from cepheid_metadata.bundle_records import BundleHistory, BundleOwner, TopicChanges
 from cepheid_metadata.cluster_records import (
     BookieCookie,
     BookieRegistration,
@@ -67,6 +68,8 @@ from cepheid_metadata.repositories import (
     available_bookies,
     bookie_cookies,
     broker_records,
+    bundle_histories,
+    bundle_owners,
     chain_records,
     cluster_identity,
     cluster_records,
@@ -76,6 +79,7 @@ from cepheid_metadata.repositories import (
     readonly_bookies,
     schema_histories,
     tenant_records,
+    topic_changes,
     topic_records,
 )
 from cepheid_metadata.schema_records import SchemaDefinition, SchemaHistory, SchemaVersion
@@ -102,6 +106,8 @@ __all__ = [
     "BookieCookie",
     "BookieRegistration",
     "BrokerRegistration",
+    "BundleHistory",
+    "BundleOwner",
     "Chain",
     "ChainLedger",
     "Check",
@@ -158,6 +164,7 @@ __all__ = [
     "StoreOpenError",
     "StoreUnavailableError",
     "TenantRecord",
+    "TopicChanges",
     "TopicPolicyFields",
     "TopicRecord",
     "ValueTooLargeError",
@@ -166,6 +173,8 @@ __all__ = [
     "available_bookies",
     "bookie_cookies",
     "broker_records",
+    "bundle_histories",
+    "bundle_owners",
     "chain_records",
     "cluster_identity",
     "cluster_records",
@@ -187,5 +196,6 @@ __all__ = [
     "require_cluster",
     "schema_histories",
     "tenant_records",
+    "topic_changes",
     "topic_records",
 ]

@@ -9,8 +9,12 @@
     /ledgers/ids                               id counter
     /ledgers/dddd/dddd/dddd                    ledger, id below 10^12, zero-padded in three parts
     /ledgers/high/ddd/dddd/dddd/dddd/dddd      ledger, id from 10^12: all 19 digits that 63 bits can have
+    /deleted-ledgers/…                         the same below, of ledgers that were deleted and can still be brought back
     /bookies/cookies/ID  /bookies/available/ID  /bookies/readonly/ID
-    /brokers/ID  /bundles/T/N/range  /leader
+    /brokers/ID  /bundles/T/N/range            registration; owner (both ephemeral)
+    /bundle-histories/T/N/range                epochs of a bundle's owners
+    /topic-changes/T/N                         mark of a namespace whose topics changed
+    /leader
 
 Rules:
 1. No parent gets more than 10,000 children of a kind that users can multiply (names of tenants, namespaces of one tenant,
@@ -39,17 +43,26 @@ SCHEMAS_KEY = "/schemas"
 LEDGERS_KEY = "/ledgers"
 LEDGER_IDS_KEY = "/ledgers/ids"
 HIGH_LEDGERS_KEY = "/ledgers/high"
+DELETED_LEDGERS_KEY = "/deleted-ledgers"
+HIGH_DELETED_LEDGERS_KEY = "/deleted-ledgers/high"
 BOOKIE_COOKIES_KEY = "/bookies/cookies"
 AVAILABLE_BOOKIES_KEY = "/bookies/available"
 READONLY_BOOKIES_KEY = "/bookies/readonly"
 BROKERS_KEY = "/brokers"
 BUNDLES_KEY = "/bundles"
+BUNDLE_HISTORIES_KEY = "/bundle-histories"
+TOPIC_CHANGES_KEY = "/topic-changes"
 LEADER_KEY = "/leader"
 
 MAX_LEDGER_ID = 2**63 - 1
 _FIRST_HIGH_LEDGER_ID = 10**12
-LEDGER_ID_PARTS = {LEDGERS_KEY: 3, HIGH_LEDGERS_KEY: 5}  # segments below each of the two trees of ledgers
-NOT_LEDGERS = (LEDGER_IDS_KEY, HIGH_LEDGERS_KEY)  # live beside the first parts of ledger ids
+LEDGER_ID_PARTS = {  # segments below each tree of ledgers
+    LEDGERS_KEY: 3,
+    HIGH_LEDGERS_KEY: 5,
+    DELETED_LEDGERS_KEY: 3,
+    HIGH_DELETED_LEDGERS_KEY: 5,
+}
+NOT_LEDGERS = (LEDGER_IDS_KEY, HIGH_LEDGERS_KEY, HIGH_DELETED_LEDGERS_KEY)  # live beside the first parts of ledger ids
 
 
 def encode_name(name: str) -> str:
@@ -141,6 +154,10 @@ def ledger_key(ledger_id: int) -> str:
     return f"{HIGH_LEDGERS_KEY}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
 
 
+def deleted_ledger_key(ledger_id: int) -> str:
+    return DELETED_LEDGERS_KEY + ledger_key(ledger_id).removeprefix(LEDGERS_KEY)
+
+
 def bookie_cookie_key(bookie_id: str) -> str:
     return f"{BOOKIE_COOKIES_KEY}/{encode_name(bookie_id)}"
 
@@ -159,3 +176,11 @@ def broker_key(broker_id: str) -> str:
 
 def bundle_key(tenant: str, namespace: str, bundle_range: str) -> str:
     return f"{BUNDLES_KEY}/{encode_name(tenant)}/{encode_name(namespace)}/{encode_name(bundle_range)}"
+
+
+def bundle_history_key(tenant: str, namespace: str, bundle_range: str) -> str:
+    return f"{BUNDLE_HISTORIES_KEY}/{encode_name(tenant)}/{encode_name(namespace)}/{encode_name(bundle_range)}"
+
+
+def topic_changes_key(tenant: str, namespace: str) -> str:
+    return f"{TOPIC_CHANGES_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"

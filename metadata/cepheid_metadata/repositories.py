@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from cepheid_metadata import keys
+from cepheid_metadata.bundle_records import BundleHistory, BundleOwner, TopicChanges
 from cepheid_metadata.cluster_records import (
     BookieCookie,
     BookieRegistration,
@@ -19,7 +20,7 @@ from cepheid_metadata.cluster_records import (
     NamespaceRecord,
     TenantRecord,
 )
-from cepheid_metadata.ledger_records import LedgerMetadata
+from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.record import Record
 from cepheid_metadata.schema_records import SchemaHistory
 from cepheid_metadata.store import Create, Delete, MetadataStore, Put
@@ -39,35 +40,35 @@ class Records(Generic[N, R]):
     """Records of one type, each found by its noun `N` (a ledger id, a topic, a pair of names …)."""
 
     def __init__(self, store: MetadataStore, key_of: Callable[[N], str], record_type: type[R]) -> None:
-        self._store = store
+        self.store = store
         self._record_type = record_type
         self.key_of = key_of
 
     async def get(self, noun: N) -> Found[R] | None:
         """None: there is none (certain). Raises NewerFormatError, CorruptRecordError."""
         key = self.key_of(noun)
-        found = await self._store.get(key)
+        found = await self.store.get(key)
         return None if found is None else Found(self._record_type.decode(found.value, key), found.version)
 
     async def exists(self, noun: N) -> bool:
-        return await self._store.exists(self.key_of(noun))
+        return await self.store.exists(self.key_of(noun))
 
     async def create(self, noun: N, record: R, *, ephemeral: bool = False) -> int:
         """The version, 0. Raises KeyExistsError."""
-        await self._store.create(self.key_of(noun), record.encode(), ephemeral=ephemeral)
+        await self.store.create(self.key_of(noun), record.encode(), ephemeral=ephemeral)
         return 0
 
     async def replace(self, noun: N, record: R, expected_version: int) -> int:
         """The new version. Raises BadVersionError, NoSuchKeyError."""
-        return await self._store.put(self.key_of(noun), record.encode(), expected_version)
+        return await self.store.put(self.key_of(noun), record.encode(), expected_version)
 
     async def delete(self, noun: N, expected_version: int | None) -> None:
         """Raises BadVersionError, NoSuchKeyError."""
-        await self._store.delete(self.key_of(noun), expected_version)
+        await self.store.delete(self.key_of(noun), expected_version)
 
-    def create_op(self, noun: N, record: R) -> Create:
+    def create_op(self, noun: N, record: R, *, ephemeral: bool = False) -> Create:
         """For `multi`; so are the other two."""
-        return Create(self.key_of(noun), record.encode())
+        return Create(self.key_of(noun), record.encode(), ephemeral=ephemeral)
 
     def replace_op(self, noun: N, record: R, expected_version: int) -> Put:
         return Put(self.key_of(noun), record.encode(), expected_version)
@@ -79,6 +80,11 @@ class Records(Generic[N, R]):
 def ledger_records(store: MetadataStore) -> Records[int, LedgerMetadata]:
     """By ledger id."""
     return Records(store, keys.ledger_key, LedgerMetadata)
+
+
+def deleted_ledger_records(store: MetadataStore) -> Records[int, DeletedLedger]:
+    """By ledger id."""
+    return Records(store, keys.deleted_ledger_key, DeletedLedger)
 
 
 def topic_records(store: MetadataStore) -> Records[TopicName, TopicRecord]:
@@ -134,3 +140,18 @@ def readonly_bookies(store: MetadataStore) -> Records[str, BookieRegistration]:
 def broker_records(store: MetadataStore) -> Records[str, BrokerRegistration]:
     """Ephemeral."""
     return Records(store, keys.broker_key, BrokerRegistration)
+
+
+def bundle_owners(store: MetadataStore) -> Records[tuple[str, str, str], BundleOwner]:
+    """By (tenant, namespace, range). Ephemeral."""
+    return Records(store, lambda noun: keys.bundle_key(*noun), BundleOwner)
+
+
+def bundle_histories(store: MetadataStore) -> Records[tuple[str, str, str], BundleHistory]:
+    """By (tenant, namespace, range)."""
+    return Records(store, lambda noun: keys.bundle_history_key(*noun), BundleHistory)
+
+
+def topic_changes(store: MetadataStore) -> Records[tuple[str, str], TopicChanges]:
+    """By (tenant, namespace)."""
+    return Records(store, lambda noun: keys.topic_changes_key(*noun), TopicChanges)

@@ -17,6 +17,8 @@ from cepheid_metadata import (
     BookieCookie,
     BookieRegistration,
     BrokerRegistration,
+    BundleHistory,
+    BundleOwner,
     Chain,
     ChainLedger,
     ClusterIdentity,
@@ -40,6 +42,7 @@ from cepheid_metadata import (
     Record,
     RetentionPolicy,
     TenantRecord,
+    TopicChanges,
     TopicRecord,
     broker_records,
     chain_records,
@@ -121,6 +124,9 @@ RECORDS: list[Record] = [
     BookieCookie(layout_version=1, bookie_id="b", incarnation="i", cluster_id="c", directories={"journal": ("/j",)}),
     BookieRegistration(bookie_id="b", incarnation="i", addresses={"grpc": "localhost:3181"}),
     BrokerRegistration(broker_id="b", addresses={"pulsar": "localhost:6650"}, started_at_ms=1),
+    BundleOwner(broker_id="b", incarnation="i", epoch=3, addresses={"pulsar": "localhost:6650"}),
+    BundleHistory(epoch=3, preferred="b"),
+    TopicChanges(broker_id="b", at_ms=1),
 ]
 
 
