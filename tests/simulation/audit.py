@@ -33,7 +33,7 @@ async def audit(world: World) -> None:
     await _wait(world, "V9", lambda: dedup.is_quiet, f"messages are sent again and again: {dedup.clients}")
     for broker in world.brokers.values():
         broker.crash()
-    auditor = SimBroker("auditor", world.tree, world.network, world.plan, history, list(world.bookies))
+    auditor = world.new_broker("auditor")
     auditor.start()
     done = world.spawn(auditor.node, _read_topic(world, auditor), "audit of topics")
     await _wait(world, "V4", done.done, "some topic cannot be opened, read and written")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataLedgers
 from cepheid_bookie.memory_index import MemoryBlockIndex
@@ -26,6 +26,7 @@ from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
 from tests.simulation.node import Node, NodeCrashed
 from tests.simulation.sim_connection import SimConnections
+from tests.simulation.sim_directory import SimDirectory
 from tests.simulation.sim_disk import SimDisk
 from tests.simulation.sim_network import Network
 from tests.simulation.sim_store import SimStore, SimTree
@@ -106,6 +107,7 @@ class SimBookie:
         self.node.alive = False
         self.bookie: Bookie | None = None
         self.power_lost = False
+        self.down_since_s = 0.0
         self.work_delay_s: float | None = None  # for scripts: how long every work of its threads takes
         self.observed = True  # False: without checks of every entry, for scripts with very many
         self._tree = tree
@@ -122,6 +124,10 @@ class SimBookie:
     @property
     def serving(self) -> bool:
         return self.id in self._network.hosts
+
+    @property
+    def writable(self) -> bool:
+        return self.bookie is not None and self.bookie.writable
 
     def start(self) -> asyncio.Task[None]:
         """Begins a new process on the disk as it is. The task ends when it serves, or has crashed on the way."""
@@ -183,6 +189,7 @@ class SimBookie:
 
     def _after_crash(self) -> None:
         power, self.power_lost = self.power_lost, False
+        self.down_since_s = self._loop.time() if self.serving else 0.0
         self._history.note(f"{self.id}#{self.node.incarnation} {'lost power' if power else 'crashed'}")
         self._network.stop_serving(self.id, noticed=not power)
         self.disk = self.disk.power_loss() if power else self.disk.process_crash()
@@ -217,14 +224,14 @@ class SimBroker:
     """A broker's process as far as storage is concerned; what it does with its client is the workload's business."""
 
     def __init__(
-        self, name: str, tree: SimTree, network: Network, plan: FaultPlan, history: History, bookies: Sequence[str]
+        self, name: str, tree: SimTree, network: Network, plan: FaultPlan, history: History, directory: SimDirectory
     ) -> None:
         self.name = name
         self._tree = tree
         self._network = network
         self._plan = plan
         self._history = history
-        self._bookies = tuple(bookies)
+        self._directory = directory
         self._loop = asyncio.get_running_loop()
         self.settings = MANAGED_LEDGER_SETTINGS
         self.observed = True  # False: see SimBookie
@@ -250,7 +257,7 @@ class SimBroker:
         self.ports = sim_ports(self._loop, plan.random, lambda: plan.between(plan.faults.disk_delay_s))
         self.store = SimStore(self._tree, plan, process)
         connections = ConnectionsProbe(SimConnections(self._network, self.node), history, process)
-        placement = RandomPlacement(lambda: self._bookies, plan.random, LEDGER_SETTINGS.quarantine_s)
+        placement = RandomPlacement(self._directory.writable, plan.random, LEDGER_SETTINGS.quarantine_s)
         self.client = LedgerClient(
             connections, ledger_records(self.store), LedgerIds(self.store, block=10), placement, LEDGER_SETTINGS, self.ports
         )

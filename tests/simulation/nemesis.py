@@ -34,6 +34,7 @@ class Nemesis:
             self._lose_metadata,
             self._lag_metadata,
             self._slow_bookie,
+            self._pause_bookie,
         )
 
     def act(self) -> None:
@@ -48,6 +49,8 @@ class Nemesis:
             world.tree.end_outage()
         for bookie in world.bookies.values():
             bookie.disk.full = False
+            if bookie.node.paused:
+                bookie.node.resume()
         for broker in world.brokers.values():
             if broker.node.paused:
                 broker.node.resume()
@@ -163,3 +166,10 @@ class Nemesis:
             network, name = self._world.network, bookie.id
             network.slow[name] = self._random.choice((50.0, 50.0, 1_000.0))
             self._world.later(self._random.choice((0.5, 2.0, 8.0)), lambda: network.slow.pop(name, None))
+
+    def _pause_bookie(self) -> None:
+        if (bookie := self._some_bookie()) is not None and not bookie.node.paused:
+            self._world.plan.count("bookie paused")
+            node = bookie.node
+            node.pause()
+            self._world.later(self._random.choice((0.1, 1.0, 4.0)), lambda: node.paused and node.resume())

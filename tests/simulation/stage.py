@@ -14,6 +14,7 @@ from tests.simulation.faults import CALM, FaultPlan, Faults
 from tests.simulation.history import History
 from tests.simulation.log_watch import LogWatch
 from tests.simulation.node import Node, NodeCrashed
+from tests.simulation.sim_directory import SimDirectory
 from tests.simulation.sim_network import Network
 from tests.simulation.sim_store import SimTree
 from tests.simulation.virtual_loop import SimulationError, VirtualLoop
@@ -51,7 +52,11 @@ class Stage:
             )
             for name in names
         }
-        self.brokers = {name: SimBroker(name, self.tree, self.network, self.plan, self.history, names) for name in brokers}
+        self.directory = SimDirectory(self.bookies)
+        self.brokers = {name: self.new_broker(name) for name in brokers}
+
+    def new_broker(self, name: str) -> SimBroker:
+        return SimBroker(name, self.tree, self.network, self.plan, self.history, self.directory)
 
     def on_bookie_down(self, bookie: SimBookie) -> None:
         """A bookie's process or machine ended. Scripts start it again when they want to."""
