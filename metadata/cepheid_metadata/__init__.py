@@ -14,6 +14,7 @@ from cepheid_metadata.cluster_records import (
     NamespaceRecord,
     TenantRecord,
 )
+from cepheid_metadata.deleted_ledgers import UNDELETED, DeletedLedgers
 from cepheid_metadata.errors import (
     BadVersionError,
     CorruptRecordError,
@@ -36,11 +37,12 @@ from cepheid_metadata.errors import (
 )
 from cepheid_metadata.founding import ClusterNotFoundedError, OtherClusterError, found_cluster, require_cluster
 from cepheid_metadata.ledger_ids import LedgerIds
-from cepheid_metadata.ledger_records import Fragment, LedgerIdCounter, LedgerMetadata, LedgerState
+from cepheid_metadata.ledger_records import DeletedLedger, Fragment, LedgerIdCounter, LedgerMetadata, LedgerState
 from cepheid_metadata.listing import (
     largest_ledger_id,
     list_chains,
     list_cursors,
+    list_deleted_ledgers,
     list_ledgers,
     list_names,
     list_namespaces,
@@ -74,6 +76,7 @@ from cepheid_metadata.repositories import (
     cluster_identity,
     cluster_records,
     cursor_records,
+    deleted_ledger_records,
     ledger_records,
     namespace_records,
     readonly_bookies,
@@ -101,6 +104,7 @@ from cepheid_metadata.watch import Watch
 __all__ = [
     "MAX_REQUEST_BYTES",
     "TOPIC_POLICIES",
+    "UNDELETED",
     "AutoTopicCreation",
     "BadVersionError",
     "BookieCookie",
@@ -119,6 +123,8 @@ __all__ = [
     "CursorRecord",
     "DelayedDeliveryPolicy",
     "Delete",
+    "DeletedLedger",
+    "DeletedLedgers",
     "EphemeralParentError",
     "Found",
     "Fragment",
@@ -179,12 +185,14 @@ __all__ = [
     "cluster_identity",
     "cluster_records",
     "cursor_records",
+    "deleted_ledger_records",
     "found_cluster",
     "keys",
     "largest_ledger_id",
     "ledger_records",
     "list_chains",
     "list_cursors",
+    "list_deleted_ledgers",
     "list_ledgers",
     "list_names",
     "list_namespaces",

@@ -86,6 +86,16 @@ class LedgerMetadata(Record):
         return self.fragments[index - 1]
 
 
+class DeletedLedger(Record):
+    """A ledger that was deleted, with all that is needed to bring it back: bookies keep its entries while this record is there."""
+
+    NAME: ClassVar[str] = "deleted ledger"
+
+    ledger: LedgerMetadata
+    deleted_at_ms: NonNegativeInt
+    purge_after_ms: NonNegativeInt = Field(description="Wall clock: from then on it may vanish for good.")
+
+
 class LedgerIdCounter(Record):
     """All ids below `next_ledger_id` are given out, in blocks, and never again."""
 

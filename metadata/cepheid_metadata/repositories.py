@@ -37,7 +37,8 @@ class Found(NamedTuple, Generic[R]):
 
 
 class Records(Generic[N, R]):
-    """Records of one type, each found by its noun `N` (a ledger id, a topic, a pair of names …)."""
+    """Records of one type, each found by its noun `N` (a ledger id, a topic, a pair of names …); `store` for what one write shares
+    with others."""
 
     def __init__(self, store: MetadataStore, key_of: Callable[[N], str], record_type: type[R]) -> None:
         self.store = store

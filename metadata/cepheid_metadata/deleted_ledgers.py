@@ -1,0 +1,85 @@
+"""Ledgers that were deleted vanish after a while: until then they can be brought back.
+
+    /ledgers/… ──delete──► /deleted-ledgers/… ──grace is over──► gone: bookies collect its entries
+         ▲                        │
+         └────────undelete────────┘        each step is one atomic write
+
+Rules:
+1. Bookies collect a ledger that is in neither tree. Who looks for one asks the living, the deleted, and the living again: it may
+   have been brought back in between.
+2. What came back belongs to no topic any more. Its custom fields say so (`UNDELETED`), so that nobody takes it for an orphan.
+"""
+
+from __future__ import annotations
+
+from cepheid_metadata.errors import BadVersionError, NoSuchKeyError
+from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
+from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers
+from cepheid_metadata.repositories import Found, deleted_ledger_records, ledger_records
+from cepheid_metadata.store import MetadataStore
+
+UNDELETED = "undeleted_at_ms"
+"""Custom field of a ledger that was brought back."""
+
+
+class DeletedLedgers:
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._living = ledger_records(store)
+        self._deleted = deleted_ledger_records(store)
+
+    async def delete(self, found: Found[LedgerMetadata], now_ms: int, grace_ms: int) -> None:
+        """Only if the record is still this version. An empty ledger, or one without grace, is gone at once.
+
+        Raises BadVersionError, NoSuchKeyError, and what the store raises."""
+        ledger, version = found
+        if grace_ms <= 0 or ledger.last_entry_id == -1:
+            await self._living.delete(ledger.ledger_id, version)
+            return
+        record = DeletedLedger(ledger=ledger, deleted_at_ms=now_ms, purge_after_ms=now_ms + grace_ms)
+        await self._store.multi(
+            [self._living.delete_op(ledger.ledger_id, version), self._deleted.create_op(ledger.ledger_id, record)]
+        )
+
+    async def get(self, ledger_id: int) -> DeletedLedger | None:
+        """None: it was never deleted, or is gone for good."""
+        found = await self._deleted.get(ledger_id)
+        return None if found is None else found.record
+
+    async def undelete(self, ledger_id: int, now_ms: int) -> LedgerMetadata | None:
+        """The record that is back; None: there is nothing to bring back. Two at once, or a purge meanwhile: one of them wins."""
+        found = await self._deleted.get(ledger_id)
+        if found is None:
+            return None
+        ledger = found.record.ledger
+        ledger = ledger.replace(custom={**ledger.custom, UNDELETED: str(now_ms)})
+        try:
+            await self._store.multi([self._deleted.delete_op(ledger_id, found.version), self._living.create_op(ledger_id, ledger)])
+        except (BadVersionError, NoSuchKeyError):
+            return None
+        return ledger
+
+    async def purge(self, now_ms: int) -> list[int]:
+        """Forgets those whose time is over; returns their ids. Any number of processes may do it at once."""
+        purged: list[int] = []
+        async for ledger_id in list_deleted_ledgers(self._store):
+            found = await self._deleted.get(ledger_id)
+            if found is not None and found.record.purge_after_ms <= now_ms:
+                try:
+                    await self._deleted.delete(ledger_id, found.version)
+                except (BadVersionError, NoSuchKeyError):
+                    continue  # brought back, or purged by another process
+                purged.append(ledger_id)
+        return purged
+
+    async def listing(self) -> set[int]:
+        """Ids of all ledgers whose entries must be kept, read to the end. One that is moved meanwhile may be missed (rule 1)."""
+        listed = {ledger_id async for ledger_id in list_ledgers(self._store)}  # the living first: deleting moves them to the others
+        return listed.union([ledger_id async for ledger_id in list_deleted_ledgers(self._store)])
+
+    async def is_kept(self, ledger_id: int) -> bool:
+        """False is certain (rule 1)."""
+        for records in (self._living, self._deleted, self._living):
+            if await records.exists(ledger_id):
+                return True
+        return False

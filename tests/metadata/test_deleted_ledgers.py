@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cepheid_metadata import (
+    UNDELETED,
+    DeletedLedgers,
+    Found,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    MemoryStore,
+    MemoryTree,
+    ledger_records,
+)
+from tests.metadata.store_harness import MemoryHarness, RocksHarness
+from tests.support import run_async
+
+IDS = (7, 10**12 + 5)
+HOUR_MS = 3_600_000
+
+
+def closed(ledger_id: int, last: int = 9) -> LedgerMetadata:
+    return LedgerMetadata(
+        ledger_id=ledger_id,
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        state=LedgerState.CLOSED,
+        fragments=(Fragment(first_entry_id=0, ensemble=("b1",)),),
+        last_entry_id=last,
+        length_bytes=100,
+        creation_token=1,
+        created_at_ms=5,
+        custom={"topic": "t"},
+    )
+
+
+async def made(store: MemoryStore, ledger: LedgerMetadata) -> Found[LedgerMetadata]:
+    return Found(ledger, await ledger_records(store).create(ledger.ledger_id, ledger))
+
+
+def test_a_deleted_ledger_can_be_brought_back_until_it_is_purged(harness: MemoryHarness | RocksHarness) -> None:
+    async def main() -> None:
+        async with harness.session() as store:
+            deleted, living = DeletedLedgers(store), ledger_records(store)
+            for ledger_id in IDS:
+                await deleted.delete(await made(store, closed(ledger_id)), 1000, HOUR_MS)
+                assert await living.get(ledger_id) is None
+                assert await deleted.is_kept(ledger_id)
+            assert await deleted.listing() == set(IDS)
+            assert await deleted.purge(1000 + HOUR_MS - 1) == []
+            back = await deleted.undelete(IDS[0], 2000)
+            assert back == closed(IDS[0]).replace(custom={"topic": "t", UNDELETED: "2000"})
+            found = await living.get(IDS[0])
+            assert found is not None
+            assert found.record == back
+            assert await deleted.purge(1000 + HOUR_MS) == [IDS[1]]
+            assert not await deleted.is_kept(IDS[1])
+            assert await deleted.undelete(IDS[1], 3000) is None
+            assert await deleted.listing() == {IDS[0]}
+
+    run_async(main())
+
+
+def test_an_empty_ledger_and_one_without_grace_are_gone_at_once() -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        deleted = DeletedLedgers(store)
+        await deleted.delete(await made(store, closed(1, last=-1)), 1000, HOUR_MS)
+        await deleted.delete(await made(store, closed(2)), 1000, 0)
+        assert await deleted.listing() == set()
+
+    run_async(main())
+
+
+class Racing(MemoryStore):
+    """Runs `between` after the first answer to `exists`, or before the first `multi`."""
+
+    between: Callable[[], object] | None = None
+
+    async def exists(self, key: str) -> bool:
+        answer = await super().exists(key)
+        await self._run_between()
+        return answer
+
+    async def multi(self, ops):  # type: ignore[no-untyped-def]
+        await self._run_between()
+        return await super().multi(ops)
+
+    async def _run_between(self) -> None:
+        if self.between is not None:
+            between, self.between = self.between, None
+            await between()  # type: ignore[misc]
+
+
+def test_a_ledger_that_comes_back_while_it_is_looked_for_is_found() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = Racing(tree), MemoryStore(tree)
+        await DeletedLedgers(other).delete(await made(other, closed(7)), 1000, HOUR_MS)
+        store.between = lambda: DeletedLedgers(other).undelete(7, 2000)
+        assert await DeletedLedgers(store).is_kept(7)
+
+    run_async(main())
+
+
+def test_of_two_who_bring_it_back_or_purge_it_one_wins() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = Racing(tree), MemoryStore(tree)
+        await DeletedLedgers(other).delete(await made(other, closed(7)), 1000, HOUR_MS)
+        store.between = lambda: DeletedLedgers(other).purge(10**15)
+        assert await DeletedLedgers(store).undelete(7, 2000) is None
+        assert await DeletedLedgers(other).listing() == set()
+
+    run_async(main())
