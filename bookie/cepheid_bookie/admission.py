@@ -2,7 +2,7 @@
 
     room? ─no─► waits, first come first served, up to a bound, then OVERLOADED
       │
-    key ─► fence ─► space ─► write cache ─► journal queue ──batch synced──► answer
+    key ─► fence ─► limbo ─► space ─► write cache ─► journal queue ──batch synced──► answer
 
 Rule 1: check and act are one turn of the loop: a fence is seen by every add that is admitted after it.
 Rule 2: into the cache *before* the journal is written. A fencing read must see what was admitted, or it would deny an entry that is
@@ -24,6 +24,7 @@ from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import encode_entries_to
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
+from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.write_cache import WriteCache, cached_size
 from cepheid_rpc import MASTER_KEY_BYTES, AddRequest, Buffer, Status
@@ -40,6 +41,7 @@ class AddCounters:
     fenced: int = 0
     overloaded: int = 0
     no_space: int = 0
+    read_only: int = 0
 
 
 class Admission:
@@ -53,6 +55,7 @@ class Admission:
         checkpointer: Checkpointer,
         space: DiskSpace,
         settings: BookieSettings,
+        limbo: Limbo,
         on_room: Callable[[], None],
     ) -> None:
         self._ledgers = ledgers
@@ -61,6 +64,7 @@ class Admission:
         self._checkpointer = checkpointer
         self._space = space
         self._settings = settings
+        self._limbo_below = limbo.below
         self._on_room = on_room
         self._waiting: deque[tuple[AddRequest, OnAnswers, float]] = deque()  # the last: when its wait is too long
         self._awaiting_load: dict[int, list[tuple[AddRequest, OnAnswers]]] = {}
@@ -126,6 +130,9 @@ class Admission:
             if len(request.master_key) != MASTER_KEY_BYTES:
                 self._refuse(request, on_answers, Status.BAD_REQUEST)
                 return
+            if ledger_id < self._limbo_below and not request.recovery:
+                self._refuse(request, on_answers, Status.READ_ONLY)
+                return
             if self._space.full and not request.recovery:
                 self._refuse(request, on_answers, Status.NO_SPACE)
                 return
@@ -151,6 +158,8 @@ class Admission:
             return Status.UNAUTHORIZED
         if state.fenced and (state.deleted or not request.recovery):
             return Status.FENCED
+        if state.ledger_id < self._limbo_below and not request.recovery:
+            return Status.READ_ONLY  # a fence may be among what was lost
         if end > MAX_ENTRY_ID:
             return Status.BAD_REQUEST
         if self._space.full and not request.recovery:
@@ -163,6 +172,7 @@ class Admission:
         counters.fenced += status is Status.FENCED
         counters.overloaded += status is Status.OVERLOADED
         counters.no_space += status is Status.NO_SPACE
+        counters.read_only += status is Status.READ_ONLY
         group = request.group
         self._journal.append_marker(AddCompletion(on_answers, group.ledger_id, group.first_entry_id, group.last_entry_id, status))
 

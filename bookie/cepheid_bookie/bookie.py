@@ -33,6 +33,7 @@ from cepheid_bookie.journal_format import NONCE_BYTES
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import LedgerDeletion
+from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, Storage, open_storage
 from cepheid_bookie.settings import BookieSettings
@@ -72,20 +73,25 @@ class Bookie:
         *,
         journal_disk: Disk | None = None,
         cookies: CookieRecords | None = None,
+        accept_empty_disk: bool = False,
     ) -> Bookie:
         """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
 
+        `accept_empty_disk` is an operator's word that the disks of this id are lost for good: it starts on empty ones, in limbo
+        for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
         The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
-        return cls(settings, ports, await open_storage(settings, directories, cookies, ports))
+        storage = await open_storage(settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk)
+        return cls(settings, ports, storage)
 
     def __init__(self, settings: BookieSettings, ports: Ports, storage: Storage) -> None:
         directories, workers, cache = storage.directories, storage.workers, storage.cache
         ledgers, logs, mark = storage.ledgers, storage.logs, storage.mark
         self.settings = settings
         self.cookie = storage.cookie
+        self._limbo = Limbo(storage.cookie.limbo_below)
         self.state = BookieState.SERVING
         self.failure: BaseException | None = None
         self.on_failed: Callable[[BaseException], None] | None = None
@@ -117,7 +123,7 @@ class Bookie:
             on_failed=self._fail,
         )
         self._admission = Admission(
-            ledgers, cache, self._journal, self._checkpointer, self._space, settings, self._wake_connections
+            ledgers, cache, self._journal, self._checkpointer, self._space, settings, self._limbo, self._wake_connections
         )
         self._access = LedgerAccess(ledgers, self._journal, self._checkpointer, lambda: self.state is BookieState.SERVING)
         self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
@@ -175,10 +181,10 @@ class Bookie:
         """What this bookie knows of the ledger's LAC; with `fence`, after the ledger is durably fenced here."""
         status, state = await self._access.contact(request.ledger_id, request.master_key, fence=request.fence)
         if state is None:
-            return LacAnswer(status)
+            return LacAnswer(self._limbo.sure(request.ledger_id, status))
         entry_id = state.last_entry_id
         if entry_id < 0:
-            status = Status.OK if state.explicit_lac >= 0 else Status.NO_ENTRY
+            status = Status.OK if state.explicit_lac >= 0 else self._limbo.sure(request.ledger_id, Status.NO_ENTRY)
             return LacAnswer(status, state.explicit_lac, state.explicit_lac)
         answer = await self._reader.read_one(request.ledger_id, entry_id)
         if self.state is not BookieState.SERVING:
@@ -194,7 +200,7 @@ class Bookie:
         """Chunks of about 1 MB; see `BookieConnection.read`."""
         refusal = await self._refuse_read(request)
         if refusal is not None:
-            yield refuse_range(request, refusal)
+            yield refuse_range(request, self._limbo.sure(request.ledger_id, refusal))
             return
         self._reader.counters.requests += 1
         self._open_reads += 1
@@ -207,7 +213,7 @@ class Bookie:
                     if self.state is not BookieState.SERVING:
                         yield refuse_range(request, Status.STOPPED)
                         return
-                    yield chunk
+                    yield self._limbo.chunk(request.ledger_id, chunk)
         finally:
             self._open_reads -= 1
 

@@ -5,35 +5,49 @@
     all unstamped and empty (or a stamping cut short)                   none                  → new bookie: stamp
     anything unstamped, changed, or of another incarnation              present               → refuse: its data is gone
     stamped, with data                                                  none                  → refuse: other cluster, or removed
+    not whole, and empty everywhere, with the operator's word           present               → rebirth, into limbo
 
-Stamping goes directories first, metadata last: what a crash leaves is provably new and empty, and starts.
+Stamping goes directories first, metadata last: what a crash leaves of a new bookie is provably new and empty, and starts; what it
+leaves of a rebirth is refused like a blank disk until metadata knows the new incarnation, with its watermark, and then is in limbo.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.errors import CookieError, FormatVersionError
 
 FORMAT_VERSION = 1
+LIMBO_FORMAT_VERSION = 2  # with `limbo_below`: a release that does not know it must not start, it would deny what was lost
 _FILE = "VERSION"
 
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """`incarnation` is random, drawn when the directories were stamped: an empty disk under a known bookie id is another one."""
+    """`incarnation` is random, drawn when the directories were stamped: an empty disk under a known bookie id is another one.
+
+    `limbo_below` is 0 for a bookie that never lost anything; see `limbo.py`.
+    """
 
     bookie_id: str
     cluster_id: str
     incarnation: str
     format_version: int = FORMAT_VERSION
+    limbo_below: int = 0
 
     def encode(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True) + "\n"
+        fields = asdict(self)
+        if self.format_version < LIMBO_FORMAT_VERSION:
+            del fields["limbo_below"]
+        return json.dumps(fields, sort_keys=True) + "\n"
+
+    def reborn(self, limbo_below: int) -> Cookie:
+        """The same bookie on disks that know nothing of what it acknowledged for ledgers below `limbo_below`."""
+        return replace(self, format_version=LIMBO_FORMAT_VERSION, limbo_below=limbo_below)
 
 
 class CookieRecords(Protocol):
@@ -42,6 +56,12 @@ class CookieRecords(Protocol):
     async def load(self, bookie_id: str) -> Cookie | None: ...
 
     async def create(self, cookie: Cookie) -> None: ...
+
+    async def replace(self, recorded: Cookie, cookie: Cookie) -> None:
+        """Compare-and-set: raises when the record is not of `recorded`'s incarnation any more."""
+
+    async def next_ledger_id(self) -> int:
+        """No ledger id from here on was ever given out, not even in a block that its owner has not used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +78,9 @@ def decode_cookie(text: str, where: str) -> Cookie:
         version = fields["format_version"]
     except (ValueError, KeyError, TypeError):
         raise _refuse(f"the cookie in {where} cannot be read: {text[:80]!r}", "restore the file from a copy") from None
-    if version != FORMAT_VERSION:
-        raise FormatVersionError(f"{where} has storage format {version}, this version reads {FORMAT_VERSION}", version=version)
+    if version not in (FORMAT_VERSION, LIMBO_FORMAT_VERSION):
+        message = f"{where} has storage format {version}, this version reads {FORMAT_VERSION} and {LIMBO_FORMAT_VERSION}"
+        raise FormatVersionError(message, version=version)
     return Cookie(**fields)
 
 
@@ -105,9 +126,11 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
             raise _refuse(
                 f"metadata knows bookie {mine.bookie_id} (incarnation {recorded.incarnation}), "
                 f"but {', '.join(bare)} is not stamped: its data is gone",
-                "bring back the directory, or start this machine under a new bookie id and let the ledgers be repaired",
+                "bring back the directory; if it is lost for good, start with --accept-empty-disk (what was lost is answered as "
+                "unknown, never denied), or under a new bookie id",
             )
         assert known is not None
+        known = replace(known, limbo_below=max(known.limbo_below, recorded.limbo_below))
         if known.incarnation != recorded.incarnation:
             raise _refuse(
                 f"metadata knows incarnation {recorded.incarnation} of bookie {mine.bookie_id}, "
@@ -128,6 +151,23 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
             reason, "check that this is the right cluster and that no directory was lost; never delete a cookie to make it start"
         )
     return (known or mine), True
+
+
+def is_reborn(mine: Cookie, places: Mapping[str, Found], recorded: Cookie) -> bool:
+    """Whether an operator's word that the disks are lost applies: nothing is left of what metadata knows. Raises CookieError
+    when something is. A whole bookie needs no rebirth."""
+    for where, found in places.items():
+        if found.cookie is not None:
+            _check_owner(mine, found.cookie, where)
+    _check_owner(mine, recorded, "metadata")
+    if all(found.cookie is not None and found.cookie.incarnation == recorded.incarnation for found in places.values()):
+        return False
+    if with_data := [where for where, found in places.items() if found.has_data]:
+        raise _refuse(
+            f"bookie {mine.bookie_id} is not whole, but there is data in {', '.join(with_data)}",
+            "bring back the missing directory, or move what is left out of the way to start empty",
+        )
+    return True
 
 
 def _check_owner(mine: Cookie, found: Cookie, where: str) -> None:

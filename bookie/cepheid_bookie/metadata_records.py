@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cepheid_bookie.cookie import FORMAT_VERSION, Cookie
-from cepheid_metadata import BookieCookie, MetadataStore, bookie_cookies, keys, ledger_records, list_ledgers
+from cepheid_bookie.cookie import Cookie
+from cepheid_bookie.errors import CookieError
+from cepheid_metadata import (
+    BookieCookie,
+    LedgerIdCounter,
+    MetadataStore,
+    Records,
+    bookie_cookies,
+    keys,
+    ledger_records,
+    list_ledgers,
+)
 
 
 class MetadataCookies:
     """Implements `CookieRecords`. `directories` are for people: what identifies the disks is the incarnation."""
 
     def __init__(self, store: MetadataStore, directories: dict[str, tuple[str, ...]]) -> None:
+        self._store = store
         self._records = bookie_cookies(store)
+        self._ids: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
         self._directories = directories
 
     async def load(self, bookie_id: str) -> Cookie | None:
@@ -20,17 +32,34 @@ class MetadataCookies:
         if found is None:
             return None
         record = found.record
-        return Cookie(record.bookie_id, record.cluster_id, record.incarnation, record.layout_version)
+        limbo_below = record.limbo_below or 0
+        return Cookie(record.bookie_id, record.cluster_id, record.incarnation, record.layout_version, limbo_below)
 
     async def create(self, cookie: Cookie) -> None:
-        record = BookieCookie(
-            layout_version=FORMAT_VERSION,
+        await self._records.create(cookie.bookie_id, self._record(cookie))
+
+    async def replace(self, recorded: Cookie, cookie: Cookie) -> None:
+        found = await self._records.get(cookie.bookie_id)
+        if found is None or found.record.incarnation != recorded.incarnation:
+            seen = None if found is None else found.record.incarnation
+            message = f"bookie {cookie.bookie_id} was incarnation {recorded.incarnation} a moment ago, and is {seen} now"
+            raise CookieError(f"{message}; look for another process that starts under this id")
+        await self._records.replace(cookie.bookie_id, self._record(cookie), found.version)
+
+    async def next_ledger_id(self) -> int:
+        await self._store.sync(keys.LEDGER_IDS_KEY)  # a follower that lags would give too low a watermark
+        found = await self._ids.get(None)
+        return 0 if found is None else found.record.next_ledger_id
+
+    def _record(self, cookie: Cookie) -> BookieCookie:
+        return BookieCookie(
+            layout_version=cookie.format_version,
             bookie_id=cookie.bookie_id,
             incarnation=cookie.incarnation,
             cluster_id=cookie.cluster_id,
             directories=self._directories,
+            limbo_below=cookie.limbo_below or None,
         )
-        await self._records.create(cookie.bookie_id, record)
 
 
 class MetadataLedgers:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import FlushStore
-from cepheid_bookie.cookie import Cookie, CookieRecords, Found, decide, load_cookie, save_cookie
+from cepheid_bookie.cookie import Cookie, CookieRecords, Found, decide, is_reborn, load_cookie, save_cookie
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, list_logs
 from cepheid_bookie.journal_format import EntriesRecord, parse_segment_name
@@ -96,7 +96,9 @@ class Storage:
     logs: EntryLogWriter
 
 
-async def open_storage(settings: BookieSettings, directories: Directories, cookies: CookieRecords | None, ports: Ports) -> Storage:
+async def open_storage(
+    settings: BookieSettings, directories: Directories, cookies: CookieRecords | None, ports: Ports, *, accept_empty_disk: bool
+) -> Storage:
     """All or nothing: what raises leaves no lock, no thread, and the index closed."""
     index = directories.index
     try:
@@ -108,7 +110,7 @@ async def open_storage(settings: BookieSettings, directories: Directories, cooki
     run = workers.flush.run
     try:
         await run(directories.prepare)
-        cookie = await check_identity(directories, settings, cookies, ports, workers.flush)
+        cookie = await check_identity(directories, settings, cookies, ports, workers.flush, accept_empty_disk=accept_empty_disk)
         mark, cache = MarkFile(directories.data), WriteCache(settings.write_cache_bytes)
         ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
         logs = await run(lambda: EntryLogWriter(directories.data, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes))
@@ -124,18 +126,39 @@ async def open_storage(settings: BookieSettings, directories: Directories, cooki
 
 
 async def check_identity(
-    directories: Directories, settings: BookieSettings, records: CookieRecords | None, ports: Ports, worker: Worker
+    directories: Directories,
+    settings: BookieSettings,
+    records: CookieRecords | None,
+    ports: Ports,
+    worker: Worker,
+    *,
+    accept_empty_disk: bool,
 ) -> Cookie:
     """Refuses to start on directories that are not this bookie's, or not whole. Stamps new ones."""
     mine = Cookie(settings.bookie_id, settings.cluster_id, f"{ports.random.getrandbits(128):032x}")
     places = await worker.run(lambda: _find_cookies(directories, mine))
     recorded = await records.load(settings.bookie_id) if records is not None else None
+    if accept_empty_disk and records is not None and recorded is not None and is_reborn(mine, places, recorded):
+        return await _give_birth_again(directories, mine, recorded, records, worker)
     cookie, stamp = decide(mine, places, recorded, asked=records is not None)
     if stamp:
         await worker.run(lambda: _stamp(directories, cookie))
         if records is not None:
             await records.create(cookie)
         log.info("bookie.stamped", extra={"bookie": cookie.bookie_id, "incarnation": cookie.incarnation})
+    return cookie
+
+
+async def _give_birth_again(
+    directories: Directories, mine: Cookie, recorded: Cookie, records: CookieRecords, worker: Worker
+) -> Cookie:
+    """The watermark is read now, also when an earlier attempt was cut short: the old disks may have served in between."""
+    cookie = mine.reborn(await records.next_ledger_id())
+    await worker.run(lambda: _stamp(directories, cookie))
+    await records.replace(recorded, cookie)
+    facts = {"bookie": cookie.bookie_id, "incarnation": cookie.incarnation, "lost_incarnation": recorded.incarnation}
+    hint = "its data is gone: ledgers that name it are short of a copy and need repair"
+    log.warning("bookie.reborn", extra={**facts, "limbo_below": cookie.limbo_below, "hint": hint})
     return cookie
 
 

@@ -31,6 +31,7 @@ class BookieStatistics:
     adds_fenced: int
     adds_overloaded: int
     adds_no_space: int
+    adds_read_only: int  # of ledgers in limbo
     waiting_bytes: int
     # journal
     journal_batches: int
@@ -94,6 +95,7 @@ def take_statistics(
         adds_fenced=adds.fenced,
         adds_overloaded=adds.overloaded,
         adds_no_space=adds.no_space,
+        adds_read_only=adds.read_only,
         waiting_bytes=admission.waiting_bytes,
         journal_batches=journal.written_batches,
         journal_records=journal.written_records,

@@ -60,16 +60,21 @@ class NamespaceRecord(TopicPolicyFields, GrownRecord):
     max_topics: NonNegativeInt | None = None
 
 
-class BookieCookie(Record):
+class BookieCookie(GrownRecord):
     """Identity of a bookie and its disks, here and in each of its directories."""
 
     NAME: ClassVar[str] = "bookie cookie"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"limbo_below": 2}
 
     layout_version: PositiveInt
     bookie_id: str = Field(min_length=1)
     incarnation: str = Field(min_length=1, description="Random: a blank disk under a known id has another.")
     cluster_id: str = Field(min_length=1)
     directories: dict[str, tuple[str, ...]] = Field(description='By use: {"journal": […], "entry_log": […], "index": […]}.')
+    limbo_below: PositiveInt | None = Field(
+        None, description="It lost what it held of ledgers below this id (accepted empty disk)."
+    )
 
 
 class BookieRegistration(GrownRecord):
