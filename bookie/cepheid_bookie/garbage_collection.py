@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class LedgersInMetadata(Protocol):
-    """Metadata's side. Both raise when they cannot tell: a short answer is not an answer."""
+    """Metadata's side. All raise when they cannot tell: a short answer is not an answer."""
+
+    async def purge(self) -> None:
+        """Forgets deleted ledgers that nobody can ask back any more."""
 
     async def listing(self) -> Collection[int]:
         """All ledger ids, read to the end."""
@@ -64,6 +67,7 @@ class GarbageCollector:
     async def collect(self) -> GcPass:
         """One pass. Raises what metadata raises; then nothing was deleted, and what the pass before saw counts no more."""
         suspects, self._suspects = self._suspects, frozenset()
+        await self._ledgers.purge()
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.errors import CookieError
 from cepheid_metadata import (
     BookieCookie,
+    DeletedLedgers,
     LedgerIdCounter,
     MetadataStore,
     Records,
     bookie_cookies,
     keys,
-    ledger_records,
-    list_ledgers,
 )
+from cepheid_ports import Ports
+
+log = logging.getLogger(__name__)
 
 
 class MetadataCookies:
@@ -63,16 +66,27 @@ class MetadataCookies:
 
 
 class MetadataLedgers:
-    """Implements `LedgersInMetadata`."""
+    """Implements `LedgersInMetadata`. A deleted ledger counts as being there until its time of grace is over."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, ports: Ports) -> None:
         self._store = store
-        self._records = ledger_records(store)
+        self._ports = ports
+        self._deleted = DeletedLedgers(store)
+
+    async def purge(self) -> None:
+        purged = await self._deleted.purge(self._ports.wall_ms())
+        if purged:
+            log.info("gc.purged", extra={"ledgers": len(purged), "first": purged[0], "last": purged[-1]})
 
     async def listing(self) -> Collection[int]:
-        await self._store.sync(keys.LEDGERS_KEY)  # a follower may lag behind a creation whose data we hold
-        return {ledger_id async for ledger_id in list_ledgers(self._store)}
+        await self._sync()
+        return await self._deleted.listing()
 
     async def exists(self, ledger_id: int) -> bool:
-        await self._store.sync(self._records.key_of(ledger_id))
-        return await self._records.exists(ledger_id)
+        await self._sync()
+        return await self._deleted.is_kept(ledger_id)
+
+    async def _sync(self) -> None:
+        """A follower may lag behind a creation whose data we hold."""
+        await self._store.sync(keys.LEDGERS_KEY)
+        await self._store.sync(keys.DELETED_LEDGERS_KEY)

@@ -21,6 +21,7 @@ from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import (
     BadVersionError,
+    DeletedLedgers,
     Found,
     Fragment,
     KeyExistsError,
@@ -131,19 +132,32 @@ class LedgerClient:
         return LedgerReader(found.record, self._records, self._connections.get, self._writers.get(ledger_id), self._settings)
 
     async def delete(self, ledger_id: int) -> None:
-        """Recovers first when it is not closed, so that no writer can add to what is gone. Raises NoSuchLedgerError."""
+        """Recovers first when it is not closed, so that no writer can add to what is gone. Raises NoSuchLedgerError.
+
+        For `deletion_grace_s` it can be brought back by `undelete`.
+        """
         self._check_open()
         found = await read_ledger(self._records, ledger_id)
+        deleted, grace_ms = DeletedLedgers(self._records.store), int(self._settings.deletion_grace_s * 1000)
         while True:
             if not found.record.is_closed:
                 await self.recover(ledger_id)
                 found = await read_ledger(self._records, ledger_id)
             try:
-                return await self._records.delete(ledger_id, found.version)
+                return await deleted.delete(found, self._ports.wall_ms(), grace_ms)
             except BadVersionError:
                 found = await read_ledger(self._records, ledger_id)
             except NoSuchKeyError:
                 raise NoSuchLedgerError(f"ledger {ledger_id} was deleted already", ledger_id=ledger_id) from None
+
+    async def undelete(self, ledger_id: int) -> LedgerMetadata:
+        """Brings a deleted ledger back, closed, with all its entries; it belongs to no topic. Raises NoSuchLedgerError."""
+        self._check_open()
+        ledger = await DeletedLedgers(self._records.store).undelete(ledger_id, self._ports.wall_ms())
+        if ledger is None:
+            message = f"ledger {ledger_id} cannot be brought back: it was not deleted, or longer ago than the time of grace"
+            raise NoSuchLedgerError(message, ledger_id=ledger_id)
+        return ledger
 
     async def aclose(self) -> None:
         """Fails what is under way. Ledgers stay open in metadata: writers are closed by whoever has them."""

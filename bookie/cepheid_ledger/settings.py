@@ -49,6 +49,11 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
     quarantine_s: float = Field(
         10.0, ge=0, description="A bookie that failed is not chosen for new ledgers for this long, unless there are too few others."
     )
+    deletion_grace_s: float = Field(
+        3600.0,
+        ge=0,
+        description="How long a deleted ledger can be brought back; its entries stay on the bookies until then. 0: not at all.",
+    )
     metadata_timeout_s: PositiveFloat = Field(
         10.0, description="How long a change of ledger metadata may take, conflicts and re-reads included."
     )

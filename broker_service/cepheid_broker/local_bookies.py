@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 class LocalBookies:
     """Made by `open`; closes what it opened. Implements `BookieConnections` of the ledger client."""
 
-    def __init__(self, store: MetadataStore, bookies: Sequence[Bookie]) -> None:
+    def __init__(self, store: MetadataStore, bookies: Sequence[Bookie], ports: Ports) -> None:
         self._registrations = available_bookies(store)
         self._bookies = {bookie.settings.bookie_id: bookie for bookie in bookies}
         self._connections: dict[str, BookieConnection] = {name: bookie.connection() for name, bookie in self._bookies.items()}
         self._servers: list[BookieServer] = []
-        self._collectors = [GarbageCollector(bookie, MetadataLedgers(store)) for bookie in bookies]
+        self._collectors = [GarbageCollector(bookie, MetadataLedgers(store, ports)) for bookie in bookies]
 
     @classmethod
     async def open(
@@ -65,7 +65,7 @@ class LocalBookies:
             raise failures[0]
         for bookie in bookies:
             bookie.on_failed = on_failed
-        local = cls(store, bookies)
+        local = cls(store, bookies, ports)
         for collector in local._collectors:
             collector.start()
         for bookie in bookies:

@@ -9,6 +9,7 @@ import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers
 from cepheid_metadata import Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
+from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, settle, small_settings
 from tests.support import run_async, wait_until
@@ -22,6 +23,9 @@ class Metadata:
         self.hidden: set[int] = set()  # a follower that lags does not list these
         self.failing = False
         self.during_listing: Callable[[], Awaitable[None]] | None = None
+
+    async def purge(self) -> None:
+        pass
 
     async def listing(self) -> Collection[int]:
         listed = self.ledgers - self.hidden
@@ -210,7 +214,7 @@ def test_collects_against_the_real_metadata_package_by_itself() -> None:
         machine = Machine(settings=small_settings(gc_interval_s=0.01))
         async with machine.bookie() as bookie:
             await filled(bookie, 1, 2)
-            collector = GarbageCollector(bookie, MetadataLedgers(store))
+            collector = GarbageCollector(bookie, MetadataLedgers(store, Ports()))
             collector.start()
             await wait_until(lambda: collector.passes > 2)
             assert bookie.ledgers() == [1, 2]

@@ -13,6 +13,7 @@ from cepheid_bookie.errors import CookieError
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailableError
+from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, MissingEntries, ReadAnswer, Status
 from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all
 from tests.support import run_async
@@ -223,7 +224,7 @@ def test_garbage_collection_goes_on_in_limbo() -> None:
         async with await lost.start(accept=True) as bookie:
             await added(bookie, group_of(OLD, 0), recovery=True)
             await added(bookie, group_of(NEW, 0))
-            collector = GarbageCollector(bookie, MetadataLedgers(lost.store))
+            collector = GarbageCollector(bookie, MetadataLedgers(lost.store, Ports()))
             await collector.collect()
             assert (await collector.collect()).deleted == (OLD, NEW)
             assert bookie.ledgers() == []

@@ -157,7 +157,7 @@ class SimBookie:
         bookie.on_failed = self._on_failed
         store = SimStore(self._tree, self._plan, f"{self.id}#{node.incarnation}")
         node.on_crash.append(store.abandon)
-        collector = GarbageCollector(DeletionProbe(self.id, bookie, self._history), MetadataLedgers(store))  # type: ignore[arg-type]
+        collector = GarbageCollector(DeletionProbe(self.id, bookie, self._history), MetadataLedgers(store, ports))  # type: ignore[arg-type]
         collector.start()
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
