@@ -50,24 +50,26 @@ async def list_schemas(store: MetadataStore, tenant: str, namespace: str) -> lis
     return sorted(name for names in buckets for name in names)
 
 
-async def list_ledgers(store: MetadataStore) -> AsyncIterator[int]:
-    """Ids of all ledgers, ascending. Holds one listing per level (wrap in `contextlib.aclosing` to stop early)."""
-    async for ledger_id in _walk_ledgers(store, keys.LEDGERS_KEY, keys.HIGH_LEDGERS_KEY):
+async def list_ledgers(store: MetadataStore, *, above: int = -1) -> AsyncIterator[int]:
+    """Ids of all ledgers larger than `above`, ascending. Holds one listing per level (wrap in `contextlib.aclosing` to stop early)."""
+    async for ledger_id in _walk_ledgers(store, above, keys.LEDGERS_KEY, keys.HIGH_LEDGERS_KEY):
         yield ledger_id
 
 
-async def list_deleted_ledgers(store: MetadataStore) -> AsyncIterator[int]:
+async def list_deleted_ledgers(store: MetadataStore, *, above: int = -1) -> AsyncIterator[int]:
     """Ids of the ledgers that can still be brought back, as `list_ledgers`."""
-    async for ledger_id in _walk_ledgers(store, keys.DELETED_LEDGERS_KEY, keys.HIGH_DELETED_LEDGERS_KEY):
+    async for ledger_id in _walk_ledgers(store, above, keys.DELETED_LEDGERS_KEY, keys.HIGH_DELETED_LEDGERS_KEY):
         yield ledger_id
 
 
-async def _walk_ledgers(store: MetadataStore, *roots: str) -> AsyncIterator[int]:
+async def _walk_ledgers(store: MetadataStore, above: int, *roots: str) -> AsyncIterator[int]:
     for root in roots:
         parts = keys.LEDGER_ID_PARTS[root]
         pending = [(root, "", 0)]  # (key, digits so far, parts so far); the next in order is the last
         while pending:
             key, digits, depth = pending.pop()
+            if depth and int(digits + "9999" * (parts - depth)) <= above:
+                continue  # whatever is below it is
             if depth == parts:
                 yield int(digits)
                 continue

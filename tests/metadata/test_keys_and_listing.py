@@ -125,6 +125,9 @@ def test_ledgers_are_listed_in_numeric_order_and_nothing_else_is() -> None:
         for count, ledger_id in enumerate(LEDGER_IDS, start=1):
             await store.create(keys.ledger_key(ledger_id), b"")
             assert [found async for found in list_ledgers(store)] == LEDGER_IDS[:count]
+            for above in (ledger_id, ledger_id - 1, LEDGER_IDS[0]):
+                rest = [found for found in LEDGER_IDS[:count] if found > above]
+                assert [found async for found in list_ledgers(store, above=above)] == rest
             assert await largest_ledger_id(store) == ledger_id
         for ledger_id in reversed(LEDGER_IDS[1:]):  # parents stay behind, empty
             await store.delete(keys.ledger_key(ledger_id), None)
