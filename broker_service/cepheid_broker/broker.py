@@ -1,7 +1,9 @@
 """A broker: built here, started in order, stopped in reverse. It decides nothing itself.
 
 start:  topics' clock ──► protocol port
-aclose: no new connections ──► topics unloaded (receipts out, clients told, cursors saved) ──► connections closed
+aclose: bundles given away ──► no new connections ──► topics unloaded (receipts out, clients told, cursors saved) ──► the others closed
+
+Among other brokers it has an `ownership` that its assembly starts once the ports are open: only then it is given topics.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from cepheid_broker.backlog_check import BacklogChecks
 from cepheid_broker.inactive_topics import InactiveTopics
 from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
+from cepheid_broker.ownership import Ownership, SoleOwnership
 from cepheid_broker.partitioned_topics import PartitionedTopics
 from cepheid_broker.policy_follower import PolicyFollower
 from cepheid_broker.policy_resolution import broker_policies
@@ -58,7 +61,9 @@ class Broker:
         ports: Ports,
         *,
         ledger_config: ManagedLedgerConfig | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
+        self.ownership: Ownership = ownership or SoleOwnership()
         self.settings = settings
         self.store = store
         self.managed_ledgers = managed_ledgers
@@ -67,7 +72,7 @@ class Broker:
         self.catalog = TopicCatalog(store, settings.topic_creation, policies, ports)
         self._tasks = TaskOwner("broker")
         self.policies = PolicyFollower(store, policies, self._tasks)
-        self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports)
+        self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports, self.ownership)
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
         self.inactive = InactiveTopics(self.catalog, self.topics, self.partitioned, self._tasks, settings.inactive_check_s)
@@ -81,6 +86,7 @@ class Broker:
             settings=settings,
             catalog=self.catalog,
             topics=self.topics,
+            ownership=self.ownership,
             schemas=self.schemas,
             topic_watches=self.topic_watches,
             publish_budget=self._publish_budget,
@@ -109,11 +115,13 @@ class Broker:
         log.info("broker.started", extra={"host": self.settings.host, "port": self.port})
 
     async def aclose(self) -> None:
+        await self.ownership.release_all()
         self._listener.stop_accepting()
         if self._tick is not None:
             self._tick.cancel()
         await self.backlog_checks.aclose()
         await self.topics.aclose()
+        await self.ownership.aclose()
         self._listener.close_connections("the broker stops")
         await self._tasks.aclose()
         log.info("broker.stopped")

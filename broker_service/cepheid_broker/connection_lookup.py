@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from cepheid_broker.advertised import advertised_url, check_listener
 from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.ownership import KEEPS_CONNECTION, Here, There
 from cepheid_broker.peer import Peer
 from cepheid_broker.requests import Requests
 from cepheid_broker.services import Services
@@ -22,9 +23,6 @@ from cepheid_broker.wire_errors import error_text, server_error_of
 from cepheid_ports import CepheidError
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, CommandType, NamespaceName, ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
-
-# With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
-KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
 
 _DOMAINS: Mapping[int, tuple[str, ...]] = {
     pb.CommandGetTopicsOfNamespace.PERSISTENT: (PERSISTENT,),
@@ -68,15 +66,41 @@ class LookupCommands:
     def _on_lookup(self, ask: pb.CommandLookupTopic) -> None:
         answer = pb.CommandLookupTopicResponse(request_id=ask.request_id)
         try:
-            TopicName.parse(ask.topic)
+            topic = TopicName.parse(ask.topic)
             check_listener(ask.advertised_listener_name)
-            answer.response = pb.CommandLookupTopicResponse.Connect
-            answer.brokerServiceUrl = self.service_url()
-            answer.authoritative = True
         except CepheidError as error:
-            answer.response = pb.CommandLookupTopicResponse.Failed
-            answer.error = cast(Any, int(server_error_of(error)))
-            answer.message = error_text(error)
+            self._fail_lookup(answer, error)
+        else:
+            if self._services.ownership.owns(topic):  # the rule: a client that reconnects asks for each of its topics
+                self._connect_here(answer)
+            else:
+                self._requests.start(self._answer_lookup(topic, answer, authoritative=ask.authoritative), name="lookup")
+
+    async def _answer_lookup(self, topic: TopicName, answer: pb.CommandLookupTopicResponse, *, authoritative: bool) -> None:
+        try:
+            location = await self._services.ownership.locate(topic, authoritative=authoritative)
+        except Exception as error:  # every request is answered, also when the fault is ours
+            self._fail_lookup(answer, error)
+            return
+        match location:
+            case Here():
+                self._connect_here(answer)
+            case There(addresses=addresses, chosen=chosen):
+                answer.response = pb.CommandLookupTopicResponse.Redirect
+                answer.brokerServiceUrl = f"pulsar://{addresses['pulsar']}"
+                answer.authoritative = chosen  # that broker takes what nobody has
+                self._peer.send(answer)
+
+    def _connect_here(self, answer: pb.CommandLookupTopicResponse) -> None:
+        answer.response = pb.CommandLookupTopicResponse.Connect
+        answer.brokerServiceUrl = self.service_url()
+        answer.authoritative = True
+        self._peer.send(answer)
+
+    def _fail_lookup(self, answer: pb.CommandLookupTopicResponse, error: BaseException) -> None:
+        answer.response = pb.CommandLookupTopicResponse.Failed
+        answer.error = cast(Any, int(server_error_of(error)))
+        answer.message = error_text(error)
         self._peer.send(answer)
 
     def service_url(self) -> str:

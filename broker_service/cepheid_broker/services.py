@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cepheid_broker.ownership import Ownership
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.refusal_log import RefusalLog
 from cepheid_broker.schemas import SchemaRegistry
@@ -20,6 +21,7 @@ class Services:
     settings: BrokerSettings
     catalog: TopicCatalog
     topics: Topics
+    ownership: Ownership
     schemas: SchemaRegistry
     topic_watches: TopicWatches
     publish_budget: PublishBudget

@@ -1,7 +1,10 @@
 """The open topics of this broker: opened once however many ask, closed, unloaded, deleted.
 
-    get ──► open already? ──► opening? wait with the others ──► catalog: does it exist? ──► ManagedLedgers.open ──► Topic
+    get ──► ours? ──► open already? ──► opening? wait with the others ──► catalog: does it exist? ──► ManagedLedgers.open ──► Topic
 A topic that failed is opened again by whoever asks for it next, after a pause that doubles while it keeps failing.
+
+Only what this broker owns is opened (ownership.py), but for partitions that are prepared before anybody knows of them. What it
+owns no more is closed: in good order when it is given away, at once and without a word to the stores when it was lost.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cepheid_broker.bundles import Bundle
 from cepheid_broker.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.managed_ledger import ManagedLedgerFailedError
 from cepheid_broker.non_persistent_topic import NonPersistentTopic
+from cepheid_broker.ownership import Ownership, SoleOwnership
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_follower import PolicyFollower
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_MAX_S = 10.0
+_UNLOADED_AT_ONCE = 64
 
 
 class Topics:
@@ -45,7 +52,10 @@ class Topics:
         settings: BrokerSettings,
         tasks: TaskOwner,
         ports: Ports,
+        ownership: Ownership | None = None,
     ) -> None:
+        self.ownership = ownership or SoleOwnership()
+        self.ownership.user = self
         self.read_ahead_budget = ReadAheadBudget(settings.dispatch.read_ahead_total_bytes)
         self._catalog = catalog
         self._managed_ledgers = managed_ledgers
@@ -62,6 +72,7 @@ class Topics:
         self.totals = BrokerTraffic()
         self.failures = 0
         self._held: dict[TopicName, None] = {}
+        self._prepared: dict[TopicName, None] = {}  # opened without being owned
         self._removed = 0
         self.on_deleting: list[Callable[[TopicName], Awaitable[None]]] = []
         """Awaited before a topic's record goes: what fails or is interrupted can be repeated."""
@@ -82,10 +93,14 @@ class Topics:
         return self._open.get(name)
 
     async def get(self, name: TopicName, *, may_create: bool) -> Topic:
-        """The topic, opened and perhaps created. Raises what `TopicCatalog.require` and opening a managed ledger raise."""
+        """The topic, opened and perhaps created. Raises NotOwnerError, what `TopicCatalog.require` and opening a managed ledger
+        raise."""
         exists = False
         while True:
             self._check_not_stopping(name)
+            if not self.ownership.owns(name):
+                await self.ownership.require(name)
+                continue  # it may have gone again
             if name in self._held or name.base in self._held:
                 raise being_deleted(name)
             if (topic := self._open.get(name)) is not None and not topic.closed:
@@ -136,6 +151,7 @@ class Topics:
     async def _load_topic(self, name: TopicName, policies: TopicPolicies) -> Topic:
         await self._wait_for_retry(name)
         if not name.is_persistent:
+            self._check_owned(name)
             return self._add(NonPersistentTopic(name, policies, self._settings, self._tasks, self.totals))
         ledger = await self._managed_ledgers.open(name, ledger_config(policies))
         topic = PersistentTopic(
@@ -151,6 +167,7 @@ class Topics:
         try:
             await topic.open()
             self._check_not_stopping(name)
+            self._check_owned(name)
         except BaseException:
             await asyncio.shield(self._start_closing(name, ledger.aclose))
             raise
@@ -160,6 +177,10 @@ class Topics:
     def _check_not_stopping(self, name: TopicName) -> None:
         if self._stopping:
             raise ServiceNotReadyError(f"topic {name} is being unloaded: the broker stops", topic=str(name))
+
+    def _check_owned(self, name: TopicName) -> None:
+        if name not in self._prepared and not self.ownership.owns(name):
+            raise ServiceNotReadyError(f"topic {name} is being unloaded: its bundle went while it was opened", topic=str(name))
 
     def _add(self, topic: Topic) -> Topic:
         self._open[topic.name] = topic
@@ -221,14 +242,43 @@ class Topics:
         log.info("topic.unloaded", extra={"topic": str(name), "reason": reason})
 
     async def delete(self, name: TopicName, *, force: bool = False) -> None:
-        """The topic with everything in it. Raises TopicNotFoundError, NotAllowedError when it is in use (unless `force`),
-        ServiceNotReadyError: it takes long, and goes on. Repeat it after any other error."""
+        """The topic with everything in it. Raises TopicNotFoundError, NotOwnerError, NotAllowedError when it is in use (unless
+        `force`), ServiceNotReadyError: it takes long, and goes on. Repeat it after any other error."""
         if await self._catalog.partitions(name) is None:
             raise TopicNotFoundError(f"topic {name} does not exist", topic=str(name))
+        await self.ownership.require(name)
         await self._wait_until_settled(name)
         if not force:
             self.close_to_newcomers([name], lambda topic: not topic.in_use)
         await self._remove_in_time(name)
+
+    # Bundles (BundleUser)
+
+    def drop_unowned(self) -> None:
+        """No grace: another broker may have begun to serve them. Publishes under way fail, and clients look the topics up again."""
+        reason = "its bundle went to another broker"
+        for topic in self.loaded():
+            if topic.name in self._prepared or self.ownership.owns(topic.name):
+                continue
+            if isinstance(topic, PersistentTopic):
+                error = ManagedLedgerFailedError(f"{topic.name}: {reason}", topic=str(topic.name))
+                topic.ledger.fail(error)  # its hooks take it out of `_open`
+            if self._open.get(topic.name) is topic:
+                del self._open[topic.name]
+                self._policies.release(topic.name)
+                topic.close_clients(reason)
+
+    async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
+        """The bundle is not owned any more for `get`, so what is open or being opened is all that there will be."""
+        while names := [name for name in (*self._open, *self._opening, *self._closing) if bundle.holds(name)]:
+            turns = asyncio.Semaphore(_UNLOADED_AT_ONCE)
+
+            async def unload(name: TopicName, turns: asyncio.Semaphore = turns) -> None:
+                async with turns:
+                    await self._wait_until_settled(name)
+                    await self._unload_quietly(name, reason)
+
+            await asyncio.gather(*map(unload, dict.fromkeys(names)))
 
     async def delete_open(self, name: TopicName, condition: Callable[[Topic], bool]) -> None:
         """If it is open and `condition` holds: of one that was closed meanwhile nobody knows whether it still does. Raises as
@@ -278,10 +328,14 @@ class Topics:
     async def prepare(self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]) -> None:
         """Before anybody knows of it, a partition gets these durable subscriptions (name → properties), from its first entry on."""
         await self._wait_until_settled(name)
-        topic = self._open.get(name) or await self._opened_once(name)
-        for subscription, properties in subscriptions.items():
-            await topic.create_subscription(subscription, EARLIEST, properties=dict(properties))
-        await self.unload(name, "the partition is prepared")  # opened again, it has the policies of its partitioned topic
+        self._prepared[name] = None
+        try:
+            topic = self._open.get(name) or await self._opened_once(name)
+            for subscription, properties in subscriptions.items():
+                await topic.create_subscription(subscription, EARLIEST, properties=dict(properties))
+            await self.unload(name, "the partition is prepared")  # opened again, it has the policies of its partitioned topic
+        finally:
+            self._prepared.pop(name, None)
 
     async def _wait_until_settled(self, name: TopicName) -> None:
         while (work := self._closing.get(name) or self._opening.get(name)) is not None:
@@ -313,11 +367,11 @@ class Topics:
         self._stopping = True
         for opening in list(self._opening.values()):
             await asyncio.wait([opening])
-        unloads = [asyncio.ensure_future(self._unload_quietly(name)) for name in list(self._open)]
+        unloads = [asyncio.ensure_future(self._unload_quietly(name, "the broker stops")) for name in list(self._open)]
         await asyncio.gather(*unloads, *list(self._closing.values()), return_exceptions=True)
 
-    async def _unload_quietly(self, name: TopicName) -> None:
+    async def _unload_quietly(self, name: TopicName, reason: str) -> None:
         try:
-            await self.unload(name, "the broker stops")
+            await self.unload(name, reason)
         except (CepheidError, TimeoutError):
             pass  # it is logged, and closed as far as that is possible

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
 from cepheid_broker.admin.brokers import admin_url
-from cepheid_broker.admin.bundles import bundle_of
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath
 from cepheid_broker.advertised import advertised_url, check_listener
+from cepheid_broker.bundles import bundle_of
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_wire import TopicName
 
@@ -39,7 +39,7 @@ def lookup(context: AdminContext) -> APIRouter:
     async def bundle_of_topic(topic: AnyTopicPath) -> PlainTextResponse:
         """Bare text"""
         count = (await context.require_namespace(topic.namespace)).record.bundles
-        return PlainTextResponse(bundle_of(topic, count))
+        return PlainTextResponse(bundle_of(topic, count).range)
 
     return router
 

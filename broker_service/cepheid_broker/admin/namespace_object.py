@@ -11,12 +11,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from cepheid_broker.admin.backlog_quotas import FIELDS, QuotaType, quota_policy, quotas_json
-from cepheid_broker.admin.bundles import boundaries, bundles_data
+from cepheid_broker.admin.bundles import bundles_data
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import BadRequestError, NotServedError
 from cepheid_broker.admin.policy_change import check_consistent
 from cepheid_broker.admin.policy_table import POLICIES, PolicyKind
 from cepheid_broker.admin.policy_values import BacklogQuotaBody
+from cepheid_broker.bundles import boundaries
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.policy_resolution import resolve
 from cepheid_metadata import NamespaceRecord

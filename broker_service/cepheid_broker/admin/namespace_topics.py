@@ -8,13 +8,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from cepheid_broker.admin.bundles import boundaries, bundle_of
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotFoundError, NotServedError, PreconditionError
 from cepheid_broker.admin.path_names import NamespacePath, SubscriptionPath
 from cepheid_broker.admin.raw_path import decode_once
 from cepheid_broker.admin.topic_access import open_topic
 from cepheid_broker.admin.unserved import unserved
+from cepheid_broker.bundles import boundaries, bundle_of
 from cepheid_broker.topic import Topic
 from cepheid_wire import NON_PERSISTENT, NamespaceName, TopicName
 
@@ -90,7 +90,7 @@ async def _in_bundle(context: AdminContext, namespace: NamespaceName, bundle: st
     if bundle not in [f"{start}_{end}" for start, end in pairwise(ends)]:
         message = f"{bundle[:200]!r} is no bundle of {namespace}: they start at {', '.join(ends[:-1])}"
         raise PreconditionError(message, namespace=str(namespace))
-    return lambda topic: bundle_of(topic, count) == bundle
+    return lambda topic: bundle_of(topic, count).range == bundle
 
 
 async def _stored_topics(context: AdminContext, namespace: NamespaceName, bundle: str | None) -> list[TopicName]:

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter
 
-from cepheid_broker.admin.bundles import bundle_of
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.path_names import NamespacePath, TopicPath
 from cepheid_broker.admin.topic_access import open_topic, parts_of, require_idle
 from cepheid_broker.admin.topic_lists import is_shown, partitioned_topics_in, topics_in
+from cepheid_broker.bundles import bundle_of
 from cepheid_broker.topic_positions import last_message
 from cepheid_metadata import KeyExistsError
 from cepheid_wire import PERSISTENT, TopicName
@@ -50,7 +50,7 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
         found = [topic for topic in await topics_in(context, namespace, domain) if is_shown(topic, includeSystemTopic)]
         if bundle is not None:
             count = (await context.require_namespace(namespace)).record.bundles
-            found = [topic for topic in found if bundle_of(topic, count) == bundle]
+            found = [topic for topic in found if bundle_of(topic, count).range == bundle]
         return [str(topic) for topic in found]
 
     @router.get("/partitioned")

@@ -1,0 +1,91 @@
+"""The brokers that run: their registrations, as fresh as the store's watches allow.
+
+    start ──► watch the children of /brokers ──► read them ──► brokers            a watch that fired or failed: the same again
+
+Rule: when the store cannot be reached what was known stays, and it is asked again every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from cepheid_metadata import (
+    BrokerRegistration,
+    MetadataError,
+    MetadataStore,
+    NoSuchKeyError,
+    StoreClosedError,
+    broker_records,
+    keys,
+)
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+
+class BrokerDirectory:
+    def __init__(self, store: MetadataStore, tasks: TaskOwner) -> None:
+        self._store = store
+        self._records = broker_records(store)
+        self._tasks = tasks
+        self._brokers: dict[str, BrokerRegistration] = {}
+
+    def __repr__(self) -> str:
+        return f"<BrokerDirectory {', '.join(self._brokers) or 'nobody'}>"
+
+    @property
+    def brokers(self) -> Mapping[str, BrokerRegistration]:
+        """By id, sorted."""
+        return self._brokers
+
+    @property
+    def leader(self) -> BrokerRegistration | None:
+        """One that all brokers name alike: the first id."""
+        return next(iter(self._brokers.values()), None)
+
+    async def start(self) -> None:
+        """Raises MetadataError."""
+        await self._read()
+
+    async def refresh(self) -> None:
+        """Reads them now. Raises MetadataError."""
+        self._brokers = await self._read_all()
+
+    async def _read(self) -> None:
+        watch = await self._store.watch_children(keys.BROKERS_KEY)
+        try:
+            self._brokers = await self._read_all()
+        except BaseException:
+            watch.cancel()
+            raise
+        watch.call_when_settled(self._on_settled)
+
+    def _on_settled(self) -> None:
+        self._tasks.start(self._read_again(), name="read-brokers")
+
+    async def _read_all(self) -> dict[str, BrokerRegistration]:
+        try:
+            names = await self._store.children(keys.BROKERS_KEY)
+        except NoSuchKeyError:
+            return {}
+        found = await asyncio.gather(*(self._records.get(keys.decode_name(name)) for name in names))
+        brokers = [one.record for one in found if one is not None]
+        return {record.broker_id: record for record in sorted(brokers, key=lambda record: record.broker_id)}
+
+    async def _read_again(self) -> None:
+        before = list(self._brokers)
+        while True:
+            try:
+                await self._read()
+                break
+            except StoreClosedError:
+                return
+            except MetadataError as error:
+                log.warning("brokers.unreachable", extra={"error": str(error), "retry_s": RETRY_S})
+                await asyncio.sleep(RETRY_S)
+        if list(self._brokers) != before:
+            log.info("brokers.changed", extra={"brokers": list(self._brokers), "before": before})

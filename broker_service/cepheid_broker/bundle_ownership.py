@@ -1,0 +1,402 @@
+"""Ownership among many brokers: one ephemeral record for each bundle that is served, made and followed here.
+
+    locate ──► ours already? ──► owner's record ──► another's: There
+                                     └── none ──► preference(bundle, registered brokers) ──► another: There, chosen
+                                                                          └── this one ──► acquire: one multi ──► Here
+    release ──► topics unloaded ──► one multi: the record goes, the history says who is preferred
+
+    /bundles/T/N/range            {broker, incarnation, epoch, addresses}    ephemeral, made once, never replaced
+    /bundle-histories/T/N/range   {epoch, preferred}                         persistent, written in the same multi
+
+Rules
+1. Whoever acquires or releases writes the history with the version it read: of two that try, one comes through, and a record that
+   was made by somebody else since is never deleted (an ephemeral record alone always has version 0).
+2. The record is watched while it is owned. Gone, or somebody else's: topics are dropped at once (`BundleUser.drop_unowned`).
+3. A session that is LOST takes everything along, before anything else happens; SUSPENDED takes nothing: what is owned goes on, and
+   nothing is acquired.
+4. A write whose outcome is unknown counts as not done. If it was done, the record is ours, and whoever asks next finds that.
+5. A record with our addresses and another incarnation is that of a process before us: two cannot listen at one address. It is
+   replaced, so that a broker that was restarted does not wait for the end of its old session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from cepheid_broker.broker_directory import RETRY_S, BrokerDirectory
+from cepheid_broker.bundle_states import BundleStates, Phase, Tenure
+from cepheid_broker.bundles import Bundle, bundle_of, bundles_of, preference
+from cepheid_broker.errors import NamespaceNotFoundError, ServiceNotReadyError
+from cepheid_broker.ownership import KEEPS_CONNECTION, BundleUser, Here, Location, NotOwnerError, There
+from cepheid_broker.watched_records import WatchedRecord, WatchedRecords
+from cepheid_metadata import (
+    BadVersionError,
+    BrokerRegistration,
+    BundleHistory,
+    BundleOwner,
+    Found,
+    KeyExistsError,
+    MetadataError,
+    MetadataStore,
+    NamespaceRecord,
+    NoSuchKeyError,
+    Op,
+    SessionState,
+    StoreClosedError,
+    broker_records,
+    bundle_histories,
+    bundle_owners,
+    namespace_records,
+)
+from cepheid_ports import CepheidError, Ports, TaskOwner
+from cepheid_wire import NamespaceName, TopicName
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
+_RELEASED_AT_ONCE = 4  # bundles; their topics are unloaded together
+
+
+class BundleOwnership:
+    """`start` once its ports are open, `aclose` once. Implements `Ownership`."""
+
+    is_shared = True
+    user: BundleUser
+
+    def __init__(self, store: MetadataStore, broker_id: str, ports: Ports, *, release: str = "", timeout_s: float = 10.0) -> None:
+        self.broker_id = broker_id
+        self.states = BundleStates(broker_id, f"{ports.random.getrandbits(64):016x}")
+        self._store = store
+        self._ports = ports
+        self._release = release
+        self._timeout_s = timeout_s
+        self._addresses: dict[str, str] = {}
+        self._tasks = TaskOwner(f"ownership of {broker_id}")
+        self.directory = BrokerDirectory(store, self._tasks)
+        self._owners = bundle_owners(store)
+        self._histories = bundle_histories(store)
+        self._brokers = broker_records(store)
+        self._watched = WatchedRecords(store, self._tasks)
+        self._namespaces: dict[NamespaceName, tuple[int, WatchedRecord[NamespaceRecord]]] = {}
+        self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
+        self._registering: asyncio.Task[None] | None = None
+        self._started = self._stopping = False
+        self._unsubscribe = store.subscribe(self.on_session)
+
+    def __repr__(self) -> str:
+        return f"<BundleOwnership of {self.broker_id}, {self.states!r}>"
+
+    # Lifetime
+
+    async def start(self, addresses: Mapping[str, str]) -> None:
+        """Registers the broker: from here on it is given bundles. Raises MetadataError."""
+        self._addresses = dict(addresses)
+        self._started = True
+        await self.directory.start()
+        await self._registered()
+
+    def on_session(self, state: SessionState) -> None:
+        """Rule 3."""
+        if state is SessionState.LOST:
+            lost = self.states.on_session_lost()
+            log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
+            self.user.drop_unowned()
+        elif state is SessionState.CONNECTED and self._started and not self._stopping:
+            self._register_soon()
+
+    async def release_all(self) -> None:
+        self._stopping = True
+        if not self._started:
+            return
+        if self._registering is not None:
+            self._registering.cancel()
+        try:
+            await self._brokers.delete(self.broker_id, None)
+        except MetadataError as error:  # the session ends with the process
+            log.warning("broker.not_deregistered", extra={"broker": self.broker_id, "error": str(error)})
+        turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
+
+        async def release(bundle: Bundle) -> None:
+            async with turns:
+                try:
+                    await self.release(bundle, reason="the broker stops")
+                except CepheidError as error:
+                    log.warning("bundle.not_released", extra={"bundle": str(bundle), "error": str(error)})
+
+        await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
+        await asyncio.gather(*(release(tenure.bundle) for tenure in self.states.owned()))
+
+    async def aclose(self) -> None:
+        self._stopping = True
+        self._unsubscribe()
+        await self._tasks.aclose()
+        for _, watched in self._namespaces.values():
+            self._watched.leave(watched, self)
+
+    def _register_soon(self) -> asyncio.Task[None]:
+        if self._registering is None or self._registering.done():
+            self._registering = self._tasks.start(self._register(), name="register")
+        return self._registering
+
+    async def _registered(self) -> None:
+        await asyncio.shield(self._register_soon())
+        await self.directory.refresh()
+
+    async def _register(self) -> None:
+        record = BrokerRegistration(
+            broker_id=self.broker_id,
+            addresses=self._addresses,
+            release=self._release,
+            started_at_ms=self._ports.wall_ms(),
+        )
+        while True:
+            try:
+                if (found := await self._brokers.get(self.broker_id)) is not None:
+                    if found.record.addresses != self._addresses:
+                        extra = {"broker": self.broker_id, "address": found.record.addresses, "retry_s": RETRY_S}
+                        log.warning("broker.id_taken", extra={**extra, "hint": "two brokers have one id, or one just moved: wait"})
+                        await asyncio.sleep(RETRY_S)
+                        continue
+                    await self._brokers.delete(self.broker_id, found.version)  # rule 5
+                await self._brokers.create(self.broker_id, record, ephemeral=True)
+                log.info("broker.registered", extra={"broker": self.broker_id, "addresses": self._addresses})
+                return
+            except (KeyExistsError, NoSuchKeyError, BadVersionError):
+                continue
+            except StoreClosedError:
+                return
+            except MetadataError as error:
+                log.warning("broker.not_registered", extra={"broker": self.broker_id, "error": str(error), "retry_s": RETRY_S})
+                await asyncio.sleep(RETRY_S)
+
+    # Whose is it?
+
+    def owns(self, topic: TopicName) -> bool:
+        known = self._namespaces.get(topic.namespace)
+        return known is not None and self.states.owns(bundle_of(topic, known[0]))
+
+    async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
+        return await self.locate_bundle(await self.bundle_of(topic), authoritative=authoritative)
+
+    async def require(self, topic: TopicName) -> None:
+        location = await self.locate(topic)
+        if isinstance(location, There):
+            message = f"topic {topic} is served by broker {location.broker_id}, not by {self.broker_id} ({KEEPS_CONNECTION})"
+            raise NotOwnerError(message, location, topic=str(topic))
+
+    async def bundle_of(self, topic: TopicName) -> Bundle:
+        """Raises NamespaceNotFoundError, ServiceNotReadyError."""
+        return bundle_of(topic, await self._count(topic.namespace))
+
+    async def bundles_in(self, namespace: NamespaceName) -> list[Bundle]:
+        """Raises as `bundle_of`."""
+        return bundles_of(namespace, await self._count(namespace))
+
+    async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
+        """As `locate`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for _ in range(_ATTEMPTS):
+                    if (location := await self._look(bundle, authoritative=authoritative)) is not None:
+                        return location
+        except (MetadataError, TimeoutError) as error:
+            raise self._not_now(bundle, f"metadata cannot be asked who owns it: {error or 'timeout'}") from error
+        raise self._not_now(bundle, "others acquire and release it at the same time")
+
+    async def _look(self, bundle: Bundle, *, authoritative: bool) -> Location | None:
+        """None: something changed meanwhile, look again."""
+        if (tenure := self.states.find(bundle)) is not None:
+            if tenure.phase is Phase.RELEASING:
+                raise self._not_now(bundle, "it is being unloaded")
+            if tenure.phase is Phase.ACQUIRING:
+                await asyncio.wait([self._acquiring[bundle]])
+                return Here() if self.states.owns(bundle) else None
+            return Here()
+        if not self._started or self._store.session_state is not SessionState.CONNECTED:
+            raise self._not_now(bundle, "this broker has no session with the metadata store")
+        found = await self._owners.get(bundle.noun)
+        if found is not None and not self._may_take(found.record):
+            return There(found.record.broker_id, found.record.addresses)
+        if found is None and (there := await self._choose(bundle, authoritative=authoritative)) is not None:
+            return there
+        if self._stopping:
+            raise self._not_now(bundle, "this broker stops")
+        if self.states.find(bundle) is None:  # still, after all this waiting
+            tenure = self.states.begin_acquire(bundle)
+            self._acquiring[bundle] = self._tasks.start(self._acquire(tenure), name=f"acquire {bundle}")
+        return None
+
+    async def _choose(self, bundle: Bundle, *, authoritative: bool) -> There | None:
+        """Who is to have what nobody has; None: this broker."""
+        brokers = {
+            name: record for name, record in self.directory.brokers.items() if not (self._stopping and name == self.broker_id)
+        }
+        if authoritative and not self._stopping:
+            return None
+        history = await self._histories.get(bundle.noun)
+        order = preference(bundle, brokers, "" if history is None else history.record.preferred)
+        if not order or order[0] == self.broker_id:
+            return None
+        return There(order[0], brokers[order[0]].addresses, chosen=True)
+
+    def _may_take(self, record: BundleOwner) -> bool:
+        """Rules 4 and 5."""
+        return self.states.is_own(record) or record.addresses == self._addresses
+
+    def _not_now(self, bundle: Bundle, why: str) -> ServiceNotReadyError:
+        return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
+
+    async def _count(self, namespace: NamespaceName) -> int:
+        """Bundles of the namespace. Raises NamespaceNotFoundError, ServiceNotReadyError."""
+        if (known := self._namespaces.get(namespace)) is not None:
+            return known[0]
+        noun = (namespace.tenant, namespace.local_name)
+        key = namespace_records(self._store).key_of(noun)
+        try:
+            watched = await self._watched.use(key, NamespaceRecord, self, partial(self._on_namespace, namespace))
+        except MetadataError as error:
+            raise ServiceNotReadyError(f"namespace {namespace} cannot be read: {error} ({KEEPS_CONNECTION})") from error
+        record = watched.record
+        if record is None or record.deleted:
+            self._watched.leave(watched, self)
+            raise NamespaceNotFoundError(f"namespace {namespace} does not exist", namespace=str(namespace))
+        self._namespaces[namespace] = (record.bundles, watched)
+        return record.bundles
+
+    def _on_namespace(self, namespace: NamespaceName) -> None:
+        """It is being deleted, or was made anew with other bundles: what is owned of it goes."""
+        known = self._namespaces.get(namespace)
+        if known is None:
+            return
+        count, watched = known
+        if watched.record is not None and (watched.record.deleted or watched.record.bundles != count):
+            del self._namespaces[namespace]
+            self._watched.leave(watched, self)
+            for tenure in self.states.owned():
+                if tenure.bundle.namespace == namespace:
+                    self._tasks.start(self._release_quietly(tenure.bundle), name=f"release {tenure.bundle}")
+
+    # Acquiring, and following what was acquired
+
+    async def _acquire(self, tenure: Tenure) -> None:
+        """What stores raise reaches whoever looks next."""
+        bundle = tenure.bundle
+        try:
+            await self._take(tenure)
+        except MetadataError as error:
+            self.states.on_not_acquired(tenure)  # rule 4
+            log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
+        finally:
+            if self._acquiring.get(bundle) is asyncio.current_task():
+                del self._acquiring[bundle]
+
+    async def _take(self, tenure: Tenure) -> None:
+        bundle, incarnation = tenure.bundle, self.states.incarnation
+        owner, history = await self._owners.get(bundle.noun), await self._histories.get(bundle.noun)
+        if owner is not None and history is not None and self.states.is_own(owner.record):
+            self._on_acquired(tenure, owner.record.epoch, history.version)
+            return
+        if owner is not None and not self._may_take(owner.record):
+            self.states.on_not_acquired(tenure)
+            return
+        epoch = 1 if history is None else history.record.epoch + 1
+        record = BundleOwner(broker_id=self.broker_id, incarnation=incarnation, epoch=epoch, addresses=self._addresses)
+        try:
+            results = await self._store.multi([self._history_op(bundle, history, epoch), *self._owner_ops(bundle, owner, record)])
+        except (KeyExistsError, BadVersionError, NoSuchKeyError):  # somebody else was faster
+            self.states.on_not_acquired(tenure)
+            return
+        self._on_acquired(tenure, epoch, results[0] if isinstance(results[0], int) else 0)
+
+    def _history_op(self, bundle: Bundle, found: Found[BundleHistory] | None, epoch: int) -> Op:
+        record = BundleHistory(epoch=epoch)  # nobody is preferred any more: this is where the bundle was to go
+        if found is None:
+            return self._histories.create_op(bundle.noun, record)
+        return self._histories.replace_op(bundle.noun, record, found.version)
+
+    def _owner_ops(self, bundle: Bundle, before: Found[BundleOwner] | None, record: BundleOwner) -> list[Op]:
+        create = self._owners.create_op(bundle.noun, record, ephemeral=True)
+        return [create] if before is None else [self._owners.delete_op(bundle.noun, before.version), create]
+
+    def _on_acquired(self, tenure: Tenure, epoch: int, history_version: int) -> None:
+        if self.states.on_acquired(tenure, epoch, history_version):
+            log.info("bundle.acquired", extra={"bundle": str(tenure.bundle), "broker": self.broker_id, "epoch": epoch})
+            self._follow_soon(tenure)
+
+    def _follow_soon(self, tenure: Tenure) -> None:
+        if self.states.holds(tenure):
+            self._tasks.start(self._follow(tenure), name=f"follow {tenure.bundle}")
+
+    async def _follow(self, tenure: Tenure) -> None:
+        """Rule 2. Armed, then read: no change is missed."""
+        key = self._owners.key_of(tenure.bundle.noun)
+        while self.states.holds(tenure):
+            try:
+                watch = await self._store.watch(key)
+                try:
+                    found = await self._owners.get(tenure.bundle.noun)
+                except BaseException:
+                    watch.cancel()
+                    raise
+            except StoreClosedError:
+                return
+            except MetadataError:
+                await asyncio.sleep(RETRY_S)  # SUSPENDED: rule 3
+                continue
+            self._on_record(tenure, None if found is None else found.record)
+            if self.states.holds(tenure):
+                watch.call_when_settled(partial(self._follow_soon, tenure))
+            else:
+                watch.cancel()
+            return
+
+    def _on_record(self, tenure: Tenure, record: BundleOwner | None) -> None:
+        if self.states.on_record(tenure, record):
+            owner = "nobody" if record is None else record.broker_id
+            log.warning("bundle.lost", extra={"bundle": str(tenure.bundle), "broker": self.broker_id, "owner": owner})
+            self.user.drop_unowned()
+
+    # Releasing
+
+    async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
+        """Goes on when the caller gives up. Not owned is success. Raises ServiceNotReadyError: metadata is out of reach, and the
+        bundle is served on here."""
+        if (tenure := self.states.begin_release(bundle)) is not None:
+            task = self._tasks.start(self._release_outcome(tenure, to, reason), name=f"release {bundle}")
+            if (error := await asyncio.shield(task)) is not None:
+                raise error
+
+    async def _release_quietly(self, bundle: Bundle) -> None:
+        try:
+            await self.release(bundle, reason="its namespace is gone")
+        except CepheidError as error:
+            log.warning("bundle.not_released", extra={"bundle": str(bundle), "error": str(error)})
+
+    async def _release_outcome(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
+        """An error is a result here: it is no failed task."""
+        bundle = tenure.bundle
+        await self.user.unload_bundle(bundle, reason)
+        others = [name for name in self.directory.brokers if name != self.broker_id]
+        preferred = to or next(iter(preference(bundle, others)), "")
+        history = BundleHistory(epoch=tenure.epoch, preferred=preferred)
+        try:
+            await self._store.multi(
+                [
+                    self._histories.replace_op(bundle.noun, history, tenure.history_version),
+                    self._owners.delete_op(bundle.noun, 0),
+                ]
+            )
+        except (BadVersionError, NoSuchKeyError):
+            pass  # it is not ours any more
+        except MetadataError as error:
+            self.states.on_kept(tenure)
+            self._follow_soon(tenure)
+            return self._not_now(bundle, f"it could not be released: {error}")
+        self.states.on_released(tenure)
+        log.info(
+            "bundle.released", extra={"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason}
+        )
+        return None

@@ -1,0 +1,108 @@
+"""Which broker serves a topic: what the rest of a broker asks, whoever decides.
+
+    lookup ──► locate ──► Here | There(addresses)             open, change ──► require ──► NotOwnerError(There) unless it is here
+
+Ownership is for order and speed. That nothing is lost or doubled when two brokers think they own a topic rests on fencing
+(managed_ledger/README.md): the one that opened it last wins, and the other one's appends fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cepheid_broker.bundles import Bundle
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_wire import TopicName
+
+# With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
+KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This broker serves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """`addresses` by scheme: {"pulsar": "host:port", "http": "host:port"}. `chosen`: nobody owns it yet, and that broker is to
+    take it when it is asked."""
+
+    broker_id: str
+    addresses: Mapping[str, str] = field(hash=False)
+    chosen: bool = False
+
+
+Location = Here | There
+
+
+class NotOwnerError(ServiceNotReadyError):
+    """Another broker serves it; clients look it up again."""
+
+    hint = "look the topic up again; admin calls are sent on to its owner"
+
+    def __init__(self, message: str, there: There, **facts: object) -> None:
+        super().__init__(message, **facts)
+        self.there = there
+
+
+class BundleUser(Protocol):
+    """Whoever serves what is owned."""
+
+    def drop_unowned(self) -> None:
+        """Bundles were lost: what is open of them ends at once, nothing of it is acknowledged any more."""
+
+    async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
+        """In good order, and what is being opened too. What fails is logged: the records are opened anew elsewhere."""
+
+
+class Ownership(Protocol):
+    """Of one broker."""
+
+    user: BundleUser
+
+    @property
+    def is_shared(self) -> bool:
+        """There may be other brokers."""
+
+    def owns(self, topic: TopicName) -> bool:
+        """This broker serves it now. At once, and from what is known: for whoever is about to open it."""
+
+    async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
+        """Who serves it; what nobody owns is taken if it is this broker's to take, or `authoritative`: another broker chose this
+        one. Raises ServiceNotReadyError (ask again), NamespaceNotFoundError."""
+
+    async def require(self, topic: TopicName) -> None:
+        """It is served here when this returns. Raises NotOwnerError and as `locate`."""
+
+    async def release_all(self) -> None:
+        """The broker stops: nothing is taken any more, and what is owned goes, in good order, to whoever is asked for it next."""
+
+    async def aclose(self) -> None: ...
+
+
+class SoleOwnership:
+    """There is one broker."""
+
+    is_shared = False
+    user: BundleUser
+
+    def __repr__(self) -> str:
+        return "<SoleOwnership>"
+
+    def owns(self, topic: TopicName) -> bool:
+        return True
+
+    async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
+        return Here()
+
+    async def require(self, topic: TopicName) -> None:
+        return
+
+    async def release_all(self) -> None:
+        return
+
+    async def aclose(self) -> None:
+        return
