@@ -51,7 +51,7 @@ async def list_schemas(store: MetadataStore, tenant: str, namespace: str) -> lis
 
 
 async def list_ledgers(store: MetadataStore, *, above: int = -1) -> AsyncIterator[int]:
-    """Ids of all ledgers larger than `above`, ascending. Holds one listing per level (wrap in `contextlib.aclosing` to stop early)."""
+    """Ids of all ledgers larger than `above`, ascending. Wrap it in `contextlib.aclosing` to stop early."""
     async for ledger_id in _walk_ledgers(store, above, keys.LEDGERS_KEY, keys.HIGH_LEDGERS_KEY):
         yield ledger_id
 
