@@ -21,7 +21,7 @@ class Faults:
     loss: float = 0.002  # the message is lost, and the connection with it: found out after `silence_s`
     silence_s: float = 3.0
     reset: float = 0.002  # the connection breaks at once, before or after the server acted
-    duplicate: float = 0.01  # an add message is delivered a second time, late
+    duplicate: float = 0.01  # an add message or call is delivered a second time, late
     corrupt: float = 0.001  # a bit of an add message flips on its way
     # disk, per operation of a bookie
     disk_delay_s: tuple[float, float] = (0.0, 0.002)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from cepheid_ledger.master_key import master_key_of
+from cepheid_metadata import LedgerState
 from cepheid_rpc import ReadRequest
 from tests.simulation.cluster import SimBookie, SimBroker
-from tests.simulation.faults import CALM
+from tests.simulation.faults import CALM, Faults
 from tests.simulation.sim_connection import SimConnections
 from tests.simulation.stage import Stage
+from tests.simulation.workload_ledgers import EXPECTED
 from tests.support import wait_until
 
 T = TypeVar("T")
@@ -21,15 +23,16 @@ QUIET = replace(CALM, silence_s=1_000.0)  # a connection that hangs stays open
 class Script(Stage):
     """A stage whose bookies and brokers are up; `play` it with a coroutine function that gets it."""
 
-    def __init__(self, bookies: int) -> None:
-        super().__init__("script", QUIET)
+    def __init__(self, bookies: int, brokers: Sequence[str] = ("east", "west"), faults: Faults = QUIET) -> None:
+        super().__init__("script", faults)
         self._count = bookies
+        self._names = brokers
 
     def run(self, script: Callable[[Script], Coroutine[Any, Any, None]]) -> None:
         self.play(self._run(script))
 
     async def _run(self, script: Callable[[Script], Coroutine[Any, Any, None]]) -> None:
-        self.build(self._count)
+        self.build(self._count, self._names)
         for bookie in self.bookies.values():
             await bookie.start()
         for broker in self.brokers.values():
@@ -48,6 +51,15 @@ class Script(Stage):
         """Runs something in a broker's process, and waits for it."""
         return await broker.node.start(work, name="script")
 
+    async def fails(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Something that must come to nothing, with an error that says so."""
+        try:
+            outcome = await work
+        except EXPECTED as error:
+            self.history.note(f"as expected: {error!r}")
+        else:
+            raise AssertionError(f"it should have failed, and gave {outcome!r}")
+
     async def new_ledger(self, broker: SimBroker, qw: int, qa: int) -> Any:
         return await self.at(broker, broker.ledgers.create(ensemble_size=qw, write_quorum=qw, ack_quorum=qa, custom={}))
 
@@ -59,6 +71,16 @@ class Script(Stage):
 
     async def holds(self, bookie: SimBookie, ledger_id: int, *entry_ids: int) -> None:
         await wait_until(lambda: all(e in self.history.bookie(bookie.id).ok.get(ledger_id, {}) for e in entry_ids))
+
+    def state_of(self, ledger_id: int) -> LedgerState:
+        return self.history.ledgers[ledger_id].state
+
+    def ensemble_of(self, ledger_id: int) -> tuple[str, ...]:
+        """Of its last fragment."""
+        return tuple(self.history.ledgers[ledger_id].last_fragment.ensemble)
+
+    def spares_of(self, ledger_id: int) -> list[str]:
+        return [name for name in self.bookies if name not in self.ensemble_of(ledger_id)]
 
 
 async def restart(bookie: SimBookie) -> None:

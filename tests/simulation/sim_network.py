@@ -12,7 +12,7 @@ Rules:
    is only noticed after `silence_s` (half-open).
 3. A partition holds messages back, in one direction or both. Healed in time it lets them through, late; else the connection
    breaks after `silence_s`.
-4. A duplicated add message arrives a second time, late, whatever became of its connection; nobody hears the second answer.
+4. A duplicated add message or call arrives a second time, late, whatever became of its connection; nobody hears the second answer.
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ class SimStore:
         self._cut = False
         self._closed = False
         self.loses_answer: Callable[[Sequence[Op]], bool] = lambda _: False  # for scripts: of which applied writes
-        self.lag_s: float | None = None  # for scripts: how far in the past reads are
+        self.lag_s: float | None = None  # how far in the past reads are
+        self.held_writes: asyncio.Event | None = None  # for scripts: writes are on their way until it is set …
+        self.held_answers: asyncio.Event | None = None  # … or applied, and nobody hears of it yet
         self._last_arrival_s = 0.0
         self.memory.subscribe(lambda _: self._tell())
         tree.stores.append(self)
@@ -222,6 +224,8 @@ class SimStore:
         loop = asyncio.get_running_loop()
         self._last_arrival_s = max(loop.time() + plan.between(faults.metadata_delay_s), self._last_arrival_s + _SPACING_S)
         await _sleep_until(self._last_arrival_s)
+        if write and self.held_writes is not None:
+            await self.held_writes.wait()
         if self._cut or plan.strikes("metadata refused", faults.refused):
             raise StoreUnavailableError("the metadata store cannot be reached")
         self._tree.writer = self._process
@@ -232,6 +236,8 @@ class SimStore:
             if write:
                 self._see_all()
         await asyncio.sleep(plan.between(faults.metadata_delay_s))
+        if write and self.held_answers is not None:
+            await self.held_answers.wait()
         if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):
             raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
         return result

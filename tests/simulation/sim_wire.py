@@ -179,6 +179,20 @@ class Call(Wire):
                 self._task = host.node.start(self._serve(serve, host), name="serve")
 
         self.to_bookie(act)
+        plan = self.network.plan
+        if self.host is not None and plan.strikes("call duplicated", plan.faults.duplicate):
+            self._start_again(serve, self.host)
+
+    def _start_again(self, serve: Callable[[Host], Coroutine[Any, Any, None]], host: Host) -> None:
+        """Late, and nobody hears the answer."""
+        again = Call(self.network, self.node, self.bookie_id, self.kind)
+        again.end()
+
+        def arrive() -> None:
+            host.node.start(again._serve(serve, host), name="serve again")
+
+        delay_s = self.network.plan.between(self.network.plan.faults.late_s)
+        asyncio.get_running_loop().call_later(delay_s, arrive, context=host.node.context)
 
     async def _serve(self, serve: Callable[[Host], Coroutine[Any, Any, None]], host: Host) -> None:
         try:
