@@ -50,3 +50,9 @@ class IndexCorruptError(BookieError):
 
 class CookieError(BookieError):
     """The directories do not belong to this bookie as metadata knows it."""
+
+
+class PortInUseError(BookieError):
+    """A port of the bookie cannot be opened."""
+
+    hint = "stop the process that holds the port (`ss -ltnp` names it), or give the bookie another one: `--port`, `--http-port`"

@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
 from pydantic import BaseModel, Field, PositiveInt
 
-from cepheid_ports import CepheidError
+from cepheid_bookie.errors import PortInUseError
 from cepheid_rpc import (
     ADD,
     READ,
@@ -55,12 +55,6 @@ Context = Any  # grpc.aio.ServicerContext, whose stubs know neither read nor EOF
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
-class PortInUseError(CepheidError):
-    """The bookie's port cannot be opened."""
-
-    hint: ClassVar[str] = "stop the process that holds the port, or give the bookie another one"
-
-
 class BookieServerSettings(BaseModel, frozen=True, extra="forbid"):
     stream_in_flight_bytes: PositiveInt = Field(
         default=32 << 20,
@@ -91,6 +85,7 @@ class BookieServer:
         self._settings = settings or BookieServerSettings()
         self._server: grpc.aio.Server | None = None
         self._add_streams: dict[_AddStream, None] = {}
+        self._long_polls: dict[asyncio.Future[LacAnswer], None] = {}
 
     def __repr__(self) -> str:
         return f"<BookieServer {self._host}:{self.port}, {len(self._add_streams)} add streams>"
@@ -117,6 +112,8 @@ class BookieServer:
             return
         for stream in self._add_streams:
             stream.stop_reading()
+        for poll in self._long_polls:
+            poll.cancel()
         await server.stop(self._settings.stop_grace_s)
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
@@ -145,7 +142,22 @@ class BookieServer:
             request = decode_lac_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ_LAC, error)
-        return encode_lac_answer(await self._bookie.read_lac(request))
+        return encode_lac_answer(await (self._wait_for_lac(request) if request.wait_ms else self._bookie.read_lac(request)))
+
+    async def _wait_for_lac(self, request: LacRequest) -> LacAnswer:
+        """May take a minute: a stop cuts it short."""
+        if self._server is None:
+            return LacAnswer(Status.STOPPED)
+        poll = asyncio.ensure_future(self._bookie.read_lac(request))
+        self._long_polls[poll] = None
+        try:
+            return await poll
+        except asyncio.CancelledError:
+            if self._server is not None:
+                raise  # by the client
+            return LacAnswer(Status.STOPPED)
+        finally:
+            del self._long_polls[poll]
 
     async def _serve_read(self, data: bytes, context: Context) -> None:
         try:

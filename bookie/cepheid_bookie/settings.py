@@ -8,16 +8,11 @@ KiB = 1 << 10
 MiB = 1 << 20
 
 
-class BookieSettings(BaseModel, frozen=True, extra="forbid"):
-    """Bounds, thresholds and intervals of one storage node. Sizes in bytes, times in seconds."""
+BOOKIE_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
 
-    bookie_id: str = Field(
-        pattern=r"^[A-Za-z0-9._:-]{1,200}$",
-        description="Stable name of this bookie in metadata. Never reuse one for an empty disk.",
-    )
-    cluster_id: str = Field(
-        "", max_length=200, description="Instance id of the cluster; a directory stamped by another one is refused."
-    )
+
+class StorageSettings(BaseModel, frozen=True, extra="forbid"):
+    """Bounds, thresholds and intervals of one storage node. Sizes in bytes, times in seconds."""
 
     journal_segment_bytes: int = Field(
         64 * MiB,
@@ -72,6 +67,12 @@ class BookieSettings(BaseModel, frozen=True, extra="forbid"):
     )
     open_reads: int = Field(256, ge=1, le=65536, description="Range reads in progress; beyond it reads are refused as overload.")
 
+    lac_waits: int = Field(
+        10_000,
+        ge=0,
+        description="Readers of open ledgers that may wait here for more entries; beyond it they are refused as overload.",
+    )
+
     loaded_ledgers: int = Field(
         20_000,
         ge=1,
@@ -98,4 +99,16 @@ class BookieSettings(BaseModel, frozen=True, extra="forbid"):
     )
     tombstone_s: float = Field(
         7 * 86400.0, gt=0, description="How long a deleted ledger still refuses its old writer. Longer than a writer can sleep."
+    )
+
+
+class BookieSettings(StorageSettings):
+    """The same, with whose it is."""
+
+    bookie_id: str = Field(
+        pattern=BOOKIE_ID_PATTERN,
+        description="Stable name of this bookie in metadata. Never reuse one for an empty disk.",
+    )
+    cluster_id: str = Field(
+        "", max_length=200, description="Instance id of the cluster; a directory stamped by another one is refused."
     )

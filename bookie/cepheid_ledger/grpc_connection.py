@@ -53,7 +53,9 @@ from cepheid_rpc import (
 
 
 class GrpcConnectionSettings(BaseModel, frozen=True, extra="forbid"):
-    request_timeout_s: float = Field(default=10.0, gt=0, le=300, description="LAC requests: how long the whole call may take.")
+    request_timeout_s: float = Field(
+        default=10.0, gt=0, le=300, description="LAC requests: how long the whole call may take, besides what it asks to wait."
+    )
     read_timeout_s: float = Field(default=10.0, gt=0, le=300, description="Reads: how long each chunk may take.")
     add_timeout_s: float = Field(
         default=10.0,
@@ -100,7 +102,8 @@ class GrpcConnection:
         self._add_streams.pop(stream, None)
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
-        data = await self._call(self._read_lac(encode_lac_request(request), timeout=self._settings.request_timeout_s), READ_LAC)
+        timeout_s = self._settings.request_timeout_s + request.wait_ms / 1000
+        data = await self._call(self._read_lac(encode_lac_request(request), timeout=timeout_s), READ_LAC)
         try:
             return decode_lac_answer(data)
         except MalformedGroupError as error:
@@ -132,6 +135,12 @@ class GrpcConnection:
             await stream.aclose()
         await self._adds.close()
         await self._reads.close()
+
+    async def abandon(self, reason: str) -> None:
+        """The bookie is elsewhere now: streams break, which their owners hear; calls under way get their time to end."""
+        for stream in list(self._add_streams):
+            stream._break(ConnectionError(reason))
+        await asyncio.gather(self._adds.close(self._settings.request_timeout_s), self._reads.close(self._settings.read_timeout_s))
 
     async def _call(self, call: Awaitable[bytes], method: str) -> bytes:
         try:

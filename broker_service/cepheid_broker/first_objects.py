@@ -16,15 +16,22 @@ from cepheid_metadata import (
 FIRST_NAMESPACES = (("public", "default"), ("pulsar", "system"))
 
 
-async def create_first_objects(store: MetadataStore, cluster: str, *, admin_url: str, service_url: str) -> None:
-    """Makes what is missing, at every start; of what is there only the cluster's own addresses are brought up to date."""
+async def create_first_objects(store: MetadataStore, cluster: str, *, admin_url: str = "", service_url: str = "") -> None:
+    """Makes what is missing, any number of callers at once; of what is there only the cluster's own addresses, where they are
+    given, are brought up to date."""
     clusters, tenants, namespaces = cluster_records(store), tenant_records(store), namespace_records(store)
-    found = await clusters.get(cluster)
     record = ClusterRecord(service_url=admin_url, broker_service_url=service_url)
-    if found is None:
-        await clusters.create(cluster, record)
-    elif (found.record.service_url, found.record.broker_service_url) != (admin_url, service_url):
-        await clusters.replace(cluster, found.record.replace(service_url=admin_url, broker_service_url=service_url), found.version)
+    if (found := await clusters.get(cluster)) is None:
+        try:
+            await clusters.create(cluster, record)
+        except KeyExistsError:
+            found = await clusters.get(cluster)
+    if found is not None:
+        addressed = found.record.replace(
+            service_url=admin_url or found.record.service_url, broker_service_url=service_url or found.record.broker_service_url
+        )
+        if addressed != found.record:
+            await clusters.replace(cluster, addressed, found.version)
     for tenant, namespace in FIRST_NAMESPACES:
         try:
             await tenants.create(tenant, TenantRecord(allowed_clusters=(cluster,)))

@@ -1,9 +1,20 @@
 """Ports to the outside world (threads, clock, randomness), owned tasks, and the root of all errors."""
 
 from cepheid_ports.errors import CepheidError
+from cepheid_ports.first_failure import FirstFailure, ProcessFailedError
 from cepheid_ports.ports import Ports
 from cepheid_ports.single_flight import SingleFlight
 from cepheid_ports.tasks import TaskOwner
 from cepheid_ports.worker import OnDone, ThreadWorker, Worker
 
-__all__ = ["CepheidError", "OnDone", "Ports", "SingleFlight", "TaskOwner", "ThreadWorker", "Worker"]
+__all__ = [
+    "CepheidError",
+    "FirstFailure",
+    "OnDone",
+    "Ports",
+    "ProcessFailedError",
+    "SingleFlight",
+    "TaskOwner",
+    "ThreadWorker",
+    "Worker",
+]

@@ -1,0 +1,214 @@
+"""A storage node as a process: opened, served, registered, in this order; the other way round at the end.
+
+    health page ─► metadata, cluster ─► directories, replay ─► gRPC port ─► registration ─► garbage collection
+                                                                                 ready ▲
+Rule 1: it is registered when it can answer, and no longer when it stops answering.
+Rule 2: a full bookie is registered as read-only; what it holds is read, fenced and recovered as before.
+Rule 3: an outage of metadata stops nothing: what is admitted needs none. A lost session is followed by a new registration.
+Rule 4: what fails for good ends the process with its reason; a restart replays what is really on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from cepheid_bookie.bookie import Bookie
+from cepheid_bookie.bookie_metrics import bookie_families
+from cepheid_bookie.bookie_role_settings import BookieRoleSettings
+from cepheid_bookie.disk import RealDisk
+from cepheid_bookie.garbage_collection import GarbageCollector
+from cepheid_bookie.health_server import HealthServer, Page
+from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers
+from cepheid_metadata import (
+    BookieRegistration,
+    MetadataStore,
+    Registration,
+    SessionState,
+    available_bookies,
+    readonly_bookies,
+    require_cluster,
+)
+from cepheid_metadata.patient_open import open_patiently
+from cepheid_ports import FirstFailure, Ports
+from cepheid_ports.process_metrics import process_families
+from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
+
+if TYPE_CHECKING:
+    from cepheid_bookie.grpc_server import BookieServer
+
+log = logging.getLogger(__name__)
+
+_WRITABLE, _READONLY = 0, 1  # places of the registration
+
+
+class BookieRole:
+    """`start` once, `aclose` once. Made inside the running loop."""
+
+    def __init__(self, settings: BookieRoleSettings, ports: Ports) -> None:
+        self.settings = settings
+        self.bookie_id = settings.name
+        self.bookie: Bookie
+        self._ports = ports
+        self._opened = AsyncExitStack()
+        self._failure = FirstFailure()
+        self._phase = "starting"
+        self._store: MetadataStore | None = None
+        self._registration: Registration[BookieRegistration] | None = None
+        pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
+        self._health = HealthServer(settings.http_host or settings.host, settings.http_port, pages)
+        self._server: BookieServer
+
+    def __repr__(self) -> str:
+        return f"<BookieRole {self.bookie_id}: {self._phase}, {self._registration!r}>"
+
+    @property
+    def address(self) -> str:
+        """Where brokers reach it."""
+        return f"{self.settings.shown_host}:{self.settings.advertised_port or self._server.port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.settings.http_host or self.settings.shown_host}:{self._health.port}"
+
+    @property
+    def ready(self) -> bool:
+        """Serving and registered; an outage of metadata that has not cost the session changes nothing."""
+        return self._phase == "serving" and self._registration is not None and self._registration.registered
+
+    async def start(self) -> None:
+        """Returns when it serves and is registered. Raises CepheidError, having closed everything."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+
+    async def wait_until_stopped(self, stop: asyncio.Event) -> None:
+        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
+        await self._failure.wait(stop)
+
+    async def aclose(self) -> None:
+        self._phase = "stopping"
+        await self._opened.aclose()
+        self._phase = "stopped"
+
+    async def _start(self) -> None:
+        settings, ports, opened = self.settings, self._ports, self._opened
+        await self._health.start()
+        opened.push_async_callback(self._health.aclose)
+        self._store = store = await open_patiently(
+            settings.metadata, ports, session_timeout_s=settings.metadata_session_timeout_s, wait_s=settings.metadata_wait_s
+        )
+        opened.push_async_callback(store.aclose)
+        identity = await require_cluster(store)
+        importing = asyncio.ensure_future(self._import_grpc())  # takes as long as a replay: both at once
+        try:
+            self.bookie = await self._open_bookie(store, identity.cluster_id)
+            opened.push_async_callback(self.bookie.aclose)
+            self.bookie.on_failed = self._failure.report
+        finally:
+            await importing
+        await self._serve()
+        self._registration = self._new_registration(store)
+        opened.push_async_callback(self._registration.aclose)  # first at the end: nobody else is sent here
+        self.bookie.on_writable = self._on_writable
+        await self._registration.start(_WRITABLE if self.bookie.writable else _READONLY)
+        self._on_writable(self.bookie.writable)
+        self._phase = "serving"
+
+    async def _open_bookie(self, store: MetadataStore, cluster_id: str) -> Bookie:
+        from cepheid_bookie.rocks_index import RocksBlockIndex
+
+        settings = self.settings
+        data_dir, journal_dir = settings.data_dir, settings.journal_dir
+        directories = {"data": (str(data_dir),), **({"journal": (str(journal_dir),)} if journal_dir else {})}
+        return await Bookie.open(
+            settings.of_storage(cluster_id),
+            RealDisk(data_dir),
+            RocksBlockIndex(data_dir / "index"),
+            self._ports,
+            journal_disk=RealDisk(journal_dir) if journal_dir is not None else None,
+            cookies=MetadataCookies(store, directories),
+            accept_empty_disk=settings.accept_empty_disk,
+        )
+
+    async def _import_grpc(self) -> None:
+        importer = self._ports.new_worker("grpc-import", 1)
+        try:
+            await importer.run(lambda: importlib.import_module("cepheid_bookie.grpc_server"))
+        finally:
+            await importer.aclose()
+
+    async def _serve(self) -> None:
+        from cepheid_bookie.grpc_server import BookieServer
+
+        collector = GarbageCollector(self.bookie, MetadataLedgers(self._opened_store, self._ports))
+        collector.start()
+        self._opened.push_async_callback(collector.aclose)
+        self._server = BookieServer(self.bookie, self.settings.host, self.settings.port)
+        await self._server.start()
+        self._opened.push_async_callback(self._server.aclose)
+
+    @property
+    def _opened_store(self) -> MetadataStore:
+        assert self._store is not None, "the store is opened first"
+        return self._store
+
+    def _new_registration(self, store: MetadataStore) -> Registration[BookieRegistration]:
+        incarnation = self.bookie.cookie.incarnation
+        addresses = {"grpc": self.address, "http": self.http_url.removeprefix("http://")}
+
+        def is_past(found: BookieRegistration) -> bool:
+            """We hold the lock of that directory and listen at that address: whoever wrote this has ended."""
+            return found.incarnation == incarnation and found.addresses.get("grpc") == addresses["grpc"]
+
+        return Registration(
+            store,
+            self.bookie_id,
+            (available_bookies(store), readonly_bookies(store)),
+            BookieRegistration(
+                bookie_id=self.bookie_id,
+                incarnation=incarnation,
+                addresses=addresses,
+                process=f"{self._ports.random.getrandbits(64):016x}",
+            ),
+            is_past=is_past,
+            patience_s=2 * self.settings.metadata_session_timeout_s + 2.0,
+            on_failed=self._failure.report,
+        )
+
+    def _on_writable(self, writable: bool) -> None:
+        if self._registration is not None:
+            self._registration.move(_WRITABLE if writable else _READONLY)
+
+    # pages
+
+    def _health_page(self) -> Page:
+        """Restarting helps against what this denies, and against nothing else."""
+        if self._phase != "starting" and self.bookie.failure is not None:
+            return Page(f"failed: {self.bookie.failure}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return Page(f"{self._phase}\n")
+
+    def _ready_page(self) -> Page:
+        session = "none" if self._store is None else self._store.session_state.value
+        registered = self._registration is not None and self._registration.registered
+        text = f"{self._phase}, metadata session {session}, {'registered' if registered else 'not registered'}\n"
+        return Page(text, HTTPStatus.OK if self.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _metrics_page(self) -> Page:
+        return Page(encode(self._families()), content_type=CONTENT_TYPE)
+
+    def _families(self) -> Iterator[Family]:
+        yield from process_families()
+        yield gauge("cepheid_bookie_ready", "1: serving and registered.", self.ready, bookie=self.bookie_id)
+        if self._store is not None:
+            connected = self._store.session_state is SessionState.CONNECTED
+            yield gauge("cepheid_metadata_connected", "1: the metadata store answers.", connected)
+        if self._phase != "starting":
+            yield from bookie_families(self.bookie_id, self.bookie.statistics())

@@ -1,0 +1,69 @@
+"""Settings of `cepheid bookie`: flags over CEPHEID_BOOKIE_NAME over the TOML file over these defaults."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
+
+from cepheid_bookie.settings import BOOKIE_ID_PATTERN, BookieSettings, StorageSettings
+from cepheid_ports import CepheidError
+
+_ANY_ADDRESS = ("0.0.0.0", "::", "")
+
+
+class BookieNameError(CepheidError):
+    """Nothing stable to name the bookie by."""
+
+    hint: ClassVar[str] = "name it: `--id`; the name must stay the same for as long as its data lives"
+
+
+class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
+    """One storage node as a process."""
+
+    metadata: str = Field(min_length=1, description="Metadata store of the cluster: zk://host:port[,host:port…][/chroot].")
+    metadata_session_timeout_s: PositiveFloat = Field(
+        6.0, description="Silence after which the metadata store takes this bookie for dead. Longer: survives longer pauses."
+    )
+    metadata_wait_s: PositiveFloat = Field(
+        60.0, description="How long a start waits for a metadata store that cannot be reached, before it gives up."
+    )
+    data_dir: Path = Field(Path("bookie-data"), description="Where entries, index and (unless set apart) journal are kept.")
+    journal_dir: Path | None = Field(None, description="Where the journal is kept. A disk of its own makes publishing faster.")
+    bookie_id: str | None = Field(
+        None,
+        pattern=BOOKIE_ID_PATTERN,
+        description="Name in metadata; must never change. Unset: advertised host (or this machine's name) and port.",
+    )
+    host: str = Field("127.0.0.1", description="Address to bind. 0.0.0.0: all of them.")
+    port: NonNegativeInt = Field(3181, le=65535, description="gRPC port, for brokers and readers. 0: any free one.")
+    advertised_host: str | None = Field(
+        None, description="Host that brokers are told. Unset: the bound one, or this machine's name when that is all addresses."
+    )
+    advertised_port: NonNegativeInt | None = Field(None, le=65535, description="Port that brokers are told. Unset: the bound one.")
+    http_host: str | None = Field(None, description="Address of health and metrics. Unset: as `host`.")
+    http_port: NonNegativeInt = Field(8000, le=65535, description="Port of /health, /ready and /metrics. 0: any free one.")
+    accept_empty_disk: bool = Field(
+        False,
+        description="Start although the disk of a bookie that metadata knows is empty. What it held is then unknown here, not "
+        "denied; it lives from the other replicas. For one start.",
+    )
+    storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of the storage itself.")
+
+    @property
+    def shown_host(self) -> str:
+        return self.advertised_host or (socket.gethostname() if self.host in _ANY_ADDRESS else self.host)
+
+    @property
+    def name(self) -> str:
+        """The bookie's id. Raises BookieNameError."""
+        if self.bookie_id is not None:
+            return self.bookie_id
+        if self.port == 0:
+            raise BookieNameError("a bookie on any free port has no stable address to be named by", port=0)
+        return f"{self.advertised_host or socket.gethostname()}:{self.advertised_port or self.port}"
+
+    def of_storage(self, cluster_id: str) -> BookieSettings:
+        return BookieSettings(bookie_id=self.name, cluster_id=cluster_id, **dict(self.storage))

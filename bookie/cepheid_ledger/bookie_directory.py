@@ -1,0 +1,175 @@
+"""Where the bookies of a cluster are, and a connection to each: what their registrations say, as fresh as watches allow.
+
+    start ──► watch /bookies/available and /bookies/readonly ──► read all ──► known        a watch that fired: the same again
+    get(id) ──► known address ──► the connection to it; another address than before: a new one, the old one is given up
+
+Rule 1: a bookie whose registration vanished keeps its last address: it may be cut off from metadata and serve what it holds.
+Rule 2: an outage of metadata changes nothing; what was known stays, and it is asked again until it answers.
+Rule 3: only registered bookies get new ledgers, and only those registered as available.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cepheid_metadata import (
+    BookieRegistration,
+    MetadataError,
+    MetadataStore,
+    Records,
+    StoreClosedError,
+    Watch,
+    available_bookies,
+    keys,
+    list_names,
+    readonly_bookies,
+)
+from cepheid_ports import Ports, TaskOwner
+from cepheid_rpc import BookieConnection, BookieUnavailableError
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+class OpenedConnection(BookieConnection, Protocol):
+    """A connection that can be given up: its streams break, as if the bookie had gone."""
+
+    async def abandon(self, reason: str) -> None: ...
+
+
+Connect = Callable[[str, str], OpenedConnection]
+"""From (bookie id, address)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBookie:
+    """`registered`: False when it is known from before only."""
+
+    bookie_id: str
+    address: str
+    incarnation: str
+    registered: bool
+    writable: bool
+
+
+class BookieDirectory:
+    """`start` once, `aclose` once. Implements `BookieConnections` of the ledger client."""
+
+    def __init__(self, store: MetadataStore, ports: Ports, *, connect: Connect | None = None) -> None:
+        self._store = store
+        self._ports = ports
+        self._connect = connect
+        self._known: dict[str, KnownBookie] = {}
+        self._connections: dict[str, tuple[str, OpenedConnection]] = {}
+        self._tasks = TaskOwner("bookie-directory")
+        self._due = asyncio.Event()
+        self._watches: list[Watch] = []
+
+    def __repr__(self) -> str:
+        return f"<BookieDirectory: {len(self.writable())} writable of {len(self._known)}, {len(self._connections)} connected>"
+
+    async def start(self) -> None:
+        """Returns when the present registrations are known. Raises what the store raises."""
+        if self._connect is None:
+            self._connect = await self._load_grpc()
+        await self._read()
+        self._tasks.start(self._follow(), name="follow")
+
+    def get(self, bookie_id: str) -> BookieConnection:
+        """The present connection. Raises BookieUnavailableError when nobody ever registered under that id."""
+        bookie = self._known.get(bookie_id)
+        if bookie is None:
+            self._due.set()  # it may be newer than the last look
+            message = f"bookie {bookie_id} is not registered; known are {', '.join(self._known) or 'none'}"
+            raise BookieUnavailableError(message, bookie=bookie_id)
+        address, connection = self._connections.get(bookie_id, ("", None))
+        if connection is None or address != bookie.address:
+            if connection is not None:
+                moved = f"bookie {bookie_id} moved from {address} to {bookie.address}"
+                self._tasks.start(connection.abandon(moved), name=f"abandon {bookie_id}")
+            assert self._connect is not None, f"{self!r} was not started"
+            connection = self._connect(bookie_id, bookie.address)
+            self._connections[bookie_id] = bookie.address, connection
+        return connection
+
+    def writable(self) -> list[str]:
+        """Ids of the bookies that take new ledgers."""
+        return [name for name, bookie in self._known.items() if bookie.writable]
+
+    def known(self) -> Mapping[str, KnownBookie]:
+        """By id; those that were registered once are kept."""
+        return self._known
+
+    async def aclose(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await self._tasks.aclose()
+        connections, self._connections = self._connections, {}
+        for _, connection in connections.values():
+            await connection.aclose()
+
+    async def _load_grpc(self) -> Connect:
+        """In a thread: the library takes a good part of a second."""
+        importer = self._ports.new_worker("grpc-import", 1)
+        try:
+            await importer.run(lambda: importlib.import_module("cepheid_ledger.grpc_connection"))
+        finally:
+            await importer.aclose()
+        from cepheid_ledger.grpc_connection import GrpcConnection
+
+        return GrpcConnection
+
+    async def _follow(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self._read()
+            except StoreClosedError:
+                return
+            except MetadataError as error:
+                log.warning("bookies.not_read", extra={"error": str(error), "retry_s": RETRY_S})
+                await asyncio.sleep(RETRY_S)
+                self._due.set()
+
+    async def _read(self) -> None:
+        """Both listings, and every record of them: one that came back elsewhere has the same name."""
+        for watch in self._watches:
+            watch.cancel()
+        self._watches = []
+        for key in (keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY):
+            watch = await self._store.watch_children(key)
+            watch.call_when_settled(self._due.set)
+            self._watches.append(watch)
+        readonly = await self._read_place(keys.READONLY_BOOKIES_KEY, readonly_bookies(self._store))
+        # Read last, and it wins: a bookie that changes its place is in both for a moment.
+        available = await self._read_place(keys.AVAILABLE_BOOKIES_KEY, available_bookies(self._store))
+        known = {
+            name: KnownBookie(bookie.bookie_id, bookie.address, bookie.incarnation, registered=False, writable=False)
+            for name, bookie in self._known.items()
+        }
+        for registrations, writable in ((readonly, False), (available, True)):
+            for name, record in registrations.items():
+                if (address := record.addresses.get("grpc")) is not None:
+                    known[name] = KnownBookie(name, address, record.incarnation, registered=True, writable=writable)
+        self._tell_changes(known)
+        self._known = dict(sorted(known.items()))
+
+    async def _read_place(self, parent: str, records: Records[str, BookieRegistration]) -> dict[str, BookieRegistration]:
+        found: dict[str, BookieRegistration] = {}
+        for name in await list_names(self._store, parent):
+            if (registration := await records.get(name)) is not None:
+                found[name] = registration.record
+        return found
+
+    def _tell_changes(self, known: Mapping[str, KnownBookie]) -> None:
+        for name, bookie in known.items():
+            if self._known.get(name) != bookie:
+                state = "writable" if bookie.writable else "readonly" if bookie.registered else "gone"
+                log.info("bookie.known", extra={"bookie": name, "address": bookie.address, "state": state})

@@ -1,0 +1,32 @@
+"""Opening the metadata store of a cluster: a process that starts before its store waits for it, audibly and with a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cepheid_metadata.errors import StoreInUseError, StoreOpenError, StoreUnavailableError
+from cepheid_metadata.open_store import open_store
+from cepheid_metadata.store import MetadataStore
+from cepheid_ports import Ports
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0
+
+
+async def open_patiently(url: str, ports: Ports, *, session_timeout_s: float, wait_s: float) -> MetadataStore:
+    """The store at `url`. Raises StoreOpenError when it cannot be reached for `wait_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return await open_store(url, ports, session_timeout_s=session_timeout_s)
+        except StoreInUseError:
+            raise
+        except (StoreOpenError, StoreUnavailableError) as error:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                raise
+            log.warning("metadata.waited_for", extra={"error": str(error), "left_s": round(left_s, 1)})
+            await asyncio.sleep(min(_PAUSE_S, left_s))

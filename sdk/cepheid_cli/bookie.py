@@ -1,0 +1,31 @@
+"""`cepheid bookie`: one storage node in the foreground."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cepheid_cli.role_process import run_role
+from cepheid_cli.settings_loader import load_settings
+from cepheid_ports import Ports
+
+
+def run_bookie(flags: Mapping[str, Any], config: Path | None) -> None:
+    """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
+    started = time.monotonic()
+    from cepheid_bookie.bookie_role import BookieRole
+    from cepheid_bookie.bookie_role_settings import BookieRoleSettings
+
+    settings = load_settings(BookieRoleSettings, flags=flags, environment_prefix="CEPHEID_BOOKIE_", file=config)
+
+    def facts(role: BookieRole) -> list[str]:
+        return [
+            f"bookie    {role.bookie_id}",
+            f"grpc      {role.address}",
+            f"health    {role.http_url}/ready",
+            f"data      {settings.data_dir.resolve()}",
+        ]
+
+    run_role("bookie", lambda: BookieRole(settings, Ports()), facts, started)

@@ -1,0 +1,27 @@
+"""`cepheid init`: founds a cluster in a metadata store. Again, and by many at once, is the same as once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cepheid_ports import Ports
+
+
+def run_init(metadata: str, cluster: str, wait_s: float) -> None:
+    """Raises OtherClusterError, and what opening the store raises."""
+    print(asyncio.run(_found(metadata, cluster, wait_s)))
+
+
+async def _found(metadata: str, cluster: str, wait_s: float) -> str:
+    from cepheid_broker.first_objects import create_first_objects
+    from cepheid_metadata import found_cluster
+    from cepheid_metadata.patient_open import open_patiently
+
+    ports = Ports()
+    store = await open_patiently(metadata, ports, session_timeout_s=6.0, wait_s=wait_s)
+    try:
+        identity = await found_cluster(store, cluster, ports)
+        await create_first_objects(store, cluster)
+    finally:
+        await store.aclose()
+    return f"cluster {identity.name} ({identity.cluster_id}) is there: start bookies and brokers"

@@ -1,0 +1,95 @@
+"""A role in the foreground: logging, loop and signals of the process, until Ctrl-C or SIGTERM, or until it fails for good."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from cepheid_cli.log_lines import start_logging
+
+SWITCH_INTERVAL_S = 0.0005  # journal and reader threads need the interpreter for microseconds, but at once (default: 5 ms)
+
+
+class Role(Protocol):
+    async def start(self) -> None:
+        """Returns when it serves. Raises CepheidError, having closed everything."""
+
+    async def wait_until_stopped(self, stop: asyncio.Event) -> None:
+        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
+
+    async def aclose(self) -> None: ...
+
+
+R = TypeVar("R", bound=Role)
+
+
+def run_role(name: str, make: Callable[[], R], facts: Callable[[R], Sequence[str]], started: float) -> None:
+    """Serves until a signal; returns after a clean stop. `make` is called in the loop; `facts` gives lines about what serves.
+
+    `started`: `time.monotonic()` when the command began. Raises CepheidError when the role cannot start or has to give up.
+    """
+    start_logging()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(name, make, facts, started))
+
+
+async def _serve(name: str, make: Callable[[], R], facts: Callable[[R], Sequence[str]], started: float) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    role = make()
+    if not await _started(role, stop):
+        return
+    try:
+        _say(f"cepheid {name}, ready after {time.monotonic() - started:.2f} s")
+        for fact in facts(role):
+            _say(f"  {fact}")
+        _say("  stop with Ctrl-C")
+        _tame_garbage_collector()
+        await role.wait_until_stopped(stop)
+    finally:
+        _say("stopping")
+        await role.aclose()
+    _say("stopped")
+
+
+async def _started(role: Role, stop: asyncio.Event) -> bool:
+    """False when a signal came first: a start may wait for long, for a metadata store that is away."""
+    starting, stopping = asyncio.ensure_future(role.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return False
+    await starting
+    return True
+
+
+def _tame_garbage_collector() -> None:
+    """What exists now lives as long as the process, and entries make no cycles: young collections stay short, full ones rare.
+
+    A young generation of 100,000 objects was seen to stop the loop for 21 ms at each collection.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 10, 1_000)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not on every platform; asyncio's own loop serves, slower
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
