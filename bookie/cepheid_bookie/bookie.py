@@ -31,6 +31,7 @@ from cepheid_bookie.entry_reader import EntryReader, refuse_range
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import NONCE_BYTES
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
+from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.limbo import Limbo
@@ -125,7 +126,10 @@ class Bookie:
         self._admission = Admission(
             ledgers, cache, self._journal, self._checkpointer, self._space, settings, self._limbo, self._wake_connections
         )
-        self._access = LedgerAccess(ledgers, self._journal, self._checkpointer, lambda: self.state is BookieState.SERVING)
+        self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
+        self._access = LedgerAccess(
+            ledgers, self._journal, self._checkpointer, lambda: self.state is BookieState.SERVING, self._lac_waits.wake
+        )
         self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
         ledgers.start()
         self._space.look_now()
@@ -173,12 +177,20 @@ class Bookie:
             else:
                 completion(outcome)
         deliver(adds, outcome)
+        if self._lac_waits.parked:
+            for add in adds:
+                self._lac_waits.wake(add.ledger_id)
         self._admission.pump()
 
     # fences, LACs, reads
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
-        """What this bookie knows of the ledger's LAC; with `fence`, after the ledger is durably fenced here."""
+        """What this bookie knows of the ledger's LAC; with `fence`, after the ledger is durably fenced here. May wait for news."""
+        if request.wait_ms > 0 and not request.fence:
+            return await self._lac_waits.answer(request, self._look_at_lac)
+        return await self._look_at_lac(request)
+
+    async def _look_at_lac(self, request: LacRequest) -> LacAnswer:
         status, state = await self._access.contact(request.ledger_id, request.master_key, fence=request.fence)
         if state is None:
             return LacAnswer(self._limbo.sure(request.ledger_id, status))
@@ -267,6 +279,7 @@ class Bookie:
     async def delete_ledgers(self, ledger_ids: Iterable[int]) -> None:
         """Drops ledgers that metadata no longer has; their writers stay refused for `tombstone_s`."""
         await self._deletion.delete(ledger_ids, self._ports.wall_ms())
+        self._lac_waits.wake_all()  # rare, and who waits for another ledger goes back to sleep
 
     async def reclaim(self) -> list[int]:
         """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
@@ -303,6 +316,7 @@ class Bookie:
             return
         if self.state is BookieState.SERVING:
             self.state = BookieState.CLOSING
+            self._lac_waits.wake_all()
             self._admission.refuse_waiting(Status.STOPPED)
             try:
                 await self.checkpoint()
@@ -336,6 +350,7 @@ class Bookie:
         self._journal.fail(error)
         self._reader.stop()
         self._admission.refuse_waiting(Status.STOPPED)
+        self._lac_waits.wake_all()
         for connection in list(self._connections):
             connection.on_bookie_stopped(f"failed: {error}")
         if self.on_failed is not None:
@@ -357,6 +372,7 @@ class Bookie:
             reads=self._reader.counters,
             ledgers=self._ledgers,
             access=self._access,
+            lac_waits=self._lac_waits,
             deletion=self._deletion,
             space=self._space,
         )

@@ -21,13 +21,21 @@ log = logging.getLogger(__name__)
 
 
 class LedgerAccess:
-    """`is_serving` is asked again after every wait."""
+    """`is_serving` is asked again after every wait; `on_changed` hears of every ledger whose record is durable."""
 
-    def __init__(self, ledgers: LedgerTable, journal: Journal, checkpointer: Checkpointer, is_serving: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        ledgers: LedgerTable,
+        journal: Journal,
+        checkpointer: Checkpointer,
+        is_serving: Callable[[], bool],
+        on_changed: Callable[[int], None],
+    ) -> None:
         self._ledgers = ledgers
         self._journal = journal
         self._checkpointer = checkpointer
         self._is_serving = is_serving
+        self._on_changed = on_changed
         self.fences = 0
 
     async def contact(
@@ -84,6 +92,7 @@ class LedgerAccess:
                 state.fence_durable = True
             if not synced.done():  # whoever asked may have gone; the fence stays
                 synced.set_result(outcome)
+            self._on_changed(state.ledger_id)
 
         parts: list[Buffer] = []
         size = encode_ledger_to(parts, state.ledger_id, state.record())

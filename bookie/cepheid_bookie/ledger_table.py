@@ -112,6 +112,11 @@ class LedgerTable:
     def is_deleted(self, ledger_id: int) -> bool:
         return ledger_id in self._tombstones
 
+    def is_settled(self, ledger_id: int) -> bool:
+        """Known, and now, to be fenced or deleted."""
+        state = self._loaded.get(ledger_id)
+        return ledger_id in self._tombstones or (state is not None and state.fenced)
+
     def get(self, ledger_id: int) -> LedgerState | None:
         """The state, if it is loaded."""
         return self._loaded.get(ledger_id)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.disk_space import DiskSpace
     from cepheid_bookie.entry_reader import ReadCounters
     from cepheid_bookie.journal import Journal
+    from cepheid_bookie.lac_waits import LacWaits
     from cepheid_bookie.ledger_access import LedgerAccess
     from cepheid_bookie.ledger_deletion import LedgerDeletion
     from cepheid_bookie.ledger_table import LedgerTable
@@ -57,6 +58,8 @@ class BookieStatistics:
     read_unreadable_blocks: int
     reads_refused: int
     open_reads: int
+    lac_waits: int
+    lac_waits_refused: int
     # ledgers
     ledgers: int
     ledgers_loaded: int
@@ -80,6 +83,7 @@ def take_statistics(
     reads: ReadCounters,
     ledgers: LedgerTable,
     access: LedgerAccess,
+    lac_waits: LacWaits,
     deletion: LedgerDeletion,
     space: DiskSpace,
 ) -> BookieStatistics:
@@ -118,6 +122,8 @@ def take_statistics(
         read_unreadable_blocks=reads.unreadable_blocks,
         reads_refused=reads.refused,
         open_reads=open_reads,
+        lac_waits=lac_waits.parked,
+        lac_waits_refused=lac_waits.refused,
         ledgers=ledgers.count,
         ledgers_loaded=ledgers.loaded_count,
         fences=access.fences,

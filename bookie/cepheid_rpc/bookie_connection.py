@@ -46,11 +46,17 @@ class AddAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LacRequest:
-    """Asks for the bookie's LAC of a ledger. With `fence`: refuses regular adds from now on, durably, before it answers."""
+    """Asks for the bookie's LAC of a ledger. With `fence`: refuses regular adds from now on, durably, before it answers.
+
+    With `wait_ms` (a long poll, never with `fence`): the answer may come late, when the LAC is above `above`, the ledger is fenced
+    or deleted here, or the time is over. It may come earlier, too: a bookie bounds what it parks.
+    """
 
     ledger_id: int
     master_key: bytes
     fence: bool = False
+    above: int = -1
+    wait_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

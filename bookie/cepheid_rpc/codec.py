@@ -3,7 +3,7 @@
     AddMessage    │1│1│requests n│ n × ( flags │ master key │ group )│
     AddAnswers    │1│2│answers n │ n × ( ledger │ first │ last │ status )│
 
-Every message starts with two bytes: format version (now 1) and kind. All integers are little-endian; -1 means "none" where
+Every message starts with two bytes: format version and kind. All integers are little-endian; -1 means "none" where
 a field is signed (`q`). The tables stand at the encoders. Groups are laid end to end as `encode_group_to` writes them.
 
 Rule 1: bytes of a peer raise MalformedGroupError or decode to a value that can be encoded again; nothing else is ever raised.
@@ -29,7 +29,7 @@ from cepheid_rpc.bookie_connection import (
     ReadAnswer,
     ReadRequest,
 )
-from cepheid_rpc.entry_group import Buffer, EntryGroup, MalformedGroupError, decode_group, encode_group_to
+from cepheid_rpc.entry_group import NO_ENTRY_ID, Buffer, EntryGroup, MalformedGroupError, decode_group, encode_group_to
 from cepheid_rpc.status import Status
 
 FORMAT_VERSION = 1
@@ -54,12 +54,17 @@ class NewerFormatError(MalformedGroupError):
     hint = "upgrade this process before its peers"
 
 
+_WAITING_FORMAT = 2
+"""Of a LAC request that waits. All else is written in format 1, so that a bookie of an older release refuses nothing but long
+polls, by name, and its readers ask without waiting."""
+
 _FLAG = 1  # bit 0 of a flags byte: `recovery` of an add, `fence` of a read, `has highest entry` of a LAC answer
 
 _COUNTED = struct.Struct("<BBI")
 _ADD_REQUEST = struct.Struct(f"<B{MASTER_KEY_BYTES}s")
 _ADD_ANSWER = struct.Struct("<qqqB")
 _LAC_REQUEST = struct.Struct("<BBqBB")
+_LAC_WAIT = struct.Struct("<qI")
 _LAC_ANSWER = struct.Struct("<BBBBqq")
 _READ_REQUEST = struct.Struct("<BBqqqQBBH")
 _READ_ANSWER = struct.Struct("<BBIIq")
@@ -163,19 +168,31 @@ def decode_add_answers(data: Buffer) -> list[AddAnswer]:
 
 
 def encode_lac_request(request: LacRequest) -> bytes:
-    """version (1), kind = 3 (1), ledger id (8), flags (1; bit 0: fence), key bytes k (1), master key (k)."""
-    head = _LAC_REQUEST.pack(
-        FORMAT_VERSION, MessageKind.LAC_REQUEST, request.ledger_id, _FLAG if request.fence else 0, len(request.master_key)
-    )
-    return head + request.master_key
+    """version (1), kind = 3 (1), ledger id (8), flags (1; bit 0: fence), key bytes k (1), master key (k).
+
+    In format 2 these follow: above (8, signed), wait in milliseconds (4).
+    """
+    version = _WAITING_FORMAT if request.wait_ms > 0 else FORMAT_VERSION
+    flags = _FLAG if request.fence else 0
+    head = _LAC_REQUEST.pack(version, MessageKind.LAC_REQUEST, request.ledger_id, flags, len(request.master_key))
+    wait = _LAC_WAIT.pack(request.above, request.wait_ms) if version == _WAITING_FORMAT else b""
+    return head + request.master_key + wait
 
 
 def decode_lac_request(data: Buffer) -> LacRequest:
     view = memoryview(data)
     ledger_id, flags, key_bytes = _unpack_head(_LAC_REQUEST, view, MessageKind.LAC_REQUEST)
     _check_range(ledger_id, 0, 0)
-    _check_end(view, _LAC_REQUEST.size + key_bytes)
-    return LacRequest(ledger_id, bytes(view[_LAC_REQUEST.size :]), fence=bool(flags & _FLAG))
+    key_end = _LAC_REQUEST.size + key_bytes
+    above, wait_ms = NO_ENTRY_ID, 0
+    if view[0] == _WAITING_FORMAT:
+        above, wait_ms = _unpack(_LAC_WAIT, view, key_end)
+        _check_end(view, key_end + _LAC_WAIT.size)
+        if above < NO_ENTRY_ID or wait_ms == 0:
+            raise MalformedGroupError(f"no wait for a LAC above {above} within {wait_ms} ms")
+    else:
+        _check_end(view, key_end)
+    return LacRequest(ledger_id, bytes(view[_LAC_REQUEST.size : key_end]), bool(flags & _FLAG), above, wait_ms)
 
 
 def encode_lac_answer(answer: LacAnswer) -> bytes:
@@ -318,9 +335,10 @@ def _unpack_head(layout: struct.Struct, view: memoryview, kind: MessageKind) -> 
     if len(view) < 2:
         raise MalformedGroupError(f"{len(view)} bytes are no message: expected {kind.name}")
     version, actual_kind = view[0], view[1]
-    if version > FORMAT_VERSION:
+    newest = _WAITING_FORMAT if kind is MessageKind.LAC_REQUEST else FORMAT_VERSION
+    if version > newest:
         raise NewerFormatError(
-            f"{kind.name} message has format {version}, this process knows formats up to {FORMAT_VERSION}", version=version
+            f"{kind.name} message has format {version}, this process knows formats up to {newest}", version=version
         )
     if version == 0 or actual_kind != kind:
         raise MalformedGroupError(f"message of format {version} and kind {actual_kind}: expected {kind.name} ({int(kind)})")
