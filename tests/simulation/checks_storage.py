@@ -78,7 +78,10 @@ class BookieProbe:
             history.check("S5", held < 0 or not named, lambda: f"{self._id} denies having anything; {history.story(ledger_id)}")
         if answer.status is Status.OK:
             highest = answer.highest_entry.first_entry_id if answer.highest_entry is not None else -1
-            history.check("S2", highest >= held, lambda: f"{self._id} holds nothing above {highest}; {history.story(ledger_id)}")
+            forgotten = ledger_id <= self._facts.forgotten_through
+            history.check(
+                "S2", forgotten or highest >= held, lambda: f"{self._id} holds nothing above {highest}; {history.story(ledger_id)}"
+            )
             history.check(
                 "L9",
                 answer.last_add_confirmed <= history.readable_end(ledger_id),
@@ -143,6 +146,10 @@ class BookieProbe:
             history.check("L7", known == entry, f"{self._id} holds two different entries {name}")
             if request.recovery:
                 continue  # passes fences, and tells no producer anything
+            forgotten = ledger_id <= facts.forgotten_through
+            history.check(
+                "S11", not forgotten, lambda n=name: f"{self._id} answered OK for {n}, its fences were lost with its disks"
+            )
             fenced = ledger_id in facts.fenced
             history.check("S3", not fenced, f"{self._id} answered OK for {name} after its fence was answered")
             denied = facts.absent.get((ledger_id, entry_id), 0) >= admission

@@ -14,11 +14,11 @@ import errno
 import random
 from collections.abc import Callable
 
-from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataLedgers
+from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCookies, MetadataLedgers
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
-from cepheid_metadata import LedgerIds, ledger_records
+from cepheid_metadata import LedgerIds, MetadataError, ledger_records
 from cepheid_ports import CepheidError, Ports
 from tests.simulation.checks_ledger import ConnectionsProbe, LedgerClientProbe
 from tests.simulation.checks_storage import BookieProbe, DeletionProbe, check_promises, promises_of
@@ -64,6 +64,7 @@ def bookie_settings(bookie_id: str) -> BookieSettings:
     """Small, so that a few hundred entries roll segments and logs, fill the cache and take checkpoints."""
     return BookieSettings(
         bookie_id=bookie_id,
+        cluster_id="simulated",
         journal_segment_bytes=64 * KIB,
         write_cache_bytes=16 * KIB,
         block_bytes=4 * KIB,
@@ -110,6 +111,7 @@ class SimBookie:
         self.down_since_s = 0.0
         self.work_delay_s: float | None = None  # for scripts: how long every work of its threads takes
         self.observed = True  # False: without checks of every entry, for scripts with very many
+        self.accepts_empty_disk = False  # an operator's word, given with `lose_disk`
         self._tree = tree
         self._network = network
         self._plan = plan
@@ -140,13 +142,18 @@ class SimBookie:
 
     async def _open(self, node: Node) -> None:
         ports = sim_ports(self._loop, self._plan.random, self._work_delay_s)
+        store = SimStore(self._tree, self._plan, f"{self.id}#{node.incarnation}")
+        node.on_crash.append(store.abandon)
+        cookies = MetadataCookies(store, {})
         try:
-            bookie = await Bookie.open(self.settings, self.disk, self.index, ports)
+            bookie = await Bookie.open(
+                self.settings, self.disk, self.index, ports, cookies=cookies, accept_empty_disk=self.accepts_empty_disk
+            )
             probe = BookieProbe(self.id, bookie, self.disk, self._history, lambda: self._on_fence(self))
             served = probe if self.observed else bookie
             promises = promises_of(self._history.bookie(self.id))
             await check_promises(self.id, self.id, bookie, self._history, promises)
-        except (NodeCrashed, OSError) as error:  # an injected failure at start ends the process: an operator starts it again
+        except (NodeCrashed, OSError, MetadataError) as error:  # an injected failure at start: an operator starts it again
             self._history.note(f"{self.id} ended while it started: {error!r}")
             node.crash()
             return
@@ -180,6 +187,15 @@ class SimBookie:
         """From outside, between two steps of the process."""
         self.power_lost = power
         self.node.crash()
+
+    def lose_disk(self) -> None:
+        """The machine burns down. It is rebuilt under its old id, on empty disks, and whoever starts it says so."""
+        if self.node.alive:
+            self.crash(power=True)
+        self._history.note(f"{self.id} lost its disks")
+        self._history.bookie(self.id).forgotten_through = max(self._history.creators, default=-1)
+        self.disk, self.index = SimDisk(self._plan.random), MemoryBlockIndex()
+        self.accepts_empty_disk = True
 
     def _on_failed(self, error: BaseException) -> None:
         """The bookie gave up: its process ends, and is started again, a moment later."""

@@ -39,6 +39,7 @@ class BookieFacts:
         default_factory=dict
     )  # (ledger, entry) → the last admission before a fencing read's no
     admissions: int = 0
+    forgotten_through: int = -1  # when its disks were lost: the last ledger that existed then
 
 
 @dataclass(slots=True)

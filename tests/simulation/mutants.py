@@ -258,10 +258,10 @@ def recover_without_waiting_for_copies() -> Iterator[None]:
 def record_an_end_without_closing() -> Iterator[None]:
     """A rollover takes the writer's word for the end of its ledger."""
 
-    async def take_its_word(writer: Any, settings: Any) -> ClosedLedger:
+    async def take_its_word(writer: Any, *_: Any) -> ClosedLedger:
         return ClosedLedger(writer.last_add_confirmed, writer.length)
 
-    with mock.patch.object(rollover, "close_writer", take_its_word):
+    with mock.patch.object(rollover, "end_writer", take_its_word):
         yield
 
 

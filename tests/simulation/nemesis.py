@@ -35,6 +35,7 @@ class Nemesis:
             self._lag_metadata,
             self._slow_bookie,
             self._pause_bookie,
+            self._lose_disk,
         )
 
     def act(self) -> None:
@@ -173,3 +174,11 @@ class Nemesis:
             node = bookie.node
             node.pause()
             self._world.later(self._random.choice((0.1, 1.0, 4.0)), lambda: node.paused and node.resume())
+
+    def _lose_disk(self) -> None:
+        """For good; at most so many in a run that every entry keeps a copy."""
+        world = self._world
+        if world.disks_to_lose > 0 and self._random.random() < 0.5 and (bookie := self._some_bookie()) is not None:
+            world.disks_to_lose -= 1
+            world.plan.count("disks lost")
+            bookie.lose_disk()

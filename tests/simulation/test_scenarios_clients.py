@@ -113,7 +113,7 @@ def test_32_fifty_thousand_holes() -> None:
     async def course(script: Script) -> None:
         script.tree.on_commit = None  # 100,002 entries, looked at one by one, would take a minute
         script.b1.observed = False
-        script.b1.settings = BookieSettings(bookie_id="b1", min_free_journal_bytes=0, min_free_data_bytes=0)
+        script.b1.settings = BookieSettings(bookie_id="b1", cluster_id="simulated", min_free_journal_bytes=0, min_free_data_bytes=0)
         await restart(script.b1)
         for broker in (script.east, script.west):
             broker.crash()

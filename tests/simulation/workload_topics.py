@@ -31,13 +31,14 @@ _CURSORS = ("fast", "slow", DEDUP)
 
 
 class TopicWorkload:
-    def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums) -> None:
+    def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums, *, weak_ledgers: bool = True) -> None:
         self.topic = TopicName.parse(f"persistent://public/default/{name}")
         self.model = TopicModel(str(self.topic))
         self._random = rng
         self._history = history
         history.topics[keys.chain_key(self.topic)] = self.model
         self._quorums = quorums
+        self._other_quorums = Quorums(1, 1, 1) if weak_ledgers else quorums
         self.config = self._new_config(quorums)
         self._payloads = 0
         self._appends = 0
@@ -223,7 +224,7 @@ class TopicWorkload:
     def _change_policies(self, managed_ledger: ManagedLedger) -> None:
         """Retention and quorums, of a topic that is open: the next trim and the next ledger go by them."""
         self._history.did("change policies")
-        quorums = self._random.choice((self._quorums, Quorums(1, 1, 1)))
+        quorums = self._random.choice((self._quorums, self._other_quorums))
         self.config = managed_ledger.config = self._new_config(quorums)
         managed_ledger.tick()
 
