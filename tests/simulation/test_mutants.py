@@ -31,6 +31,8 @@ RULES = {
     "believe the snapshot of sequence ids alone": {"H3"},
     "snapshot in the middle of chunked messages": {"H3"},
     "let producers in while chunks are under way": {"H3"},
+    "take a blank bookie for a new one": {"S11", "S2", "S5"},
+    "limbo answers a certain no": {"S2", "S5"},
     "trim without asking the cursors": {"M6", "C3", "C6"},
 }
 

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from cepheid_ledger import LedgerFencedError
+from cepheid_ledger import LedgerError, LedgerFencedError, RecoveryFailedError
 from tests.simulation.cluster import SimBookie
 from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS
@@ -142,3 +142,62 @@ def _fail_once(bookie: SimBookie) -> list[str]:
 
     bookie.index.before_sync = before_sync
     return failures
+
+
+# 20. blank-bookie-old-id
+
+
+async def blank_bookie_old_id(script: Script) -> None:
+    writer = await script.new_ledger(script.east, 3, 2)
+    ledger_id = writer.ledger_id
+    told = script.append(script.east, writer, b"before")
+    await wait_until(lambda: bool(told))
+    script.east.node.pause()
+    end = await script.at(script.west, script.west.ledgers.recover(ledger_id))
+    assert end.last_entry_id == 0
+    for bookie in script.bookies.values():
+        bookie.lose_disk()
+        await bookie.start()
+    script.east.node.resume()
+    told = script.append(script.east, writer, b"after")
+    await wait_until(lambda: bool(told))
+    assert isinstance(told[0], LedgerError)
+
+
+def test_20_blank_bookie_old_id() -> None:
+    """Every bookie of a ledger is rebuilt empty under its old id, while its writer sleeps and somebody else closes it. All fences
+    are gone, and yet the writer is told OK for nothing."""
+    Script(3).run(blank_bookie_old_id)
+
+
+def test_20_without_limbo_the_writer_goes_on() -> None:
+    with MUTANTS["take a blank bookie for a new one"](), pytest.raises(InvariantViolation, match=r"^S2|^S11"):
+        Script(3).run(blank_bookie_old_id)
+
+
+async def one_blank_bookie_in_a_recovery(script: Script) -> None:
+    writer = await script.new_ledger(script.east, 3, 2)
+    silent, other, blank = script.ensemble_of(writer.ledger_id)
+    script.network.block("east", silent, "add")
+    told = script.append(script.east, writer, b"on two of three")
+    await wait_until(lambda: bool(told))
+    script.east.crash()
+    script.bookies[blank].lose_disk()
+    await script.bookies[blank].start()
+    script.network.block("west", other, "recovery read")
+    recovery = script.west.node.start(script.west.ledgers.recover(writer.ledger_id), name="recover")
+    await asyncio.wait([recovery])
+    assert isinstance(recovery.exception(), RecoveryFailedError), "nobody knows"
+    script.network.unblock("west", other, "recovery read")
+    end = await script.at(script.west, script.west.ledgers.recover(writer.ledger_id))
+    assert end.last_entry_id == 0
+
+
+def test_20_a_blank_bookie_denies_nothing_to_a_recovery() -> None:
+    """The entry is on one that is silent and was on one that is blank; a third one never had it. One certain no is not enough."""
+    Script(3).run(one_blank_bookie_in_a_recovery)
+
+
+def test_20_a_blank_bookie_that_denies_truncates() -> None:
+    with MUTANTS["limbo answers a certain no"](), pytest.raises(InvariantViolation, match=r"^S2|^S5"):
+        Script(3).run(one_blank_bookie_in_a_recovery)
