@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.metadata.store_harness import HARNESSES, MemoryHarness, RocksHarness
+from tests.metadata.store_harness import HARNESSES, Harness
 
 
 @pytest.fixture(params=sorted(HARNESSES))
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHarness | RocksHarness:
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
     """Each contract test runs on every store."""
-    made: MemoryHarness | RocksHarness = HARNESSES[request.param](tmp_path)
-    return made
+    return HARNESSES[request.param](tmp_path)

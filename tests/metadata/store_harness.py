@@ -8,7 +8,9 @@ from pathlib import Path
 
 from cepheid_metadata import MemoryStore, MemoryTree, MetadataStore
 from cepheid_metadata.rocks_store import RocksStore
+from cepheid_metadata.zookeeper_store import ZooKeeperStore
 from cepheid_ports import Ports
+from tests.zookeeper_support import new_chroot, shared_zookeeper
 
 
 class MemoryHarness:
@@ -35,4 +37,18 @@ class RocksHarness:
             await store.aclose()
 
 
-HARNESSES = {"memory": MemoryHarness, "rocksdb": RocksHarness}
+class ZooKeeperHarness:
+    def __init__(self, directory: Path) -> None:
+        self.root = new_chroot()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[MetadataStore]:
+        store = await ZooKeeperStore.open([shared_zookeeper().address], Ports(), root=self.root)
+        try:
+            yield store
+        finally:
+            await store.aclose()
+
+
+Harness = MemoryHarness | RocksHarness | ZooKeeperHarness
+HARNESSES: dict[str, type[Harness]] = {"memory": MemoryHarness, "rocksdb": RocksHarness, "zookeeper": ZooKeeperHarness}

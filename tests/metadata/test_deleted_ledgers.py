@@ -13,7 +13,7 @@ from cepheid_metadata import (
     MemoryTree,
     ledger_records,
 )
-from tests.metadata.store_harness import MemoryHarness, RocksHarness
+from tests.metadata.store_harness import Harness
 from tests.support import run_async
 
 IDS = (7, 10**12 + 5)
@@ -40,7 +40,7 @@ async def made(store: MemoryStore, ledger: LedgerMetadata) -> Found[LedgerMetada
     return Found(ledger, await ledger_records(store).create(ledger.ledger_id, ledger))
 
 
-def test_a_deleted_ledger_can_be_brought_back_until_it_is_purged(harness: MemoryHarness | RocksHarness) -> None:
+def test_a_deleted_ledger_can_be_brought_back_until_it_is_purged(harness: Harness) -> None:
     async def main() -> None:
         async with harness.session() as store:
             deleted, living = DeletedLedgers(store), ledger_records(store)

@@ -26,10 +26,9 @@ from cepheid_metadata import (
     ValueTooLargeError,
     Versioned,
 )
-from tests.metadata.store_harness import MemoryHarness, RocksHarness
+from tests.metadata.store_harness import Harness
 from tests.support import run_async
 
-Harness = MemoryHarness | RocksHarness
 Scenario = Callable[[MetadataStore], Awaitable[None]]
 
 
@@ -151,7 +150,8 @@ def test_ephemeral_keys_end_with_their_session(harness: Harness) -> None:
             with pytest.raises(EphemeralParentError, match="/live/a is ephemeral"):
                 await store.create("/live/a/child", b"")
             await store.delete("/live/b", 0)
-            assert await store.children("/live") == ["a", "n-0000000000", "stays"]
+            names = await store.children("/live")
+            assert [name.rstrip("0123456789") for name in names] == ["a", "n-", "stays"]
         async with harness.session() as store:
             assert await store.children("/live") == ["stays"]
             await store.create("/live/a", b"again", ephemeral=True)

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from cepheid_metadata import BadVersionError, Check, Create, MetadataStore, Put
-from tests.metadata.store_harness import MemoryHarness, RocksHarness
+from tests.metadata.store_harness import Harness
 from tests.support import run_async
 
-Harness = MemoryHarness | RocksHarness
 Change = Callable[[MetadataStore], Awaitable[object]]
 
 

@@ -1,0 +1,178 @@
+"""kazoo, kept at arm's length: its thread puts results into a queue, and the loop takes them from there in groups.
+
+    kazoo's connection thread ── put(call) ──► LoopInbox ── one call_soon_threadsafe per group ──► call(), call(), … in the loop
+
+Answers, watch events and changes of the connection go through the same queue, in the order in which the server sent them: a
+watch that a write sets off fires before that write is answered. Of kazoo's three threads only the one of the connection exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
+
+from cepheid_metadata.session import log as session_log
+
+MAX_CONNECT_S = 2.0  # for one address; then the next is tried
+RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A user with a password. Everything this user makes is for this user alone."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"<Digest {self.user}>"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEvent:
+    """`state` is kazoo's own word, below the three of its listeners: it tells an expired session from a client that gave up."""
+
+    state: str
+    session_id: int
+
+
+class LoopInbox:
+    """Calls from any thread, made in the loop. `on_group` follows each group. Once closed, or without its loop, it drops them."""
+
+    def __init__(self, on_group: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_group = on_group
+        self._calls: deque[Callable[[], object]] = deque()
+        self._due = False
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def put(self, call: Callable[[], object]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._calls.append(call)
+            wake, self._due = not self._due, True
+        if wake:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self._run_group)
+
+    def run(self) -> None:
+        """In the loop: makes the calls that wait."""
+        with self._lock:
+            calls, self._calls = self._calls, deque()
+            self._due = False
+        for call in calls:
+            try:
+                call()
+            except Exception as error:  # one call's bug must not lose the answers behind it
+                self._loop.call_exception_handler({"message": f"{call!r} failed", "exception": error})
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._calls.clear()
+
+    def _run_group(self) -> None:
+        self.run()
+        self._on_group()
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Where kazoo would run callbacks in threads of its own, they go into the inbox."""
+
+    def __init__(self, inbox: LoopInbox) -> None:
+        super().__init__()
+        self.callback_queue = self.completion_queue = inbox
+        self._running = True  # always: else kazoo makes the last callbacks in its own thread
+        self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
+        thread: threading.Thread = super().spawn(func, *args, **kwargs)
+        thread.name = "zookeeper"
+        return thread
+
+    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> socket.socket:
+        made: socket.socket = super().create_connection(*args, timeout=min(timeout, MAX_CONNECT_S), **kwargs)
+        self._socket = made
+        return made
+
+    def cut(self) -> None:
+        """Whatever kazoo's thread waits for on its connection ends now."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class KazooConnection:
+    """One kazoo client. It reconnects by itself, and after an expiry with a new session; `on_event` hears of it in the loop."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        session_timeout_s: float,
+        digest: Digest | None,
+        inbox: LoopInbox,
+        on_event: Callable[[ConnectionEvent], None],
+    ) -> None:
+        self._handler = _Handler(inbox)
+        # kazoo tries a request once; this is about connecting, which goes on for ever.
+        retry = KazooRetry(max_tries=-1, delay=RETRY_DELAY_S, max_delay=MAX_RETRY_DELAY_S, sleep_func=self._handler.sleep_func)
+        self.client: Any = KazooClient(
+            hosts=",".join(addresses),
+            timeout=session_timeout_s,
+            handler=self._handler,
+            connection_retry=retry,
+            auth_data=[("digest", f"{digest.user}:{digest.password}")] if digest else None,
+            default_acl=CREATOR_ALL_ACL if digest else None,
+            logger=_quiet_logger(),
+        )
+        self._inbox = inbox
+        self._on_event = on_event
+        self.client.add_listener(self._on_state)
+
+    def start(self) -> None:
+        self.client.start_async()
+
+    def stop(self) -> None:
+        """Ends the session and the thread. Blocks until the server has answered or `cut` was called."""
+        try:
+            self.client.stop()
+        except (OSError, AttributeError):
+            pass  # its thread ended before, with the sockets through which it is woken
+        with contextlib.suppress(Exception):
+            self.client.close()
+
+    def cut(self) -> None:
+        self._handler.cut()
+
+    def _on_state(self, _: str) -> None:
+        # In kazoo's thread, so that the session is read before it can change again.
+        event = ConnectionEvent(self.client.client_state, (self.client.client_id or (0, b""))[0])
+        self._inbox.put(lambda: self._on_event(event))
+
+
+def _quiet_logger() -> logging.Logger:
+    """For errors alone. At other levels kazoo writes the credentials with each request, and a line for each attempt to connect;
+    the logger is made outside of the registry, so that no configuration can lower its level."""
+    logger = logging.Logger("cepheid_metadata.kazoo", logging.ERROR)
+    logger.parent = session_log
+    return logger

@@ -1,0 +1,97 @@
+"""A metadata store by URL, so that a role's one setting says where its metadata lies.
+
+    zk://host:port[,host:port…][/root]      ZooKeeper; keys lie below /root; port 2181 where none is named
+    rocksdb:///absolute/path                this machine alone (rocksdb:relative/path is taken from the current directory)
+
+Credentials are no part of the URL, which ends up in logs and process lists: CEPHEID_METADATA_AUTH=digest:user:password, or `auth`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from cepheid_metadata.errors import InvalidKeyError, MetadataError
+from cepheid_metadata.store import MetadataStore, check_key
+from cepheid_ports import Ports
+
+if TYPE_CHECKING:
+    from cepheid_metadata.kazoo_connection import Digest
+
+AUTH_VARIABLE = "CEPHEID_METADATA_AUTH"
+DEFAULT_PORT = 2181
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+
+
+class StoreUrlError(MetadataError):
+    """Not the address of a metadata store."""
+
+    hint: ClassVar[str] = "zk://host:port[,host:port…][/root] or rocksdb:///path; credentials go into " + AUTH_VARIABLE
+
+
+async def open_store(url: str, ports: Ports, *, session_timeout_s: float = 6.0, auth: str | None = None) -> MetadataStore:
+    """`auth`: "digest:user:password", else from the environment. Raises StoreUrlError; StoreOpenError, which names the place."""
+    scheme, _, rest = url.partition(":")
+    if scheme == "rocksdb":
+        directory = _rocksdb_directory(rest)
+        from cepheid_metadata.rocks_store import RocksStore
+
+        return await RocksStore.open(directory, ports)
+    if scheme == "zk":
+        addresses, root = parse_zookeeper(rest)
+        digest = _digest(os.environ.get(AUTH_VARIABLE, "") if auth is None else auth)
+        from cepheid_metadata.zookeeper_store import ZooKeeperStore
+
+        return await ZooKeeperStore.open(addresses, ports, root=root, digest=digest, session_timeout_s=session_timeout_s)
+    raise StoreUrlError(f"unknown kind of metadata store {scheme!r}")  # not the whole URL: it may hold a secret
+
+
+def parse_zookeeper(rest: str) -> tuple[list[str], str]:
+    """Addresses and root of what follows `zk:`. Raises StoreUrlError, which never repeats what may be a secret."""
+    if not rest.startswith("//"):
+        raise StoreUrlError("a ZooKeeper URL begins with zk://")
+    if "@" in rest or "?" in rest or "#" in rest:
+        raise StoreUrlError("a ZooKeeper URL has no user, password or parameters")
+    hosts, slash, path = rest[2:].partition("/")
+    root = (slash + path).rstrip("/")
+    if root:
+        try:
+            check_key(root)
+        except InvalidKeyError as error:
+            raise StoreUrlError(f"the root of a ZooKeeper URL is {error.args[0]}") from None
+    return [_address(part) for part in hosts.split(",")], root
+
+
+def _address(text: str) -> str:
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        raise StoreUrlError(f"{text!r} is not host:port" if text else "a ZooKeeper URL names at least one host, and no empty ones")
+    port = int(found["port"] or DEFAULT_PORT)
+    if not 1 <= port <= 65_535:
+        raise StoreUrlError(f"{text!r}: a port is between 1 and 65535")
+    return f"{found['host']}:{port}"
+
+
+def _rocksdb_directory(rest: str) -> Path:
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host:
+            raise StoreUrlError(f"a RocksDB store is on this machine, not on {host!r}: rocksdb:/// has three slashes")
+        rest = slash + path
+    if not rest.strip("/"):
+        raise StoreUrlError("a RocksDB URL names a directory")
+    return Path(rest)
+
+
+def _digest(auth: str) -> Digest | None:
+    from cepheid_metadata.kazoo_connection import Digest
+
+    if not auth:
+        return None
+    scheme, _, rest = auth.partition(":")
+    user, colon, password = rest.partition(":")
+    if scheme != "digest" or not user or not colon or not password:
+        raise StoreUrlError("the credentials for the metadata store do not read digest:user:password")  # without repeating them
+    return Digest(user, password)

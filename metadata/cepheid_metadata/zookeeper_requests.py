@@ -1,0 +1,186 @@
+"""Our operations in ZooKeeper's words, and its errors in ours. Without I/O.
+
+ZooKeeper makes no parents. A create that misses one is sent again as a transaction that makes them too, so that it stays all or
+nothing: `parents_to_check` says what to look at, `with_parents` what to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from kazoo.exceptions import (
+    AuthFailedError,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.exceptions import (
+    BadVersionError as ZooKeeperBadVersionError,
+)
+from kazoo.exceptions import (
+    NotEmptyError as ZooKeeperNotEmptyError,
+)
+
+from cepheid_metadata.errors import (
+    BadVersionError,
+    EphemeralParentError,
+    KeyExistsError,
+    MetadataError,
+    NoSuchKeyError,
+    NotEmptyError,
+    StoreUnavailableError,
+    ValueTooLargeError,
+)
+from cepheid_metadata.store import MAX_REQUEST_BYTES, Check, Create, Delete, Op, OpResult, Put
+from cepheid_metadata.tree import ROOT, parent_of
+
+ANY_VERSION = -1
+SERVER_LIMIT_BYTES = 1_048_000  # jute.maxbuffer less one request's header: beyond it the server ends the connection
+OP_OVERHEAD_BYTES = 64  # lengths, flags and the ACL of one operation of a transaction
+Planned = tuple[Op, int | None]  # an operation and its place among the caller's; None: a parent that was added
+Path = Callable[[str], str]
+
+
+class AccessDeniedError(MetadataError):
+    """The server keeps this key from this user."""
+
+    hint: ClassVar[str] = "every process of a cluster needs the same credentials; keys made without any are open to all"
+
+
+def send_ops(client: Any, ops: Sequence[Op], path: Path) -> Any:
+    """kazoo's result for one operation or a transaction."""
+    if len(ops) > 1:
+        transaction = client.transaction()
+        for op in ops:
+            match op:
+                case Create():
+                    transaction.create(path(op.key), op.value, ephemeral=op.ephemeral, sequence=op.sequential)
+                case Put():
+                    transaction.set_data(path(op.key), op.value, op.expected_version)
+                case Delete():
+                    transaction.delete(path(op.key), _version(op))
+                case Check():
+                    transaction.check(path(op.key), op.expected_version)
+        return transaction.commit_async()
+    (op,) = ops
+    match op:
+        case Create():
+            return client.create_async(path(op.key), op.value, ephemeral=op.ephemeral, sequence=op.sequential)
+        case Put():
+            return client.set_async(path(op.key), op.value, op.expected_version)
+        case Delete():
+            return client.delete_async(path(op.key), _version(op))
+        case Check():
+            transaction = client.transaction()  # there is no check alone
+            transaction.check(path(op.key), op.expected_version)
+            return transaction.commit_async()
+
+
+def _version(op: Delete) -> int:
+    return ANY_VERSION if op.expected_version is None else op.expected_version
+
+
+def answers_of(ops: Sequence[Op], answer: Any) -> list[Any]:
+    """One answer of ZooKeeper per operation; exceptions among them when a transaction failed."""
+    return list(answer) if len(ops) > 1 or isinstance(ops[0], Check) else [answer]
+
+
+def result_of(op: Op, answer: Any, root: str) -> OpResult:
+    match op:
+        case Create():
+            return str(answer)[len(root) :]
+        case Put():
+            return int(answer.version)
+        case _:
+            return None
+
+
+def failing_index(answers: Sequence[Any]) -> int | None:
+    """Of a transaction that failed: the others are said to be rolled back or not to have been looked at."""
+    failed = [index for index, answer in enumerate(answers) if isinstance(answer, Exception)]
+    guilty = (i for i in failed if not isinstance(answers[i], RolledBackError | RuntimeInconsistency))
+    return next(guilty, failed[0] if failed else None)
+
+
+def needs_stat(error: Exception) -> bool:
+    """Whether its message names numbers, for which ZooKeeper has to be asked."""
+    return isinstance(error, ZooKeeperBadVersionError | ZooKeeperNotEmptyError)
+
+
+def error_of(op: Op, error: KazooException, stat: Any) -> MetadataError:
+    """`stat` is what the key looked like just afterwards; None: gone, or it could not be asked."""
+    key = op.key
+    match error:
+        case NoNodeError():
+            missing = parent_of(key) if isinstance(op, Create) else key
+            return NoSuchKeyError(f"{missing} does not exist", key=missing)
+        case NodeExistsError():
+            return KeyExistsError(f"{key} exists", key=key)
+        case ZooKeeperBadVersionError():
+            expected = None if isinstance(op, Create) else op.expected_version
+            if stat is None or stat.version == expected:
+                return BadVersionError(f"{key} had another version than {expected}", key=key, expected_version=expected)
+            message = f"{key} has version {stat.version}, not {expected} as expected"
+            return BadVersionError(message, key=key, version=stat.version, expected_version=expected)
+        case ZooKeeperNotEmptyError():
+            children = stat.children_count if stat is not None else 0
+            return NotEmptyError(f"{key} has {children or 'some'} children", key=key, children=children)
+        case NoChildrenForEphemeralsError():
+            parent = parent_of(key)
+            return EphemeralParentError(f"{parent} is ephemeral and cannot have children", key=parent)
+        case _:
+            return refusal_of(key, error, is_write=True)
+
+
+def refusal_of(key: str, error: KazooException, *, is_write: bool) -> MetadataError:
+    """For what any request may meet."""
+    if isinstance(error, NoAuthError | AuthFailedError | InvalidACLError):
+        return AccessDeniedError(f"{key}: ZooKeeper denies access ({type(error).__name__})", key=key)
+    # System errors, throttling, inconsistencies: the server's trouble. Whether it wrote before it failed is not ours to guess.
+    message = f"{key}: ZooKeeper failed with {type(error).__name__}"
+    return StoreUnavailableError(message, outcome_unknown=is_write, key=key)
+
+
+def check_size(ops: Sequence[Op], root: str) -> None:
+    """Raises ValueTooLargeError. `check_ops` has looked at keys and values; here is what the server counts besides."""
+    size_bytes = sum(
+        OP_OVERHEAD_BYTES + len(root) + len(op.key) + (len(op.value) if isinstance(op, Create | Put) else 0) for op in ops
+    )
+    if size_bytes > SERVER_LIMIT_BYTES:
+        message = f"a multi of {len(ops)} operations, first {ops[0].key}: about {size_bytes} bytes as ZooKeeper counts"
+        raise ValueTooLargeError(f"{message}, the limit is {MAX_REQUEST_BYTES}", key=ops[0].key, size_bytes=size_bytes)
+
+
+def parents_to_check(ops: Sequence[Op]) -> list[str]:
+    """Every key above a create, from the top."""
+    parents: dict[str, None] = {}
+    for op in ops:
+        if isinstance(op, Create):
+            key, above = op.key, []
+            while (key := parent_of(key)) != ROOT:
+                above.append(key)
+            parents.update(dict.fromkeys(reversed(above)))
+    return sorted(parents, key=lambda key: key.count("/"))
+
+
+def with_parents(ops: Sequence[Op], is_there: Mapping[str, bool]) -> list[Planned]:
+    """`ops` with creates of the parents that will be missing when their turn comes."""
+    there = dict(is_there)
+    planned: list[Planned] = []
+    for index, op in enumerate(ops):
+        if isinstance(op, Create):
+            for parent in parents_to_check([op]):
+                if not there.get(parent, False):
+                    planned.append((Create(parent, b""), None))
+                    there[parent] = True
+            there[op.key] = True
+        elif isinstance(op, Delete):
+            there[op.key] = False
+        planned.append((op, index))
+    return planned

@@ -1,0 +1,114 @@
+"""The watches of one ZooKeeper session: one at the server per key, however many of ours wait for it.
+
+    watch(key)            exists, which tells of creation, change and deletion
+    watch_children(key)   getChildren, which tells of children and of deletion; for a key that is not there: exists
+
+kazoo drops its watches with the connection, so every watch fires when the connection is back (rule 5 of store.py: spurious is
+allowed, missed is not), and is armed anew by whoever still cares. With the session they fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.protocol.states import EventType
+
+from cepheid_metadata.request_lane import RequestLane
+from cepheid_metadata.watch import Watch, Watches
+from cepheid_metadata.zookeeper_requests import refusal_of
+
+
+class ZooKeeperWatches:
+    def __init__(self, lane: RequestLane, path: Callable[[str], str]) -> None:
+        self._lane = lane
+        self._path = path
+        self._on_keys = Watches()
+        self._on_children = Watches()
+        self._armed_keys: dict[str, None] = {}  # at the server, and no event since
+        self._armed_children: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._on_keys) + len(self._on_children)
+
+    async def watch(self, key: str) -> Watch:
+        watch = self._on_keys.arm(key)
+        try:
+            await self._arm_key(key)
+        except BaseException:
+            watch.cancel()
+            raise
+        return watch
+
+    async def watch_children(self, key: str) -> Watch:
+        watch = self._on_children.arm(key)
+        try:
+            if key not in self._armed_children:
+                await self._arm_children(key)
+        except BaseException:
+            watch.cancel()
+            raise
+        return watch
+
+    def on_disconnected(self) -> None:
+        """kazoo has dropped what was armed."""
+        self._armed_keys.clear()
+        self._armed_children.clear()
+
+    def on_reconnected(self) -> None:
+        self._on_keys.fire_all()
+        self._on_children.fire_all()
+
+    def fail_all(self, error: Exception) -> None:
+        self.on_disconnected()
+        self._on_keys.fail_all(error)
+        self._on_children.fail_all(error)
+
+    async def _arm_key(self, key: str) -> bool:
+        """Whether the key is there, as far as this had to ask."""
+        if key in self._armed_keys:
+            return False
+        path, on_event = self._path(key), partial(self._on_key_event, key)
+        stat = await self._ask(
+            key, lambda client: client.exists_async(path, watch=on_event), lambda: self._armed_keys.update({key: None})
+        )
+        return stat is not None
+
+    async def _arm_children(self, key: str) -> None:
+        path, on_event = self._path(key), partial(self._on_children_event, key)
+        is_there = True
+        while is_there:
+            try:
+                await self._ask(
+                    key,
+                    lambda client: client.get_children_async(path, watch=on_event),
+                    lambda: self._armed_children.update({key: None}),
+                )
+                return
+            except NoNodeError:
+                is_there = await self._arm_key(key)  # created in between: its children can be watched after all
+
+    async def _ask(self, key: str, send: Callable[[Any], Any], on_success: Callable[[], None]) -> Any:
+        try:
+            return await self._lane.ask(send, f"watch {key}", on_success=on_success)
+        except NoNodeError:
+            raise
+        except KazooException as error:
+            raise refusal_of(key, error, is_write=False) from None
+
+    # Events come before the answers of whatever followed them at the server.
+
+    def _on_key_event(self, key: str, event: Any) -> None:
+        if event.type == EventType.NONE:
+            return  # the connection went: on_disconnected tells
+        self._armed_keys.pop(key, None)
+        self._on_keys.fire([key])
+        if event.type != EventType.CHANGED:  # created or deleted: a change for who watches its children, too
+            self._on_children.fire([key])
+
+    def _on_children_event(self, key: str, event: Any) -> None:
+        if event.type != EventType.NONE:
+            self._armed_children.pop(key, None)
+            self._on_children.fire([key])
