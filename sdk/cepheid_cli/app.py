@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cepheid_cli import role_commands
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_ports import CepheidError
 
@@ -21,6 +22,9 @@ app = typer.Typer(
 
 for sub_app in (topics.app, subscriptions.app, schemas.app, namespaces.app, tenants.app):
     app.add_typer(sub_app)
+
+for command in (role_commands.init, role_commands.bookie, role_commands.broker):
+    app.command()(command)
 
 ServiceUrl = Annotated[str, typer.Option("--url", help="Service URL of any broker.")]
 

@@ -7,12 +7,12 @@ import asyncio
 from cepheid_ports import Ports
 
 
-def run_init(metadata: str, cluster: str, wait_s: float) -> None:
+def run_init(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float) -> None:
     """Raises OtherClusterError, and what opening the store raises."""
-    print(asyncio.run(_found(metadata, cluster, wait_s)))
+    print(asyncio.run(_found(metadata, cluster, service_url, admin_url, wait_s)))
 
 
-async def _found(metadata: str, cluster: str, wait_s: float) -> str:
+async def _found(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float) -> str:
     from cepheid_broker.first_objects import create_first_objects
     from cepheid_metadata import found_cluster
     from cepheid_metadata.patient_open import open_patiently
@@ -21,7 +21,7 @@ async def _found(metadata: str, cluster: str, wait_s: float) -> str:
     store = await open_patiently(metadata, ports, session_timeout_s=6.0, wait_s=wait_s)
     try:
         identity = await found_cluster(store, cluster, ports)
-        await create_first_objects(store, cluster)
+        await create_first_objects(store, cluster, admin_url=admin_url, service_url=service_url)
     finally:
         await store.aclose()
     return f"cluster {identity.name} ({identity.cluster_id}) is there: start bookies and brokers"

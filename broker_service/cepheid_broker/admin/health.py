@@ -1,6 +1,7 @@
 """Health: what load balancers, probes and people ask.
 
-/status.html, ready     the broker has started: cheap
+/health                 the process answers: cheap
+/status.html, ready     the broker serves, and is registered: cheap
 brokers/health          one message is published to this broker's own topic, and read back
 """
 
@@ -32,6 +33,12 @@ def health(context: AdminContext) -> APIRouter:
             raise NotFoundError("The broker is starting or stopping")
         return PlainTextResponse("OK")
 
+    @router.get("/health")
+    async def alive() -> PlainTextResponse:
+        """`ok` while the process answers at all; restarting it helps when it does not"""
+        return PlainTextResponse("ok")
+
+    @router.get("/ready")
     @router.get("/admin/v2/brokers/ready")
     async def ready() -> PlainTextResponse:
         """`ok`"""

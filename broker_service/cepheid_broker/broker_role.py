@@ -1,0 +1,150 @@
+"""A broker as a process: opened, served, registered, in this order; the other way round at the end.
+
+    metadata, cluster ─► bookie directory ─► protocol port ─► admin API ─► registration: bundles are given to it
+                                                                                 ready ▲
+    aclose: bundles given back (topics unloaded, cursors saved) ─► ports closed ─► ledger client ─► metadata
+
+Rule 1: it is registered when it can serve, and no longer when it stops serving.
+Rule 2: an outage of metadata (SUSPENDED) stops nothing that is open. A lost session drops every topic: see `bundle_ownership`.
+Rule 3: what fails for good ends the process with its reason; whatever was acknowledged is with the bookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from cepheid_broker.broker import Broker
+from cepheid_broker.broker_role_settings import BrokerRoleSettings
+from cepheid_broker.bundle_ownership import BundleOwnership
+from cepheid_broker.serving import Serving
+from cepheid_ledger.bookie_directory import BookieDirectory
+from cepheid_metadata import MetadataStore, SessionState, require_cluster
+from cepheid_metadata.patient_open import open_patiently
+from cepheid_ports import FirstFailure, Ports
+
+if TYPE_CHECKING:
+    from cepheid_ports.prometheus import Family
+
+log = logging.getLogger(__name__)
+
+
+class BrokerRole:
+    """`start` once, `aclose` once. Made inside the running loop."""
+
+    def __init__(self, settings: BrokerRoleSettings, ports: Ports) -> None:
+        self.settings = settings
+        self._ports = ports
+        self._opened = AsyncExitStack()
+        self._failure = FirstFailure()
+        self._serving: Serving
+        self._store: MetadataStore
+        self._bookies: BookieDirectory
+        self._ownership: BundleOwnership
+        self._started = False
+
+    def __repr__(self) -> str:
+        return f"<BrokerRole {self.broker_id if self._started else 'starting'}>"
+
+    @property
+    def broker(self) -> Broker:
+        return self._serving.broker
+
+    @property
+    def broker_id(self) -> str:
+        return self.settings.broker_id or self.addresses["http"]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where clients and other brokers reach it, by scheme."""
+        settings, host = self.settings, self.settings.shown_host
+        return {
+            "pulsar": f"{host}:{settings.advertised_port or self.broker.port}",
+            "http": f"{host}:{settings.advertised_admin_port or self._serving.admin_port}",
+        }
+
+    @property
+    def service_url(self) -> str:
+        return f"pulsar://{self.addresses['pulsar']}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://{self.addresses['http']}"
+
+    @property
+    def ready(self) -> bool:
+        """Serving and registered; an outage of metadata that has not cost the session changes nothing for clients."""
+        return (
+            self._started
+            and self._store.session_state is not SessionState.LOST
+            and self.broker_id in self._ownership.directory.brokers
+        )
+
+    async def start(self) -> None:
+        """Returns when it serves and is registered. Raises CepheidError, having closed everything."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+
+    async def wait_until_stopped(self, stop: asyncio.Event) -> None:
+        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
+        await self._failure.wait(stop)
+
+    async def aclose(self) -> None:
+        self._started = False
+        await self._opened.aclose()
+
+    async def _start(self) -> None:
+        settings, ports, opened = self.settings, self._ports, self._opened
+        self._store = store = await open_patiently(
+            settings.metadata, ports, session_timeout_s=settings.metadata_session_timeout_s, wait_s=settings.metadata_wait_s
+        )
+        opened.push_async_callback(store.aclose)
+        identity = await require_cluster(store)
+        self._bookies = bookies = BookieDirectory(store, ports)
+        opened.push_async_callback(bookies.aclose)
+        await bookies.start()
+        self._tell_too_few_bookies()
+        self._serving = serving = Serving(
+            settings,
+            settings.of_broker(identity.name, advertised_port=settings.advertised_port),
+            store,
+            bookies,
+            bookies.writable,
+            settings.ledger_config,
+            ports,
+            families=self._families,
+            is_ready=lambda: self.ready,
+            on_failed=self._failure.report,
+        )
+        opened.push_async_callback(serving.aclose)
+        serving.listen()
+        await serving.start()
+        await serving.start_admin()
+        self._ownership = BundleOwnership(store, self.broker_id, ports, release=version("cepheid"))
+        opened.push_async_callback(self._ownership.aclose)
+        await self._ownership.start(self.addresses)
+        opened.push_async_callback(self._ownership.release_all)  # first at the end: its topics go to others
+        self._started = True
+
+    def _tell_too_few_bookies(self) -> None:
+        """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""
+        writable, wanted = len(self._bookies.writable()), self.settings.ensemble_size
+        if writable < wanted:
+            hint = "start more bookies, or brokers with a smaller ensemble: --ensemble-size, --write-quorum, --ack-quorum"
+            log.warning("broker.too_few_bookies", extra={"writable": writable, "ensemble_size": wanted, "hint": hint})
+
+    def _families(self) -> Iterator[Family]:
+        from cepheid_ports.prometheus import gauge
+
+        connected = self._store.session_state is SessionState.CONNECTED
+        yield gauge("cepheid_broker_ready", "1: serving and registered.", self.ready)
+        yield gauge("cepheid_metadata_connected", "1: the metadata store answers.", connected)
+        yield gauge("cepheid_bookies_writable", "Bookies that take new ledgers.", len(self._bookies.writable()))
+        yield gauge("cepheid_bookies_known", "Bookies that were ever seen registered.", len(self._bookies.known()))

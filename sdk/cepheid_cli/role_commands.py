@@ -1,0 +1,101 @@
+"""`cepheid init`, `cepheid bookie`, `cepheid broker`: their options. What they do is in the modules they import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Metadata = Annotated[str | None, typer.Option(help="Metadata store: zk://host:port[,host:port…][/chroot]")]
+Host = Annotated[str | None, typer.Option(help="Address to bind. Default: 127.0.0.1")]
+AdvertisedHost = Annotated[str | None, typer.Option(help="Address that others are told. Default: the bound one")]
+AdvertisedPort = Annotated[int | None, typer.Option(help="Port that others are told. Default: the bound one")]
+SessionTimeout = Annotated[
+    float | None, typer.Option(help="Seconds of silence after which metadata takes it for dead. Default: 6", metavar="SECONDS")
+]
+
+
+def init(
+    metadata: Annotated[str, typer.Option(help="Metadata store: zk://host:port[,host:port…][/chroot]")],
+    cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "cepheid",
+    service_url: Annotated[str, typer.Option(help="Service URL of its brokers, as the admin API shows it.")] = "",
+    admin_url: Annotated[str, typer.Option(help="Admin URL of its brokers, likewise.")] = "",
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a metadata store that cannot be reached.")] = 60.0,
+) -> None:
+    """Found a cluster in a metadata store: its identity, first tenants and namespaces. Safe to repeat."""
+    from cepheid_cli.init import run_init
+
+    run_init(metadata, cluster, service_url, admin_url, wait)
+
+
+def bookie(
+    metadata: Metadata = None,
+    data: Annotated[Path | None, typer.Option(help="Data directory; made when it does not exist. Default: bookie-data")] = None,
+    journal: Annotated[Path | None, typer.Option(help="Directory of the journal. Default: the data directory")] = None,
+    id: Annotated[str | None, typer.Option(help="Name in metadata; must never change. Default: host:port")] = None,
+    host: Host = None,
+    port: Annotated[int | None, typer.Option(help="gRPC port. Default: 3181")] = None,
+    advertised_host: AdvertisedHost = None,
+    advertised_port: AdvertisedPort = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of /health, /ready and /metrics. Default: 8000")] = None,
+    metadata_session_timeout_s: SessionTimeout = None,
+    accept_empty_disk: Annotated[
+        bool | None, typer.Option("--accept-empty-disk", help="Start although the disk of this known bookie is empty.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BOOKIE_NAME")] = None,
+) -> None:
+    """Run one storage node of a cluster. Ctrl-C stops it."""
+    from cepheid_cli.bookie import run_bookie
+
+    flags = {
+        "metadata": metadata,
+        "data_dir": data,
+        "journal_dir": journal,
+        "bookie_id": id,
+        "host": host,
+        "port": port,
+        "advertised_host": advertised_host,
+        "advertised_port": advertised_port,
+        "http_port": http_port,
+        "metadata_session_timeout_s": metadata_session_timeout_s,
+        "accept_empty_disk": accept_empty_disk,
+    }
+    run_bookie(flags, config)
+
+
+def broker(
+    metadata: Metadata = None,
+    id: Annotated[str | None, typer.Option(help="Name in metadata. Default: advertised host and admin port")] = None,
+    host: Host = None,
+    port: Annotated[int | None, typer.Option(help="Port of the binary protocol. Default: 6650")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port of the admin API and metrics. Default: 8080")] = None,
+    advertised_host: AdvertisedHost = None,
+    advertised_port: AdvertisedPort = None,
+    advertised_admin_port: Annotated[
+        int | None, typer.Option(help="Admin port that others are told. Default: the bound one")
+    ] = None,
+    ensemble_size: Annotated[int | None, typer.Option(help="Bookies that a ledger is spread over. Default: 3")] = None,
+    write_quorum: Annotated[int | None, typer.Option(help="Bookies that get each entry. Default: 3")] = None,
+    ack_quorum: Annotated[int | None, typer.Option(help="Bookies that must have it before it is acknowledged. Default: 2")] = None,
+    metadata_session_timeout_s: SessionTimeout = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BROKER_NAME")] = None,
+) -> None:
+    """Run one broker of a cluster. Ctrl-C stops it."""
+    from cepheid_cli.broker import run_broker
+
+    flags = {
+        "metadata": metadata,
+        "broker_id": id,
+        "host": host,
+        "port": port,
+        "admin_port": admin_port,
+        "advertised_host": advertised_host,
+        "advertised_port": advertised_port,
+        "advertised_admin_port": advertised_admin_port,
+        "ensemble_size": ensemble_size,
+        "write_quorum": write_quorum,
+        "ack_quorum": ack_quorum,
+        "metadata_session_timeout_s": metadata_session_timeout_s,
+    }
+    run_broker(flags, config)

@@ -1,0 +1,106 @@
+"""What a local cluster knows of itself between two commands: `cluster.json` in its directory.
+
+    {"format": 1, "founded": true, "session_timeout_s": 6.0, "settings": {"broker": {…}, "bookie": {…}},
+     "members": [{"name": "bookie-1", "kind": "bookie", "ports": {"grpc": …, "http": …}, "pid": …, "born": "…", "asked": "up", …}]}
+
+Rule: it is changed under the lock of the directory, and replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from cepheid_dev.processes import DetachedProcess
+from cepheid_ports import CepheidError
+
+FORMAT = 1
+_FILE, _LOCK = "cluster.json", "cluster.lock"
+
+Kind = Literal["zookeeper", "bookie", "broker"]
+Asked = Literal["up", "stopped", "killed"]
+
+
+class ClusterFileError(CepheidError):
+    """The directory's record of its cluster cannot be used."""
+
+    hint: ClassVar[str] = "choose another directory, or delete this one when nothing in it is needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the cluster. `asked`: what was asked of it last; a process that is gone although "up" was asked died."""
+
+    name: str
+    kind: Kind
+    ports: Mapping[str, int]
+    pid: int | None = None
+    born: str = ""
+    asked: Asked = "stopped"
+    since_ms: int = 0
+
+    @property
+    def process(self) -> DetachedProcess | None:
+        return None if self.pid is None else DetachedProcess(self.pid, self.born)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    session_timeout_s: float = 6.0
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    founded: bool = False
+    members: tuple[Member, ...] = ()
+
+    def with_member(self, member: Member) -> ClusterState:
+        """`member` in the place of the one with its name, or as the last."""
+        names = [known.name for known in self.members]
+        if member.name not in names:
+            return replace(self, members=(*self.members, member))
+        return replace(self, members=tuple(member if known.name == member.name else known for known in self.members))
+
+
+class ClusterFile:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / _FILE
+
+    def __repr__(self) -> str:
+        return f"<ClusterFile {self._path}>"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One command at a time. The lock ends with the process that holds it."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def load(self) -> ClusterState | None:
+        """None: there is no cluster yet. Raises ClusterFileError."""
+        try:
+            fields = json.loads(self._path.read_text())
+            found = fields.pop("format")
+            if found != FORMAT:
+                raise ClusterFileError(f"{self._path} has format {found}, this release knows {FORMAT}")
+            members = tuple(Member(**member) for member in fields.pop("members"))
+            return ClusterState(**fields, members=members)
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            raise ClusterFileError(f"{self._directory} is no directory") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ClusterFileError(f"{self._path} is no record of a local cluster: {error}") from None
+
+    def save(self, state: ClusterState) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n")
+        new.replace(self._path)

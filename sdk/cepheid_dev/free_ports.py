@@ -1,0 +1,30 @@
+"""Ports that nobody has, and that nobody is given while their owner is down for a while."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection
+
+# Below what systems hand out for outgoing connections (32768 on Linux, 49152 on macOS): one of those would block a restart.
+_FIRST, _LAST = 20_000, 32_000
+
+
+def free_port(wanted: int | None = None, *, taken: Collection[int] = ()) -> int:
+    """`wanted` if it is free, else any that is, and is not in `taken`."""
+    if wanted is not None and wanted not in taken and _is_free(wanted):
+        return wanted
+    while True:
+        port = random.randint(_FIRST, _LAST)
+        if port not in taken and _is_free(port):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended a moment ago do not count
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,334 @@
+"""A cluster of processes on this machine: the real ZooKeeper server, bookies, brokers; and everything that can happen to them.
+
+cluster = LocalCluster(directory)
+cluster.up(bookies=4, brokers=2)
+client = pulsar.Client(cluster.service_url)
+cluster.kill("bookie-1")                             # SIGKILL: nothing is flushed, nothing is said
+cluster.start("bookie-1")                            # the same data, the same ports
+cluster.down()
+
+    directory/cluster.json    who is there, with which ports and pids: another process finds the same cluster
+    directory/NAME/           data, settings.toml and log of one member
+
+Rule 1: processes live on when the caller ends; each call looks at what really runs, and no thread runs here.
+Rule 2: a member keeps its ports for ever: its name in metadata and clients' addresses stay true through restarts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from cepheid_dev import member_commands as commands
+from cepheid_dev.cluster_file import ClusterFile, ClusterState, Kind, Member
+from cepheid_dev.free_ports import free_port
+from cepheid_dev.processes import ProcessState, spawn
+from cepheid_ports import CepheidError, Ports
+
+BOOKIES, BROKERS = 4, 2  # of a new cluster, when nobody says otherwise
+POLL_S = 0.02
+LOG_TAIL_LINES = 25
+
+Shown = Literal["ready", "starting", "paused", "stopped", "killed", "died"]
+
+
+class LocalClusterError(CepheidError):
+    """The local cluster cannot do what was asked."""
+
+
+class UnknownMemberError(LocalClusterError):
+    """No member has this name."""
+
+
+class StartFailedError(LocalClusterError):
+    """A member did not come to serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """`since_ms`: wall clock of the last start, stop or kill; `died`: it is gone although nobody asked for that."""
+
+    name: str
+    kind: Kind
+    state: Shown
+    pid: int | None
+    ports: Mapping[str, int]
+    since_ms: int
+
+
+class LocalCluster:
+    """Blocking calls. Each takes the lock of the directory for as long as it changes something."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self._file = ClusterFile(self.directory)
+        self._wall_ms = Ports().wall_ms
+
+    def __repr__(self) -> str:
+        return f"<LocalCluster in {self.directory}>"
+
+    # The whole
+
+    def up(
+        self,
+        bookies: int | None = None,
+        brokers: int | None = None,
+        *,
+        session_timeout_s: float | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Makes a cluster, or brings back the one that is there; so many bookies and brokers at least. Returns when all serve.
+
+        `settings`: of role "broker" or "bookie", as in their TOML files. Not given: as before.
+        """
+        with self._file.locked():
+            state = self._file.load() or ClusterState()
+            if session_timeout_s is not None:
+                state = replace(state, session_timeout_s=session_timeout_s)
+            if settings is not None:
+                state = replace(state, settings={role: dict(values) for role, values in settings.items()})
+            new = not state.members
+            state = _with_members(state, "zookeeper", 1)
+            state = _with_members(state, "bookie", bookies if bookies is not None else BOOKIES if new else 0)
+            state = _with_members(state, "broker", brokers if brokers is not None else BROKERS if new else 0)
+            self._file.save(state)
+            self._start(["zookeeper"], timeout_s)
+            self._found(timeout_s)
+            self._start([member.name for member in state.members], timeout_s)
+
+    def down(self, timeout_s: float = 30.0) -> None:
+        """Stops everything in good order: brokers, bookies, ZooKeeper. The data stays; `up` goes on with it."""
+        with self._file.locked():
+            for kind in ("broker", "bookie", "zookeeper"):
+                self._stop([member for member in self._state().members if member.kind == kind], timeout_s)
+
+    def status(self) -> list[ProcessStatus]:
+        return [
+            ProcessStatus(member.name, member.kind, self._shown(member), member.pid, member.ports, member.since_ms)
+            for member in self._state().members
+        ]
+
+    # One member
+
+    def start(self, name: str, *, accept_empty_disk: bool = False, timeout_s: float = 60.0) -> None:
+        """Returns when it serves; also when it did already. Raises StartFailedError with the end of its log."""
+        with self._file.locked():
+            self._require(name)
+            self._start([name], timeout_s, accept_empty_disk=accept_empty_disk)
+
+    def stop(self, name: str, timeout_s: float = 30.0) -> None:
+        """In good order (SIGTERM). Raises LocalClusterError when it has to be killed."""
+        with self._file.locked():
+            self._stop([self._require(name)], timeout_s)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: nothing is flushed, nothing is said."""
+        with self._file.locked():
+            self._kill(self._require(name))
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: its connections stay, and it answers nothing."""
+        self._signal(name, signal.SIGSTOP, lambda state: state is ProcessState.PAUSED)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self._signal(name, signal.SIGCONT, lambda state: state is ProcessState.RUNNING)
+
+    def wipe(self, name: str) -> None:
+        """A bookie loses its disk: it is killed if it runs, and its data is deleted. Its cookie stays in metadata."""
+        with self._file.locked():
+            member = self._require(name)
+            if member.kind != "bookie":
+                raise LocalClusterError(f"{name} is a {member.kind}: only bookies have a disk that can be wiped")
+            self._kill(member)
+            shutil.rmtree(self.directory / name / "data", ignore_errors=True)
+
+    def add(self, kind: Literal["bookie", "broker"], timeout_s: float = 60.0) -> str:
+        """One more; returns its name when it serves."""
+        with self._file.locked():
+            state = self._state()
+            count = len([member for member in state.members if member.kind == kind])
+            state = _with_members(state, kind, count + 1)
+            self._file.save(state)
+            name = state.members[-1].name
+            self._start([name], timeout_s)
+            return name
+
+    # What is where
+
+    @property
+    def exists(self) -> bool:
+        return self._file.load() is not None
+
+    def names(self) -> list[str]:
+        return [member.name for member in self._state().members]
+
+    @property
+    def service_url(self) -> str:
+        """All brokers, comma separated."""
+        return commands.service_url(self._state())
+
+    @property
+    def admin_urls(self) -> list[str]:
+        return commands.admin_urls(self._state())
+
+    @property
+    def metadata_url(self) -> str:
+        return commands.metadata_url(self._state())
+
+    @property
+    def broker_ports(self) -> dict[str, int]:
+        """Of the binary protocol, by name."""
+        return {member.name: member.ports["pulsar"] for member in self._state().members if member.kind == "broker"}
+
+    @property
+    def bookie_ports(self) -> dict[str, int]:
+        """gRPC, by name."""
+        return {member.name: member.ports["grpc"] for member in self._state().members if member.kind == "bookie"}
+
+    def pid(self, name: str) -> int | None:
+        """None: it does not run."""
+        process = self._require(name).process
+        return None if process is None or process.state() is ProcessState.GONE else process.pid
+
+    def log_path(self, name: str) -> Path:
+        return self._log_path(self._require(name))
+
+    def _log_path(self, member: Member) -> Path:
+        return self.directory / member.name / f"{member.kind}.log"
+
+    # Underneath: the lock is held
+
+    def _state(self) -> ClusterState:
+        state = self._file.load()
+        if state is None:
+            raise LocalClusterError(f"there is no local cluster in {self.directory}; make one: cepheid dev up")
+        return state
+
+    def _require(self, name: str) -> Member:
+        members = {member.name: member for member in self._state().members}
+        if name not in members:
+            near = difflib.get_close_matches(name, members, n=1, cutoff=0.5)
+            known = f"did you mean {near[0]}?" if near else f"there are {', '.join(members)}"
+            raise UnknownMemberError(f"no member of the cluster is called {name!r}; {known}", name=name)
+        return members[name]
+
+    def _shown(self, member: Member) -> Shown:
+        process = member.process
+        state = ProcessState.GONE if process is None else process.state()
+        if state is ProcessState.GONE:
+            return "died" if member.asked == "up" else member.asked
+        if state is ProcessState.PAUSED:
+            return "paused"
+        return "ready" if commands.is_ready(self.directory, member) else "starting"
+
+    def _note(self, member: Member) -> None:
+        self._file.save(self._state().with_member(replace(member, since_ms=self._wall_ms())))
+
+    def _start(self, names: Sequence[str], timeout_s: float, *, accept_empty_disk: bool = False) -> None:
+        """All at once; those that run are only waited for."""
+        for name in names:
+            member = self._require(name)
+            state = ProcessState.GONE if member.process is None else member.process.state()
+            if state is ProcessState.PAUSED:
+                raise LocalClusterError(f"{name} is paused; let it go on: cepheid dev resume {name}")
+            if state is ProcessState.GONE:
+                self._spawn(member, accept_empty_disk=accept_empty_disk)
+        deadline = time.monotonic() + timeout_s
+        for name in names:
+            self._wait_ready(self._require(name), deadline)
+
+    def _spawn(self, member: Member, *, accept_empty_disk: bool) -> None:
+        state = self._state()
+        commands.prepare(self.directory, state, member)
+        command = commands.command(self.directory, state, member, accept_empty_disk=accept_empty_disk)
+        process = spawn(command, self._log_path(member), commands.environment())
+        self._note(replace(member, pid=process.pid, born=process.born, asked="up"))
+
+    def _wait_ready(self, member: Member, deadline: float) -> None:
+        assert member.process is not None, f"{member.name} was started"
+        while not commands.is_ready(self.directory, member):
+            gone = member.process.state() is ProcessState.GONE
+            if gone or time.monotonic() > deadline:
+                what = "ended" if gone else "does not serve yet; it goes on trying"
+                message = f"{member.name} {what}; the end of {self._log_path(member)}:\n{self._log_tail(member)}"
+                raise StartFailedError(message, name=member.name)
+            time.sleep(POLL_S)
+
+    def _log_tail(self, member: Member) -> str:
+        path = self._log_path(member)
+        return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]) if path.exists() else ""
+
+    def _found(self, timeout_s: float) -> None:
+        state = self._state()
+        if state.founded:
+            return
+        command = commands.init_command(state)
+        done = subprocess.run(command, env=commands.environment(), capture_output=True, text=True, timeout=timeout_s)
+        if done.returncode != 0:
+            raise StartFailedError(f"the cluster could not be founded: {done.stderr.strip()}")
+        self._file.save(replace(state, founded=True))
+
+    def _stop(self, members: Sequence[Member], timeout_s: float) -> None:
+        for member in members:
+            if member.process is not None:
+                member.process.send(signal.SIGTERM)
+                member.process.send(signal.SIGCONT)  # a paused one hears the first only after this
+        deadline = time.monotonic() + timeout_s
+        stubborn: list[str] = []
+        for member in members:
+            if member.process is not None and not member.process.wait_gone(deadline - time.monotonic()):
+                stubborn.append(member.name)
+                self._kill(member)
+            elif member.asked == "up":
+                self._note(replace(member, asked="stopped"))
+        if stubborn:
+            raise LocalClusterError(f"{', '.join(stubborn)} did not stop within {timeout_s:g} s and got killed; see the log")
+
+    def _kill(self, member: Member) -> None:
+        if member.process is not None and member.asked == "up":
+            member.process.send(signal.SIGKILL)
+            member.process.wait_gone(10.0)
+            self._note(replace(member, asked="killed"))
+
+    def _signal(self, name: str, number: signal.Signals, done: Callable[[ProcessState], bool]) -> None:
+        member = self._require(name)
+        if member.process is None or member.process.state() is ProcessState.GONE:
+            raise LocalClusterError(f"{name} does not run; start it: cepheid dev start {name}")
+        member.process.send(number)
+        deadline = time.monotonic() + 5.0
+        while not done(member.process.state()):  # a thread in the middle of a sync stops when that is over
+            if time.monotonic() > deadline:
+                raise LocalClusterError(f"{name} did not react to {number.name} within 5 s")
+            time.sleep(POLL_S)
+
+
+def _with_members(state: ClusterState, kind: Kind, count: int) -> ClusterState:
+    """With at least `count` of this kind."""
+    present = len([member for member in state.members if member.kind == kind])
+    for number in range(present + 1, count + 1):
+        taken = [port for member in state.members for port in member.ports.values()]
+        name = kind if kind == "zookeeper" else f"{kind}-{number}"
+        state = state.with_member(Member(name, kind, _new_ports(kind, taken, first=number == 1)))
+    return state
+
+
+def _new_ports(kind: Kind, taken: list[int], *, first: bool) -> dict[str, int]:
+    """The usual ones for the first broker when they are free, any free ones otherwise."""
+    wishes: dict[Kind, dict[str, int | None]] = {
+        "zookeeper": {"client": None},
+        "bookie": {"grpc": None, "http": None},
+        "broker": {"pulsar": 6650 if first else None, "http": 8080 if first else None},
+    }
+    ports: dict[str, int] = {}
+    for use, wanted in wishes[kind].items():
+        ports[use] = free_port(wanted, taken=[*taken, *ports.values()])
+    return ports

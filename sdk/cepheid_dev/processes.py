@@ -1,0 +1,97 @@
+"""Processes that outlive whoever started them: found again by pid and start time, since a pid is used again by others.
+
+`/proc` tells both on Linux; `ps` does elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_S = 0.01
+
+
+class ProcessState(enum.Enum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedProcess:
+    """`born` is the start time as the system words it: the same pid born at another time is somebody else."""
+
+    pid: int
+    born: str
+
+    def state(self) -> ProcessState:
+        _reap(self.pid)
+        letter, born = _look(self.pid)
+        if letter in ("", "Z", "X") or born != self.born:
+            return ProcessState.GONE
+        return ProcessState.PAUSED if letter in ("T", "t") else ProcessState.RUNNING
+
+    def send(self, number: signal.Signals) -> None:
+        """To a process that is gone: nothing happens."""
+        if self.state() is not ProcessState.GONE:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+    def wait_gone(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.state() is not ProcessState.GONE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+
+def spawn(command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> DetachedProcess:
+    """Starts `command` in a session of its own, so that neither Ctrl-C nor the end of a terminal reaches it."""
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # Not subprocess: its objects insist on being waited for, and this process is to be left alone.
+    pid = os.posix_spawn(
+        command[0],
+        list(command),
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log_path), append, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    return DetachedProcess(pid, _look(pid)[1])
+
+
+def _reap(pid: int) -> None:
+    """A child of ours that ended stays a zombie until it is asked for."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def _look(pid: int) -> tuple[str, str]:
+    """State letter and start time; empty when there is no such process."""
+    if os.path.isdir("/proc/self"):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return "", ""
+        fields = stat.rpartition(")")[2].split()  # a name may hold anything, also parentheses; proc(5) counts from the pid
+        return fields[0], fields[19]
+    # LC_ALL: the words of lstart must not depend on who asks.
+    asked = subprocess.run(
+        ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+    )
+    state, _, born = asked.stdout.strip().partition(" ")
+    return state[:1], " ".join(born.split())
