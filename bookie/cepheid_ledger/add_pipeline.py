@@ -1,7 +1,8 @@
 """Sends groups to an ensemble and answers them in order: the driver of `WriterState`, for a writer and for recovery alike.
 
     push ──► WriterState ──SendAdd──► lanes ──► bookies
-               ▲    └─Confirm──► Unconfirmed ──► on_done of each group, in order
+               ▲  │ └─Confirm──► Unconfirmed ──► on_done of each group, in order
+               │  └─ChangeEnsemble──► on_change ──► begin_change, then change_ensemble; or refuse_change
                └── on_added / on_add_failed
 
 It is dull on purpose, and everything here is per group. What an ensemble change *means* (metadata, or only the memory of a
@@ -11,13 +12,13 @@ recovery) its owner decides in `on_change`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.errors import LedgerError, LedgerFencedError, LedgerWriteError, UnauthorizedLedgerError
 from cepheid_ledger.lane import Lane
-from cepheid_ledger.unconfirmed import GroupDone, Unconfirmed
-from cepheid_ledger.writer_state import ChangeEnsemble, Confirm, Effect, FailLedger, SendAdd, WriterState
+from cepheid_ledger.unconfirmed import GroupDone, KeptBytes, Unconfirmed
+from cepheid_ledger.writer_state import BegunChange, ChangeEnsemble, Confirm, Effect, FailLedger, SendAdd, WriterState
 from cepheid_rpc import AddRequest, EntryGroup, Status
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 class AddPipeline:
     """Implements `LaneListener`.
 
-    `on_change` must lead to `change_ensemble` or `refuse_change`, now or later. `on_failed` is called once, before the
-    groups that are left get the same error.
+    `on_change` must lead to `begin_change` and `change_ensemble`, or to `refuse_change`, now or later. `on_failed` is called
+    once, before the groups that are left get the same error.
     """
 
     def __init__(
@@ -38,14 +39,16 @@ class AddPipeline:
         master_key: bytes,
         *,
         recovery: bool,
+        kept_bytes: KeptBytes,
         on_change: Callable[[ChangeEnsemble], None],
         on_failed: Callable[[LedgerError], None],
     ) -> None:
         self.state = state
-        self.unconfirmed = Unconfirmed()
+        self.unconfirmed = Unconfirmed(kept_bytes)
         self._ledger_id = ledger_id
         self._master_key = master_key
         self._recovery = recovery
+        self._is_striped = state.is_striped
         self._channel_of = channel_of
         self._on_change = on_change
         self._on_failed = on_failed
@@ -61,6 +64,10 @@ class AddPipeline:
         bookies, first, last = self.state.append(len(group.ends))
         assert first == group.first_entry_id
         self.unconfirmed.push(last, group, on_done)
+        if self._is_striped:
+            for bookie in bookies:
+                self._send(bookie, [group])
+            return
         request = AddRequest(group, self._master_key, self._recovery)
         lanes = self._lanes
         for bookie in bookies:
@@ -71,10 +78,14 @@ class AddPipeline:
         """Ends it at once: nothing is confirmed any more, what is left gets `error`."""
         if not self.state.failed_for_good:
             self.state.fail()
+            self.unconfirmed.let_go()
             self._finish(error)
 
     def leave(self, error: LedgerError) -> None:
-        """Ends it in good order: as `fail`, but bookies that lag behind the quorum still get what is queued for them."""
+        """Ends it in good order: as `fail`, but bookies that lag behind the quorum still get what is queued for them.
+
+        What is kept for newcomers stays: see `supply_left`.
+        """
         if not self.state.failed_for_good:
             self.state.fail()
             for channel, lane in self._lanes.values():
@@ -82,16 +93,52 @@ class AddPipeline:
             self._lanes.clear()
             self._finish(error)
 
+    # Ensemble change; its owner calls these in answer to `on_change`
+
+    def begin_change(self) -> BegunChange:
+        """Metadata is changed next: from the new fragment's start on, everything is kept for the newcomers."""
+        begun = self.state.begin_change()
+        self.unconfirmed.keep()
+        return begun
+
     def change_ensemble(self, replaced: Mapping[str, str]) -> None:
         """The change is in force."""
         for old in replaced:
             self._close_lane(old)
         self._open_lanes(replaced.values())
-        self._perform(self.state.on_ensemble_changed(replaced))
+        effects = self.state.on_ensemble_changed(replaced, supplied=self.unconfirmed.is_keeping)
+        self._perform(effect for effect in effects if isinstance(effect, SendAdd))
+        self.unconfirmed.let_go()
+        self._perform(effect for effect in effects if not isinstance(effect, SendAdd))
 
     def refuse_change(self) -> None:
-        """No other bookies are to be had."""
+        """No other bookies are to be had, or metadata certainly did not change."""
+        self.unconfirmed.let_go()
         self._perform(self.state.on_change_impossible())
+
+    def retry_change(self) -> None:
+        """There may be a spare by now for bookies that were dropped."""
+        self._perform(self.state.retry_change())
+
+    def supply_left(self, newcomers: Iterable[str], first: int, last: int) -> None:
+        """After `leave`: a change that came into force behind our back named bookies that lack `first..last`, if we have it."""
+        if self.unconfirmed.is_keeping:
+            self._open_lanes(newcomers)
+            for bookie in newcomers:
+                self._send(bookie, self.unconfirmed.view(first, last))
+                channel, lane = self._lanes.pop(bookie)
+                channel.leave_lane(lane)
+        self.unconfirmed.let_go()
+
+    # Whether the ledger is still ours
+
+    def hold_back(self) -> None:
+        """Nothing is confirmed until `release`."""
+        self.state.hold_back()
+
+    def release(self) -> None:
+        if (confirm := self.state.release()) is not None:
+            self.unconfirmed.complete_through(confirm.last)
 
     # What the lanes report
 
@@ -128,22 +175,31 @@ class AddPipeline:
         for effect in effects:
             match effect:
                 case SendAdd(bookies, first, last):
-                    requests = [AddRequest(group, self._master_key, self._recovery) for group in self.unconfirmed.view(first, last)]
+                    groups = self.unconfirmed.view(first, last)
                     for bookie in bookies:
-                        self._send(bookie, requests)
+                        self._send(bookie, groups)
                 case Confirm(last):
                     self.unconfirmed.complete_through(last)
                 case ChangeEnsemble():
                     self._on_change(effect)
                 case FailLedger(dropped):
+                    self.unconfirmed.let_go()
                     why = ", ".join(f"{bookie}: {self._reasons.get(bookie, 'failed')}" for bookie in dropped)
                     message = f"ledger {self._ledger_id} has too few bookies left that take entries ({why})"
                     self._finish(LedgerWriteError(message, ledger_id=self._ledger_id, bookies=dropped))
 
-    def _send(self, bookie: str, requests: Sequence[AddRequest]) -> None:
-        channel, lane = self._lanes[bookie]
-        for request in requests:
-            channel.send(lane, request)
+    def _send(self, bookie: str, groups: Iterable[EntryGroup]) -> None:
+        lane = self._lanes.get(bookie)
+        if lane is None:
+            return  # it failed while something was sent to it or to another
+        for group in groups:
+            runs = [group] if not self._is_striped else self._share_of(bookie, group)
+            for run in runs:
+                lane[0].send(lane[1], AddRequest(run, self._master_key, self._recovery))
+
+    def _share_of(self, bookie: str, group: EntryGroup) -> list[EntryGroup]:
+        runs = self.state.share(bookie, group.first_entry_id, group.last_entry_id)
+        return [group.slice(first, last) for first, last in runs]
 
     def _finish(self, error: LedgerError) -> None:
         for bookie in list(self._lanes):

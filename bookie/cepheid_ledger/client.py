@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
+from cepheid_ledger.change_slots import ChangeSlots
 from cepheid_ledger.errors import InvalidQuorumsError, LedgerClientClosedError, NoSuchLedgerError
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
@@ -62,6 +63,7 @@ class LedgerClient:
         self._settings = settings
         self._ports = ports
         self._channels: dict[str, BookieChannel] = {}
+        self._change_slots = ChangeSlots(settings)
         self._recovery_slots = asyncio.Semaphore(settings.recoveries)
         self._recoveries: SingleFlight[int, ClosedLedger] = SingleFlight("recoveries", _closed_error)
         # A reader of a ledger that is written here learns its LAC from the writer.
@@ -112,7 +114,7 @@ class LedgerClient:
                 custom=dict(custom),
             )
             if (found := await self._create_record(ledger)) is not None:
-                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, self._settings)
+                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, self._change_slots, self._settings)
                 self._writers[ledger.ledger_id] = writer
                 return writer
 
@@ -124,6 +126,16 @@ class LedgerClient:
         """
         self._check_open()
         return await self._recoveries.run(ledger_id, self._recover)
+
+    def has_healthy_bookies(self, count: int) -> bool:
+        """A new ledger would get so many bookies that have not failed a moment ago."""
+        found: list[str] = []
+        while len(found) < count:
+            bookie = self._placement.replacement(found, (), doubtful=False)
+            if bookie is None:
+                return False
+            found.append(bookie)
+        return True
 
     async def open_reader(self, ledger_id: int) -> LedgerReader:
         """Reads without recovery: up to LAC while the ledger is open. Raises NoSuchLedgerError."""
@@ -165,6 +177,7 @@ class LedgerClient:
         await self._recoveries.aclose()
         for writer in list(self._writers.values()):
             await writer.aclose()
+        self._change_slots.close()
         for channel in self._channels.values():
             await channel.aclose()
 

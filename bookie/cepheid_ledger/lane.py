@@ -112,7 +112,7 @@ class Lane:
 
 
 def merge_small(requests: list[AddRequest]) -> list[AddRequest]:
-    """A lane's requests with runs of small groups made one: the entries are the same bytes, a bookie's work is per group.
+    """A lane's requests with runs of small adjacent groups made one: the entries are the same bytes, a bookie's work is per group.
 
     Measured at 1 KB with a bookie in this process: 8 instead of 12.7 µs of CPU per entry at E = 1, 17 instead of 33 at E = 3.
     """
@@ -120,9 +120,15 @@ def merge_small(requests: list[AddRequest]) -> list[AddRequest]:
         return requests
     merged: list[AddRequest] = []
     run: list[AddRequest] = []
+    next_entry_id = -1  # after the run; a striped ledger's groups leave gaps at each bookie
     for request in requests:
-        if len(request.group.data) <= _SMALL_BYTES:
+        group = request.group
+        if len(group.data) <= _SMALL_BYTES:
+            if run and group.first_entry_id != next_entry_id:
+                merged.append(_merge(run))
+                run = []
             run.append(request)
+            next_entry_id = group.first_entry_id + len(group.ends)
             continue
         if run:
             merged.append(_merge(run))

@@ -17,13 +17,16 @@ from typing import NamedTuple
 
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.bookie_channel import BookieChannel
-from cepheid_ledger.errors import LedgerClosedError, LedgerError, LedgerFencedError
+from cepheid_ledger.change_slots import ChangeSlots
+from cepheid_ledger.ensemble_change import EnsembleChanger
+from cepheid_ledger.errors import LedgerClosedError, LedgerError, LedgerFencedError, LedgerWriteError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed
-from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, change_ledger
+from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import GroupDone
+from cepheid_ledger.writer_record import WriterRecord
 from cepheid_ledger.writer_state import ChangeEnsemble, WriterState
 from cepheid_metadata import LedgerMetadata
 from cepheid_ports import CepheidError, TaskOwner
@@ -55,6 +58,7 @@ class LedgerWriter:
         records: LedgerRecords,
         channel_of: Callable[[str], BookieChannel],
         placement: Placement,
+        slots: ChangeSlots,
         settings: LedgerSettings,
     ) -> None:
         ledger = found.record
@@ -64,21 +68,23 @@ class LedgerWriter:
         self._length_pushed = 0
         self._end: ClosedLedger | None = None  # set when closing begins
         self._closing: asyncio.Task[ClosedLedger | CepheidError | TimeoutError] | None = None
-        self._found = found
-        self._records = records
+        self._record = WriterRecord(found, records, settings)
         self._placement = placement
+        self._slots = slots
         self._settings = settings
+        self._changer: EnsembleChanger | None = None  # made when a bookie fails: most writers never see that
         self._pipeline = AddPipeline(
             self.ledger_id,
-            WriterState(ledger.last_fragment.ensemble, ledger.ack_quorum),
+            WriterState(ledger.last_fragment.ensemble, ledger.ack_quorum, write_quorum=ledger.write_quorum),
             channel_of,
             master_key_of(ledger),
             recovery=False,
+            kept_bytes=slots.kept_bytes,
             on_change=self._on_change,
             on_failed=self._on_failed,
         )
         self._core = self._pipeline.state
-        self._tasks = TaskOwner(f"ledger {self.ledger_id}")
+        self._tasks = TaskOwner(f"ledger {self.ledger_id}", self._on_defect)
 
     def __repr__(self) -> str:
         return f"<LedgerWriter {self.ledger_id} {self.state.value}: {self._pipeline!r}>"
@@ -103,7 +109,7 @@ class LedgerWriter:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        return self._found.record
+        return self._record.ledger
 
     @property
     def under_replicated(self) -> tuple[str, ...]:
@@ -145,7 +151,10 @@ class LedgerWriter:
             self.state = WriterPhase.FAILED
             self.failure = LedgerClosedError(f"the writer of ledger {self.ledger_id} was given up", ledger_id=self.ledger_id)
             self._pipeline.fail(self.failure)
+        if self._changer is not None:
+            await self._changer.abandon()
         await self._tasks.aclose()
+        self._pipeline.unconfirmed.let_go()
 
     def _begin_close(self) -> None:
         if self.failure is not None:
@@ -169,8 +178,10 @@ class LedgerWriter:
     async def _close(self) -> ClosedLedger | CepheidError | TimeoutError:
         """Returns errors instead of raising them: they belong to whoever awaits `close`."""
         assert self._end is not None
+        if self._changer is not None:
+            await self._changer.abandon()
         try:
-            self._found = await change_ledger(self._records, self._found, self._plan_close, self._settings)
+            await self._record.change(self._plan_close)
         except LedgerError as error:
             self.state, self.failure = WriterPhase.FAILED, error
             return error
@@ -178,7 +189,16 @@ class LedgerWriter:
             self._closing = None
             return error
         self.state = WriterPhase.CLOSED
+        self._supply_newcomers(self._end.last_entry_id)
         return self._end
+
+    def _supply_newcomers(self, last_entry_id: int) -> None:
+        """A change that closing abandoned may be in force: metadata names bookies then that nobody sent anything."""
+        if self._changer is None or self._changer.proposed is None:
+            return
+        first, replaced = self._changer.proposed
+        named = self._record.ledger.last_fragment.ensemble
+        self._pipeline.supply_left([bookie for bookie in replaced.values() if bookie in named], first, last_entry_id)
 
     def _plan_close(self, ledger: LedgerMetadata) -> LedgerMetadata | None:
         assert self._end is not None
@@ -191,9 +211,13 @@ class LedgerWriter:
         return closed(ledger, last, length)
 
     def _on_change(self, change: ChangeEnsemble) -> None:
-        for bookie in change.failed:
-            self._placement.quarantine(bookie)
-        self._pipeline.refuse_change()
+        if self._changer is None:
+            self._changer = EnsembleChanger(self._pipeline, self._record, self._placement, self._slots, self._tasks, self._settings)
+        self._changer.start(change)
+
+    def _on_defect(self, error: BaseException) -> None:
+        """A broken invariant of ours in a task: stops this ledger, and no other."""
+        self._pipeline.fail(LedgerWriteError(f"a task of ledger {self.ledger_id} failed: {error!r}", ledger_id=self.ledger_id))
 
     def _on_failed(self, error: LedgerError) -> None:
         if self.state is WriterPhase.OPEN:

@@ -2,12 +2,13 @@
 
     OPEN ──► IN_RECOVERY ──► CLOSED        and OPEN ──► CLOSED by the writer alone; nothing leaves CLOSED
 
-Invariant L1 is asserted here for each edit: sizes and id never change, fragments only grow at the end, an end is final.
+Invariants L1 and L2 are asserted here for each edit: sizes and id never change, fragments only grow at the end, by one while
+the ledger is open and not at all while it is in recovery; an end is final.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
 
@@ -38,13 +39,32 @@ def closed(ledger: LedgerMetadata, last_entry_id: int, length_bytes: int, new_fr
     return _checked(ledger, after)
 
 
+def ensemble_changed(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapping[str, str]) -> LedgerMetadata | None:
+    """The writer's: from `first_entry_id` on others take the places of those that failed. None: that is in place already.
+
+    When the last fragment starts there too nothing in it was confirmed, so nobody relies on it, and it is replaced.
+    """
+    assert ledger.state is LedgerState.OPEN, f"ledger {ledger.ledger_id} is {ledger.state}"
+    last = ledger.last_fragment
+    assert first_entry_id >= last.first_entry_id, f"{first_entry_id} is before the last fragment's {last.first_entry_id}"
+    if first_entry_id == last.first_entry_id and set(replaced.values()) <= set(last.ensemble):
+        return None
+    assert set(replaced) <= set(last.ensemble), f"{replaced} of {last.ensemble}: only its writer changes an open last fragment"
+    changed = Fragment(first_entry_id=first_entry_id, ensemble=tuple(replaced.get(bookie, bookie) for bookie in last.ensemble))
+    kept = ledger.fragments[:-1] if first_entry_id == last.first_entry_id else ledger.fragments
+    return _checked(ledger, ledger.replace(fragments=(*kept, changed)))
+
+
 def _checked(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMetadata:
     assert_legal_change(before, after)
     return after
 
 
 def assert_legal_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
-    """Invariant L1 between two committed versions of a record. (A validated record already has increasing fragments.)"""
+    """Invariants L1 and L2 between two committed versions of a record. (A validated one already has increasing fragments.)
+
+    Who replaced a bookie, and whether its successor holds the entries, a record does not tell.
+    """
     name = f"ledger {before.ledger_id}"
     assert after.state in _LEGAL[before.state], f"{name}: {before.state} must not become {after.state}"
     assert (before.ledger_id, before.ensemble_size, before.write_quorum, before.ack_quorum) == (
@@ -55,6 +75,10 @@ def assert_legal_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
     ), f"{name}: id and sizes are for life"
     kept = [fragment.first_entry_id for fragment in after.fragments[: len(before.fragments)]]
     assert kept == [fragment.first_entry_id for fragment in before.fragments], f"{name}: a fragment vanished or moved"
+    grown = len(after.fragments) - len(before.fragments)
+    if after.state is not LedgerState.CLOSED:
+        assert grown <= (after.state is LedgerState.OPEN), f"{name}: {grown} new fragments while {after.state}"
     if before.is_closed:
+        assert grown == 0, f"{name}: {grown} new fragments after its end"
         ends = (before.last_entry_id, before.length_bytes), (after.last_entry_id, after.length_bytes)
         assert ends[0] == ends[1], f"{name}: its end {ends[0]} became {ends[1]}"

@@ -1,7 +1,10 @@
 """Which bookies a ledger gets.
 
-Rule 1: an ensemble has distinct bookies, chosen at random, so that ledgers spread evenly.
-Rule 2: a bookie in quarantine (it failed a moment ago) is chosen only when there are not enough others.
+Rule 1: an ensemble has distinct bookies, chosen at random among those that are registered as writable, so that ledgers
+    spread evenly.
+Rule 2: a bookie that failed is in quarantine for a while, and twice as long when it fails again soon after. All writers of the
+    process share that knowledge, and hundreds of them losing one bookie at once is one failure.
+Rule 3: a quarantined bookie is chosen only when there are not enough others.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from cepheid_ledger.errors import NotEnoughBookiesError
@@ -18,24 +22,44 @@ class Placement(Protocol):
     def new_ensemble(self, size: int) -> tuple[str, ...]:
         """Raises NotEnoughBookiesError."""
 
-    def replacement(self, ensemble: Sequence[str], excluded: Iterable[str]) -> str | None:
-        """A bookie outside of both, None when there is none."""
+    def replacement(self, ensemble: Sequence[str], excluded: Iterable[str], *, doubtful: bool = True) -> str | None:
+        """A bookie outside of both, None when there is none. Not `doubtful`: rather none than one in quarantine."""
 
     def quarantine(self, bookie_id: str) -> None:
         """Tells that this bookie just failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Quarantine:
+    until: float
+    duration_s: float
+
+
 class RandomPlacement:
     """Every available bookie is as good as another. `available` is asked at each choice; it returns writable bookies."""
 
-    def __init__(self, available: Callable[[], Sequence[str]], rng: random.Random, quarantine_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        available: Callable[[], Sequence[str]],
+        rng: random.Random,
+        quarantine_s: float = 10.0,
+        quarantine_max_s: float = 300.0,
+    ) -> None:
         self._available = available
         self._rng = rng
         self._quarantine_s = quarantine_s
-        self._quarantined_until: dict[str, float] = {}
+        self._quarantine_max_s = max(quarantine_s, quarantine_max_s)
+        self._quarantines: dict[str, _Quarantine] = {}  # over or not: it is forgotten after as long a time of good conduct
 
     def __repr__(self) -> str:
-        return f"<RandomPlacement over {len(self._available())} bookies, quarantined: {list(self._quarantined_until)}>"
+        return f"<RandomPlacement over {len(self._available())} bookies, quarantined: {self.quarantined()}>"
+
+    def quarantined(self) -> list[str]:
+        if not self._quarantines:
+            return []
+        now = asyncio.get_running_loop().time()
+        self._quarantines = {b: q for b, q in self._quarantines.items() if q.until + q.duration_s > now}
+        return [bookie for bookie, quarantine in self._quarantines.items() if quarantine.until > now]
 
     def new_ensemble(self, size: int) -> tuple[str, ...]:
         healthy, doubtful = self._candidates(())
@@ -49,21 +73,28 @@ class RandomPlacement:
         self._rng.shuffle(chosen)
         return tuple(chosen)
 
-    def replacement(self, ensemble: Sequence[str], excluded: Iterable[str]) -> str | None:
-        for candidates in self._candidates([*ensemble, *excluded]):
+    def replacement(self, ensemble: Sequence[str], excluded: Iterable[str], *, doubtful: bool = True) -> str | None:
+        healthy, quarantined = self._candidates([*ensemble, *excluded])
+        for candidates in (healthy, quarantined) if doubtful else (healthy,):
             if candidates:
                 return self._rng.choice(candidates)
         return None
 
     def quarantine(self, bookie_id: str) -> None:
-        self._quarantined_until[bookie_id] = asyncio.get_running_loop().time() + self._quarantine_s
+        now = asyncio.get_running_loop().time()
+        before = self._quarantines.get(bookie_id)
+        if before is not None and before.until > now:
+            return  # the same failure, told by the next writer
+        duration_s = self._quarantine_s
+        if before is not None and before.until + before.duration_s > now:
+            duration_s = min(2 * before.duration_s, self._quarantine_max_s)
+        self._quarantines[bookie_id] = _Quarantine(now + duration_s, duration_s)
 
     def _candidates(self, excluded: Sequence[str]) -> tuple[list[str], list[str]]:
         """Healthy ones and quarantined ones, sorted: the choice must depend on the generator alone."""
         available = sorted(bookie for bookie in self._available() if bookie not in excluded)
-        if not self._quarantined_until:
+        quarantined = self.quarantined()
+        if not quarantined:
             return available, []
-        now = asyncio.get_running_loop().time()
-        self._quarantined_until = {bookie: until for bookie, until in self._quarantined_until.items() if until > now}
-        healthy = [bookie for bookie in available if bookie not in self._quarantined_until]
-        return healthy, [bookie for bookie in available if bookie in self._quarantined_until]
+        healthy = [bookie for bookie in available if bookie not in quarantined]
+        return healthy, [bookie for bookie in available if bookie in quarantined]

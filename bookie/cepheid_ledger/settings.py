@@ -47,7 +47,24 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
         10_000, description="Entries that recovery asks for at once; a batch is bounded by 1 MB as well."
     )
     quarantine_s: float = Field(
-        10.0, ge=0, description="A bookie that failed is not chosen for new ledgers for this long, unless there are too few others."
+        10.0,
+        ge=0,
+        description="A bookie that failed is not chosen for this long, unless there are too few others. Doubles when it fails "
+        "again soon after, up to `quarantine_max_s`.",
+    )
+    quarantine_max_s: float = Field(300.0, ge=0, description="Longest quarantine of a bookie that fails again and again.")
+    ensemble_changes: PositiveInt = Field(
+        64, description="Ledgers whose bookies are being replaced in metadata at once; the others wait in the order of asking."
+    )
+    ensemble_change_timeout_s: PositiveFloat = Field(
+        30.0,
+        description="How long a ledger that has fewer than Qa bookies left waits for metadata to take others; then it fails. "
+        "With Qa bookies it goes on without, however long that takes.",
+    )
+    ensemble_retry_s: PositiveFloat = Field(
+        1.0,
+        description="Pause before a spare bookie is looked for again for an under-replicated ledger; up to 10 times this while "
+        "there is none.",
     )
     deletion_grace_s: float = Field(
         3600.0,

@@ -1,8 +1,10 @@
 """Groups that were sent and are not confirmed yet, in the order of their ids.
 
     push ──►│ 7..9 │ 10..10 │ 11..40 │──► complete_through(10) calls back for 7..9 and 10..10, in this order
+                                                    └── while the ensemble changes they are kept for the newcomers
 
-A group is answered once, when its last entry is confirmed, or when the ledger fails.
+A group is answered once, when its last entry is confirmed, or when the ledger fails. What is kept beyond that is bounded by a
+`KeptBytes` that all writers of the process share: when it is spent, the keeping writer lets everything go.
 """
 
 from __future__ import annotations
@@ -21,15 +23,32 @@ GroupDone: TypeAlias = Callable[[EntryGroup | LedgerError], None]
 log = logging.getLogger(__name__)
 
 
-class Unconfirmed:
-    __slots__ = ("_groups", "size_bytes")
+class KeptBytes:
+    """Confirmed groups that wait for newcomers to ensembles, of all writers of the process. Soft by one group."""
 
-    def __init__(self) -> None:
-        self._groups: deque[tuple[int, EntryGroup, GroupDone]] = deque()
-        self.size_bytes = 0
+    __slots__ = ("limit_bytes", "overflows", "used_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.overflows = 0
 
     def __repr__(self) -> str:
-        return f"<Unconfirmed {len(self._groups)} groups, {self.size_bytes} B>"
+        return f"<KeptBytes {self.used_bytes} of {self.limit_bytes}>"
+
+
+class Unconfirmed:
+    __slots__ = ("_groups", "_keeping", "_kept", "_kept_bytes", "size_bytes")
+
+    def __init__(self, kept_bytes: KeptBytes) -> None:
+        self._groups: deque[tuple[int, EntryGroup, GroupDone]] = deque()
+        self.size_bytes = 0
+        self._kept_bytes = kept_bytes
+        self._kept: list[EntryGroup] = []
+        self._keeping = False
+
+    def __repr__(self) -> str:
+        return f"<Unconfirmed {len(self._groups)} groups, {self.size_bytes} B, {len(self._kept)} kept>"
 
     def __len__(self) -> int:
         """How many groups."""
@@ -44,12 +63,27 @@ class Unconfirmed:
         self.size_bytes += len(group.data)
 
     def view(self, first: int, last: int) -> list[EntryGroup]:
-        """The entries `first..last` (inclusive), as sent, in slices of the groups they were sent in."""
+        """The entries `first..last` (inclusive), as sent, in slices of the groups they were sent in; kept ones included."""
         return [
-            group.slice(max(first, group.first_entry_id), min(last, group_last))
-            for group_last, group, _ in self._groups
-            if group_last >= first and group.first_entry_id <= last
+            group.slice(max(first, group.first_entry_id), min(last, group.last_entry_id))
+            for group in (*self._kept, *(group for _, group, _ in self._groups))
+            if group.last_entry_id >= first and group.first_entry_id <= last
         ]
+
+    @property
+    def is_keeping(self) -> bool:
+        """Since `keep`, nothing had to be let go."""
+        return self._keeping
+
+    def keep(self) -> None:
+        """From now on what is confirmed stays visible, until `let_go`."""
+        self.let_go()
+        self._keeping = True
+
+    def let_go(self) -> None:
+        self._keeping = False
+        self._kept_bytes.used_bytes -= sum(len(group.data) for group in self._kept)
+        self._kept = []
 
     def complete_through(self, last: int) -> None:
         """Answers the groups that end at or before `last`. A callback may push."""
@@ -57,6 +91,8 @@ class Unconfirmed:
         while groups and groups[0][0] <= last:
             _, group, on_done = groups.popleft()
             self.size_bytes -= len(group.data)
+            if self._keeping:
+                self._keep(group)
             _answer(on_done, group, group)
 
     def fail(self, error: LedgerError) -> None:
@@ -65,6 +101,14 @@ class Unconfirmed:
             _, group, on_done = self._groups.popleft()
             self.size_bytes -= len(group.data)
             _answer(on_done, error, group)
+
+    def _keep(self, group: EntryGroup) -> None:
+        self._kept.append(group)
+        budget = self._kept_bytes
+        budget.used_bytes += len(group.data)
+        if budget.used_bytes > budget.limit_bytes:
+            budget.overflows += 1
+            self.let_go()
 
 
 def _answer(on_done: GroupDone, outcome: EntryGroup | LedgerError, group: EntryGroup) -> None:

@@ -15,6 +15,7 @@ from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.errors import LedgerError, RecoveryFailedError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.placement import Placement
+from cepheid_ledger.unconfirmed import KeptBytes
 from cepheid_ledger.writer_state import ChangeEnsemble, WriterState
 from cepheid_metadata import Fragment, LedgerMetadata
 from cepheid_rpc import EntryGroup, EntryHeader
@@ -35,10 +36,11 @@ class WriteBack:
         self._waiter: tuple[int, asyncio.Future[None]] | None = None
         self._make_pipeline: Callable[[], AddPipeline] = lambda: AddPipeline(
             ledger.ledger_id,
-            WriterState(ledger.last_fragment.ensemble, ledger.ack_quorum, last_entry_id=start - 1),
+            WriterState(ledger.last_fragment.ensemble, ledger.ack_quorum, start - 1, write_quorum=ledger.write_quorum),
             channel_of,
             master_key_of(ledger),
             recovery=True,
+            kept_bytes=KeptBytes(0),  # a change is decided in the turn in which it begins
             on_change=self._on_change,
             on_failed=self._on_failed,
         )
@@ -85,10 +87,12 @@ class WriteBack:
 
     def _on_change(self, change: ChangeEnsemble) -> None:
         assert self._pipeline is not None
-        state = self._pipeline.state
-        replaced: dict[str, str] = {}
         for old in change.failed:
             self._placement.quarantine(old)
+        state = self._pipeline.state
+        begun = self._pipeline.begin_change()
+        replaced: dict[str, str] = {}
+        for old in begun.failed:
             new = self._placement.replacement(state.unusable, replaced.values())
             if new is not None:
                 replaced[old] = new
@@ -96,6 +100,6 @@ class WriteBack:
             self._pipeline.refuse_change()
             return
         ensemble = tuple(replaced.get(bookie, bookie) for bookie in state.ensemble)
-        kept = [fragment for fragment in self.fragments if fragment.first_entry_id < change.from_entry_id]
-        self.fragments = (*kept, Fragment(first_entry_id=change.from_entry_id, ensemble=ensemble))
+        kept = [fragment for fragment in self.fragments if fragment.first_entry_id < begun.from_entry_id]
+        self.fragments = (*kept, Fragment(first_entry_id=begun.from_entry_id, ensemble=ensemble))
         self._pipeline.change_ensemble(replaced)

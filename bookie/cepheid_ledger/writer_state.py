@@ -1,8 +1,13 @@
-"""What one open ledger decides about its entries, without I/O (rules 1-5 of the README). E = Qw: every bookie gets every entry.
+"""What one open ledger decides about its entries, without I/O (rules 1-5 of the README).
 
     append ──► SendAdd ──► on_added ──► Confirm                strictly in order, once Qa bookies hold it
-                  └──► on_add_failed ──► ChangeEnsemble ──► on_ensemble_changed ──► SendAdd(new bookies, LAC+1 .. last pushed)
-                                               └──► on_change_impossible ──► goes on without them, or FailLedger
+                  └──► on_add_failed ──► ChangeEnsemble            the driver looks for other bookies
+                                             ├─ begin_change ──► metadata ──► on_ensemble_changed ──► SendAdd(newcomers)
+                                             └─ on_change_impossible ──► goes on without them, or FailLedger
+
+A change from ensemble X to Y begins a fragment at LAC + 1, taken in `begin_change`. Until its outcome is known metadata may
+say X or Y, so only bookies that are in both count: what Qa of them hold is held by Qa under either version, and confirming
+goes on. Newcomers get everything from the fragment's start on, and count once the change is in force.
 
 A bookie that left never returns to this ledger: late answers of its first stay would count for its second.
 Recovery writes back through the same core: there an ensemble change stays in memory until the ledger is closed.
@@ -10,15 +15,16 @@ Recovery writes back through the same core: there an ensemble change stays in me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from cepheid_ledger.striping import runs_at, write_windows
 from cepheid_rpc import NO_ENTRY_ID
 
 
 class SendAdd(NamedTuple):  # a tuple, and one for all bookies: made once per append
-    """Entries `first..last` (inclusive) go to each of these bookies."""
+    """Entries `first..last` (inclusive) go to each of these bookies; of a striped ledger each gets its `share` of them."""
 
     bookies: tuple[str, ...]
     first: int
@@ -33,20 +39,27 @@ class Confirm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangeEnsemble:
-    """Find others for the failed bookies; the new fragment starts at `from_entry_id`. Nothing is confirmed meanwhile."""
+    """Bookies failed: find others, then `begin_change`; or say that it is impossible."""
 
     failed: tuple[str, ...]
-    from_entry_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class FailLedger:
-    """Fewer than Qa bookies are left that take entries: nothing can be confirmed any more."""
+    """Too few bookies are left that take entries: nothing can be confirmed any more."""
 
     dropped: tuple[str, ...]
 
 
 Effect: TypeAlias = SendAdd | Confirm | ChangeEnsemble | FailLedger
+
+
+@dataclass(frozen=True, slots=True)
+class BegunChange:
+    """Replace (some of) these; the new fragment starts at `from_entry_id`."""
+
+    failed: tuple[str, ...]
+    from_entry_id: int
 
 
 class WriterState:
@@ -55,25 +68,36 @@ class WriterState:
     __slots__ = (
         "_ack_quorum",
         "_acked_through",
-        "_change_pending",
+        "_begun",
+        "_change_wanted",
         "_departed",
         "_dropped",
         "_failed",
+        "_held_back",
         "_receivers",
+        "_windows",
+        "_write_quorum",
         "failed_for_good",
         "last_add_confirmed",
         "last_add_pushed",
     )
 
-    def __init__(self, ensemble: Sequence[str], ack_quorum: int, last_entry_id: int = NO_ENTRY_ID) -> None:
-        assert 1 <= ack_quorum <= len(ensemble) == len(dict.fromkeys(ensemble))
+    def __init__(
+        self, ensemble: Sequence[str], ack_quorum: int, last_entry_id: int = NO_ENTRY_ID, *, write_quorum: int | None = None
+    ) -> None:
+        size = len(ensemble)
+        self._write_quorum = size if write_quorum is None else write_quorum
+        assert 1 <= ack_quorum <= self._write_quorum <= size == len(dict.fromkeys(ensemble))
         self._ack_quorum = ack_quorum
-        # How far each bookie of the ensemble holds everything; its answers come in order, BookieChannel sees to it.
+        self._windows = write_windows(size, self._write_quorum) if self._write_quorum < size else None
+        # How far each bookie of the ensemble holds its share of everything; its answers come in order, BookieChannel sees to it.
         self._acked_through = dict.fromkeys(ensemble, last_entry_id)
-        self._failed: dict[str, None] = {}  # to be replaced; dicts, not sets: effects must not depend on hashing
-        self._dropped: dict[str, None] = {}  # failed without a replacement: named by metadata, but gets nothing more
+        self._failed: dict[str, None] = {}  # to be replaced, and not counted; dicts, not sets: effects must not depend on hashing
+        self._dropped: dict[str, None] = {}  # failed without a replacement so far: named by metadata, but gets nothing more
         self._departed: dict[str, None] = {}  # replaced
-        self._change_pending = False
+        self._change_wanted = False  # the driver owes an outcome
+        self._begun: BegunChange | None = None
+        self._held_back = False
         self._receivers = tuple(ensemble)
         self.failed_for_good = False
         self.last_add_pushed = self.last_add_confirmed = last_entry_id
@@ -83,11 +107,17 @@ class WriterState:
             f"{bookie}:{acked}{'!' * (bookie in self._failed)}{'x' * (bookie in self._dropped)}"
             for bookie, acked in self._acked_through.items()
         )
-        return f"<WriterState pushed {self.last_add_pushed}, confirmed {self.last_add_confirmed}, {held}>"
+        change = f", changing from {self._begun.from_entry_id}" if self._begun is not None else ""
+        return f"<WriterState pushed {self.last_add_pushed}, confirmed {self.last_add_confirmed}, {held}{change}>"
 
     @property
     def ensemble(self) -> tuple[str, ...]:
         return tuple(self._acked_through)
+
+    @property
+    def receivers(self) -> tuple[str, ...]:
+        """Bookies of the ensemble that get new entries."""
+        return self._receivers
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -99,8 +129,26 @@ class WriterState:
         """Bookies that must not be chosen as replacements: they are in the ensemble, or were in it before."""
         return (*self._acked_through, *self._departed)
 
+    @property
+    def is_striped(self) -> bool:
+        return self._windows is not None
+
+    @property
+    def is_changing(self) -> bool:
+        return self._change_wanted
+
+    @property
+    def has_quorum(self) -> bool:
+        """The bookies that still take entries reach Qa in every write set."""
+        return self._reach_quorum(self._receivers)
+
     def acked_through(self, bookie: str) -> int:
         return self._acked_through[bookie]
+
+    def share(self, bookie: str, first: int, last: int) -> list[tuple[int, int]]:
+        """The runs of `first..last` that this bookie holds by its position."""
+        position = list(self._acked_through).index(bookie)
+        return runs_at(position, first, last, len(self._acked_through), self._write_quorum)
 
     def append(self, count: int) -> SendAdd:
         assert count > 0
@@ -109,49 +157,85 @@ class WriterState:
         return SendAdd(self._receivers, first, self.last_add_pushed)
 
     def on_added(self, bookie: str, last: int) -> Confirm | None:
-        """The bookie holds everything up to `last`."""
+        """The bookie holds its share of everything up to `last`."""
         acked = self._acked_through
         if bookie not in acked or bookie in self._failed or bookie in self._dropped or self.failed_for_good:
             return None  # late news from a bookie that is out: its copy no longer counts
         assert acked[bookie] <= last <= self.last_add_pushed  # checked by BookieChannel, where peers are not trusted
         acked[bookie] = last
-        return self._confirm() if not self._failed else None
+        return self._confirm()
 
     def on_add_failed(self, bookie: str) -> list[Effect]:
         if bookie in self._acked_through and bookie not in self._dropped and not self.failed_for_good:
             self._failed[bookie] = None
             self._receivers = tuple(b for b in self._receivers if b != bookie)
-        return self._change_or_confirm()
+        return self._go_on()
 
-    def on_ensemble_changed(self, replaced: Mapping[str, str]) -> list[Effect]:
-        """The change is in force (in metadata, or in the memory of a recovery)."""
-        assert self._change_pending
-        assert replaced.keys() <= self._failed.keys()
+    # Ensemble change
+
+    def retry_change(self) -> list[Effect]:
+        """There may be a spare by now for bookies that were dropped."""
+        if self.failed_for_good or self._change_wanted or not self._dropped:
+            return []
+        return [self._want_change()]
+
+    def begin_change(self) -> BegunChange:
+        """Takes the new fragment's start; metadata is changed next. Again only when the last attempt certainly left no trace."""
+        assert self._change_wanted
+        assert not self.failed_for_good
+        self._failed.update(self._dropped)  # what they acknowledged stops counting: the change may replace them
+        self._begun = BegunChange(tuple(self._failed), self.last_add_confirmed + 1)
+        return self._begun
+
+    def on_ensemble_changed(self, replaced: Mapping[str, str], *, supplied: bool = True) -> list[Effect]:
+        """The change is in force (in metadata, or in the memory of a recovery).
+
+        Not `supplied`: what the newcomers must have is not at hand any more; they are dropped as soon as they came.
+        """
+        begun, self._begun, self._change_wanted = self._begun, None, False
+        assert begun is not None
+        assert replaced
+        assert all(old in begun.failed for old in replaced)
         assert not any(new in self.unusable for new in replaced.values()), f"{replaced} brings back one of {self.unusable}"
-        self._change_pending = False
-        first, last = self.last_add_confirmed + 1, self.last_add_pushed
+        first, last = begun.from_entry_id, self.last_add_pushed
         self._acked_through = {
             replaced.get(bookie, bookie): first - 1 if bookie in replaced else acked
             for bookie, acked in self._acked_through.items()  # a place in the ensemble keeps its position
         }
-        for old in replaced:
+        for old in begun.failed:
             del self._failed[old]
-            self._departed[old] = None
+            if old in replaced:
+                self._dropped.pop(old, None)
+                self._departed[old] = None
+            else:
+                self._dropped[old] = None
         newcomers = tuple(replaced.values())
+        if not supplied:
+            self._dropped.update(dict.fromkeys(newcomers))
+            return self._go_on()
         self._receivers = (*self._receivers, *newcomers)
-        resend = [SendAdd(newcomers, first, last)] if newcomers and first <= last else []
-        return [*resend, *self._change_or_confirm()]
+        resend = [SendAdd(newcomers, first, last)] if first <= last else []
+        return [*resend, *self._go_on()]
 
     def on_change_impossible(self) -> list[Effect]:
-        """There is no spare bookie: what failed gets nothing more, the others go on while they can reach Qa."""
-        assert self._change_pending
-        self._change_pending = False
-        self._dropped.update(self._failed)
-        self._failed.clear()
-        if len(self._receivers) < self._ack_quorum:
-            self.failed_for_good = True
-            return [FailLedger(self.dropped)]
-        return self._change_or_confirm()
+        """No spare bookie, or metadata certainly unchanged: the others go on while they can reach Qa."""
+        assert self._change_wanted
+        in_change = tuple(self._failed) if self._begun is None else self._begun.failed
+        self._change_wanted, self._begun = False, None
+        for bookie in in_change:
+            del self._failed[bookie]
+            self._dropped[bookie] = None
+        return self._go_on()
+
+    # Confirming
+
+    def hold_back(self) -> None:
+        """Nothing is confirmed until `release`: whether the ledger is still ours is being looked up."""
+        self._held_back = True
+
+    def release(self) -> Confirm | None:
+        self._held_back = False
+        return None if self.failed_for_good else self._confirm()
 
     def fail(self) -> None:
         """Fenced, refused or given up: nothing is confirmed from now on, whatever still arrives."""
@@ -159,22 +243,56 @@ class WriterState:
 
     def can_do_without(self, bookie: str) -> bool:
         """The others reach Qa, and hold what this one still has to answer: giving it up costs a copy, not progress."""
-        others = len(self._receivers) - (bookie in self._receivers)
-        return others >= self._ack_quorum and self._acked_through.get(bookie, self.last_add_pushed) < self.last_add_confirmed
+        if self._acked_through.get(bookie, self.last_add_pushed) >= self.last_add_confirmed:
+            return False
+        return self._reach_quorum([other for other in self._receivers if other != bookie])
 
-    def _change_or_confirm(self) -> list[Effect]:
-        if self.failed_for_good or self._change_pending:
+    def _go_on(self) -> list[Effect]:
+        if self.failed_for_good:
             return []
-        if self._failed:  # confirm nothing meanwhile: the new fragment starts at LAC+1, and that must stay true
-            self._change_pending = True
-            return [ChangeEnsemble(tuple(self._failed), from_entry_id=self.last_add_confirmed + 1)]
         confirm = self._confirm()
-        return [] if confirm is None else [confirm]
+        effects: list[Effect] = [] if confirm is None else [confirm]
+        if self._change_wanted:
+            return effects
+        if self._failed:
+            effects.append(self._want_change())
+        elif not self.has_quorum:
+            self.failed_for_good = True
+            effects.append(FailLedger(self.dropped))
+        return effects
+
+    def _want_change(self) -> ChangeEnsemble:
+        self._change_wanted = True
+        return ChangeEnsemble((*self._failed, *(bookie for bookie in self._dropped if bookie not in self._failed)))
+
+    def _reach_quorum(self, bookies: Sequence[str]) -> bool:
+        if self._windows is None:
+            return len(bookies) >= self._ack_quorum
+        there = [bookie in bookies for bookie in self._acked_through]
+        return all(sum(there[position] for position in window) >= self._ack_quorum for window in self._windows)
 
     def _confirm(self) -> Confirm | None:
+        if self._held_back:
+            return None
         # What a dropped bookie acknowledged while it was well still counts: metadata names it, and it holds the bytes.
-        reached = sorted(self._acked_through.values(), reverse=True)[self._ack_quorum - 1]
+        # A failed one may be replaced by the change that is on its way: it is not in both ensembles.
+        counted: Iterable[int] = self._acked_through.values()
+        if self._failed:
+            counted = [NO_ENTRY_ID if bookie in self._failed else held for bookie, held in self._acked_through.items()]
+        if self._windows is None:
+            reached = sorted(counted, reverse=True)[self._ack_quorum - 1]
+        else:
+            reached = self._reached_striped(list(counted), self._windows)
         if reached <= self.last_add_confirmed:
             return None
         self.last_add_confirmed = reached
         return Confirm(reached)
+
+    def _reached_striped(self, counted: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
+        """The last entry before the first that lacks its quorum. Entries e with e mod E = c share a write set, window c."""
+        size, nearest = len(windows), self.last_add_pushed + 1
+        for remainder, window in enumerate(windows):
+            reached = sorted((counted[position] for position in window), reverse=True)[self._ack_quorum - 1]
+            behind = max(reached, self.last_add_confirmed) + 1  # the next entry of this window that lacks its quorum
+            nearest = min(nearest, behind + (remainder - behind) % size)
+        return nearest - 1

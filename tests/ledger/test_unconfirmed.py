@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cepheid_ledger import LedgerClosedError, LedgerError
-from cepheid_ledger.unconfirmed import Unconfirmed
+from cepheid_ledger.unconfirmed import KeptBytes, Unconfirmed
 from cepheid_rpc import EntryGroup, encode_group
 
 
 def queue_of(*ranges: tuple[int, int]) -> tuple[Unconfirmed, list[Any]]:
-    queue, seen = Unconfirmed(), []
+    queue, seen = Unconfirmed(KeptBytes(10_000)), []
     for first, last in ranges:
         queue.push(last, encode_group(7, first, -1, 0, [b"x"] * (last - first + 1)), seen.append)
     return queue, seen
@@ -52,3 +52,31 @@ def test_what_is_pushed_by_a_callback_is_answered_later() -> None:
     queue.fail(LedgerClosedError("over"))
     assert isinstance(seen[2], LedgerClosedError)
     assert (len(queue), queue.size_bytes) == (0, 0)
+
+
+def test_what_is_confirmed_while_the_ensemble_changes_is_kept_for_the_newcomers() -> None:
+    queue, _ = queue_of((0, 2), (3, 3), (4, 6))
+    queue.complete_through(2)
+    queue.keep()
+    queue.complete_through(3)
+    assert ids(queue.view(3, 6)) == [(3, 3), (4, 6)]
+    assert ids(queue.view(0, 6)) == [(3, 3), (4, 6)], "what was confirmed before the change is gone"
+    queue.let_go()
+    assert ids(queue.view(3, 6)) == [(4, 6)]
+
+
+def test_what_is_kept_is_bounded_for_all_writers_together() -> None:
+    budget = KeptBytes(100)
+    queues = [Unconfirmed(budget) for _ in range(2)]
+    for queue in queues:
+        for entry_id in range(2):
+            queue.push(entry_id, encode_group(7, entry_id, -1, 0, [b"x"]), lambda _: None)
+        queue.keep()
+        queue.complete_through(0)
+    assert (budget.used_bytes, budget.overflows) == (74, 0)
+    queues[0].complete_through(1)
+    assert [queue.is_keeping for queue in queues] == [False, True], "the one that goes over lets everything go"
+    assert (budget.used_bytes, budget.overflows) == (37, 1)
+    queues[0].keep()
+    queues[1].let_go()
+    assert budget.used_bytes == 0

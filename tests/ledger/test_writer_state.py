@@ -1,15 +1,20 @@
-"""The writer core: what is confirmed when, and what happens when bookies fail. Tables first, then random histories."""
+"""The writer core: what is confirmed when, and what happens when bookies fail. Random histories: test_writer_history.py."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cepheid_ledger.writer_state import ChangeEnsemble, Confirm, Effect, FailLedger, SendAdd, WriterState
+from cepheid_ledger.striping import runs_at, write_windows
+from cepheid_ledger.writer_state import BegunChange, ChangeEnsemble, Confirm, FailLedger, SendAdd, WriterState
 
 ABC = ("a", "b", "c")
+ABCD = ("a", "b", "c", "d")
+
+
+def change(state: WriterState, replaced: dict[str, str]) -> list[object]:
+    """Begun and in force in one step."""
+    state.begin_change()
+    return list(state.on_ensemble_changed(replaced))
 
 
 @pytest.mark.parametrize(
@@ -44,16 +49,27 @@ def test_an_answer_is_confirmed_once() -> None:
     assert state.on_added("c", 0) is None
 
 
-def test_nothing_is_confirmed_while_the_ensemble_changes() -> None:
+def test_while_the_ensemble_changes_only_bookies_of_both_ensembles_count() -> None:
     state = WriterState(ABC, 2)
     state.append(10)
     state.on_added("a", 6)
-    state.on_added("b", 6)
-    assert state.last_add_confirmed == 6
-    assert state.on_add_failed("b") == [ChangeEnsemble(("b",), from_entry_id=7)]
-    assert state.on_added("a", 9) is None
-    assert state.on_added("c", 9) is None, "entry 9 has two copies, but the new fragment starts at 7"
-    assert state.last_add_confirmed == 6
+    state.on_added("b", 9)
+    assert state.on_add_failed("b") == [ChangeEnsemble(("b",))]
+    assert state.on_added("a", 8) is None, "b holds 8 too, but the change that is on its way takes its place away"
+    assert state.begin_change() == BegunChange(("b",), from_entry_id=7)
+    assert state.on_added("c", 7) == Confirm(7), "a and c are in the old and the new ensemble"
+    assert state.on_ensemble_changed({"b": "d"}) == [SendAdd(("d",), 7, 9)], "from the start of the fragment on, not from LAC + 1"
+    assert state.on_added("d", 8) == Confirm(8)
+
+
+def test_the_start_of_the_fragment_is_taken_when_the_change_begins() -> None:
+    state = WriterState(ABC, 2)
+    state.append(10)
+    state.on_add_failed("b")
+    state.on_added("a", 5)
+    assert state.on_added("c", 5) == Confirm(5), "while the change waits for its turn"
+    assert state.begin_change().from_entry_id == 6
+    assert state.on_ensemble_changed({"b": "d"}) == [SendAdd(("d",), 6, 9)]
 
 
 def test_worked_example_of_an_ensemble_change() -> None:
@@ -63,17 +79,51 @@ def test_worked_example_of_an_ensemble_change() -> None:
     state.on_added("a", 7)
     state.on_added("c", 7)
     state.on_added("b", 8)
-    state.on_added("a", 8)
-    assert state.last_add_confirmed == 8
-    assert state.on_add_failed("b") == [ChangeEnsemble(("b",), 9)]
+    assert state.last_add_confirmed == 7
+    state.on_add_failed("b")
+    assert state.begin_change() == BegunChange(("b",), 8)
+    assert state.on_added("a", 8) is None, "8 is on A and B, but B is leaving: incomplete again"
     assert state.on_add_failed("c") == [], "one change at a time"
     # The change of b is in force; c, which failed meanwhile, is next, from the same start.
-    assert state.on_ensemble_changed({"b": "d"}) == [SendAdd(("d",), 9, 9), ChangeEnsemble(("c",), 9)]
+    assert state.on_ensemble_changed({"b": "d"}) == [SendAdd(("d",), 8, 9), ChangeEnsemble(("c",))]
+    assert state.begin_change() == BegunChange(("c",), 8), "start = last key: that fragment is replaced"
     assert state.ensemble == ("a", "d", "c"), "a place keeps its position"
-    assert state.on_added("d", 9) is None
-    assert state.on_ensemble_changed({"c": "f"}) == [SendAdd(("f",), 9, 9)]
-    assert state.on_added("a", 9) == Confirm(9)
+    assert state.on_added("d", 8) == Confirm(8), "a and d stay whatever becomes of the second change"
+    assert state.on_ensemble_changed({"c": "f"}) == [SendAdd(("f",), 8, 9)]
+    assert state.on_added("a", 9) is None
+    assert state.on_added("f", 9) == Confirm(9)
     assert state.ensemble == ("a", "d", "f")
+
+
+def test_several_failures_before_the_change_begins_are_one_change() -> None:
+    state = WriterState(ABC, 1)
+    state.append(1)
+    assert state.on_add_failed("b") == [ChangeEnsemble(("b",))]
+    assert state.on_add_failed("c") == []
+    assert state.begin_change() == BegunChange(("b", "c"), 0)
+    assert state.on_ensemble_changed({"b": "d", "c": "e"}) == [SendAdd(("d", "e"), 0, 0)]
+
+
+def test_an_attempt_that_left_no_trace_begins_anew_with_all_that_failed() -> None:
+    state = WriterState(ABC, 1)
+    state.append(5)
+    state.on_add_failed("b")
+    assert state.begin_change() == BegunChange(("b",), 0)
+    state.on_added("a", 2)
+    state.on_add_failed("c")
+    assert state.begin_change() == BegunChange(("b", "c"), 3)
+
+
+def test_a_newcomer_that_fails_is_replaced_too_and_nobody_comes_back() -> None:
+    state = WriterState(ABC, 2)
+    state.append(1)
+    state.on_add_failed("a")
+    change(state, {"a": "d"})
+    state.on_add_failed("d")
+    assert set(state.unusable) == {"a", "b", "c", "d"}
+    state.begin_change()
+    with pytest.raises(AssertionError, match="brings back"):
+        state.on_ensemble_changed({"d": "a"})
 
 
 def test_acks_of_a_replaced_bookie_no_longer_count() -> None:
@@ -81,21 +131,10 @@ def test_acks_of_a_replaced_bookie_no_longer_count() -> None:
     state.append(1)
     state.on_added("a", 0)
     state.on_add_failed("a")
-    state.on_ensemble_changed({"a": "d"})
+    change(state, {"a": "d"})
     assert state.on_added("a", 0) is None
     assert state.on_added("b", 0) is None, "only b holds entry 0 under the present ensemble"
     assert state.on_added("d", 0) == Confirm(0)
-
-
-def test_a_bookie_that_left_does_not_come_back() -> None:
-    state = WriterState(ABC, 2)
-    state.append(1)
-    state.on_add_failed("a")
-    state.on_ensemble_changed({"a": "d"})
-    assert "a" in state.unusable
-    state.on_add_failed("d")
-    with pytest.raises(AssertionError, match="brings back"):
-        state.on_ensemble_changed({"d": "a"})
 
 
 def test_without_a_spare_the_others_go_on_while_they_reach_the_ack_quorum() -> None:
@@ -108,7 +147,7 @@ def test_without_a_spare_the_others_go_on_while_they_reach_the_ack_quorum() -> N
     assert state.append(1) == SendAdd(("a", "b"), 2, 2), "the failed one gets nothing more"
     assert state.on_added("c", 1) is None, "late news"
     assert state.on_added("b", 2) == Confirm(1)
-    state.on_add_failed("b")
+    assert state.on_add_failed("b") == [ChangeEnsemble(("b", "c"))], "a new attempt is one for all that failed"
     assert state.on_change_impossible() == [FailLedger(("c", "b"))]
     assert state.on_added("a", 2) is None
 
@@ -118,8 +157,49 @@ def test_what_a_dropped_bookie_acknowledged_before_it_failed_still_counts() -> N
     state.append(2)
     state.on_added("c", 1)
     state.on_add_failed("c")
-    state.on_change_impossible()
+    assert state.on_added("a", 0) is None, "c may be replaced"
+    assert state.on_change_impossible() == [Confirm(0)], "it was not: metadata names it, and it holds entry 0"
     assert state.on_added("a", 1) == Confirm(1)
+
+
+def test_a_spare_that_appears_later_takes_the_place_of_a_dropped_bookie() -> None:
+    state = WriterState(ABC, 2)
+    state.append(4)
+    assert state.retry_change() == []
+    state.on_added("a", 1)
+    state.on_added("b", 1)
+    state.on_add_failed("c")
+    state.on_change_impossible()
+    assert state.retry_change() == [ChangeEnsemble(("c",))]
+    assert state.retry_change() == [], "one change at a time"
+    assert state.dropped == ("c",), "still under-replicated"
+    assert change(state, {"c": "d"}) == [SendAdd(("d",), 2, 3)]
+    assert (state.dropped, state.receivers) == ((), ("a", "b", "d"))
+
+
+def test_one_spare_for_two_failed_bookies() -> None:
+    state = WriterState(ABC, 2)
+    state.append(2)
+    state.on_add_failed("b")
+    state.on_add_failed("c")
+    assert change(state, {"b": "d"}) == [SendAdd(("d",), 0, 1)]
+    assert (state.dropped, state.ensemble) == (("c",), ("a", "d", "c"))
+    state.on_added("a", 1)
+    assert state.on_added("d", 1) == Confirm(1)
+
+
+def test_newcomers_that_cannot_be_supplied_are_dropped_and_replaced_by_the_next_change() -> None:
+    state = WriterState(ABC, 2)
+    state.append(2)
+    state.on_add_failed("c")
+    state.begin_change()
+    assert state.on_ensemble_changed({"c": "d"}, supplied=False) == []
+    assert (state.dropped, state.ensemble, state.receivers) == (("d",), ("a", "b", "d"), ("a", "b"))
+    assert state.on_added("d", 1) is None
+    state.on_added("a", 1)
+    assert state.on_added("b", 1) == Confirm(1)
+    assert state.retry_change() == [ChangeEnsemble(("d",))]
+    assert state.begin_change() == BegunChange(("d",), 2)
 
 
 def test_a_bookie_can_be_done_without_when_it_lags_behind_what_is_confirmed() -> None:
@@ -131,117 +211,94 @@ def test_a_bookie_can_be_done_without_when_it_lags_behind_what_is_confirmed() ->
     assert state.can_do_without("c")
     assert not state.can_do_without("a"), "it holds everything that is confirmed"
     state.on_add_failed("b")
-    state.on_change_impossible()
     assert not state.can_do_without("c"), "b is out: a alone does not reach the quorum"
+    state.on_change_impossible()
+    assert not state.can_do_without("c")
 
 
 def test_recovery_starts_behind_what_is_confirmed() -> None:
     state = WriterState(ABC, 2, last_entry_id=41)
     assert state.append(2) == SendAdd(ABC, 42, 43)
-    state.on_added("a", 43)
-    assert state.on_added("b", 42) == Confirm(42)
 
 
-@given(st.integers(1, 5), st.data())
-def test_the_quorum_is_exact(size: int, data: st.DataObject) -> None:
-    """For any answers: entry e is confirmed exactly when Qa bookies hold everything up to e."""
-    ensemble = tuple("abcde"[:size])
-    ack_quorum = data.draw(st.integers(1, size))
-    state = WriterState(ensemble, ack_quorum)
-    state.append(8)
-    held = {bookie: data.draw(st.integers(-1, 7), label=bookie) for bookie in ensemble}
-    for bookie, last in held.items():
-        if last >= 0:
-            state.on_added(bookie, last)
-    expected = max(e for e in range(-1, 8) if e < 0 or sum(last >= e for last in held.values()) >= ack_quorum)
-    assert state.last_add_confirmed == expected
+def test_nothing_is_confirmed_while_it_is_looked_up_whose_ledger_it_is() -> None:
+    state = WriterState(ABC, 2)
+    state.append(2)
+    state.hold_back()
+    assert [state.on_added(bookie, 1) for bookie in ABC] == [None, None, None]
+    assert state.release() == Confirm(1)
+    state.fail()
+    assert state.release() is None
 
 
-class WriterHistory(RuleBasedStateMachine):
-    """A writer, bookies that store what they get, and metadata. Invariants L3 and L4 after each step.
-
-    `stored` is what a bookie holds, `sent` what is on its way; a change is decided at once or later, with or without a
-    spare, and late answers of bookies that left still arrive.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = WriterState(ABC, 2)
-        self.fragments: dict[int, tuple[str, ...]] = {0: ABC}
-        self.sent: dict[str, list[tuple[int, int]]] = {bookie: [] for bookie in "abcdefghij"}
-        self.stored: dict[str, set[int]] = {bookie: set() for bookie in "abcdefghij"}
-        self.change: ChangeEnsemble | None = None
-        self.confirmed = -1
-        self.failed = False
-
-    def perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case SendAdd(bookies, first, last):
-                    for bookie in bookies:
-                        self.sent[bookie].append((first, last))
-                case Confirm(last):
-                    assert last > self.confirmed, "confirmed twice, or backwards"
-                    assert self.change is None, "confirmed while the ensemble changes"
-                    self.confirmed = last
-                case ChangeEnsemble():
-                    assert self.change is None, "two changes at once"
-                    assert effect.from_entry_id == self.confirmed + 1
-                    self.change = effect
-                case FailLedger():
-                    self.failed = True
-
-    @precondition(lambda self: not self.failed)
-    @rule(count=st.integers(1, 3))
-    def append(self, count: int) -> None:
-        self.perform([self.state.append(count)])
-
-    @rule(bookie=st.sampled_from("abcdefghij"), heard=st.booleans())
-    def answer(self, bookie: str, heard: bool) -> None:
-        if self.sent[bookie]:
-            first, last = self.sent[bookie].pop(0)
-            self.stored[bookie] |= set(range(first, last + 1))
-            if heard and (confirm := self.state.on_added(bookie, last)) is not None:
-                self.perform([confirm])
-            if not heard:
-                self.lose(bookie)
-
-    def lose(self, bookie: str) -> None:
-        self.sent[bookie].clear()
-        self.perform(self.state.on_add_failed(bookie))
-
-    @rule(bookie=st.sampled_from("abcdefghij"))
-    def fail(self, bookie: str) -> None:
-        if bookie in self.state.ensemble:
-            self.lose(bookie)
-
-    @precondition(lambda self: self.change is not None)
-    @rule(data=st.data())
-    def change_ensemble(self, data: st.DataObject) -> None:
-        change = self.change
-        assert change is not None
-        spares = [bookie for bookie in "abcdefghij" if bookie not in self.state.unusable]
-        replaced = dict(zip(change.failed, spares, strict=False))
-        self.change = None
-        if not replaced or data.draw(st.booleans()):
-            self.perform(self.state.on_change_impossible())
-            return
-        ensemble = tuple(replaced.get(bookie, bookie) for bookie in self.state.ensemble)
-        assert max(self.fragments) <= change.from_entry_id
-        self.fragments[change.from_entry_id] = ensemble
-        self.perform(self.state.on_ensemble_changed(replaced))
-        assert self.state.ensemble == ensemble
-
-    @invariant()
-    def confirmed_entries_are_on_ack_quorum_bookies_that_metadata_names(self) -> None:
-        for entry_id in range(self.confirmed + 1):
-            first = max(key for key in self.fragments if key <= entry_id)
-            holders = [bookie for bookie in self.fragments[first] if entry_id in self.stored[bookie]]
-            assert len(holders) >= 2, f"entry {entry_id} is on {holders} of {self.fragments}"
-
-    @invariant()
-    def lac_is_what_was_confirmed(self) -> None:
-        assert self.confirmed == self.state.last_add_confirmed <= self.state.last_add_pushed
+# Striping
 
 
-TestWriterHistory = WriterHistory.TestCase
+@pytest.mark.parametrize(
+    ("position", "first", "last", "runs"),
+    [
+        (0, 0, 9, [(0, 0), (3, 4), (7, 8)]),  # E 4, Qw 2: position p holds entries p - 1 and p, mod 4
+        (2, 0, 9, [(1, 2), (5, 6), (9, 9)]),
+        (2, 2, 5, [(2, 2), (5, 5)]),
+        (2, 3, 4, []),
+    ],
+)
+def test_runs_of_a_position(position: int, first: int, last: int, runs: list[tuple[int, int]]) -> None:
+    assert runs_at(position, first, last, ensemble_size=4, write_quorum=2) == runs
+
+
+@pytest.mark.parametrize(("size", "write_quorum"), [(3, 2), (4, 2), (4, 3), (5, 2), (5, 4)])
+def test_runs_and_windows_are_two_views_of_one_rule(size: int, write_quorum: int) -> None:
+    base = 2**31 - 3  # full width: no cast to 32 bits on the way
+    held = {
+        (entry_id, position)
+        for position in range(size)
+        for first, last in runs_at(position, base, base + 20, size, write_quorum)
+        for entry_id in range(first, last + 1)
+    }
+    windows = write_windows(size, write_quorum)
+    assert held == {(entry_id, p) for entry_id in range(base, base + 21) for p in windows[entry_id % size]}
+
+
+def test_striped_entries_are_confirmed_in_order_by_their_own_write_sets() -> None:
+    state = WriterState(ABCD, 2, write_quorum=2)
+    assert state.append(4) == SendAdd(ABCD, 0, 3)
+    assert state.share("c", 0, 3) == [(1, 2)]
+    assert state.on_added("c", 2) is None
+    assert state.on_added("b", 1) is None, "1 is on b and c, but 0 comes first"
+    assert state.on_added("a", 0) == Confirm(1), "b answered through 1, so it holds 0"
+    assert state.on_added("a", 3) is None
+    assert state.on_added("d", 3) == Confirm(3)
+
+
+def test_worked_example_of_striping() -> None:
+    """ledger-protocol §17: E 4, Qw 2; replacing C re-sends only ids with id mod 4 in {1, 2}."""
+    state = WriterState(ABCD, 2, write_quorum=2)
+    assert [entry_id for first, last in state.share("b", 5, 5) for entry_id in range(first, last + 1)] == [5]
+    assert state.share("c", 5, 5) == [(5, 5)]
+    assert state.share("a", 5, 5) == state.share("d", 5, 5) == []
+    state.append(12)
+    state.on_add_failed("c")
+    assert change(state, {"c": "e"}) == [SendAdd(("e",), 0, 11)]
+    resent = [entry_id for first, last in state.share("e", 0, 11) for entry_id in range(first, last + 1)]
+    assert resent == [entry_id for entry_id in range(12) if entry_id % 4 in (1, 2)]
+
+
+def test_a_striped_ledger_needs_its_quorum_in_every_write_set() -> None:
+    state = WriterState(ABCD, 1, write_quorum=2)
+    state.on_add_failed("b")
+    assert state.on_change_impossible() == [], "every two neighbours have one left"
+    state.on_add_failed("c")
+    assert state.on_change_impossible() == [FailLedger(("b", "c"))], "entry 1 has nobody"
+
+
+def test_a_striped_ledger_stops_at_the_first_entry_without_its_quorum() -> None:
+    state = WriterState(("a", "b", "c", "d", "e", "f"), 2, write_quorum=2)
+    state.append(12)
+    for bookie in "abcef":
+        state.on_added(bookie, 11)
+    assert state.last_add_confirmed == 1, "entry 2 is on c and d"
+    state.on_add_failed("d")
+    assert change(state, {"d": "g"}) == [SendAdd(("g",), 2, 11)]
+    assert state.last_add_confirmed == 1
+    assert state.on_added("g", 3) == Confirm(7), "8 is the next on c and g"

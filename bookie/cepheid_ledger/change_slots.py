@@ -1,0 +1,90 @@
+"""What the ensemble changes of all writers of a process share. A bookie's death makes thousands of them at once.
+
+    EnsembleChanger ──slot()──► so many at once, in the order of asking ──► metadata
+                    ──retry_later──► rounds, with pauses that grow while nothing helps ──► retry
+
+One timer for everybody who waits for a spare. While metadata is away a round asks with one ledger only; the rest follows once
+that one got through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.unconfirmed import KeptBytes
+
+_LONGEST_PAUSE = 10  # times the first
+_PER_TURN = 200  # retries in one turn of the loop: publishers wait meanwhile
+
+
+class Retrying(Protocol):
+    def retry(self) -> bool:
+        """False: still no spare."""
+
+
+class ChangeSlots:
+    def __init__(self, settings: LedgerSettings) -> None:
+        self.kept_bytes = KeptBytes(settings.channel_window_bytes)
+        self._slots = asyncio.Semaphore(settings.ensemble_changes)  # serves in the order of asking
+        self._first_pause_s = self._pause_s = settings.ensemble_retry_s
+        self._waiting: dict[Retrying, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._metadata_is_away = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<ChangeSlots: {len(self._waiting)} ledgers wait for a spare, {self.kept_bytes!r}>"
+
+    def slot(self) -> asyncio.Semaphore:
+        return self._slots
+
+    def retry_later(self, changer: Retrying) -> None:
+        self._waiting[changer] = None
+        self._pause_s = self._first_pause_s
+        if self._timer is None:
+            self._arm(self._pause_s)
+
+    def forget(self, changer: Retrying) -> None:
+        self._waiting.pop(changer, None)
+
+    def on_metadata(self, is_away: bool) -> None:
+        """How the last change fared."""
+        if self._metadata_is_away and not is_away and self._timer is not None:
+            self._timer.cancel()
+            self._arm(0)
+        self._metadata_is_away = is_away
+
+    def close(self) -> None:
+        self._closed = True
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, pause_s: float) -> None:
+        if not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._round, list(self._waiting), False)
+
+    def _round(self, waiting: list[Retrying], has_helped: bool) -> None:
+        """Some of those who waited when the round began; the rest in the next turn."""
+        self._timer = None
+        turn, rest = waiting[:_PER_TURN], waiting[_PER_TURN:]
+        for changer in turn:
+            if changer not in self._waiting:
+                continue
+            del self._waiting[changer]
+            if not changer.retry():
+                self._waiting[changer] = None
+                continue
+            has_helped = True
+            if self._metadata_is_away:
+                rest = []
+                break
+        if rest:
+            self._timer = asyncio.get_running_loop().call_later(0, self._round, rest, has_helped)
+        elif self._waiting and self._timer is None:
+            longest_s = _LONGEST_PAUSE * self._first_pause_s
+            self._pause_s = self._first_pause_s if has_helped else min(2 * self._pause_s, longest_s)
+            self._arm(self._pause_s)

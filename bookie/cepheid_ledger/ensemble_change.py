@@ -1,0 +1,175 @@
+"""Others for the bookies of an open ledger that failed: the driver of an ensemble change, one per writer.
+
+    on_change ──► wait for a slot ──► begin (LAC + 1), choose ──► compare-and-set ──► in force: send to the newcomers
+        ▲                                  │ no spare                 ├── certainly refused: go on without, retry later
+        └────── ChangeSlots: retry ◄───────┴──────────────────────────┤
+                                                                      ├── unknown: insist with the same bookies
+                                                                      └── in recovery or closed by others: fenced
+
+Rules:
+1. An outcome that is unknown is asked for until it is known. Giving up would leave a change behind that takes effect later.
+2. Neither a missing spare nor an outage of metadata stops a ledger that has Qa bookies. One that has fewer waits for metadata
+   for `ensemble_change_timeout_s`, and fails at once when there is no spare: a new ledger finds bookies that this one may not
+   take back.
+3. A bookie in quarantine is taken only when the ledger cannot go on otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from cepheid_ledger.add_pipeline import AddPipeline
+from cepheid_ledger.change_slots import ChangeSlots
+from cepheid_ledger.errors import LedgerError, LedgerFencedError, LedgerWriteError
+from cepheid_ledger.metadata_edits import ensemble_changed
+from cepheid_ledger.placement import Placement
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.writer_record import WriterRecord
+from cepheid_ledger.writer_state import BegunChange, ChangeEnsemble
+from cepheid_metadata import LedgerMetadata, LedgerState, MetadataError
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+
+class EnsembleChanger:
+    """`proposed` is what metadata may say by now, while that is not known: the fragment's start, and who replaces whom."""
+
+    def __init__(
+        self,
+        pipeline: AddPipeline,
+        record: WriterRecord,
+        placement: Placement,
+        slots: ChangeSlots,
+        tasks: TaskOwner,
+        settings: LedgerSettings,
+    ) -> None:
+        self.proposed: tuple[int, Mapping[str, str]] | None = None
+        self._in_doubt = False  # an attempt for `proposed` may have been, or may still come into force
+        self._pipeline = pipeline
+        self._record = record
+        self._placement = placement
+        self._slots = slots
+        self._tasks = tasks
+        self._settings = settings
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, change: ChangeEnsemble) -> None:
+        """Called by the pipeline, which waits for the outcome."""
+        for bookie in change.failed:
+            self._placement.quarantine(bookie)
+        self._task = self._tasks.start(self._run(), name="change-ensemble")
+
+    async def abandon(self) -> None:
+        """Stops what is under way, before somebody else changes the record. `proposed` may be in force then."""
+        self._slots.forget(self)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def retry(self) -> bool:
+        """Tries again for bookies that had no replacement. False: there is still no spare."""
+        pipeline = self._pipeline
+        if pipeline.state.failed_for_good or pipeline.state.is_changing or not pipeline.state.dropped:
+            return True
+        if self._placement.replacement(pipeline.state.unusable, (), doubtful=False) is None:
+            return False
+        pipeline.retry_change()
+        return True
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.ensemble_change_timeout_s
+        pipeline = self._pipeline
+        try:
+            while not pipeline.state.failed_for_good:
+                async with self._slots.slot():
+                    if await self._attempt(loop.time() >= deadline):
+                        return
+                await asyncio.sleep(self._settings.metadata_retry_s)
+        except LedgerError as error:  # fenced, or deleted
+            pipeline.fail(error)
+
+    async def _attempt(self, is_late: bool) -> bool:
+        """Whether it is decided. A task of a failed writer has nothing to decide."""
+        pipeline = self._pipeline
+        if pipeline.state.failed_for_good:
+            return True
+        if self.proposed is None and not self._begin():
+            self._refuse("no spare bookie")
+            return True
+        assert self.proposed is not None
+        first_entry_id, replaced = self.proposed
+        attempts = 0
+
+        def plan(ledger: LedgerMetadata) -> LedgerMetadata | None:
+            nonlocal attempts
+            attempts += 1
+            return _plan_change(ledger, first_entry_id, replaced)
+
+        try:
+            await self._record.change(plan)
+        except (MetadataError, TimeoutError) as error:
+            # Asked twice: what became of an earlier attempt is as good as unknown.
+            is_unknown = attempts > 1 or isinstance(error, TimeoutError) or getattr(error, "outcome_unknown", False)
+            return self._take_failure(error, is_unknown, is_late)
+        self.proposed = None
+        self._slots.on_metadata(is_away=False)
+        if not pipeline.state.failed_for_good:
+            fields = {"ledger_id": self._record.ledger.ledger_id, "entry_id": first_entry_id, "bookie": dict(replaced)}
+            log.info("ledger.ensemble_changed", extra=fields)
+            pipeline.change_ensemble(replaced)
+        return True
+
+    def _begin(self) -> bool:
+        """The start and the bookies are taken in one step. False: there is no spare."""
+        begun = self._pipeline.begin_change()
+        replaced = self._choose(begun)
+        if replaced:
+            self.proposed, self._in_doubt = (begun.from_entry_id, replaced), False
+        return bool(replaced)
+
+    def _choose(self, begun: BegunChange) -> dict[str, str]:
+        state = self._pipeline.state
+        replaced: dict[str, str] = {}
+        for old in begun.failed:
+            new = self._placement.replacement(state.unusable, replaced.values(), doubtful=not state.has_quorum)
+            if new is not None:
+                replaced[old] = new
+        return replaced
+
+    def _take_failure(self, error: Exception, is_unknown: bool, is_late: bool) -> bool:
+        pipeline = self._pipeline
+        self._slots.on_metadata(is_away=True)
+        self._in_doubt = self._in_doubt or is_unknown
+        if not self._in_doubt:
+            self.proposed = None
+            if pipeline.state.has_quorum:
+                self._refuse(str(error))
+                return True
+        if is_late and not pipeline.state.has_quorum:
+            ledger_id = self._record.ledger.ledger_id
+            waited = f"metadata could not be changed for {self._settings.ensemble_change_timeout_s:g} s ({error})"
+            message = f"ledger {ledger_id} has too few bookies left that take entries, and {waited}"
+            raise LedgerWriteError(message, ledger_id=ledger_id, bookies=pipeline.state.dropped)
+        return False
+
+    def _refuse(self, reason: str) -> None:
+        pipeline = self._pipeline
+        before = pipeline.state.dropped
+        pipeline.refuse_change()
+        if pipeline.state.failed_for_good:
+            return
+        if pipeline.state.dropped != before:  # a retry that did not help is no news
+            fields = {"ledger_id": self._record.ledger.ledger_id, "bookie": pipeline.state.dropped, "error": reason}
+            log.warning("ledger.under_replicated", extra=fields)
+        self._slots.retry_later(self)
+
+
+def _plan_change(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapping[str, str]) -> LedgerMetadata | None:
+    if ledger.state is not LedgerState.OPEN:
+        message = f"ledger {ledger.ledger_id} is {ledger.state} by somebody else, its ensemble is not this writer's any more"
+        raise LedgerFencedError(message, ledger_id=ledger.ledger_id)
+    return ensemble_changed(ledger, first_entry_id, replaced)

@@ -1,0 +1,36 @@
+"""A ledger's record as its writer knows it. One change at a time: two metadata writers of one process would race each other."""
+
+from __future__ import annotations
+
+from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, Plan, change_ledger, read_ledger
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_metadata import LedgerMetadata
+
+
+class WriterRecord:
+    def __init__(self, found: FoundLedger, records: LedgerRecords, settings: LedgerSettings) -> None:
+        self._found = found
+        self._records = records
+        self._settings = settings
+        self._is_changing = False
+
+    @property
+    def ledger(self) -> LedgerMetadata:
+        """As last read or written."""
+        return self._found.record
+
+    async def change(self, plan: Plan) -> None:
+        """Raises like `change_ledger`; what it wrote may be in force then, unless the first attempt was certainly refused."""
+        assert not self._is_changing, f"two changes of ledger {self.ledger.ledger_id} at once"
+        self._is_changing = True
+        try:
+            self._found = await change_ledger(self._records, self._found, plan, self._settings)
+        finally:
+            self._is_changing = False
+
+    async def reread(self) -> LedgerMetadata:
+        """Raises NoSuchLedgerError and what the store raises. A change under way keeps what it knows: it re-reads by itself."""
+        found = await read_ledger(self._records, self.ledger.ledger_id)
+        if not self._is_changing:
+            self._found = found
+        return found.record
