@@ -39,6 +39,10 @@ def health(context: AdminContext) -> APIRouter:
         return PlainTextResponse("ok")
 
     @router.get("/ready")
+    async def serves() -> PlainTextResponse:
+        """`ok` once clients are served, else 503"""
+        return PlainTextResponse("ok") if context.is_ready() else PlainTextResponse("starting or stopping", 503)
+
     @router.get("/admin/v2/brokers/ready")
     async def ready() -> PlainTextResponse:
         """`ok`"""

@@ -1,0 +1,178 @@
+"""The commands of `cepheid dev`; the work is in `cepheid_dev`, which is imported when a command runs."""
+
+from __future__ import annotations
+
+import enum
+import shutil
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cepheid_cli.settings_loader import SettingsError
+
+if TYPE_CHECKING:
+    from cepheid_dev.local_cluster import LocalCluster
+
+app = typer.Typer(
+    name="dev",
+    help="A cluster of processes on this machine: ZooKeeper, bookies, brokers. Break it, mend it, watch it.",
+    no_args_is_help=True,
+)
+
+Directory = Annotated[
+    Path, typer.Option("--dir", envvar="CEPHEID_DEV_DIR", help="Directory of the cluster: its data, logs, and who runs.")
+]
+Name = Annotated[str, typer.Argument(help="Member, as `cepheid dev status` names it: zookeeper, bookie-1, broker-1 …")]
+DIRECTORY = Path("cepheid-dev")
+
+
+class Added(enum.Enum):
+    BOOKIE = "bookie"
+    BROKER = "broker"
+
+
+@app.command()
+def up(
+    bookies: Annotated[int | None, typer.Option(min=1, max=99, help="Bookies, at least. Default of a new cluster: 4")] = None,
+    brokers: Annotated[int | None, typer.Option(min=1, max=99, help="Brokers, at least. Default of a new cluster: 2")] = None,
+    session_timeout: Annotated[
+        float | None, typer.Option(min=1, max=60, help="Seconds of silence after which a process counts as dead. Default: 6")
+    ] = None,
+    bookie_config: Annotated[Path | None, typer.Option(help="TOML file of settings for all bookies.")] = None,
+    broker_config: Annotated[Path | None, typer.Option(help="TOML file of settings for all brokers.")] = None,
+    directory: Directory = DIRECTORY,
+) -> None:
+    """Start a cluster, or bring everything of the one in the directory back. It runs on until `cepheid dev down`."""
+    files = {"bookie": bookie_config, "broker": broker_config}
+    settings = {role: _read_settings(file) for role, file in files.items() if file is not None}
+    cluster = _cluster(directory)
+    with _console().status("starting"):
+        cluster.up(bookies, brokers, session_timeout_s=session_timeout, settings=settings or None)
+    status(directory)
+    for what, where in (
+        ("clients", cluster.service_url),
+        ("admin", " ".join(cluster.admin_urls)),
+        ("metadata", cluster.metadata_url),
+    ):
+        print(f"{what:<9} {where}")
+
+
+@app.command()
+def status(directory: Directory = DIRECTORY) -> None:
+    """Show who runs, with which pid and ports, and since when."""
+    from cepheid_cli.dev.status_table import status_table
+    from cepheid_ports import Ports
+
+    cluster = _cluster(directory)
+    _console().print(status_table(cluster.status(), Ports().wall_ms()))
+
+
+@app.command()
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 40,
+    directory: Directory = DIRECTORY,
+) -> None:
+    """Print the end of a member's log."""
+    from cepheid_cli.dev.log_follower import follow_log, last_lines
+
+    path = _cluster(directory).log_path(name)
+    print("".join(last_lines(path, lines)), end="")
+    if follow:
+        follow_log(path)
+
+
+@app.command()
+def kill(name: Name, directory: Directory = DIRECTORY) -> None:
+    """End a member as a crash would (SIGKILL)."""
+    _cluster(directory).kill(name)
+    print(f"{name} is killed; bring it back: cepheid dev start {name}")
+
+
+@app.command()
+def pause(name: Name, directory: Directory = DIRECTORY) -> None:
+    """Stop a member in its tracks (SIGSTOP): its connections stay, and nothing answers."""
+    _cluster(directory).pause(name)
+    print(f"{name} is paused; let it go on: cepheid dev resume {name}")
+
+
+@app.command()
+def resume(name: Name, directory: Directory = DIRECTORY) -> None:
+    """Let a paused member go on (SIGCONT)."""
+    _cluster(directory).resume(name)
+    print(f"{name} goes on")
+
+
+@app.command()
+def wipe(name: Name, directory: Directory = DIRECTORY) -> None:
+    """Take a bookie's disk away: it is killed, and its data is deleted."""
+    _cluster(directory).wipe(name)
+    print(f"{name} is down, and its data is gone. Its cookie stays in metadata, so it will refuse to start on the empty disk:")
+    print("otherwise it would deny entries that it acknowledged. Either of these:")
+    print(f"  cepheid dev start {name} --accept-empty-disk    what it held is unknown there, and read from the other bookies")
+    print("  cepheid dev add bookie                          a new one takes its place")
+
+
+@app.command()
+def start(
+    name: Name,
+    accept_empty_disk: Annotated[
+        bool, typer.Option("--accept-empty-disk", help="A bookie whose disk is lost for good starts on an empty one.")
+    ] = False,
+    directory: Directory = DIRECTORY,
+) -> None:
+    """Start a member that is down; returns when it serves."""
+    with _console().status(f"starting {name}"):
+        _cluster(directory).start(name, accept_empty_disk=accept_empty_disk)
+    print(f"{name} is ready")
+
+
+@app.command()
+def stop(name: Name, directory: Directory = DIRECTORY) -> None:
+    """Stop a member in good order (SIGTERM)."""
+    _cluster(directory).stop(name)
+    print(f"{name} is stopped")
+
+
+@app.command()
+def add(kind: Annotated[Added, typer.Argument(help="bookie or broker")], directory: Directory = DIRECTORY) -> None:
+    """Start one more bookie or broker."""
+    with _console().status(f"starting a {kind.value}"):
+        name = _cluster(directory).add(kind.value)
+    print(f"{name} is ready")
+
+
+@app.command()
+def down(
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the directory too, with all data.")] = False,
+    directory: Directory = DIRECTORY,
+) -> None:
+    """Stop everything in good order. The data stays, `cepheid dev up` goes on with it."""
+    cluster = _cluster(directory)
+    with _console().status("stopping"):
+        cluster.down()
+    if delete:
+        shutil.rmtree(cluster.directory)
+    print(f"all members are stopped; {'the data is deleted' if delete else f'data and logs stay in {directory}'}")
+
+
+def _cluster(directory: Path) -> LocalCluster:
+    from cepheid_dev.local_cluster import LocalCluster
+
+    return LocalCluster(directory)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read settings file {file}: {error}") from None
