@@ -1,7 +1,7 @@
 """A broker: built here, started in order, stopped in reverse. It decides nothing itself.
 
 start:  topics' clock ──► protocol port
-aclose: bundles given away ──► no new connections ──► topics unloaded (receipts out, clients told, cursors saved) ──► the others closed
+aclose: bundles given away ──► no new connections ──► topics unloaded (receipts out, clients told, cursors saved) ──► all closed
 
 Among other brokers it has an `ownership` that its assembly starts once the ports are open: only then it is given topics.
 """

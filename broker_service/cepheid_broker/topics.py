@@ -131,8 +131,9 @@ class Topics:
             return await self._load_governed(name)
         except Exception as error:
             self.failures += 1
-            extra = {"topic": str(name), "error": str(error), "retry_s": self._plan_retry(name)}
-            log.warning("topic.open_failed", extra=extra)
+            # What went away meanwhile is no failure of the topic's: when it comes back it is opened at once.
+            retry_s = self._plan_retry(name) if self.ownership.owns(name) else 0.0
+            log.warning("topic.open_failed", extra={"topic": str(name), "error": str(error), "retry_s": retry_s})
             return error
         finally:
             self._opening.pop(name, None)
@@ -205,7 +206,8 @@ class Topics:
         self.failures += 1
         if topic.published.entries:
             self._retry.pop(topic.name, None)  # it served: pauses grow only while opening it brings nothing
-        self._plan_retry(topic.name)
+        if self.ownership.owns(topic.name):
+            self._plan_retry(topic.name)
         if self._open.get(topic.name) is topic:
             del self._open[topic.name]
             self._policies.release(topic.name)

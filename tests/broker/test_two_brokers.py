@@ -1,0 +1,387 @@
+"""Two brokers, one cluster: lookups, takeover, unloading, and the owner that wakes up too late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_broker.bundle_ownership import BundleOwnership
+from cepheid_broker.bundles import Bundle
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.ownership import Here, NotOwnerError, There
+from cepheid_metadata import MemoryStore, bundle_histories, bundle_owners
+from cepheid_ports import Ports
+from cepheid_wire import ServerError, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.broker.brokers_world import BrokersWorld, OneBroker
+from tests.broker.scripted_client import ScriptedClient, full
+from tests.support import run_async, wait_until
+
+
+class Nobody:
+    """Serves nothing."""
+
+    def drop_unowned(self) -> None:
+        return
+
+    async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
+        return
+
+
+def lookup_of(client: ScriptedClient, topic: str, *, authoritative: bool = False) -> pb.CommandLookupTopic:
+    return pb.CommandLookupTopic(topic=full(topic), request_id=client.request_id(), authoritative=authoritative)
+
+
+async def lookup(broker: OneBroker, topic: str, *, authoritative: bool = False) -> pb.CommandLookupTopicResponse:
+    async with await broker.client() as client:
+        return await client.ask(lookup_of(client, topic, authoritative=authoritative), pb.CommandLookupTopicResponse)
+
+
+def test_lookups_at_any_broker_lead_to_the_same_one() -> None:
+    async def main() -> None:
+        async with BrokersWorld(bundles=16) as world:
+            first, second = world.brokers
+            owners = set()
+            for number in range(20):
+                answers = [await lookup(broker, f"t-{number}") for broker in world.brokers]
+                kinds = sorted(answer.response for answer in answers)
+                assert kinds == [pb.CommandLookupTopicResponse.Redirect, pb.CommandLookupTopicResponse.Connect]
+                (url,) = {answer.brokerServiceUrl for answer in answers}
+                owners.add(url)
+            assert owners == {first.service_url, second.service_url}
+
+    run_async(main())
+
+
+def test_a_redirect_to_a_broker_that_is_to_take_it_is_authoritative_and_taken() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            chosen = await world.owner_of("t")
+            other = world.other_than(chosen)
+            if chosen.ownership.owns(TopicName.parse(full("t"))):  # the first was asked, and it was its own
+                await chosen.ownership.release(await chosen.ownership.bundle_of(TopicName.parse(full("t"))), to=chosen.id)
+            redirect = await lookup(other, "t")
+            assert (redirect.response, redirect.authoritative) == (pb.CommandLookupTopicResponse.Redirect, True)
+            assert not chosen.ownership.owns(TopicName.parse(full("t"))), "nobody asked it yet"
+            connect = await lookup(chosen, "t", authoritative=True)
+            assert connect.response == pb.CommandLookupTopicResponse.Connect
+            assert connect.brokerServiceUrl == redirect.brokerServiceUrl == chosen.service_url
+            again = await lookup(other, "t")
+            assert (again.response, again.authoritative) == (pb.CommandLookupTopicResponse.Redirect, False), "it is owned now"
+
+    run_async(main())
+
+
+def test_whoever_is_told_to_take_a_bundle_takes_it_though_another_would_be_chosen() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            name = TopicName.parse(full("t"))
+            location = await world.brokers[0].ownership.locate(name)
+            other = world.brokers[1] if isinstance(location, Here) else world.brokers[0]
+            if isinstance(location, Here):
+                await world.brokers[0].ownership.release(await other.ownership.bundle_of(name), to="broker-1")
+            assert await other.ownership.locate(name, authoritative=True) == Here()
+            assert isinstance(await world.other_than(other).ownership.locate(name), There)
+
+    run_async(main())
+
+
+def test_two_brokers_that_acquire_at_once_leave_one_owner() -> None:
+    async def main() -> None:
+        async with BrokersWorld(3) as world:
+            for number in range(20):
+                name = TopicName.parse(f"persistent://public/default/t-{number}")
+                found = await asyncio.gather(
+                    *(broker.ownership.locate(name, authoritative=True) for broker in world.brokers), return_exceptions=True
+                )
+                owners = [broker for broker in world.brokers if broker.ownership.owns(name)]
+                assert len(owners) == 1, found
+                there = {location.broker_id for location in found if isinstance(location, There)}
+                assert there == {owners[0].id}
+                bundle = await owners[0].ownership.bundle_of(name)
+                record = await bundle_owners(world.store).get(bundle.noun)
+                assert record is not None
+                assert record.record.broker_id == owners[0].id
+
+    run_async(main())
+
+
+def test_a_producer_at_the_wrong_broker_is_sent_back_to_look_again() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, other = world.brokers
+            topic = await world.topic_on(owner)
+            async with await other.client() as client:
+                ask = pb.CommandProducer(topic=full(topic), producer_id=0, request_id=client.request_id())
+                error = await client.ask(ask, pb.CommandError)
+                assert error.error == ServerError.SERVICE_NOT_READY
+                assert owner.id in error.message
+                await client.ping()  # the connection, and everything else on it, lives
+            assert not other.has_open(topic)
+            with pytest.raises(NotOwnerError) as refused:
+                await other.broker.topics.get(TopicName.parse(full(topic)), may_create=True)
+            assert refused.value.there.addresses["pulsar"] == f"127.0.0.1:{owner.port}"
+
+    run_async(main())
+
+
+def test_non_persistent_topics_and_topics_of_a_namespace() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, other = world.brokers
+            topic = await world.topic_on(owner)
+            await owner.broker.catalog.create(TopicName.parse(full(topic)), 0)
+            name = TopicName.parse("non-persistent://public/default/np")
+            await owner.ownership.locate(name, authoritative=True)
+            elsewhere = next(broker for broker in world.brokers if not broker.ownership.owns(name))
+            async with await elsewhere.client() as client:
+                ask = pb.CommandProducer(topic=str(name), producer_id=0, request_id=client.request_id())
+                assert (await client.ask(ask, pb.CommandError)).error == ServerError.SERVICE_NOT_READY
+            async with await other.client() as client:
+                ask_topics = pb.CommandGetTopicsOfNamespace(request_id=client.request_id(), namespace="public/default")
+                assert list((await client.ask(ask_topics, pb.CommandGetTopicsOfNamespaceResponse)).topics) == [full(topic)]
+                ask_partitions = pb.CommandPartitionedTopicMetadata(topic=full(topic), request_id=client.request_id())
+                assert (await client.ask(ask_partitions, pb.CommandPartitionedTopicMetadataResponse)).partitions == 0
+
+    run_async(main())
+
+
+def test_when_the_owners_session_ends_another_takes_over_with_everything() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, other = world.brokers
+            topic = await world.topic_on(owner)
+            async with await owner.client() as client, await other.client() as heir:
+                await client.produce_on(topic)
+                receipts = [receipt.position for receipt in await client.publish(5)]
+                owner.session.expire()
+                assert not owner.has_open(topic), "nothing is served from the moment it hears of it"
+                await client.expect(pb.CommandCloseProducer)
+                answer = await heir.ask(lookup_of(heir, topic), pb.CommandLookupTopicResponse)
+                if answer.response == pb.CommandLookupTopicResponse.Redirect:  # it has not heard yet that the owner is gone
+                    await wait_until(lambda: list(other.ownership.directory.brokers) == [other.id])
+                    answer = await heir.ask(lookup_of(heir, topic), pb.CommandLookupTopicResponse)
+                assert answer.response == pb.CommandLookupTopicResponse.Connect
+                await heir.subscribe(topic, "s", permits=10)
+                assert [message.position for message in await heir.expect_messages(5)] == receipts
+                await heir.produce_on(topic, 1)
+                (later,) = await heir.publish(1, producer_id=1)
+                assert later.position > receipts[-1]
+            bundle = await other.ownership.bundle_of(TopicName.parse(full(topic)))
+            history = await bundle_histories(world.store).get(bundle.noun)
+            assert history is not None
+            assert history.record.epoch == 2
+
+    run_async(main())
+
+
+def test_a_broker_with_a_new_session_is_registered_and_takes_bundles_again() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, other = world.brokers
+            topic = await world.topic_on(owner)
+            owner.session.expire()
+            with pytest.raises(ServiceNotReadyError):
+                await owner.broker.topics.get(TopicName.parse(full(topic)), may_create=True)
+            owner.session.renew()
+            await wait_until(lambda: list(other.ownership.directory.brokers) == [owner.id, other.id])
+            await wait_until(lambda: list(owner.ownership.directory.brokers) == [owner.id, other.id])
+            assert await owner.ownership.locate(TopicName.parse(full(topic)), authoritative=True) == Here()
+            async with await owner.client() as client:
+                await client.produce_on(topic)
+                await client.publish(3)
+
+    run_async(main())
+
+
+def test_an_owner_that_slept_acknowledges_nothing_when_it_wakes() -> None:
+    """Scenario 26: it was asleep beyond its session; another serves the topic; it publishes on its old handle."""
+
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, heir = world.brokers
+            topic = await world.topic_on(owner)
+            async with await owner.client() as client, await heir.client() as other:
+                await client.produce_on(topic)
+                await client.publish(3)
+                owner.session.sleep()
+                await wait_until(lambda: list(heir.ownership.directory.brokers) == [heir.id])
+                await other.subscribe(topic, "s", permits=100)
+                await other.expect_messages(3)
+                assert owner.has_open(topic), "it has heard of nothing"
+                client.send_message(3, b"from the old owner")
+                answer = await client.receive()
+                assert answer is not None
+                assert isinstance(answer.body, pb.CommandCloseProducer), answer
+                await other.produce_on(topic, 7)
+                other.send_message(0, b"from the heir", producer_id=7)
+                got = await other.skim_messages(1)
+                assert got[0].tail.endswith(b"from the heir"), "and nothing of the old owner came in between"
+                owner.session.wake()
+                assert not list(owner.broker.topics.loaded())
+                assert not list(owner.ownership.states.owned())
+                async with await owner.client() as late:
+                    ask = pb.CommandProducer(topic=full(topic), producer_id=0, request_id=late.request_id())
+                    assert (await late.ask(ask, pb.CommandError)).error == ServerError.SERVICE_NOT_READY
+                owner.session.renew()
+                redirect = await lookup(owner, topic)
+                assert redirect.brokerServiceUrl == heir.service_url
+
+    run_async(main())
+
+
+def test_an_outage_of_metadata_takes_nothing_and_gives_nothing() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, other = world.brokers
+            topic, foreign = await world.topic_on(owner), await world.topic_on(other)
+            async with await owner.client() as client:
+                await client.produce_on(topic)
+                await client.publish(1)
+                for broker in world.brokers:
+                    broker.session.cut()
+                await client.publish(5, first_sequence_id=1)
+                own = await client.ask(lookup_of(client, topic), pb.CommandLookupTopicResponse)
+                assert own.response == pb.CommandLookupTopicResponse.Connect, "owned bundles go on"
+                answer = await client.ask(lookup_of(client, foreign), pb.CommandLookupTopicResponse)
+                assert answer.response == pb.CommandLookupTopicResponse.Failed
+                assert answer.error == ServerError.SERVICE_NOT_READY
+                assert "Failed to acquire ownership" in answer.message, "C++ clients keep the connection for these words"
+                for broker in world.brokers:
+                    broker.session.mend()
+                answer = await client.ask(lookup_of(client, foreign), pb.CommandLookupTopicResponse)
+                assert answer.brokerServiceUrl == other.service_url
+                await client.publish(1, first_sequence_id=6)
+
+    run_async(main())
+
+
+def test_unloading_a_bundle_moves_it_on_and_a_destination_is_kept() -> None:
+    async def main() -> None:
+        async with BrokersWorld(3) as world:
+            owner = world.brokers[0]
+            topic = await world.topic_on(owner)
+            name = TopicName.parse(full(topic))
+            bundle = await owner.ownership.bundle_of(name)
+            async with await owner.client() as client:
+                await client.produce_on(topic)
+                await client.publish(3)
+                await owner.ownership.release(bundle)
+                closed = await client.expect(pb.CommandCloseProducer)
+                assert closed.producer_id == 0
+            second = await world.owner_of(topic)
+            assert second is not owner, "the next in the order of choice"
+            assert await second.ownership.locate(name, authoritative=True) == Here()
+            (third,) = (broker for broker in world.brokers if broker not in (owner, second))
+            await second.ownership.release(bundle, to=third.id)
+            assert await world.owner_of(topic, asked=second) is third
+            assert await world.owner_of(topic, asked=owner) is third
+            assert await third.ownership.locate(name) == Here(), "it is its to take"
+            async with await third.client() as client:
+                await client.subscribe(topic, "s", permits=10)
+                await client.expect_messages(3)
+
+    run_async(main())
+
+
+def test_the_only_broker_that_unloads_a_bundle_takes_it_again() -> None:
+    async def main() -> None:
+        async with BrokersWorld(1) as world:
+            (owner,) = world.brokers
+            name = TopicName.parse(full(await world.topic_on(owner)))
+            await owner.ownership.release(await owner.ownership.bundle_of(name))
+            assert not owner.ownership.owns(name)
+            assert await owner.ownership.locate(name) == Here()
+
+    run_async(main())
+
+
+def test_a_topic_that_is_being_opened_goes_with_its_bundle() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, other = world.brokers
+            topic = await world.topic_on(owner)
+            name = TopicName.parse(full(topic))
+            bundle = await owner.ownership.bundle_of(name)
+            for turns in range(12):  # the release falls into every step of the opening
+                await owner.ownership.locate(name, authoritative=True)
+                opening = asyncio.ensure_future(owner.broker.topics.get(name, may_create=True))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await owner.ownership.release(bundle)
+                assert not owner.has_open(topic), f"after {turns} turns"
+                (outcome,) = await asyncio.gather(opening, return_exceptions=True)
+                assert isinstance(outcome, NotOwnerError | ServiceNotReadyError) or outcome.closed, outcome  # type: ignore[union-attr]
+                found = await other.broker.topics.get(name, may_create=True)
+                assert not found.closed
+                await other.ownership.release(bundle)
+
+    run_async(main())
+
+
+def test_a_topic_that_is_being_opened_when_the_session_ends_is_not_served() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner = world.brokers[0]
+            topic = await world.topic_on(owner)
+            name = TopicName.parse(full(topic))
+            for turns in range(12):
+                await owner.ownership.locate(name, authoritative=True)
+                opening = asyncio.ensure_future(owner.broker.topics.get(name, may_create=True))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                owner.session.expire()
+                assert not owner.has_open(topic), f"after {turns} turns"
+                (outcome,) = await asyncio.gather(opening, return_exceptions=True)
+                assert isinstance(outcome, Exception) or outcome.closed, outcome
+                owner.session.renew()
+                await wait_until(lambda: len(owner.ownership.directory.brokers) == 2)
+
+    run_async(main())
+
+
+def test_a_broker_that_stops_gives_its_bundles_away_in_order() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, heir = world.brokers
+            topic = await world.topic_on(owner)
+            async with await owner.client() as client:
+                await client.produce_on(topic)
+                await client.publish(2)
+                await owner.stop()
+            await wait_until(lambda: list(heir.ownership.directory.brokers) == [heir.id])
+            assert await heir.ownership.locate(TopicName.parse(full(topic))) == Here()
+            async with await heir.client() as client:
+                await client.produce_on(topic)
+                await client.subscribe(topic, "s", permits=10)
+                await client.expect_messages(2)
+
+    run_async(main())
+
+
+def test_a_broker_that_is_started_anew_at_its_address_does_not_wait_for_its_old_session() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, other = world.brokers
+            topic = await world.topic_on(owner)
+            name = TopicName.parse(full(topic))
+            addresses = dict(owner.ownership._addresses)
+            dead = owner.session  # a crash: its records stay until the server ends the session
+            store = MemoryStore(world.tree)
+            again = BundleOwnership(store, owner.id, Ports())
+            again.user = Nobody()
+            await again.start(addresses)
+            assert await again.locate(name) == Here()
+            assert isinstance(await other.ownership.locate(name), There)
+            await wait_until(lambda: not owner.ownership.owns(name), what="the record is not the old process's any more")
+            dead.expire()  # what it still has goes, and nothing of the new process
+            assert again.owns(name)
+            found = await bundle_owners(world.store).get((await again.bundle_of(name)).noun)
+            assert found is not None
+            assert found.record.incarnation == again.states.incarnation
+            await again.aclose()
+            await store.aclose()
+            dead.renew()
+
+    run_async(main())
