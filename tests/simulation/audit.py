@@ -31,6 +31,9 @@ async def audit(world: World) -> None:
                 )
     dedup = world.dedup_workload
     await _wait(world, "V9", lambda: dedup.is_quiet, f"messages are sent again and again: {dedup.clients}")
+    if world.topic_workload.owners is not None:
+        done = world.start_outside(_find_owner(world), "look up")
+        await _wait(world, "V4", done.done, f"nobody comes to own {world.topic_workload.topic}")
     for broker in world.brokers.values():
         broker.crash()
     auditor = world.new_broker("auditor")
@@ -46,6 +49,16 @@ async def audit(world: World) -> None:
     for bookie in bookies:
         assert bookie.bookie is not None
         await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
+
+
+async def _find_owner(world: World) -> None:
+    """Until exactly one of the brokers says that it is here."""
+    owners, topic = world.owners, world.topic_workload.topic
+    brokers = list(world.brokers.values())
+    while len(owners.owners(brokers, topic)) != 1:
+        for broker in brokers:
+            await broker.node.start(owners.is_here(broker, topic), name="look up")
+        await asyncio.sleep(0.1)
 
 
 async def _read_topic(world: World, auditor: SimBroker) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cepheid_metadata import Chain, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
+from cepheid_metadata import BundleOwner, Chain, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
 from tests.simulation.checks_records import LedgerRecordChecks
 from tests.simulation.checks_topic import TopicRecordChecks
 from tests.simulation.history import History
+from tests.simulation.workload_owners import OwnerRecordChecks
 
 
 class CommitChecks:
     def __init__(self, history: History) -> None:
         self._ledgers = LedgerRecordChecks(history)
         self._topics = TopicRecordChecks(history)
+        self._owners = OwnerRecordChecks(history)
 
     def on_commit(self, ops: Sequence[Op], process: str) -> None:
         for op in ops:
@@ -24,6 +26,8 @@ class CommitChecks:
             elif op.key.startswith(f"{keys.CURSORS_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else CursorRecord.decode(op.value, op.key)
                 self._topics.on_cursor(op.key, record)
+            elif op.key.startswith(f"{keys.BUNDLES_KEY}/") and isinstance(op, Create | Put):
+                self._owners.on_owner(op.key, BundleOwner.decode(op.value, op.key), process)
 
     def _on_ledger(self, op: Op, process: str) -> None:
         match op:

@@ -37,6 +37,7 @@ from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
 from tests.simulation.node import Node
 from tests.simulation.workload_ledgers import EXPECTED, Quorums
+from tests.simulation.workload_owners import OwnershipWorkload
 
 POLICIES = TopicPolicies(deduplication=True, dedup_snapshot_entries=5, dedup_snapshot_s=30)
 REPEATED = Position(-1, -1)
@@ -139,6 +140,7 @@ class DedupWorkload:
         self.clients = [Client(f"client-{number}") for number in range(1, clients + 1)]
         self.serving: dict[str, tuple[Node, PersistentTopic]] = {}  # by broker
         self.operations = 0
+        self.owners: OwnershipWorkload | None = None  # None: brokers fight
         self.stopped = False
         """No new messages; what is unanswered is still sent again."""
 
@@ -153,11 +155,15 @@ class DedupWorkload:
         rng = self._random
         while True:
             await asyncio.sleep(rng.choice((0.0, 0.1, 0.5, 2.0)))
+            if self.owners is not None and not await self.owners.is_here(broker, self.topic):
+                continue
             try:
                 topic = await self.open(broker)
             except EXPECTED as error:
                 self._history.note(f"{broker.process} cannot open {self.topic}: {error}")
                 continue
+            if self.owners is not None:
+                self.owners.on_open(broker, self.topic, topic.ledger)
             self.serving[broker.name] = broker.node, topic
             try:
                 await self._serve(topic)

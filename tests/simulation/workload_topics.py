@@ -25,6 +25,7 @@ from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
 from tests.simulation.topic_model import BATCH_MESSAGES, DEDUP, NOWHERE, WHOLE, Acked, CursorModel, TopicModel
 from tests.simulation.workload_ledgers import EXPECTED, Pending, Quorums
+from tests.simulation.workload_owners import OwnershipWorkload
 
 _MOST_PENDING = 6
 _CURSORS = ("fast", "slow", DEDUP)
@@ -45,6 +46,7 @@ class TopicWorkload:
         self._memories: dict[Any, tuple[CursorModel, int, Acked]] = {}
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
+        self.owners: OwnershipWorkload | None = None  # None: brokers fight
 
     def _new_config(self, quorums: Quorums) -> ManagedLedgerConfig:
         retention = self._random.choice((Retention(), Retention(time_ms=-1, size_bytes=-1)))
@@ -55,10 +57,16 @@ class TopicWorkload:
         rng = self._random
         while not self.stopped:
             await asyncio.sleep(rng.choice((0.0, 0.1, 0.5, 2.0)))
+            if self.owners is not None and not await self.owners.is_here(broker, self.topic):
+                continue
             managed_ledger = await self.open(broker)
             if managed_ledger is None:
                 continue
+            if self.owners is not None:
+                self.owners.on_open(broker, self.topic, managed_ledger)
             await self._serve(broker, managed_ledger)
+            if self.owners is not None and rng.random() < 0.3:
+                await self.owners.give_up(broker, self.topic)
             if rng.random() < 0.5:
                 await managed_ledger.aclose()
 

@@ -17,11 +17,14 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.stage import Stage
 from tests.simulation.workload_dedup import DedupWorkload
 from tests.simulation.workload_ledgers import LedgerWorkload, Quorums
+from tests.simulation.workload_owners import OwnershipWorkload
 from tests.simulation.workload_topics import TopicWorkload
 
 _QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3))
 _MOST_REPLAYS = 4
 _FEWEST_FAULTS = 3
+_ORDERLY = 0.5
+"""Of worlds have brokers that ask whose a topic is; in the others they fight."""
 
 
 class World(Stage):
@@ -42,6 +45,10 @@ class World(Stage):
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
         self.topic_workload = TopicWorkload("orders", self.random, self.history, self.quorums, weak_ledgers=not self.disks_to_lose)
         self.dedup_workload = DedupWorkload("payments", random.Random(f"{self.seed}/dedup"), self.history, self.quorums)
+        self.owners = OwnershipWorkload(random.Random(f"{self.seed}/owners"), self.history, self.tree)
+        await self.owners.found(self.topic_workload.topic)
+        if random.Random(f"{self.seed}/order").random() < _ORDERLY:
+            self.topic_workload.owners = self.dedup_workload.owners = self.owners
         for bookie in self.bookies.values():
             bookie.start()
         for broker in self.brokers.values():
@@ -52,6 +59,7 @@ class World(Stage):
         while self._operations() < self._wanted_operations or self.plan.total() < _FEWEST_FAULTS:
             await asyncio.sleep(self.random.expovariate(10.0))
             self._visit_ledgers()
+            self.owners.watch(list(self.brokers.values()), self.topic_workload.topic)
             self._replay_some_disk()
             nemesis.act()
         self.history.note("healing")
@@ -67,6 +75,8 @@ class World(Stage):
     def begin(self, broker: SimBroker) -> None:
         """Starts a broker's process and what runs in it."""
         broker.start()
+        if self.topic_workload.owners is not None:
+            self.spawn(broker.node, self.owners.run(broker), "ownership")
         self.spawn(broker.node, self.ledger_workload.write(broker), "write")
         self.spawn(broker.node, self.topic_workload.own(broker), "own")
         self.spawn(broker.node, self.dedup_workload.own(broker), "own with deduplication")
