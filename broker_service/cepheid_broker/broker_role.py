@@ -111,6 +111,8 @@ class BrokerRole:
         opened.push_async_callback(bookies.aclose)
         await bookies.start()
         self._tell_too_few_bookies()
+        self._ownership = ownership = BundleOwnership(store, ports, release=version("cepheid"))
+        opened.push_async_callback(ownership.aclose)
         self._serving = serving = Serving(
             settings,
             settings.of_broker(identity.name, advertised_port=settings.advertised_port),
@@ -119,6 +121,7 @@ class BrokerRole:
             bookies.writable,
             settings.ledger_config,
             ports,
+            ownership=ownership,
             families=self._families,
             is_ready=lambda: self.ready,
             on_failed=self._failure.report,
@@ -127,10 +130,7 @@ class BrokerRole:
         serving.listen()
         await serving.start()
         await serving.start_admin()
-        self._ownership = BundleOwnership(store, self.broker_id, ports, release=version("cepheid"))
-        opened.push_async_callback(self._ownership.aclose)
-        await self._ownership.start(self.addresses)
-        opened.push_async_callback(self._ownership.release_all)  # first at the end: its topics go to others
+        await ownership.start(self.broker_id, self.addresses)
         self._started = True
 
     def _tell_too_few_bookies(self) -> None:

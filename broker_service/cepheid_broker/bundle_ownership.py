@@ -66,15 +66,16 @@ class BundleOwnership:
     is_shared = True
     user: BundleUser
 
-    def __init__(self, store: MetadataStore, broker_id: str, ports: Ports, *, release: str = "", timeout_s: float = 10.0) -> None:
-        self.broker_id = broker_id
-        self.states = BundleStates(broker_id, f"{ports.random.getrandbits(64):016x}")
+    def __init__(self, store: MetadataStore, ports: Ports, *, release: str = "", timeout_s: float = 10.0) -> None:
+        self.broker_id = ""
+        """Known once started: it may be an address with a port that the system chose."""
+        self.states = BundleStates(f"{ports.random.getrandbits(64):016x}")
         self._store = store
         self._ports = ports
         self._release = release
         self._timeout_s = timeout_s
         self._addresses: dict[str, str] = {}
-        self._tasks = TaskOwner(f"ownership of {broker_id}")
+        self._tasks = TaskOwner("ownership")
         self.directory = BrokerDirectory(store, self._tasks)
         self._owners = bundle_owners(store)
         self._histories = bundle_histories(store)
@@ -91,9 +92,9 @@ class BundleOwnership:
 
     # Lifetime
 
-    async def start(self, addresses: Mapping[str, str]) -> None:
+    async def start(self, broker_id: str, addresses: Mapping[str, str]) -> None:
         """Registers the broker: from here on it is given bundles. Raises MetadataError."""
-        self._addresses = dict(addresses)
+        self.broker_id, self._addresses = broker_id, dict(addresses)
         self._started = True
         await self.directory.start()
         await self._registered()

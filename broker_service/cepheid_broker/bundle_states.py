@@ -40,8 +40,7 @@ class Tenure:
 
 
 class BundleStates:
-    def __init__(self, broker_id: str, incarnation: str) -> None:
-        self.broker_id = broker_id
+    def __init__(self, incarnation: str) -> None:
         self.sessions = 1
         self.lost = 0
         """Tenures that ended without a release."""
@@ -74,7 +73,7 @@ class BundleStates:
         return self._tenures.get(tenure.bundle) is tenure
 
     def is_own(self, record: BundleOwner | None) -> bool:
-        return record is not None and (record.broker_id, record.incarnation) == (self.broker_id, self.incarnation)
+        return record is not None and record.incarnation == self.incarnation
 
     def begin_acquire(self, bundle: Bundle) -> Tenure:
         assert bundle not in self._tenures, f"{bundle} is {self._tenures[bundle].phase.value} already"

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from cepheid_broker.admin import AdminContext, AdminServer, AdminSettings
 from cepheid_broker.broker import Broker
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
+from cepheid_broker.ownership import Ownership
 from cepheid_broker.settings import (
     BrokerSettings,
     ConnectionSettings,
@@ -85,6 +86,7 @@ class Serving:
         ledger_config: ManagedLedgerConfig,
         ports: Ports,
         *,
+        ownership: Ownership | None = None,
         families: Callable[[], Iterator[Family]],
         is_ready: Callable[[], bool],
         on_failed: Callable[[BaseException], None],
@@ -98,7 +100,7 @@ class Serving:
         self._tail_cache = TailCache(settings.tail_cache_bytes)
         self.managed_ledgers = ManagedLedgers(self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports)
         opened.push_async_callback(self.managed_ledgers.aclose)
-        self.broker = Broker(broker_settings, store, self.managed_ledgers, ports, ledger_config=ledger_config)
+        self.broker = Broker(broker_settings, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership)
         admin_settings = AdminSettings(host=settings.host, port=settings.admin_port)
         context = AdminContext(self.broker, admin_settings, families=(self._families,), is_ready=is_ready)
         self._admin = AdminServer(context, on_failed=on_failed)

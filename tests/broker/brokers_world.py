@@ -189,7 +189,7 @@ class OneBroker:
         opened.push_async_callback(client.aclose)
         ledgers = ManagedLedgers(client, store, TailCache(64 << 20), ManagedLedgerSettings(), ports)
         opened.push_async_callback(ledgers.aclose)
-        self.ownership = BundleOwnership(store, self.id, ports, timeout_s=2.0)
+        self.ownership = BundleOwnership(store, ports, timeout_s=2.0)
         settings = BrokerSettings.model_validate({"port": port, "topic_retry_s": 0.02, **self._world.settings})
         self.broker = Broker(settings, store, ledgers, ports, ownership=self.ownership)
         addresses = {}
@@ -202,7 +202,7 @@ class OneBroker:
         await self.broker.start()
         opened.push_async_callback(self.broker.aclose)
         addresses["pulsar"] = f"127.0.0.1:{self.broker.port}"
-        await self.ownership.start(addresses)
+        await self.ownership.start(self.id, addresses)
 
     @property
     def port(self) -> int:

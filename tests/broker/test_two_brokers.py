@@ -369,9 +369,9 @@ def test_a_broker_that_is_started_anew_at_its_address_does_not_wait_for_its_old_
             addresses = dict(owner.ownership._addresses)
             dead = owner.session  # a crash: its records stay until the server ends the session
             store = MemoryStore(world.tree)
-            again = BundleOwnership(store, owner.id, Ports())
+            again = BundleOwnership(store, Ports())
             again.user = Nobody()
-            await again.start(addresses)
+            await again.start(owner.id, addresses)
             assert await again.locate(name) == Here()
             assert isinstance(await other.ownership.locate(name), There)
             await wait_until(lambda: not owner.ownership.owns(name), what="the record is not the old process's any more")
