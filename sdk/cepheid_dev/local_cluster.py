@@ -36,6 +36,7 @@ BOOKIES, BROKERS = 4, 2  # of a new cluster, when nobody says otherwise
 POLL_S = 0.02
 LOG_TAIL_LINES = 25
 
+_KINDS: tuple[Kind, ...] = ("zookeeper", "bookie", "broker")  # in the order of starting
 Shown = Literal["ready", "starting", "paused", "stopped", "killed", "died"]
 
 
@@ -107,7 +108,7 @@ class LocalCluster:
     def down(self, timeout_s: float = 30.0) -> None:
         """Stops everything in good order: brokers, bookies, ZooKeeper. The data stays; `up` goes on with it."""
         with self._file.locked():
-            for kind in ("broker", "bookie", "zookeeper"):
+            for kind in reversed(_KINDS):
                 self._stop([member for member in self._state().members if member.kind == kind], timeout_s)
 
     def status(self) -> list[ProcessStatus]:
@@ -156,9 +157,8 @@ class LocalCluster:
         with self._file.locked():
             state = self._state()
             count = len([member for member in state.members if member.kind == kind])
-            state = _with_members(state, kind, count + 1)
-            self._file.save(state)
-            name = state.members[-1].name
+            self._file.save(_with_members(state, kind, count + 1))
+            name = f"{kind}-{count + 1}"
             self._start([name], timeout_s)
             return name
 
@@ -235,6 +235,7 @@ class LocalCluster:
 
     def _start(self, names: Sequence[str], timeout_s: float, *, accept_empty_disk: bool = False) -> None:
         """All at once; those that run are only waited for."""
+        logged = {name: _size(self.log_path(name)) for name in names}
         for name in names:
             member = self._require(name)
             state = ProcessState.GONE if member.process is None else member.process.state()
@@ -244,7 +245,7 @@ class LocalCluster:
                 self._spawn(member, accept_empty_disk=accept_empty_disk)
         deadline = time.monotonic() + timeout_s
         for name in names:
-            self._wait_ready(self._require(name), deadline)
+            self._wait_ready(self._require(name), deadline, logged[name])
 
     def _spawn(self, member: Member, *, accept_empty_disk: bool) -> None:
         state = self._state()
@@ -253,19 +254,21 @@ class LocalCluster:
         process = spawn(command, self._log_path(member), commands.environment())
         self._note(replace(member, pid=process.pid, born=process.born, asked="up"))
 
-    def _wait_ready(self, member: Member, deadline: float) -> None:
+    def _wait_ready(self, member: Member, deadline: float, logged: int) -> None:
         assert member.process is not None, f"{member.name} was started"
         while not commands.is_ready(self.directory, member):
             gone = member.process.state() is ProcessState.GONE
             if gone or time.monotonic() > deadline:
                 what = "ended" if gone else "does not serve yet; it goes on trying"
-                message = f"{member.name} {what}; the end of {self._log_path(member)}:\n{self._log_tail(member)}"
+                message = f"{member.name} {what}; the end of {self._log_path(member)}:\n{self._log_tail(member, logged)}"
                 raise StartFailedError(message, name=member.name)
             time.sleep(POLL_S)
 
-    def _log_tail(self, member: Member) -> str:
-        path = self._log_path(member)
-        return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]) if path.exists() else ""
+    def _log_tail(self, member: Member, start: int) -> str:
+        """The last lines since `start`, where this run began."""
+        with self._log_path(member).open("rb") as log:
+            log.seek(start)
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def _found(self, timeout_s: float) -> None:
         state = self._state()
@@ -311,6 +314,10 @@ class LocalCluster:
             time.sleep(POLL_S)
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _with_members(state: ClusterState, kind: Kind, count: int) -> ClusterState:
     """With at least `count` of this kind."""
     present = len([member for member in state.members if member.kind == kind])
@@ -318,7 +325,7 @@ def _with_members(state: ClusterState, kind: Kind, count: int) -> ClusterState:
         taken = [port for member in state.members for port in member.ports.values()]
         name = kind if kind == "zookeeper" else f"{kind}-{number}"
         state = state.with_member(Member(name, kind, _new_ports(kind, taken, first=number == 1)))
-    return state
+    return replace(state, members=tuple(sorted(state.members, key=lambda member: _KINDS.index(member.kind))))
 
 
 def _new_ports(kind: Kind, taken: list[int], *, first: bool) -> dict[str, int]:
