@@ -25,6 +25,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.cursor_operations import cursor_operations
 from cepheid_broker.admin.errors import http_status_of
 from cepheid_broker.admin.health import health
+from cepheid_broker.admin.ledgers import ledgers
 from cepheid_broker.admin.lookup import lookup
 from cepheid_broker.admin.messages import messages
 from cepheid_broker.admin.metrics import metrics
@@ -71,6 +72,7 @@ ROUTERS = (
     non_persistent_partitions,
     non_persistent_stats,
     plan,
+    ledgers,
     why,
     brokers,  # after health: {cluster} would take its names
     bookies,

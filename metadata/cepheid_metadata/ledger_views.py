@@ -1,0 +1,90 @@
+"""Ledgers and bookies for people and tools, as plain values: what the admin API answers, and what a tool reads when no broker runs.
+
+ledger   {"ledger": the record} and, when it is deleted, "deleted_at_ms", "purge_after_ms"
+bookie   {"bookie_id", "state": writable | readonly | down, "incarnation", "limbo_below", "addresses": by protocol}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from cepheid_metadata import keys
+from cepheid_metadata.deleted_ledgers import DeletedLedgers
+from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
+from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
+from cepheid_metadata.repositories import (
+    available_bookies,
+    bookie_cookies,
+    deleted_ledger_records,
+    ledger_records,
+    readonly_bookies,
+)
+from cepheid_metadata.store import MetadataStore
+
+_AT_ONCE = 100
+
+View = dict[str, Any]
+
+
+async def ledger_page(store: MetadataStore, *, above: int, limit: int, deleted: bool) -> View:
+    """The first `limit` ledgers with larger ids than `above`; `next`: the `above` of the following page, None at the end."""
+    ids = await _first((list_deleted_ledgers if deleted else list_ledgers)(store, above=above), limit)
+    ledgers: list[View] = []
+    for first in range(0, len(ids), _AT_ONCE):
+        part = ids[first : first + _AT_ONCE]
+        if deleted:
+            gone = await asyncio.gather(*map(deleted_ledger_records(store).get, part))
+            ledgers += [_deleted_view(one.record) for one in gone if one is not None]
+        else:
+            living = await asyncio.gather(*map(ledger_records(store).get, part))
+            ledgers += [_view(one.record) for one in living if one is not None]  # else it was deleted meanwhile
+    return {"ledgers": ledgers, "next": ids[-1] if len(ids) == limit else None}
+
+
+async def ledger_view(store: MetadataStore, ledger_id: int) -> View | None:
+    """None: it does not exist, or was deleted for good."""
+    if (living := await ledger_records(store).get(ledger_id)) is not None:
+        return _view(living.record)
+    deleted = await DeletedLedgers(store).get(ledger_id)
+    return None if deleted is None else _deleted_view(deleted)
+
+
+async def bookie_views(store: MetadataStore) -> list[View]:
+    """Every bookie that is registered or has a cookie, by id."""
+    names = dict.fromkeys(await list_names(store, keys.BOOKIE_COOKIES_KEY), "down")
+    for parent_key, state in ((keys.READONLY_BOOKIES_KEY, "readonly"), (keys.AVAILABLE_BOOKIES_KEY, "writable")):
+        names |= dict.fromkeys(await list_names(store, parent_key), state)
+    return [await _bookie_view(store, name, names[name]) for name in sorted(names)]
+
+
+async def _bookie_view(store: MetadataStore, name: str, state: str) -> View:
+    registered = await (readonly_bookies if state == "readonly" else available_bookies)(store).get(name)
+    cookie = await bookie_cookies(store).get(name)
+    return {
+        "bookie_id": name,
+        "state": state if registered is not None else "down",
+        "incarnation": "" if cookie is None else cookie.record.incarnation,
+        "limbo_below": (cookie.record.limbo_below or 0) if cookie is not None else 0,
+        "addresses": {} if registered is None else dict(registered.record.addresses),
+    }
+
+
+async def _first(listed: AsyncIterator[int], limit: int) -> list[int]:
+    ids: list[int] = []
+    async with aclosing(listed):  # type: ignore[type-var]
+        async for ledger_id in listed:
+            ids.append(ledger_id)
+            if len(ids) == limit:
+                break
+    return ids
+
+
+def _view(ledger: LedgerMetadata) -> View:
+    return {"ledger": ledger.model_dump(mode="json")}
+
+
+def _deleted_view(deleted: DeletedLedger) -> View:
+    return {**_view(deleted.ledger), "deleted_at_ms": deleted.deleted_at_ms, "purge_after_ms": deleted.purge_after_ms}

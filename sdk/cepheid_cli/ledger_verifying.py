@@ -1,0 +1,77 @@
+"""`cepheid ledgers verify`: what is wrong with which copy, where, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from cepheid_cli.admin.common import print_json
+from cepheid_cli.ledger_access import bookie_reach, reader_of, record_of
+from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
+from cepheid_ledger.verification import Copy, Finding, LedgerReport, verify_ledger
+
+
+async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, as_json: bool) -> bool:
+    """Prints what is wrong as it is found, and a summary. True: everything is sound."""
+    reports: list[LedgerReport] = []
+    async with bookie_reach(source) as reach:
+        for view in views:
+            ledger = record_of(view)
+            try:
+                last_entry_id = await reader_of(source, ledger, reach).read_lac()
+            except NoSuchLedgerHereError:
+                continue  # deleted since it was listed
+            report = await verify_ledger(ledger, last_entry_id, reach.get)
+            reports.append(report)
+            if not as_json:
+                _print(report)
+    if as_json:
+        print_json([_plain(report) for report in reports])
+    else:
+        print(summary(reports))
+    return all(report.is_sound for report in reports)
+
+
+def summary(reports: list[LedgerReport]) -> str:
+    wanted, valid = sum(report.copies_wanted for report in reports), sum(report.copies_valid for report in reports)
+    bad, lost = sum(not report.is_sound for report in reports), sum(report.lost_entries for report in reports)
+    text = f"{len(reports)} {'ledger' if len(reports) == 1 else 'ledgers'}, {wanted} copies: {valid} valid"
+    if wanted == valid:
+        return text
+    return f"{text}, {wanted - valid} not, in {bad} {'ledger' if bad == 1 else 'ledgers'}; {lost} entries without a valid copy"
+
+
+def cure(finding: Finding, ack_quorum: int) -> str:
+    """What an operator can do about it today."""
+    if finding.ailment is Copy.DIVERGENT:
+        return "the copies contradict each other: keep every disk as it is and report it; readers get whichever they ask first"
+    if finding.ailment is Copy.UNREADABLE:
+        return f"start {finding.bookie} or look into its log, then verify again: nothing is known of these copies"
+    if finding.valid == 0:
+        return "bring back the bookies or disks that are away; no valid copy was seen"
+    if finding.valid < ack_quorum:
+        return (
+            f"{finding.valid} valid elsewhere, fewer than an acknowledgement asks for: lose no other bookie before they are copied"
+        )
+    return f"{finding.valid} valid elsewhere, so readers are served; the copy comes back when the ledger is replicated again"
+
+
+def _print(report: LedgerReport) -> None:
+    if report.is_sound:
+        return
+    print(f"ledger {report.ledger_id} ({report.state}), entries 0..{report.last_entry_id}:")
+    for finding in report.findings:
+        first, last = finding.first_entry_id, finding.last_entry_id
+        entries = f"entry {first}" if first == last else f"entries {first}..{last}"
+        print(f"  {entries} at {finding.bookie}: {finding.ailment.name.lower()} ({finding.reason})")
+        print(f"      {cure(finding, report.ack_quorum)}")
+    sys.stdout.flush()
+
+
+def _plain(report: LedgerReport) -> dict[str, Any]:
+    plain = asdict(report)
+    for finding in plain["findings"]:
+        finding["ailment"] = Copy(finding["ailment"]).name.lower()
+    return dict(json.loads(json.dumps(plain)))

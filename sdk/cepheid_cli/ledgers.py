@@ -1,0 +1,195 @@
+"""`cepheid ledgers` and `cepheid bookies`: where data lies, what is in it, and whether every copy of it is sound."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
+from cepheid_cli.admin.units import shown_time
+from cepheid_cli.ledger_source import LedgerSource, ledger_source
+
+app = sub_app("ledgers", "Ledgers: what topics are stored in (docs/operations.md).")
+bookies_app = sub_app("bookies", "Bookies: where ledgers are stored.")
+
+Ledger = Annotated[int, typer.Argument(min=0, help="Ledger id.")]
+Metadata = Annotated[
+    str | None,
+    typer.Option("--metadata", envvar="CEPHEID_METADATA", help="Ask the metadata store (zk://host:port) instead of a broker."),
+]
+
+
+@app.command("list")
+def list_all(
+    topic: Annotated[str | None, typer.Option(help="Only those of this topic.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only OPEN, IN_RECOVERY or CLOSED ones.")] = None,
+    bookie: Annotated[str | None, typer.Option(help="Only those with entries on this bookie.")] = None,
+    deleted: Annotated[bool, typer.Option(help="Those that were deleted and can be brought back.")] = False,
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+    metadata: Metadata = None,
+) -> None:
+    """List ledgers, oldest id first. Entries and bytes of an open one are known to its writer only."""
+
+    async def main() -> list[dict[str, Any]]:
+        async with ledger_source(admin_url, metadata) as source:
+            return await _all(source, deleted=deleted)
+
+    found = [view for view in asyncio.run(main()) if _is_wanted(view["ledger"], topic, state, bookie)]
+    if as_json:
+        print_json(found)
+        return
+    columns = ["ledger", "state", "entries", "bytes", "E/Qw/Qa", "fragments", "created", "owner"]
+    rows = [_row(view["ledger"]) for view in found]
+    if deleted:
+        columns.append("until")
+        rows = [[*row, shown_time(view["purge_after_ms"])] for row, view in zip(rows, found, strict=True)]
+    print_table(columns, rows)
+
+
+@app.command()
+def show(ledger: Ledger, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
+    """Print one ledger: its end, its fragments, and how their bookies are."""
+
+    async def main() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        async with ledger_source(admin_url, metadata) as source:
+            return await source.one(ledger), await source.bookies()
+
+    view, bookies = asyncio.run(main())
+    if as_json:
+        print_json(view)
+        return
+    record, states = view["ledger"], {bookie["bookie_id"]: bookie["state"] for bookie in bookies}
+    open_end = "known to its writer" if record["state"] == "OPEN" else "being found out by recovery"
+    end = f"entry {record['last_entry_id']}, {record['length_bytes']} bytes" if record["state"] == "CLOSED" else open_end
+    lines = [
+        f"ledger    {record['ledger_id']}",
+        f"state     {record['state']}" + (f", deleted {shown_time(view['deleted_at_ms'])}" if "deleted_at_ms" in view else ""),
+        f"end       {end}",
+        f"quorums   ensemble {record['ensemble_size']}, write {record['write_quorum']}, ack {record['ack_quorum']}",
+        f"created   {shown_time(record['created_at_ms'])}",
+        *(f"{name:<9} {value}" for name, value in sorted(record["custom"].items())),
+    ]
+    for fragment in record["fragments"]:
+        places = ", ".join(f"{bookie} ({states.get(bookie, 'unknown')})" for bookie in fragment["ensemble"])
+        lines.append(f"from {fragment['first_entry_id']:<5}{places}")
+    if "purge_after_ms" in view:
+        lines.append(f"It can be brought back until {shown_time(view['purge_after_ms'])}: cepheid ledgers undelete {ledger}")
+    print_lines(lines)
+
+
+@app.command()
+def read(
+    ledger: Ledger,
+    first: Annotated[int, typer.Option(min=0, help="First entry.")] = 0,
+    last: Annotated[int | None, typer.Option(min=0, help="Last entry. Default: the last that is confirmed.")] = None,
+    raw: Annotated[bool, typer.Option(help="Payloads of entries as stored, one after the other, to standard output.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+    metadata: Metadata = None,
+) -> None:
+    """Print a ledger's entries with their messages, read from the bookies, without recovery: a writer goes on."""
+    from cepheid_cli.ledger_reading import print_entries
+
+    async def main() -> None:
+        async with ledger_source(admin_url, metadata) as source:
+            await print_entries(source, ledger, first, last, raw=raw)
+
+    asyncio.run(main())
+
+
+@app.command()
+def verify(
+    ledger: Annotated[int | None, typer.Argument(min=0, help="Ledger id.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All ledgers, one after the other.")] = False,
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+    metadata: Metadata = None,
+) -> None:
+    """Read every copy of every entry, check it, and compare it with the others. Exit code 1 when something is wrong."""
+    if (ledger is None) is not every:
+        raise typer.BadParameter("name one ledger, or say --all")
+    from cepheid_cli.ledger_verifying import verify_ledgers
+
+    async def main() -> bool:
+        async with ledger_source(admin_url, metadata) as source:
+            views = await _all(source, deleted=False) if ledger is None else [await source.one(ledger)]
+            return await verify_ledgers(source, views, as_json=as_json)
+
+    if not asyncio.run(main()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def undelete(ledger: Ledger, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
+    """Bring a deleted ledger back. It belongs to no topic any more; `cepheid ledgers read` shows what is in it."""
+
+    async def main() -> None:
+        async with ledger_source(admin_url, metadata) as source:
+            await source.undelete(ledger)
+
+    asyncio.run(main())
+    done(f"ledger {ledger} is back, and stays until it is deleted again")
+
+
+@bookies_app.command("list")
+def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
+    """List bookies: those that run, and those that metadata knows and that are down."""
+
+    async def main() -> list[dict[str, Any]]:
+        async with ledger_source(admin_url, metadata) as source:
+            return await source.bookies()
+
+    found = asyncio.run(main())
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            bookie["bookie_id"],
+            bookie["state"],
+            bookie["addresses"].get("grpc", "-"),
+            bookie["addresses"].get("http", "-"),
+            f"ledgers below {bookie['limbo_below']}" if bookie["limbo_below"] else "-",
+        )
+        for bookie in found
+    ]
+    print_table(("bookie", "state", "grpc", "http", "in limbo"), rows)
+
+
+async def _all(source: LedgerSource, *, deleted: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    above: int | None = -1
+    while above is not None:
+        page = await source.page(above, deleted=deleted)
+        found += page["ledgers"]
+        above = page["next"]
+    return found
+
+
+def _is_wanted(record: dict[str, Any], topic: str | None, state: str | None, bookie: str | None) -> bool:
+    if topic is not None:
+        from cepheid_wire import TopicName
+
+        if record["custom"].get("topic") != str(TopicName.parse(topic)):
+            return False
+    if state is not None and record["state"] != state.upper():
+        return False
+    return bookie is None or any(bookie in fragment["ensemble"] for fragment in record["fragments"])
+
+
+def _row(record: dict[str, Any]) -> list[str]:
+    closed = record["state"] == "CLOSED"
+    custom = record["custom"]
+    owner = custom.get("topic", "-") + (f" ({custom['use']})" if custom.get("use", "entries") != "entries" else "")
+    return [
+        str(record["ledger_id"]),
+        record["state"],
+        str(record["last_entry_id"] + 1) if closed else "-",
+        str(record["length_bytes"]) if closed else "-",
+        f"{record['ensemble_size']}/{record['write_quorum']}/{record['ack_quorum']}",
+        str(len(record["fragments"])),
+        shown_time(record["created_at_ms"]),
+        owner,
+    ]
