@@ -14,6 +14,7 @@ from typing import Protocol
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
 from cepheid_ledger.change_slots import ChangeSlots
 from cepheid_ledger.errors import InvalidQuorumsError, LedgerClientClosedError, NoSuchLedgerError
+from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
 from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, read_ledger
@@ -64,6 +65,7 @@ class LedgerClient:
         self._ports = ports
         self._channels: dict[str, BookieChannel] = {}
         self._change_slots = ChangeSlots(settings)
+        self._idle_writers = IdleWriters(connections.get, settings)
         self._recovery_slots = asyncio.Semaphore(settings.recoveries)
         self._recoveries: SingleFlight[int, ClosedLedger] = SingleFlight("recoveries", _closed_error)
         # A reader of a ledger that is written here learns its LAC from the writer.
@@ -114,7 +116,8 @@ class LedgerClient:
                 custom=dict(custom),
             )
             if (found := await self._create_record(ledger)) is not None:
-                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, self._change_slots, self._settings)
+                shared = self._change_slots, self._idle_writers, self._settings
+                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, *shared)
                 self._writers[ledger.ledger_id] = writer
                 return writer
 
@@ -178,6 +181,7 @@ class LedgerClient:
         for writer in list(self._writers.values()):
             await writer.aclose()
         self._change_slots.close()
+        await self._idle_writers.aclose()
         for channel in self._channels.values():
             await channel.aclose()
 

@@ -19,7 +19,8 @@ from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.change_slots import ChangeSlots
 from cepheid_ledger.ensemble_change import EnsembleChanger
-from cepheid_ledger.errors import LedgerClosedError, LedgerError, LedgerFencedError, LedgerWriteError
+from cepheid_ledger.errors import LedgerClosedError, LedgerError, LedgerFencedError, LedgerWriteError, NoSuchLedgerError
+from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed
 from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords
@@ -28,9 +29,9 @@ from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import GroupDone
 from cepheid_ledger.writer_record import WriterRecord
 from cepheid_ledger.writer_state import ChangeEnsemble, WriterState
-from cepheid_metadata import LedgerMetadata
+from cepheid_metadata import LedgerMetadata, LedgerState, MetadataError
 from cepheid_ports import CepheidError, TaskOwner
-from cepheid_rpc import Buffer, EntryGroup, encode_group
+from cepheid_rpc import NO_ENTRY_ID, Buffer, EntryGroup, ExplicitLac, encode_group
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class LedgerWriter:
         channel_of: Callable[[str], BookieChannel],
         placement: Placement,
         slots: ChangeSlots,
+        idle_writers: IdleWriters,
         settings: LedgerSettings,
     ) -> None:
         ledger = found.record
@@ -72,6 +74,10 @@ class LedgerWriter:
         self._placement = placement
         self._slots = slots
         self._settings = settings
+        self._idle_writers = idle_writers
+        self._is_awake = False
+        self._rested_at = asyncio.get_running_loop().time()
+        self._lac_told = NO_ENTRY_ID
         self._changer: EnsembleChanger | None = None  # made when a bookie fails: most writers never see that
         self._pipeline = AddPipeline(
             self.ledger_id,
@@ -125,6 +131,8 @@ class LedgerWriter:
             error = self.failure or LedgerClosedError(f"ledger {self.ledger_id} is {self.state.value}", ledger_id=self.ledger_id)
             asyncio.get_running_loop().call_soon(on_done, error)
             return None
+        if not self._is_awake:
+            self._wake()
         state = self._core
         group = encode_group(self.ledger_id, state.last_add_pushed + 1, state.last_add_confirmed, self._length_pushed, payloads)
         self._length_pushed += sum(map(len, payloads))
@@ -209,6 +217,47 @@ class LedgerWriter:
             message = f"ledger {self.ledger_id} is {ledger.state} by somebody else (last entry {ledger.last_entry_id}, ours {last})"
             raise LedgerFencedError(message, ledger_id=self.ledger_id, last_add_confirmed=last)
         return closed(ledger, last, length)
+
+    # Idleness
+
+    def lac_to_tell(self) -> tuple[tuple[str, ...], ExplicitLac] | None:
+        last = self.last_add_confirmed
+        if self.state is not WriterPhase.OPEN or last <= self._lac_told:
+            return None
+        return self._core.receivers, ExplicitLac(self.ledger_id, last, master_key_of(self._record.ledger))
+
+    def on_lac_told(self, last_add_confirmed: int) -> None:
+        self._lac_told = max(self._lac_told, last_add_confirmed)
+
+    def on_rest(self, now: float) -> None:
+        self._is_awake, self._rested_at = False, now
+
+    def _wake(self) -> None:
+        self._is_awake = True
+        self._idle_writers.wake(self)
+        limit_s = self._settings.idle_check_s
+        if limit_s and asyncio.get_running_loop().time() - self._rested_at > limit_s:
+            self._pipeline.hold_back()
+            self._tasks.start(self._look_up_state(), name="look-up-state")
+
+    async def _look_up_state(self) -> None:
+        """After a long silence bookies that knew of a fence may be gone: metadata tells whether the ledger is still ours."""
+        try:
+            async with asyncio.timeout(self._settings.idle_check_timeout_s):
+                ledger = await self._record.reread()
+        except NoSuchLedgerError as error:
+            self._pipeline.fail(error)
+        except (MetadataError, TimeoutError) as error:
+            log.warning("ledger.idle_check_failed", extra={"ledger_id": self.ledger_id, "error": repr(error)})
+            self._pipeline.release()
+        else:
+            if ledger.state is LedgerState.OPEN:
+                self._pipeline.release()
+            else:
+                message = f"ledger {self.ledger_id} became {ledger.state} by somebody else while its writer was idle"
+                self._pipeline.fail(LedgerFencedError(message, ledger_id=self.ledger_id))
+
+    # What the pipeline reports
 
     def _on_change(self, change: ChangeEnsemble) -> None:
         if self._changer is None:

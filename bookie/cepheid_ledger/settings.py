@@ -37,6 +37,12 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
     speculative_read_s: PositiveFloat = Field(
         1.0, description="A replica that has not answered for this long gets company: the next one is asked in addition."
     )
+    long_poll_s: float = Field(
+        30.0, gt=0, le=60, description="How long a reader of an open ledger waits at a bookie for more before it asks anew."
+    )
+    long_poll_pause_s: PositiveFloat = Field(
+        1.0, description="A bookie that lets no reader wait (fenced, in limbo, full, down) is asked at most so often."
+    )
     recovery_timeout_s: PositiveFloat = Field(
         5.0, description="How long recovery waits for a bookie before its answer counts as unknown."
     )
@@ -45,6 +51,21 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     recovery_batch_entries: PositiveInt = Field(
         10_000, description="Entries that recovery asks for at once; a batch is bounded by 1 MB as well."
+    )
+    explicit_lac_interval_s: float = Field(
+        1.0,
+        ge=0,
+        description="A writer to which nothing was appended for this long tells its bookies what is confirmed, for readers past "
+        "the broker: else they would see its last entry with the next one only. 0: never.",
+    )
+    idle_check_s: float = Field(
+        30.0,
+        ge=0,
+        description="A writer that was idle for longer looks up whether its ledger is still its own, beside the next append, "
+        "which is confirmed after that. Not below the session timeout of the metadata store. 0: never.",
+    )
+    idle_check_timeout_s: PositiveFloat = Field(
+        1.0, description="How long that look-up may take. Metadata that is away must not stop topics: then bookies' fences decide."
     )
     quarantine_s: float = Field(
         10.0,

@@ -11,20 +11,22 @@ from cepheid_metadata import MemoryStore, MemoryTree, StoreUnavailableError, Ver
 class FaultyStore:
     """Switches: `lose_answers` (how many writes are applied but reported as unknown), `lose_requests` (how many are not
     applied and reported as unknown), `refuse` (how many certainly fail), `unreadable` (how many reads fail), `hang` (writes
-    wait for ever). Otherwise the store in memory."""
+    wait for ever), `hang_reads`. Otherwise the store in memory."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self._store = MemoryStore(tree)
         self.lose_answers = self.lose_requests = 0
         self.refuse = 0
         self.unreadable = 0
-        self.hang = False
+        self.hang = self.hang_reads = False
         self.writes: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def get(self, key: str) -> Versioned | None:
+        if self.hang_reads:
+            await asyncio.get_running_loop().create_future()
         if self.unreadable:
             self.unreadable -= 1
             raise StoreUnavailableError("no connection")

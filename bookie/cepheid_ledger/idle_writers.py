@@ -1,0 +1,107 @@
+"""What writers do when nobody appends: they tell their LAC, so that readers past the broker see the last entry.
+
+    append ──wake──► awake ──nothing appended for an interval──► its LAC goes to its bookies ──► at rest
+
+An entry carries the LAC from before it, so bookies learn of an entry's confirmation from the next one; without a next one the
+writer says it. One timer for all writers of the process, none while all are at rest; a LAC that is lost is only late.
+Bounded: one request at a time per bookie, so many writers a round. Whoever does not get its turn keeps it for the next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ports import TaskOwner
+from cepheid_rpc import BookieConnection, BookieUnavailableError, ExplicitLac
+
+log = logging.getLogger(__name__)
+
+_WRITERS_PER_ROUND = 500
+_TICK_WITHOUT_LACS_S = 1.0
+
+
+class IdleWriter(Protocol):
+    """A LedgerWriter."""
+
+    @property
+    def last_add_pushed(self) -> int: ...
+
+    def lac_to_tell(self) -> tuple[tuple[str, ...], ExplicitLac] | None:
+        """Whom to tell what. None: nothing to tell, or nothing to be told any more."""
+
+    def on_lac_told(self, last_add_confirmed: int) -> None: ...
+
+    def on_rest(self, now: float) -> None:
+        """The next append wakes it again."""
+
+
+class IdleWriters:
+    def __init__(self, connection_of: Callable[[str], BookieConnection], settings: LedgerSettings) -> None:
+        self._connection_of = connection_of
+        self._settings = settings
+        self._awake: dict[IdleWriter, int] = {}  # with what it had pushed at the last tick
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = TaskOwner("idle writers")
+        self.lacs_told = 0
+
+    def __repr__(self) -> str:
+        return f"<IdleWriters: {len(self._awake)} awake, {self.lacs_told} LACs told>"
+
+    def wake(self, writer: IdleWriter) -> None:
+        self._awake[writer] = -1
+        if self._timer is None:
+            self._arm()
+
+    async def aclose(self) -> None:
+        self._awake.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._tasks.aclose()
+
+    def _arm(self) -> None:
+        interval_s = self._settings.explicit_lac_interval_s or _TICK_WITHOUT_LACS_S
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        due: list[tuple[IdleWriter, tuple[str, ...], ExplicitLac]] = []
+        for writer, pushed_before in list(self._awake.items()):
+            pushed = writer.last_add_pushed
+            if pushed != pushed_before:
+                self._awake[writer] = pushed
+            elif (told := writer.lac_to_tell()) is None or self._settings.explicit_lac_interval_s == 0:
+                del self._awake[writer]
+                writer.on_rest(now)
+            elif len(due) < _WRITERS_PER_ROUND:
+                due.append((writer, *told))
+        if due and not self._tasks:  # else the round before is not through yet
+            self._tasks.start(self._tell(due), name="explicit-lacs")
+        if self._awake:
+            self._arm()
+
+    async def _tell(self, due: list[tuple[IdleWriter, tuple[str, ...], ExplicitLac]]) -> None:
+        by_bookie: dict[str, list[tuple[IdleWriter, ExplicitLac]]] = {}
+        for writer, bookies, lac in due:
+            for bookie in bookies:
+                by_bookie.setdefault(bookie, []).append((writer, lac))
+        async with asyncio.TaskGroup() as group:
+            for bookie, lacs in by_bookie.items():
+                group.create_task(self._tell_one(bookie, lacs))
+
+    async def _tell_one(self, bookie: str, lacs: list[tuple[IdleWriter, ExplicitLac]]) -> None:
+        """One after the other; a bookie that does not answer is left alone until the next round."""
+        try:
+            connection = self._connection_of(bookie)
+            for writer, lac in lacs:
+                async with asyncio.timeout(self._settings.read_timeout_s):
+                    await connection.write_lac(lac)  # whatever it says: it has heard
+                self.lacs_told += 1
+                writer.on_lac_told(lac.last_add_confirmed)
+        except (BookieUnavailableError, TimeoutError) as error:
+            log.debug("ledger.explicit_lac_lost", extra={"bookie": bookie, "error": repr(error)})
