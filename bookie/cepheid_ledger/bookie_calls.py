@@ -40,16 +40,17 @@ class BookieCalls:
     def start(self, position: int, call: Coroutine[Any, Any, None]) -> None:
         self._waiting[position] = call
 
-    async def wait_next(self) -> None:
-        """Until at least one has ended. Raises what it raised."""
-        if len(self._waiting) == 1 and not self._running:
+    async def wait_next(self, timeout_s: float | None = None) -> bool:
+        """Until at least one has ended; False: none has in time. Raises what it raised."""
+        if timeout_s is None and len(self._waiting) == 1 and not self._running:
             _, call = self._waiting.popitem()
             await call
-            return
+            return True
         for position, call in self._waiting.items():
             self._running[asyncio.get_running_loop().create_task(call)] = position
         self._waiting.clear()
-        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in [task for task in self._running if task in done]:  # in the order of starting: `done` is a set
             del self._running[task]
             task.result()
+        return bool(done)

@@ -1,32 +1,30 @@
 """Reads one ledger without recovering it.
 
     read(first, last) ──► bounded by the known end ──► one fragment ──► one replica, else the next ──► verified groups
+                                                                    └─► striped: several, merged by entry id
+    wait_for_lac(above) ──► parked at the bookies and at the metadata, until there is more, or an end
 
 The known end is what is certainly confirmed: the last entry of a closed ledger, the LAC of a writer in this process, else
 the largest LAC that bookies told. A reader never gives out an entry above it.
+The record may change under a reader: ensembles change, repair moves entries. What fails under one version is tried under the next,
+and "no such entry" is said only of a version that is still the current one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
-from cepheid_ledger.errors import EntryBeyondEndError, EntryUnavailableError, LedgerLostError, NoSuchEntryError
-from cepheid_ledger.ledger_writer import LedgerWriter
-from cepheid_ledger.master_key import master_key_of
+from cepheid_ledger.errors import EntryBeyondEndError, EntryUnavailableError, LedgerError, LedgerLostError, NoSuchEntryError
+from cepheid_ledger.lac_reads import ask_lac, poll_lac
+from cepheid_ledger.ledger_writer import LedgerWriter, WriterPhase
 from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger
 from cepheid_ledger.replica_read import ConnectionOf, read_range
 from cepheid_ledger.settings import MIB, LedgerSettings
-from cepheid_metadata import LedgerMetadata
-from cepheid_rpc import (
-    BookieUnavailableError,
-    DigestMismatchError,
-    EntryGroup,
-    LacAnswer,
-    LacRequest,
-    MalformedGroupError,
-    ReadRequest,
-    Status,
-)
+from cepheid_ledger.striped_read import read_striped
+from cepheid_metadata import Fragment, LedgerMetadata, SessionLostError, StoreUnavailableError
+from cepheid_rpc import EntryGroup, ReadRequest
 
 _STAY_BYTES = 16 * MIB
 """Read from one replica before the next one takes over: long enough for a disk's read-ahead, short enough to spread."""
@@ -45,13 +43,14 @@ class LedgerReader:
     ) -> None:
         self.ledger_id = ledger.ledger_id
         self._ledger = ledger
+        self._last_add_confirmed = ledger.last_fragment.first_entry_id - 1  # never falls
         self._records = records
         self._connection_of = connection_of
         self._writer = writer
         self._settings = settings
-        self._last_add_confirmed = -1  # as told by bookies; never falls
         self._turn = ledger.ledger_id % ledger.ensemble_size  # readers of many ledgers start at different replicas
         self._stayed_bytes = 0
+        self._avoided: tuple[int, ...] = ()  # positions of a striped ensemble that failed since the last turn
 
     def __repr__(self) -> str:
         return f"<LedgerReader {self.ledger_id} {self._ledger.state}, known end {self.known_end}>"
@@ -67,7 +66,7 @@ class LedgerReader:
         if self._ledger.last_entry_id is not None:
             return self._ledger.last_entry_id
         if self._writer is not None:
-            return self._writer.last_add_confirmed
+            return max(self._writer.last_add_confirmed, self._last_add_confirmed)
         return self._last_add_confirmed
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
@@ -81,68 +80,103 @@ class LedgerReader:
         if first > end:
             message = f"entry {self.ledger_id}:{first} is above the known end {end}"
             raise EntryBeyondEndError(message, ledger_id=self.ledger_id, entry_id=first, known_end=end)
-        try:
-            return await self._read(first, min(last, end), max_bytes)
-        except (EntryUnavailableError, NoSuchEntryError, LedgerLostError):
-            before = self._ledger.fragment_of(first)
-            self._ledger = (await read_ledger(self._records, self.ledger_id)).record
-            if self._ledger.fragment_of(first) == before:
-                raise
-            return await self._read(first, min(last, end), max_bytes)  # repair has moved the entries
+        while True:
+            fragment = self._ledger.fragment_of(first)
+            try:
+                return await self._read(fragment, first, min(last, end), max_bytes)
+            except (EntryUnavailableError, NoSuchEntryError, LedgerLostError) as error:
+                await self._look_again(error)
+                if self._ledger.fragment_of(first) == fragment:
+                    raise
 
     async def read_lac(self) -> int:
         """The last entry known to be confirmed; of a closed ledger its last. May be behind, never ahead.
 
         Raises NoSuchLedgerError.
         """
-        if not self._ledger.is_closed and self._writer is None:
-            self._ledger = (await read_ledger(self._records, self.ledger_id)).record
+        if not self._ledger.is_closed and not self._is_written_here:
+            self._take((await read_ledger(self._records, self.ledger_id)).record)
             if not self._ledger.is_closed:
-                await self._ask_lac()
+                told = await ask_lac(self._ledger, self._connection_of, self._settings)
+                self._last_add_confirmed = max(self._last_add_confirmed, told)
         return self.known_end
 
-    async def _read(self, first: int, last: int, max_bytes: int) -> list[EntryGroup]:
-        fragments = self._ledger.fragments
-        for fragment in fragments:
-            if first < fragment.first_entry_id <= last:
-                last = fragment.first_entry_id - 1
-        ensemble = self._ledger.fragment_of(first).ensemble
+    async def wait_for_lac(self, above: int, timeout_s: float) -> int:
+        """Returns the known end once it is above `above`, or the ledger is closed, or the time is over.
+
+        While nothing happens it costs nothing: the bookies hold the question, and metadata tells of a new ensemble or the end.
+        Raises NoSuchLedgerError (deleted meanwhile).
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.known_end <= above and not self._ledger.is_closed:
+                    await self._wait_for_news(above)
+        except TimeoutError:
+            pass
+        return self.known_end
+
+    @property
+    def _is_written_here(self) -> bool:
+        """By a writer that is well: one that failed does not hear of the end that others give its ledger."""
+        return self._writer is not None and self._writer.state is WriterPhase.OPEN
+
+    async def _wait_for_news(self, above: int) -> None:
+        try:
+            watch = await self._records.store.watch(self._records.key_of(self.ledger_id))
+        except (StoreUnavailableError, SessionLostError):  # bookies go on without metadata, and so do their readers
+            await self._poll(above, asyncio.sleep(self._settings.long_poll_pause_s))
+            return
+        with watch:
+            try:
+                self._take((await read_ledger(self._records, self.ledger_id)).record)
+                if self.known_end <= above and not self._ledger.is_closed:
+                    await self._poll(above, watch.wait())
+            except (StoreUnavailableError, SessionLostError):
+                await self._poll(above, asyncio.sleep(self._settings.long_poll_pause_s))
+
+    async def _poll(self, above: int, changed: Coroutine[Any, Any, None]) -> None:
+        told = await poll_lac(self._ledger, above, changed, self._connection_of, self._settings)
+        self._last_add_confirmed = max(self._last_add_confirmed, told)
+
+    def _take(self, ledger: LedgerMetadata) -> None:
+        """A newer version of the record, whole. What is before its last fragment is confirmed."""
+        self._ledger = ledger
+        self._last_add_confirmed = max(self._last_add_confirmed, ledger.last_fragment.first_entry_id - 1)
+
+    async def _look_again(self, error: LedgerError) -> None:
+        """Re-reads the record after a failure under it. What was certain is so only if no other version is in force by now."""
+        certain = not isinstance(error, EntryUnavailableError)
+        try:
+            if certain:
+                await self._records.store.sync(self._records.key_of(self.ledger_id))
+            self._take((await read_ledger(self._records, self.ledger_id)).record)
+        except (StoreUnavailableError, SessionLostError) as unavailable:
+            if certain:
+                message = f"{error}, and its metadata cannot be read now: {unavailable}"
+                raise EntryUnavailableError(message, ledger_id=self.ledger_id) from error
+
+    async def _read(self, fragment: Fragment, first: int, last: int, max_bytes: int) -> list[EntryGroup]:
+        for other in self._ledger.fragments:
+            if first < other.first_entry_id <= last:
+                last = other.first_entry_id - 1
+        ensemble, write_quorum = fragment.ensemble, self._ledger.write_quorum
         turn = self._turn % len(ensemble)
         request = ReadRequest(self.ledger_id, first, last, max_bytes)
-        copies = await read_range(request, ensemble[turn:] + ensemble[:turn], self._connection_of, self._settings)
-        self._stay_or_move(ensemble.index(copies.bookie), sum(group.size_bytes for group in copies.groups))
-        return copies.groups
+        if write_quorum == len(ensemble):
+            copies = await read_range(request, ensemble[turn:] + ensemble[:turn], self._connection_of, self._settings)
+            groups, answered = copies.groups, ensemble.index(copies.bookie)
+        else:
+            stripes = await read_striped(
+                request, ensemble, write_quorum, self._connection_of, self._settings, turn=turn, avoided=self._avoided
+            )
+            groups, answered = stripes.groups, turn
+            self._avoided = tuple(dict.fromkeys((*self._avoided, *stripes.failed)))
+        self._stay_or_move(answered, sum(group.size_bytes for group in groups))
+        return groups
 
     def _stay_or_move(self, turn: int, size_bytes: int) -> None:
         """The replica that answered is asked again, until it is the turn of the next."""
         self._stayed_bytes = self._stayed_bytes + size_bytes if turn == self._turn else size_bytes
         self._turn = turn
         if self._stayed_bytes >= _STAY_BYTES:
-            self._turn, self._stayed_bytes = turn + 1, 0
-
-    async def _ask_lac(self) -> None:
-        """Freshness is all that suffers when bookies do not answer."""
-        request = LacRequest(self.ledger_id, master_key_of(self._ledger))
-        ensemble = self._ledger.last_fragment.ensemble
-        answers = await asyncio.gather(*(self._ask_one_lac(bookie, request) for bookie in ensemble))
-        floor = self._ledger.last_fragment.first_entry_id - 1  # what is before the last fragment is confirmed
-        self._last_add_confirmed = max(self._last_add_confirmed, floor, *answers)
-
-    async def _ask_one_lac(self, bookie: str, request: LacRequest) -> int:
-        try:
-            async with asyncio.timeout(self._settings.speculative_read_s):
-                return self._lac_of(await self._connection_of(bookie).read_lac(request))
-        except (BookieUnavailableError, TimeoutError):
-            return -1
-
-    def _lac_of(self, answer: LacAnswer) -> int:
-        if answer.status is not Status.OK:
-            return -1
-        group = answer.highest_entry
-        if group is None or group.ledger_id != self.ledger_id or len(group) != 1:
-            return answer.explicit_lac
-        try:
-            group.verify()
-        except (DigestMismatchError, MalformedGroupError):
-            return answer.explicit_lac
-        return max(answer.explicit_lac, group.header(group.first_entry_id).last_add_confirmed)
+            self._turn, self._stayed_bytes, self._avoided = turn + 1, 0, ()

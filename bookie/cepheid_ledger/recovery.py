@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from cepheid_ledger.bookie_calls import BookieCalls
 from cepheid_ledger.bookie_channel import BookieChannel
@@ -22,7 +22,7 @@ from cepheid_ledger.metadata_edits import closed, in_recovery
 from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, change_ledger, read_ledger
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery_state import FenceCoverage, RecoveryReads
-from cepheid_ledger.replica_read import answers_of, read_entry
+from cepheid_ledger.replica_read import answers_of, read_entry, verified_parts
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.write_back import WriteBack
 from cepheid_metadata import LedgerMetadata, LedgerState
@@ -31,7 +31,6 @@ from cepheid_rpc import (
     BookieConnection,
     BookieUnavailableError,
     DigestMismatchError,
-    EntryGroup,
     EntryHeader,
     LacAnswer,
     LacRequest,
@@ -202,7 +201,7 @@ class Recovery:
         for group in answer.groups:
             if group.ledger_id != self._ledger_id or not _inside(group.first_entry_id, group.last_entry_id, covered):
                 continue
-            for part, is_valid in _verified_parts(group):
+            for part, is_valid in verified_parts(group):
                 if is_valid:
                     reads.on_copies(part)
                 else:
@@ -249,17 +248,3 @@ def _end_of(found: FoundLedger) -> ClosedLedger:
 
 def _inside(first: int, last: int, covered: Sequence[int]) -> bool:
     return covered[0] <= first <= last <= covered[1]
-
-
-def _verified_parts(group: EntryGroup) -> Iterator[tuple[EntryGroup, bool]]:
-    """The group and whether it is valid; one by one when it is not, so that a damaged entry spoils no other."""
-    try:
-        group.verify()
-    except (DigestMismatchError, MalformedGroupError):
-        if len(group) == 1:
-            yield group, False
-            return
-        for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
-            yield from _verified_parts(group.slice(entry_id, entry_id))
-    else:
-        yield group, True

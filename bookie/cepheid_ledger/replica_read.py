@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cepheid_ledger.errors import EntryUnavailableError, LedgerError, LedgerLostError, NoSuchEntryError
+from cepheid_ledger.recovery_state import write_set_positions
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import LedgerMetadata
 from cepheid_rpc import (
@@ -84,7 +85,9 @@ async def read_range(
 async def read_entry(ledger: LedgerMetadata, entry_id: int, connection_of: ConnectionOf, settings: LedgerSettings) -> EntryGroup:
     """One confirmed entry, without regard to LAC. Raises like `read_range`."""
     request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
-    copies = await read_range(request, ledger.fragment_of(entry_id).ensemble, connection_of, settings)
+    ensemble = ledger.fragment_of(entry_id).ensemble
+    replicas = [ensemble[position] for position in write_set_positions(entry_id, len(ensemble), ledger.write_quorum)]
+    copies = await read_range(request, replicas, connection_of, settings)
     return copies.groups[0]
 
 
@@ -111,6 +114,20 @@ async def answers_of(connection: BookieConnection, request: ReadRequest) -> Asyn
         aclose = getattr(answers, "aclose", None)
         if aclose is not None:
             await aclose()
+
+
+def verified_parts(group: EntryGroup) -> Iterator[tuple[EntryGroup, bool]]:
+    """The group and whether it is valid; one by one when it is not, so that a damaged entry spoils no other."""
+    try:
+        group.verify()
+    except (DigestMismatchError, MalformedGroupError):
+        if len(group) == 1:
+            yield group, False
+            return
+        for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
+            yield from verified_parts(group.slice(entry_id, entry_id))
+    else:
+        yield group, True
 
 
 async def _read_from(

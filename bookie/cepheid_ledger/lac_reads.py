@@ -1,0 +1,92 @@
+"""What the bookies of an open ledger tell of its LAC, for readers.
+
+    ask  ──► every bookie of the last fragment, once ──► the largest                        freshness now
+    poll ──► every bookie, parked there until its LAC is higher ──► the first that is       no polling, no traffic while idle
+
+A LAC counts when it lies in an entry under a valid digest, or was told by the writer itself (explicit LAC). It may be behind, never
+ahead: whoever does not answer, or is not sure, costs freshness alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from cepheid_ledger.master_key import master_key_of
+from cepheid_ledger.replica_read import ConnectionOf
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_metadata import LedgerMetadata
+from cepheid_rpc import (
+    NO_ENTRY_ID,
+    BookieUnavailableError,
+    DigestMismatchError,
+    LacAnswer,
+    LacRequest,
+    MalformedGroupError,
+    Status,
+)
+
+
+async def ask_lac(ledger: LedgerMetadata, connection_of: ConnectionOf, settings: LedgerSettings) -> int:
+    """The largest that a bookie of the last fragment tells, -1 when none does."""
+    request = LacRequest(ledger.ledger_id, master_key_of(ledger))
+    ensemble = ledger.last_fragment.ensemble
+    timeout_s = settings.speculative_read_s
+    answers = await asyncio.gather(*(_ask_one(bookie, request, connection_of, timeout_s) for bookie in ensemble))
+    return max(NO_ENTRY_ID if answer is None else lac_of(answer, ledger.ledger_id) for answer in answers)
+
+
+async def poll_lac(
+    ledger: LedgerMetadata, above: int, changed: Awaitable[None], connection_of: ConnectionOf, settings: LedgerSettings
+) -> int:
+    """A LAC above `above`, or -1 once `changed` is done: the ledger's record is another one."""
+    loop = asyncio.get_running_loop()
+    polls = [
+        loop.create_task(_poll_one(bookie, ledger, above, connection_of, settings)) for bookie in ledger.last_fragment.ensemble
+    ]
+    watching = asyncio.ensure_future(changed)
+    try:
+        await asyncio.wait([*polls, watching], return_when=asyncio.FIRST_COMPLETED)
+        return max((poll.result() for poll in polls if poll.done()), default=NO_ENTRY_ID)
+    finally:
+        for task in (*polls, watching):
+            task.cancel()
+        await asyncio.gather(*polls, watching, return_exceptions=True)
+
+
+def lac_of(answer: LacAnswer, ledger_id: int) -> int:
+    """What of an answer may be believed."""
+    if answer.status is not Status.OK:
+        return NO_ENTRY_ID
+    group = answer.highest_entry
+    if group is None or group.ledger_id != ledger_id or len(group) != 1:
+        return answer.explicit_lac
+    try:
+        group.verify()
+    except (DigestMismatchError, MalformedGroupError):
+        return answer.explicit_lac
+    return max(answer.explicit_lac, group.header(group.first_entry_id).last_add_confirmed)
+
+
+async def _poll_one(bookie: str, ledger: LedgerMetadata, above: int, connection_of: ConnectionOf, settings: LedgerSettings) -> int:
+    """Asks again and again; a bookie that answers at once (fenced, in limbo, full of readers, down) is left alone for a while."""
+    loop = asyncio.get_running_loop()
+    wait_ms = int(settings.long_poll_s * 1000)
+    while True:
+        asked_at = loop.time()
+        request = LacRequest(ledger.ledger_id, master_key_of(ledger), above=above, wait_ms=wait_ms)
+        answer = await _ask_one(bookie, request, connection_of, settings.speculative_read_s + wait_ms / 1000)
+        if answer is not None and (lac := lac_of(answer, ledger.ledger_id)) > above:
+            return lac
+        # A bookie of an older release refuses long polls: every second time it is asked as it knows.
+        wait_ms = int(settings.long_poll_s * 1000) if answer is not None or wait_ms == 0 else 0
+        await asyncio.sleep(max(0.0, asked_at + settings.long_poll_pause_s - loop.time()))
+
+
+async def _ask_one(bookie: str, request: LacRequest, connection_of: ConnectionOf, timeout_s: float) -> LacAnswer | None:
+    """None: no answer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await connection_of(bookie).read_lac(request)
+    except (BookieUnavailableError, TimeoutError):
+        return None
