@@ -201,7 +201,7 @@ class BookieProbe:
 
 
 class DeletionProbe:
-    """Stands between a garbage collector and its bookie (S10): only what metadata does not have is deleted."""
+    """Between a garbage collector and its bookie (S10): what metadata has, or can get back, is not deleted."""
 
     def __init__(self, bookie_id: str, bookie: Any, history: History) -> None:
         self._id = bookie_id
@@ -213,7 +213,7 @@ class DeletionProbe:
 
     async def delete_ledgers(self, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:
-            living = ledger_id in self._history.ledgers
+            living = ledger_id in self._history.ledgers or ledger_id in self._history.restorable
             self._history.check(
                 "S10", not living, lambda ledger_id=ledger_id: f"{self._id} deletes; {self._history.story(ledger_id)}"
             )

@@ -42,6 +42,10 @@ LEDGER_SETTINGS = LedgerSettings(
     recovery_timeout_s=2.0,
     recovery_batch_entries=20,
     quarantine_s=2.0,
+    quarantine_max_s=5.0,
+    ensemble_change_timeout_s=6.0,
+    ensemble_retry_s=0.3,
+    deletion_grace_s=1.5,
     metadata_timeout_s=5.0,
     reconnect_delay_max_s=1.0,
 )

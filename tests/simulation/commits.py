@@ -13,6 +13,7 @@ from tests.simulation.workload_owners import OwnerRecordChecks
 
 class CommitChecks:
     def __init__(self, history: History) -> None:
+        self._history = history
         self._ledgers = LedgerRecordChecks(history)
         self._topics = TopicRecordChecks(history)
         self._owners = OwnerRecordChecks(history)
@@ -21,6 +22,8 @@ class CommitChecks:
         for op in ops:
             if op.key.startswith(f"{keys.LEDGERS_KEY}/") and op.key not in keys.NOT_LEDGERS:
                 self._on_ledger(op, process)
+            elif op.key.startswith(f"{keys.DELETED_LEDGERS_KEY}/"):
+                self._on_deleted_ledger(op)
             elif op.key.startswith(f"{keys.CHAINS_KEY}/") and isinstance(op, Create | Put):
                 self._topics.on_chain(op.key, Chain.decode(op.value, op.key), process)
             elif op.key.startswith(f"{keys.CURSORS_KEY}/") and not isinstance(op, Check):
@@ -36,4 +39,16 @@ class CommitChecks:
             case Put(key, value):
                 self._ledgers.on_changed(LedgerMetadata.decode(value, key), process)
             case Delete(key):
-                self._ledgers.on_deleted(int(key.removeprefix(f"{keys.LEDGERS_KEY}/").replace("/", "")))
+                self._ledgers.on_deleted(_id_of(key, keys.LEDGERS_KEY))
+
+    def _on_deleted_ledger(self, op: Op) -> None:
+        """Entries are kept while it can be brought back (S10)."""
+        match op:
+            case Create(key):
+                self._history.restorable[_id_of(key, keys.DELETED_LEDGERS_KEY)] = None
+            case Delete(key):
+                self._history.restorable.pop(_id_of(key, keys.DELETED_LEDGERS_KEY), None)
+
+
+def _id_of(key: str, tree: str) -> int:
+    return int(key.removeprefix(f"{tree}/").replace("/", ""))

@@ -63,6 +63,7 @@ class History:
         self.ledgers: dict[int, LedgerMetadata] = {}  # the committed record
         self.creators: dict[int, str] = {}
         self.deleted: dict[int, LedgerMetadata] = {}
+        self.restorable: dict[int, None] = {}  # deleted, and may be brought back
         self.departed: dict[int, dict[str, None]] = {}  # bookies that left an ensemble while its writer lived
         self.ends: dict[int, tuple[int, int]] = {}  # (last, length) that somebody reported as the end
         self.bookies: dict[str, BookieFacts] = {}
