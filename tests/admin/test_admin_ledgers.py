@@ -1,0 +1,67 @@
+"""Ledgers and bookies over the admin API: pages, one, back from deletion, and what is refused."""
+
+from __future__ import annotations
+
+from tests.admin.admin_world import NAMESPACE, AdminWorld
+
+LEDGERS = "/cepheid/v1/ledgers"
+
+
+def all_ids(admin: AdminWorld, limit: int, **query: object) -> list[int]:
+    ids: list[int] = []
+    above: int | None = -1
+    while above is not None:
+        page = admin.get(LEDGERS, params={"above": above, "limit": limit, **query}).json()
+        assert len(page["ledgers"]) <= limit
+        ids += [view["ledger"]["ledger_id"] for view in page["ledgers"]]
+        above = page["next"]
+    return ids
+
+
+def test_pages_together_have_every_ledger_once(admin: AdminWorld) -> None:
+    for number in range(5):
+        assert admin.put(f"{NAMESPACE}/paged-{number}").status_code == 204
+        admin.put(f"{NAMESPACE}/paged-{number}/subscription/s")  # opens it
+    everything = all_ids(admin, 1000)
+    assert len(everything) >= 5
+    assert everything == sorted(dict.fromkeys(everything))
+    for limit in (1, 2, 3):
+        assert all_ids(admin, limit) == everything
+
+
+def test_an_empty_ledger_of_a_deleted_topic_is_gone_and_others_come_back(admin: AdminWorld) -> None:
+    topic = f"{NAMESPACE}/comes-back"
+    admin.put(topic)
+    admin.put(f"{topic}/subscription/s")
+    (ledger,) = [
+        view["ledger"]["ledger_id"]
+        for view in admin.get(LEDGERS).json()["ledgers"]
+        if view["ledger"]["custom"].get("topic", "").endswith("/comes-back")
+    ]
+    assert admin.post(f"{LEDGERS}/{ledger}/undelete").status_code == 404
+    assert admin.delete(topic, params={"force": True}).status_code == 204
+    assert admin.get(f"{LEDGERS}/{ledger}").status_code == 404  # nothing was in it
+    assert ledger not in all_ids(admin, 100, deleted=True)
+
+
+def test_bookies_are_listed_with_their_state(admin: AdminWorld) -> None:
+    (bookie,) = admin.get("/cepheid/v1/bookies").json()["bookies"]
+    assert (bookie["bookie_id"], bookie["state"], bookie["limbo_below"]) == ("bookie-1", "writable", 0)
+    assert bookie["incarnation"]
+
+
+def test_what_makes_no_sense_is_refused_with_a_reason(admin: AdminWorld) -> None:
+    for path, status in (
+        (f"{LEDGERS}/77777", 404),
+        (f"{LEDGERS}/-1", 400),
+        (f"{LEDGERS}/{1 << 63}", 400),
+        (f"{LEDGERS}/orders", 400),
+        (f"{LEDGERS}?limit=0", 400),
+        (f"{LEDGERS}?limit=100000", 400),
+        (f"{LEDGERS}?above=x", 400),
+        (f"{LEDGERS}?deleted=perhaps", 400),
+    ):
+        answer = admin.get(path)
+        assert answer.status_code == status, path
+        assert answer.json()["reason"]
+    assert admin.post(f"{LEDGERS}/77777/undelete").status_code == 404

@@ -1,0 +1,152 @@
+"""`cepheid ledgers` and `cepheid bookies` as a user types them, against a server with three bookies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cepheid_cli.app import app
+from cepheid_cli.ledger_reading import lines_of
+from cepheid_cli.ledger_verifying import cure
+from cepheid_cli.wire_client import WireClient
+from cepheid_ledger.verification import Copy, Finding
+from cepheid_ports import CepheidError
+from cepheid_testkit import ProcessCluster
+
+TOPIC = "persistent://public/default/orders"
+
+
+class Commands:
+    def __init__(self, cluster: ProcessCluster) -> None:
+        self.cluster = cluster
+        self.exit_code = 0
+
+    def __call__(self, *words: str) -> str:
+        """What it prints; its error is raised."""
+        result = CliRunner().invoke(app, [*words, "--admin-url", self.cluster.admin_url])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        self.exit_code = result.exit_code
+        return result.stdout
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "--json"))
+
+    def ledger_of(self, topic: str) -> int:
+        return int(self.json("ledgers", "list", "--topic", topic)[-1]["ledger"]["ledger_id"])
+
+
+def publish(cluster: ProcessCluster, topic: str, *texts: str) -> None:
+    with WireClient(cluster.service_url, topic) as client:
+        client.open_producer()
+        for number, text in enumerate(texts):
+            client.send(number, text.encode(), key="k")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with ProcessCluster(tmp_path_factory.mktemp("ledgers"), bookies=3) as running:
+        publish(running, TOPIC, "one", "two", "three")
+        yield running
+
+
+@pytest.fixture
+def cepheid(cluster: ProcessCluster) -> Commands:
+    return Commands(cluster)
+
+
+def test_ledgers_and_bookies_are_shown(cepheid: Commands) -> None:
+    ledger = cepheid.ledger_of("orders")
+    assert TOPIC in cepheid("ledgers", "list", "--state", "open")
+    assert "OPEN" not in cepheid("ledgers", "list", "--state", "closed")
+    assert str(ledger) in cepheid("ledgers", "list", "--bookie", "bookie-2")
+    assert len(cepheid("ledgers", "list", "--bookie", "bookie-9").splitlines()) == 1
+    shown = cepheid("ledgers", "show", str(ledger))
+    assert "ensemble 3, write 3, ack 2" in shown
+    assert all(f"bookie-{number} (writable)" in shown for number in (1, 2, 3))
+    bookies = cepheid.json("bookies", "list")
+    assert [(bookie["bookie_id"], bookie["state"]) for bookie in bookies] == [(f"bookie-{n}", "writable") for n in (1, 2, 3)]
+    assert bookies[0]["addresses"]["grpc"] in cepheid("bookies", "list")
+
+
+def test_entries_are_read_from_the_bookies_with_their_messages(cepheid: Commands) -> None:
+    ledger = cepheid.ledger_of("orders")
+    lines = cepheid("ledgers", "read", str(ledger), "--last", "1").splitlines()
+    assert lines[0].startswith(f"{ledger}:0  ")
+    assert "1 message" in lines[0]
+    assert [line.strip() for line in lines[1::2]] == ["key=k  one", "key=k  two"]
+    assert "key=k  one" not in cepheid("ledgers", "read", str(ledger), "--first", "1", "--last", "1")
+    assert "one" in cepheid("ledgers", "read", str(ledger), "--first", "0", "--last", "0", "--raw")
+
+
+def test_a_deleted_ledger_is_brought_back_with_its_entries(cepheid: Commands) -> None:
+    publish(cepheid.cluster, "short-lived", "kept")
+    ledger = str(cepheid.ledger_of("short-lived"))
+    cepheid("topics", "delete", "short-lived", "--force")
+    assert cepheid.json("ledgers", "list", "--topic", "short-lived") == []
+    assert cepheid.json("ledgers", "list", "--topic", "short-lived", "--deleted")[0]["ledger"]["state"] == "CLOSED"
+    assert f"cepheid ledgers undelete {ledger}" in cepheid("ledgers", "show", ledger)
+    cepheid("ledgers", "undelete", ledger)
+    assert "undeleted_at_ms" in cepheid("ledgers", "show", ledger)
+    assert "key=k  kept" in cepheid("ledgers", "read", ledger)
+    with pytest.raises(CepheidError, match="cannot be brought back"):
+        cepheid("ledgers", "undelete", ledger)
+
+
+def test_what_is_not_there_is_named(cepheid: Commands) -> None:
+    for command in ("show", "read", "verify"):
+        with pytest.raises(CepheidError, match="Ledger 123456 does not exist, or was deleted for good"):
+            cepheid("ledgers", command, "123456")
+    cepheid("ledgers", "verify")
+    assert cepheid.exit_code == 2  # one ledger or --all
+    with pytest.raises(CepheidError, match="above the known end"):
+        cepheid("ledgers", "read", str(cepheid.ledger_of("orders")), "--first", "77", "--last", "78")
+
+
+def flip_last_byte_of(path: Path, needle: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    at = data.rindex(needle)
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_verification_names_the_copy_that_decayed(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path / "data", bookies=3) as cluster:
+        cepheid = Commands(cluster)
+        cepheid("topics", "create", TOPIC)
+        cepheid("subscriptions", "create", TOPIC, "keeps-it")
+        publish(cluster, TOPIC, "one", "needle-two", "three")
+        ledger = cepheid.ledger_of("orders")
+        cluster.stop()
+        flip_last_byte_of(next((tmp_path / "data/bookie-2/entrylog").glob("*.log")), b"needle-two")
+        cluster.start()
+        publish(cluster, TOPIC, "four")  # opens the topic: the ledger is closed
+        cepheid("ledgers", "verify", "--all")
+        assert cepheid.exit_code == 1
+        said = cepheid("ledgers", "verify", str(ledger))
+        assert "at bookie-2: corrupt" in said or "at bookie-2: unreadable" in said
+        assert "bookie-1" not in said
+        assert "0 entries without a valid copy" in said
+        assert cepheid.json("ledgers", "verify", str(ledger))[0]["lost_entries"] == 0
+
+
+@pytest.mark.parametrize(
+    ("ailment", "valid", "words"),
+    [
+        (Copy.MISSING, 2, "readers are served"),
+        (Copy.MISSING, 1, "lose no other bookie"),
+        (Copy.CORRUPT, 0, "bring back"),
+        (Copy.UNREADABLE, 0, "start b1"),
+        (Copy.DIVERGENT, 0, "keep every disk"),
+    ],
+)
+def test_each_finding_has_a_cure(ailment: Copy, valid: int, words: str) -> None:
+    assert words in cure(Finding("b1", 0, 1, ailment, "", valid), 2)
+
+
+def test_bytes_that_are_no_message_are_shown_as_that() -> None:
+    assert list(lines_of(3, 4, memoryview(b"\x00\x01"))) == ["3:4  2 bytes, no message"]
