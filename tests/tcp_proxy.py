@@ -34,6 +34,7 @@ class TcpProxy:
         self._target_port = int(target_port)
         self.port = port
         self.connections = 0  # taken so far
+        self.lost_bytes = 0
         self.stalled = self.dropping_answers = self._refusing = False
         self.delay_s = 0.0
         self._links: dict[_Link, None] = {}
@@ -209,6 +210,7 @@ class _Side(asyncio.Protocol):
         proxy = self.link.proxy
         if proxy.dropping_answers and not self.is_client:
             self.link.lost_bytes += len(data)
+            proxy.lost_bytes += len(data)
         elif proxy.stalled or self._other is None:
             self._held.append(data)
             self.transport.pause_reading()
