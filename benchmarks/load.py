@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.raw_client import Connection, Publisher, RefusedError
-from benchmarks.server import Server
 
 T = TypeVar("T")
 
@@ -26,6 +25,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
+
+
+class HasProcessorTime(Protocol):
+    """A server, or a cluster."""
+
+    def cpu_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Measured:
 
 
 async def measure(
-    server: Server, count: Callable[[], int], *, warmup_s: float, seconds: float, failed: asyncio.Future[Any]
+    server: HasProcessorTime, count: Callable[[], int], *, warmup_s: float, seconds: float, failed: asyncio.Future[Any]
 ) -> Measured:
     """Watches `count` while a load runs. Raises what `failed` raises: a load that was refused has no figure."""
     await run_unless_failed(failed, warmup_s)
@@ -109,6 +114,7 @@ class PacedSender:
         self.started = 0.0
         self._thread = threading.Thread(target=self._send_all, name="paced-sender", daemon=True)
         self.error: OSError | None = None
+        self._stopped = False
 
     def start(self) -> None:
         sys.setswitchinterval(0.0002)  # neither thread may wait 5 ms, the default, for the interpreter
@@ -125,9 +131,16 @@ class PacedSender:
     def join(self) -> None:
         self._thread.join()
 
+    def stop(self) -> None:
+        """Sends nothing more."""
+        self._stopped = True
+        self._thread.join()
+
     def _send_all(self) -> None:
         try:
             for index in range(self.entries):
+                if self._stopped:
+                    return
                 ahead_s = self.due_at(index) - time.perf_counter()
                 if ahead_s > 0:
                     time.sleep(ahead_s)

@@ -1,0 +1,60 @@
+"""What a cluster's metadata says right now, for blocking tests and benchmarks: a session of its own for each question.
+
+view = MetadataView(cluster.metadata_url)
+view.ensemble("persistent://public/default/t")           # the bookies that its newest entries lie on
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from cepheid_metadata import LedgerMetadata, MetadataStore, chain_records, keys, ledger_records, list_names
+from cepheid_ports import Ports
+from cepheid_wire import TopicName
+
+T = TypeVar("T")
+
+
+class MetadataView:
+    def __init__(self, metadata_url: str) -> None:
+        self._url = metadata_url
+
+    def __repr__(self) -> str:
+        return f"<MetadataView {self._url}>"
+
+    def ledgers(self, topic: str) -> list[LedgerMetadata]:
+        """The topic's chain, oldest first; without what is being deleted. Raises LookupError when there is no such topic."""
+
+        async def ask(store: MetadataStore) -> list[LedgerMetadata]:
+            found = await chain_records(store).get(TopicName.parse(topic))
+            if found is None:
+                raise LookupError(f"metadata has no topic {topic}")
+            records = [await ledger_records(store).get(ledger.ledger_id) for ledger in found.record.ledgers]
+            return [record.record for record in records if record is not None]
+
+        return self._ask(ask)
+
+    def ensemble(self, topic: str) -> tuple[str, ...]:
+        """Of the ledger that is being written."""
+        return self.ledgers(topic)[-1].last_fragment.ensemble
+
+    def writable_bookies(self) -> list[str]:
+        """Registered, and taking entries."""
+        return self._ask(lambda store: list_names(store, keys.AVAILABLE_BOOKIES_KEY))
+
+    def readonly_bookies(self) -> list[str]:
+        return self._ask(lambda store: list_names(store, keys.READONLY_BOOKIES_KEY))
+
+    def _ask(self, question: Callable[[MetadataStore], Awaitable[T]]) -> T:
+        from cepheid_metadata.open_store import open_store  # the store's library, only when used
+
+        async def ask() -> T:
+            store = await open_store(self._url, Ports())
+            try:
+                return await question(store)
+            finally:
+                await store.aclose()
+
+        return asyncio.run(ask())

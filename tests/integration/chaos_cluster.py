@@ -1,0 +1,193 @@
+"""The cluster that chaos tests break: real processes on this machine, with patience short enough for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from cepheid_cli.admin_client import AdminClient
+from cepheid_dev.local_cluster import LocalCluster
+from cepheid_testkit.metadata_view import MetadataView
+from cepheid_wire import TopicName
+from tests.history.checker import check
+from tests.history.events import Event
+from tests.history.told import Progress, ToldWorkload
+from tests.history.verdict import Promises
+from tests.history.waits import longest_waits
+
+NAMESPACE = "public/chaos"
+SESSION_TIMEOUT_S = 2.0
+ADD_TIMEOUT_S = 1.0
+READY_LIMIT_S = 60.0
+LAST_WORDS_LINES = 40
+POLL_S = 0.1
+TOPICS_TRIED = 20
+LOOKUP_LIMIT_S = 3.0  # a broker that sleeps answers never
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "broker": {"ledger": {"add_timeout_s": ADD_TIMEOUT_S, "read_timeout_s": 1.0, "recovery_timeout_s": 2.0, "quarantine_s": 1.0}},
+}
+
+
+class ChaosCluster:
+    """`up` once, `down` once; between them processes are broken, and `heal` makes them whole."""
+
+    def __init__(self, *, bookies: int = 4, brokers: int = 2) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="cepheid-chaos-"))
+        self.processes = LocalCluster(self.directory)
+        self._bookies, self._brokers = bookies, brokers
+        self.view: MetadataView
+
+    def up(self) -> None:
+        self.processes.up(self._bookies, self._brokers, session_timeout_s=SESSION_TIMEOUT_S, settings=SETTINGS)
+        self.view = MetadataView(self.processes.metadata_url)
+        forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}  # the audit needs everything
+        admin = AdminClient(self.processes.admin_urls[0])
+        admin.put(f"/admin/v2/namespaces/{NAMESPACE}", {"retention_policies": forever})
+
+    def down(self, *, keep: bool) -> None:
+        self.processes.down()
+        if not keep and not os.environ.get("CEPHEID_CHAOS_KEEP"):
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def heal(self) -> None:
+        """Every process runs and is ready. Raises AssertionError when one does not come back."""
+        for process in self.processes.status():
+            if process.state == "paused":
+                self.processes.resume(process.name)
+            elif process.state in ("stopped", "killed", "died"):
+                self.processes.start(process.name)
+        self.wait_until(lambda: all(process.state == "ready" for process in self.processes.status()), "every process is ready")
+
+    def shown(self, name: str) -> str:
+        """ready, starting, paused, stopped, killed or died."""
+        return next(process.state for process in self.processes.status() if process.name == name)
+
+    def ensemble(self, topic: str) -> tuple[str, ...]:
+        """The bookies that the topic's newest entries lie on."""
+        return self.view.ensemble(topic)
+
+    def writable(self) -> list[str]:
+        """Bookies that are registered and take entries."""
+        return self.view.writable_bookies()
+
+    def owner(self, topic: str) -> str:
+        """The broker that serves it."""
+        name = TopicName.parse(topic)
+        path = f"/lookup/v2/topic/persistent/{name.namespace}/{name.local_name}"
+        url = str(self._get(path)["brokerUrl"])
+        port = int(url.rpartition(":")[2])
+        return next(name for name, its_port in self.processes.broker_ports.items() if its_port == port)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, within_s: float = READY_LIMIT_S) -> float:
+        """Returns how long it took."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}\n{self.last_words()}"
+            time.sleep(POLL_S)
+        return time.monotonic() - began
+
+    def new_topic_on(self, bookie: str) -> str:
+        """An empty topic whose ledger has that bookie in its ensemble."""
+        client = pulsar.Client(self.processes.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        try:
+            for _ in range(TOPICS_TRIED):
+                topic = _new_topic("placed")
+                client.create_producer(topic)
+                if bookie in self.ensemble(topic):
+                    return topic
+        finally:
+            client.close()
+        raise AssertionError(f"none of {TOPICS_TRIED} new ledgers has {bookie}\n{self.last_words()}")
+
+    @contextmanager
+    def workload(self, name: str, *, topic: str = "", **flags: str) -> Iterator[ChaosWorkload]:
+        """Clients that publish and consume on a topic of their own."""
+        topic = topic or _new_topic(name)
+        given = {"url": self.processes.service_url, "topic": topic, "types": "Shared,Failover", "quiet-s": "1.0", **flags}
+        arguments = [word for flag, value in given.items() for word in (f"--{flag}", value)]
+        with ToldWorkload(*arguments, "--patient") as told:
+            workload = ChaosWorkload(self, told, topic)
+            workload.goes_on(within_s=30)
+            yield workload
+
+    def last_words(self) -> str:
+        """The end of every log."""
+        parts = [f"logs are kept in {self.directory}"]
+        for name in self.processes.names():
+            path = self.processes.log_path(name)
+            lines = path.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:] if path.exists() else ["(no log)"]
+            parts += [f"---- {name}", *lines]
+        return "\n".join(parts)
+
+    def _get(self, path: str) -> Any:
+        """From the first broker that answers; a redirect is followed."""
+        failures = []
+        for url in self.processes.admin_urls:
+            try:
+                with urllib.request.urlopen(url + path, timeout=LOOKUP_LIMIT_S) as answer:
+                    return json.load(answer)
+            except (OSError, urllib.error.HTTPError) as failure:
+                failures.append(f"{url}: {failure}")
+        raise AssertionError(f"no broker answers {path}: {failures}\n{self.last_words()}")
+
+
+class ChaosWorkload:
+    """What a test tells the clients, and what it demands of them."""
+
+    def __init__(self, cluster: ChaosCluster, told: ToldWorkload, topic: str) -> None:
+        self._cluster = cluster
+        self._told = told
+        self.topic = topic
+
+    def goes_on(self, *, within_s: float, receipts: int = 50) -> Progress:
+        """So many further messages are acknowledged."""
+        try:
+            return self._told.wait_for_receipts(receipts, within_s)
+        except AssertionError as failure:
+            raise AssertionError(f"{failure}\n{self._cluster.last_words()}") from None
+
+    def fault(self, what: str) -> None:
+        """Before something is broken that clients have no part in."""
+        self._told.tell(f"fault {what}")
+
+    @contextmanager
+    def connections_end(self, what: str) -> Iterator[None]:
+        """Around something that ends clients' connections: they send again, and are sent again."""
+        self._told.tell(f"fault {what}")
+        self._told.tell("restart")
+        yield
+        self._told.tell("restarted")
+
+    def ends_well(self, **promises: Any) -> dict[str, float]:
+        """Drains, audits, judges. Returns the longest wait for a receipt after each fault, in seconds."""
+        try:
+            events = self._told.end()
+        except AssertionError as failure:
+            raise AssertionError(f"{failure}\n{self._cluster.last_words()}") from None
+        violations = check(events, Promises(**promises))
+        if violations:
+            raise AssertionError("\n".join([*map(str, violations[:20]), self._cluster.last_words()]))
+        refused = _refused(events)
+        assert not refused, f"{refused}\n{self._cluster.last_words()}"
+        return longest_waits(events)
+
+
+def _new_topic(name: str) -> str:
+    return f"persistent://{NAMESPACE}/{name}-{time.monotonic_ns()}"
+
+
+def _refused(events: list[Event]) -> list[str]:
+    """Sends that were answered with an error: nothing that these tests do justifies one."""
+    return [str(event) for event in events if event.kind == "sent" and event.error]

@@ -1,0 +1,78 @@
+"""One cluster for all chaos tests, as long as they succeed. What a failed one leaves is kept, and the next gets a new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.integration.chaos_cluster import ChaosCluster
+
+ROUNDS = int(os.environ.get("CEPHEID_CHAOS_ROUNDS", "1"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "chaos_round" in metafunc.fixturenames:
+        metafunc.parametrize("chaos_round", range(ROUNDS))
+
+
+class _Shared:
+    """The cluster that tests share."""
+
+    def __init__(self) -> None:
+        self.cluster: ChaosCluster | None = None
+
+    def get(self) -> ChaosCluster:
+        if self.cluster is None:
+            cluster = ChaosCluster()
+            try:
+                cluster.up()
+            except BaseException:
+                print(cluster.last_words())
+                cluster.down(keep=True)
+                raise
+            self.cluster = cluster
+        return self.cluster
+
+    def drop(self, *, keep: bool) -> None:
+        if self.cluster is not None:
+            cluster, self.cluster = self.cluster, None
+            cluster.down(keep=keep)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[_Shared]:
+    shared = _Shared()
+    try:
+        yield shared
+    finally:
+        shared.drop(keep=False)
+
+
+@pytest.fixture
+def chaos(shared_cluster: _Shared, request: pytest.FixtureRequest, chaos_round: int) -> Iterator[ChaosCluster]:
+    """A whole cluster; whole again after the test, or gone."""
+    cluster = shared_cluster.get()
+    yield cluster
+    if request.node.stash.get(FAILED, False):
+        shared_cluster.drop(keep=True)
+        return
+    try:
+        cluster.heal()
+    except BaseException:
+        shared_cluster.drop(keep=True)
+        raise
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report

@@ -1,0 +1,23 @@
+"""Every process restarted in turn under load, as an upgrade does it."""
+
+from __future__ import annotations
+
+from tests.integration.chaos_cluster import ChaosCluster
+
+
+def test_every_process_restarted_in_turn_under_load(chaos: ChaosCluster) -> None:
+    with chaos.workload("rolling") as work:
+        for name in chaos.processes.names():
+            if name.startswith("broker"):
+                with work.connections_end(f"restart of {name}"):
+                    chaos.processes.stop(name)
+                    work.goes_on(within_s=15)
+                    chaos.processes.start(name)
+            else:
+                work.fault(f"restart of {name}")
+                chaos.processes.stop(name)
+                chaos.processes.start(name)
+            chaos.wait_until(lambda name=name: chaos.shown(name) == "ready", f"{name} is ready")  # type: ignore[misc]
+            work.goes_on(within_s=15)
+        waits = work.ends_well()
+    assert max(waits.values()) < 10, waits
