@@ -20,10 +20,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from cepheid_metadata import (
+    Create,
+    Delete,
     MemoryStore,
     MemoryTree,
     Op,
     OpResult,
+    Put,
     SessionState,
     StoreUnavailableError,
     Versioned,
@@ -114,24 +117,26 @@ class SimStore:
         return await self._ask(lambda: self._fresh(self.memory.children(key)))
 
     async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
-        return await self._ask(lambda: self.memory.create(key, value, ephemeral=ephemeral, sequential=sequential), write=True)
+        ops = [Create(key, value, ephemeral, sequential)]
+        return await self._write(ops, lambda: self.memory.create(key, value, ephemeral=ephemeral, sequential=sequential))
 
     async def put(self, key: str, value: bytes, expected_version: int) -> int:
-        return await self._ask(lambda: self.memory.put(key, value, expected_version), write=True)
+        return await self._write([Put(key, value, expected_version)], lambda: self.memory.put(key, value, expected_version))
 
     async def delete(self, key: str, expected_version: int | None) -> None:
-        await self._ask(lambda: self.memory.delete(key, expected_version), write=True)
+        await self._write([Delete(key, expected_version)], lambda: self.memory.delete(key, expected_version))
 
     async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
-        results = await self._ask(lambda: self._multi(ops), write=True)
-        if results is None:
-            raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
-        return results
+        return await self._write(ops, lambda: self.memory.multi(ops))
 
-    async def _multi(self, ops: Sequence[Op]) -> list[OpResult] | None:
-        """None: applied, and nobody will hear of it."""
-        results = await self.memory.multi(ops)
-        return None if self.loses_answer(ops) else results
+    async def _write(self, ops: Sequence[Op], act: Callable[[], Awaitable[T]]) -> T:
+        async def write() -> tuple[T, bool]:
+            return await act(), self.loses_answer(ops)
+
+        result, is_lost = await self._ask(write, write=True)
+        if is_lost:
+            raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
+        return result
 
     async def sync(self, key: str) -> None:
         await self._ask(lambda: self._fresh(self.memory.sync(key)))

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from cepheid_ledger import LedgerFencedError
-from cepheid_metadata import Fragment, LedgerState, ledger_records
+from cepheid_metadata import LedgerState
 from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.script import Script
@@ -44,38 +44,6 @@ def test_1_half_written_fence_miss() -> None:
 def test_1_a_recovery_that_fences_by_lac_reads_alone_loses_the_entry() -> None:
     with MUTANTS["fence not by reads"](), pytest.raises(InvariantViolation, match=r"^L10"):
         Script(3).run(half_written_fence_miss)
-
-
-# 2. empty-last-fragment
-
-
-def test_2_empty_last_fragment() -> None:
-    """A thousand entries, the ensemble changed, nothing written since, a bookie of the new one dies: recovery ends at 999."""
-
-    async def course(script: Script) -> None:
-        writer = await script.new_ledger(script.east, 3, 2)
-        ledger_id, ensemble = writer.ledger_id, script.history.ledgers[writer.ledger_id].last_fragment.ensemble
-        told = [script.append(script.east, writer, *[b"%d" % (50 * n + k) for k in range(50)]) for n in range(20)]
-        await wait_until(lambda: all(told))
-
-        others = [bookie for bookie in script.bookies if bookie not in ensemble]
-        records = ledger_records(script.east.store)
-
-        async def change_ensemble() -> None:
-            found = await records.get(ledger_id)
-            assert found is not None
-            fragment = Fragment(first_entry_id=1000, ensemble=(ensemble[0], *others))
-            changed = found.record.replace(fragments=(*found.record.fragments, fragment))
-            await records.replace(ledger_id, changed, found.version)
-
-        await script.at(script.east, change_ensemble())
-        script.east.crash()
-        script.bookies[others[0]].crash(power=False)
-        end = await script.at(script.west, script.west.ledgers.recover(ledger_id))
-        assert end == (999, sum(len(b"%d" % n) for n in range(1000)))
-        assert [fragment.first_entry_id for fragment in script.history.ledgers[ledger_id].fragments] == [0, 1000]
-
-    Script(5).run(course)
 
 
 # 3. recovery-changes-ensemble-then-dies
