@@ -30,8 +30,8 @@ from cepheid_rpc import (
 class MemoryBookie:
     """Switches: `hang` (nothing is answered, adds are kept back), `down` (connections fail), `refuse` (adds get this status),
     `drop_adds` (adds are stored but never answered), `delay_s` (of every answer), `read_delay_s` (of range reads),
-    `lac_down` (LAC requests fail), `limbo` (it may have forgotten things: what it does not have is unknown),
-    `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
+    `lac_down` (LAC requests fail), `refuse_polls` (an older release: requests that wait fail), `limbo` (it may have forgotten
+    things: what it does not have is unknown), `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -44,7 +44,7 @@ class MemoryBookie:
         self.refuse: Status | None = None
         self.drop_adds = False
         self.delay_s = self.read_delay_s = 0.0
-        self.lac_down = self.limbo = False
+        self.lac_down = self.limbo = self.refuse_polls = False
         self.lie_about_lac: int | None = None
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
@@ -124,10 +124,19 @@ class MemoryBookie:
             return LacAnswer(Status.UNAUTHORIZED)
         if request.fence:
             self.fence(request.ledger_id)
+        return self.look_at_lac(request)
+
+    def may_wait(self, request: LacRequest, answer: LacAnswer) -> bool:
+        settled = self.fenced.get(request.ledger_id) or self.limbo or self.down
+        return request.wait_ms > 0 and answer.last_add_confirmed <= request.above and not settled
+
+    def look_at_lac(self, request: LacRequest) -> LacAnswer:
         entries = self.entries.get(request.ledger_id)
         explicit = self.explicit_lacs.get(request.ledger_id, -1)
         if not entries:
-            return LacAnswer(Status.NO_LEDGER if not request.fence else Status.NO_ENTRY, explicit, explicit)
+            no = Status.NO_LEDGER if not request.fence else Status.NO_ENTRY
+            no = Status.UNKNOWN if self.limbo else no
+            return LacAnswer(Status.OK if explicit >= 0 else no, explicit, explicit)
         highest = entries[max(entries)]
         if self.lie_about_lac is not None:
             data = bytearray(highest.data)
@@ -233,7 +242,15 @@ class MemoryConnection:
         await self._bookie.answer_time()
         if self._bookie.lac_down:
             raise BookieUnavailableError(f"{self.bookie_id} does not hear LAC requests")
-        return self._bookie.lac(request)
+        if request.wait_ms and self._bookie.refuse_polls:
+            raise BookieUnavailableError(f"{self.bookie_id} is of an older release")
+        answer = self._bookie.lac(request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.wait_ms / 1000
+        while self._bookie.may_wait(request, answer) and loop.time() < deadline:
+            await asyncio.sleep(0.001)
+            answer = self._bookie.look_at_lac(request)
+        return answer
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
         await self._bookie.answer_time()
