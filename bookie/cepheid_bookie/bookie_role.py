@@ -127,7 +127,9 @@ class BookieRole:
 
         settings = self.settings
         data_dir, journal_dir = settings.data_dir, settings.journal_dir
-        directories = {"data": (str(data_dir),), **({"journal": (str(journal_dir),)} if journal_dir else {})}
+        directories: dict[str, tuple[str, ...]] = {"data": (str(data_dir),)}
+        if journal_dir is not None:
+            directories["journal"] = (str(journal_dir),)
         return await Bookie.open(
             settings.of_storage(cluster_id),
             RealDisk(data_dir),

@@ -2,7 +2,8 @@
 
     GET path ──► route() ──► status, text ──► connection closed
 
-Rule: a request is small and quick, or it is cut off: `MAX_REQUEST_BYTES`, `TIMEOUT_S`, `MAX_CONNECTIONS` (503 beyond).
+Rule: a request is small and quick, or it is cut off: `MAX_REQUEST_BYTES`, `TIMEOUT_S`; connections beyond `MAX_CONNECTIONS` are
+closed at once and counted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from cepheid_bookie.errors import PortInUseError
+from cepheid_ports import TaskOwner
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +43,16 @@ class HealthServer:
         self.port = port
         self._pages = pages
         self._server: asyncio.Server | None = None
-        self._connections = 0
+        self._tasks = TaskOwner("health")
         self.refused = 0
 
     def __repr__(self) -> str:
-        return f"<HealthServer {self._host}:{self.port}, {self._connections} connections>"
+        return f"<HealthServer {self._host}:{self.port}, {len(self._tasks)} connections>"
 
     async def start(self) -> None:
         """Raises PortInUseError."""
         try:
-            self._server = await asyncio.start_server(self._serve, self._host, self.port, limit=MAX_REQUEST_BYTES)
+            self._server = await asyncio.start_server(self._on_connection, self._host, self.port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
@@ -62,22 +64,24 @@ class HealthServer:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        await self._tasks.aclose()
+
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= MAX_CONNECTIONS:
+            self.refused += 1
+            writer.transport.abort()
+        else:
+            self._tasks.start(self._serve(reader, writer), name="request")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                if self._connections > MAX_CONNECTIONS:
-                    self.refused += 1
-                    page, with_body = Page("too many connections\n", HTTPStatus.SERVICE_UNAVAILABLE), True
-                else:
-                    page, with_body = self._answer(await reader.readuntil(b"\r\n\r\n"))
+                page, with_body = self._answer(await reader.readuntil(b"\r\n\r\n"))
                 writer.write(_encode(page, with_body=with_body))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             log.debug("health.request_dropped", extra={"error": repr(error)})
         finally:
-            self._connections -= 1
             writer.close()
 
     def _answer(self, head: bytes) -> tuple[Page, bool]:

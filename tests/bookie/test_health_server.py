@@ -1,0 +1,104 @@
+"""The small HTTP responder: pages, what it refuses, and that nobody keeps it busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import pytest
+
+from cepheid_bookie import health_server
+from cepheid_bookie.errors import PortInUseError
+from cepheid_bookie.health_server import HealthServer, Page
+from tests.support import run_async, wait_until
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[HealthServer]:
+    pages = {"/health": lambda: Page("fine\n"), "/ready": lambda: Page("not yet\n", HTTPStatus.SERVICE_UNAVAILABLE)}
+    server = HealthServer("127.0.0.1", 0, pages)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.aclose()
+
+
+async def ask(server: HealthServer, request: bytes) -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request)
+    try:
+        answer = (await reader.read()).decode()
+        writer.close()
+        await writer.wait_closed()
+    except ConnectionResetError:
+        answer = ""
+    head, _, body = answer.partition("\r\n\r\n")
+    return (int(head.split()[1]) if head else 0), body
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "body"),
+    [
+        ("GET /health HTTP/1.1", 200, "fine\n"),
+        ("GET /ready?verbose=1 HTTP/1.1", 503, "not yet\n"),
+        ("HEAD /health HTTP/1.1", 200, ""),
+        ("GET / HTTP/1.1", 404, "there are /health, /ready\n"),
+        ("POST /health HTTP/1.1", 405, "only GET and HEAD\n"),
+        ("nonsense", 405, "only GET and HEAD\n"),
+    ],
+)
+def test_a_page_and_what_is_none(request_line: str, status: int, body: str) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            assert await ask(server, f"{request_line}\r\nHost: x\r\n\r\n".encode()) == (status, body)
+
+    run_async(main())
+
+
+def test_a_request_without_end_is_cut_off() -> None:
+    async def main() -> None:
+        async with serving() as server:
+            endless = b"GET /health HTTP/1.1\r\nX: " + b"x" * (2 * health_server.MAX_REQUEST_BYTES)
+            assert await ask(server, endless) == (0, "")
+            assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
+
+    run_async(main())
+
+
+def test_who_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_server, "TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with serving() as server:
+            assert await ask(server, b"") == (0, "")
+
+    run_async(main())
+
+
+def test_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_server, "MAX_CONNECTIONS", 1)
+
+    async def main() -> None:
+        async with serving() as server:
+            _, silent = await asyncio.open_connection("127.0.0.1", server.port)
+            await wait_until(lambda: len(server._tasks) == 1, what="the first connection")
+            assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (0, "")
+            assert server.refused == 1
+            silent.close()
+            await silent.wait_closed()
+            await wait_until(lambda: len(server._tasks) == 0, what="its end")
+            assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
+
+    run_async(main())
+
+
+def test_a_port_in_use_is_named() -> None:
+    async def main() -> None:
+        async with serving() as server:
+            with pytest.raises(PortInUseError, match=rf"127.0.0.1:{server.port} for health.*--http-port"):
+                await HealthServer("127.0.0.1", server.port, {}).start()
+
+    run_async(main())

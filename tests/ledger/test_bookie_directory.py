@@ -1,0 +1,191 @@
+"""Where bookies are, as their registrations say: comings and goings, moves, outages. Connections here are only names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cepheid_ledger.bookie_directory import BookieDirectory, KnownBookie
+from cepheid_metadata import (
+    BookieRegistration,
+    MemoryStore,
+    MemoryTree,
+    Records,
+    StoreUnavailableError,
+    available_bookies,
+    readonly_bookies,
+)
+from cepheid_ports import Ports
+from cepheid_rpc import BookieUnavailableError
+from tests.support import run_async, wait_until
+
+
+class Connection:
+    def __init__(self, bookie_id: str, address: str) -> None:
+        self.bookie_id, self.address = bookie_id, address
+        self.abandoned = ""
+        self.closed = False
+
+    async def abandon(self, reason: str) -> None:
+        self.abandoned = reason
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class World:
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.store = MemoryStore(self.tree)
+        self.connections: list[Connection] = []
+        self.directory = BookieDirectory(self.store, Ports(), connect=self._connect)
+
+    def _connect(self, bookie_id: str, address: str) -> Any:
+        self.connections.append(Connection(bookie_id, address))
+        return self.connections[-1]
+
+    async def bookie(self, name: str, address: str | None = None, *, writable: bool = True) -> MemoryStore:
+        """The session of a bookie that is registered."""
+        session = MemoryStore(self.tree)
+        await self.register(session, name, address, writable=writable)
+        return session
+
+    async def register(self, session: MemoryStore, name: str, address: str | None = None, *, writable: bool = True) -> None:
+        record = BookieRegistration(bookie_id=name, incarnation=f"of-{name}", addresses={"grpc": address or f"{name}:3181"})
+        await _place(session, writable=writable).create(name, record, ephemeral=True)
+
+
+def _place(session: MemoryStore, *, writable: bool) -> Records[str, BookieRegistration]:
+    return available_bookies(session) if writable else readonly_bookies(session)
+
+
+@asynccontextmanager
+async def started(*names: str) -> AsyncIterator[tuple[World, dict[str, MemoryStore]]]:
+    world = World()
+    sessions = {name: await world.bookie(name) for name in names}
+    await world.directory.start()
+    try:
+        yield world, sessions
+    finally:
+        await world.directory.aclose()
+
+
+def test_it_knows_who_is_registered_and_as_what() -> None:
+    async def main() -> None:
+        async with started("b1", "b2") as (world, _):
+            await world.bookie("b3", writable=False)
+            await wait_until(lambda: "b3" in world.directory.known(), what="the newcomer")
+            assert world.directory.writable() == ["b1", "b2"]
+            assert world.directory.known()["b3"] == KnownBookie("b3", "b3:3181", "of-b3", registered=True, writable=False)
+
+    run_async(main())
+
+
+def test_one_connection_for_each_bookie() -> None:
+    async def main() -> None:
+        async with started("b1", "b2") as (world, _):
+            first = world.directory.get("b1")
+            assert world.directory.get("b1") is first
+            assert world.directory.get("b2") is not first
+            assert [connection.address for connection in world.connections] == ["b1:3181", "b2:3181"]
+        assert all(connection.closed for connection in world.connections)
+
+    run_async(main())
+
+
+def test_an_unknown_bookie_is_named_with_those_that_are_known() -> None:
+    async def main() -> None:
+        async with started("b1") as (world, _):
+            with pytest.raises(BookieUnavailableError, match="bookie b9 is not registered; known are b1"):
+                world.directory.get("b9")
+
+    run_async(main())
+
+
+def test_a_bookie_that_is_gone_gets_no_ledgers_but_can_still_be_asked() -> None:
+    async def main() -> None:
+        async with started("b1", "b2") as (world, sessions):
+            before = world.directory.get("b1")
+            sessions["b1"].expire_session()
+            await wait_until(lambda: world.directory.writable() == ["b2"], what="b1 gone")
+            assert world.directory.get("b1") is before
+            assert not world.directory.known()["b1"].registered
+
+    run_async(main())
+
+
+def test_a_bookie_that_comes_back_elsewhere_is_found_there() -> None:
+    async def main() -> None:
+        async with started("b1") as (world, sessions):
+            before = world.connections[:] or [world.directory.get("b1")]
+            sessions["b1"].expire_session()
+            await world.bookie("b1", "elsewhere:4000")
+            await wait_until(lambda: world.directory.known()["b1"].address == "elsewhere:4000", what="the move")
+            after = world.directory.get("b1")
+            assert after is not before[0]
+            await wait_until(lambda: bool(world.connections[0].abandoned), what="the old connection given up")
+            assert world.connections[0].abandoned == "bookie b1 moved from b1:3181 to elsewhere:4000"
+            assert world.directory.get("b1") is after
+
+    run_async(main())
+
+
+def test_a_bookie_whose_disk_fills_takes_no_new_ledgers_and_comes_back() -> None:
+    async def main() -> None:
+        async with started("b1", "b2") as (world, sessions):
+            session = sessions["b1"]
+            for writable, expected in ((False, ["b2"]), (True, ["b1", "b2"])):
+                await world.register(session, "b1", writable=writable)
+                await _place(session, writable=not writable).delete("b1", None)
+                await wait_until(lambda expected=expected: world.directory.writable() == expected, what=f"{expected}")
+            assert world.directory.known()["b1"].registered
+
+    run_async(main())
+
+
+def test_an_outage_changes_nothing_and_ends() -> None:
+    async def main() -> None:
+        async with started("b1", "b2") as (world, sessions):
+            world.store.expire_session()  # ours, not theirs
+            assert world.directory.writable() == ["b1", "b2"]
+            sessions["b2"].expire_session()
+            await world.bookie("b3")
+            assert world.directory.writable() == ["b1", "b2"]
+            world.store.renew_session()
+            await wait_until(lambda: world.directory.writable() == ["b1", "b3"], what="the new state")
+
+    run_async(main())
+
+
+def test_a_listing_that_fails_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_ledger.bookie_directory.RETRY_S", 0.001)
+
+    async def main() -> None:
+        async with started("b1") as (world, _):
+            children, failures = world.store.children, 3
+
+            async def flaky(key: str) -> list[str]:
+                nonlocal failures
+                if failures:
+                    failures -= 1
+                    raise StoreUnavailableError("away")
+                return await children(key)
+
+            world.store.children = flaky  # type: ignore[method-assign]
+            await world.bookie("b2")
+            await wait_until(lambda: world.directory.writable() == ["b1", "b2"], what="both")
+            assert failures == 0
+
+    run_async(main())
+
+
+def test_grpc_is_imported_by_who_uses_it_only() -> None:
+    """The face of the package and this module stay cheap for commands that only look."""
+    import subprocess
+
+    code = "import sys, cepheid_ledger.bookie_directory; print('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
