@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import socket
 import threading
 from collections import deque
@@ -114,6 +115,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         made: socket.socket = super().create_connection(*args, timeout=min(timeout, MAX_CONNECT_S), **kwargs)
         self._socket = made
         return made
+
+    def select(self, readers: list[Any], writers: list[Any], _: list[Any], timeout: float | None) -> tuple[list[Any], ...]:
+        """As kazoo's own, with one system call where that makes a new epoll each time: a request takes five of these."""
+        poll = select.poll()
+        for reader in readers:
+            poll.register(reader, select.POLLIN)
+        for writer in writers:
+            poll.register(writer, select.POLLOUT)
+        ready = {fd for fd, _ in poll.poll(None if timeout is None else max(timeout, 0) * 1_000)}
+        return [each for each in readers if each.fileno() in ready], [each for each in writers if each.fileno() in ready], []
 
     def cut(self) -> None:
         """Whatever kazoo's thread waits for on its connection ends now."""

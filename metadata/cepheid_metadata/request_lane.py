@@ -149,8 +149,8 @@ class RequestLane:
         request.is_finished = True
         self._on_their_way -= 1
         error = result.exception
-        if isinstance(error, LOST_ANSWERS):
-            self._connected = False  # before the event that says so: the next request would sit in kazoo
+        if isinstance(error, ConnectionLoss):
+            self._connected = False  # the event that says so comes next; a request sent before it would sit in kazoo
         elif error is None and request.on_success is not None:
             request.on_success()
         if request.answer.done():
@@ -162,7 +162,8 @@ class RequestLane:
 
     def _ours(self, request: Request, error: Exception) -> Exception:
         if isinstance(error, LOST_ANSWERS):
-            return self._unavailable(request, "the connection was lost before the answer")
+            why = "the connection was lost before the answer" if isinstance(error, ConnectionLoss) else type(error).__name__
+            return self._unavailable(request, why)
         if isinstance(error, SessionExpiredError):  # kazoo's ConnectionClosedError is one too
             message = f"{request.what}: the session on {self._where} ended before the answer"
             return SessionLostError(message, outcome_unknown=request.is_write)

@@ -40,6 +40,7 @@ from cepheid_metadata.store import Create, Delete, Op, OpResult, Put, SessionSta
 from cepheid_metadata.tree import ROOT
 from cepheid_metadata.watch import Watch
 from cepheid_metadata.zookeeper_requests import (
+    AccessDeniedError,
     answers_of,
     check_size,
     error_of,
@@ -266,8 +267,11 @@ class ZooKeeperStore:
     async def _commit_with_parents(self, ops: Sequence[Op]) -> list[OpResult]:
         for _ in range(MAX_PARENT_TRIES):
             parents = parents_to_check(ops)
-            found = await asyncio.gather(*(self._stat(key) for key in parents))
-            planned = with_parents(ops, {key: stat is not None for key, stat in zip(parents, found, strict=True)})
+            found = await asyncio.gather(*(self.exists(key) for key in parents), return_exceptions=True)
+            for each in found:
+                if isinstance(each, BaseException):
+                    raise each
+            planned = with_parents(ops, {key: each is True for key, each in zip(parents, found, strict=True)})
             try:
                 results = await self._commit([op for op, _ in planned])
             except MetadataError as error:
@@ -282,14 +286,13 @@ class ZooKeeperStore:
         raise StoreUnavailableError(f"{ops[0].key}: its parents come and go; nothing was written", key=ops[0].key)
 
     async def _commit(self, ops: Sequence[Op]) -> list[OpResult]:
+        # Before it is known whether they will be: an answer may be lost.
+        self._own_keys.update({op.key: None for op in ops if isinstance(op, Create) and op.ephemeral and not op.sequential})
         what = f"write {ops[0].key}" + (f" and {len(ops) - 1} more" if len(ops) > 1 else "")
         try:
             answer = await self._lane.ask(lambda client: send_ops(client, ops, self._path), what, is_write=True)
         except KazooException as error:
             raise await self._explain(ops[0], error) from None
-        except (StoreUnavailableError, asyncio.CancelledError):
-            self._own_keys.update({op.key: None for op in ops if isinstance(op, Create) and op.ephemeral and not op.sequential})
-            raise
         answers = answers_of(ops, answer)
         if (index := failing_index(answers)) is not None:
             failed = await self._explain(ops[index], answers[index])
@@ -302,7 +305,7 @@ class ZooKeeperStore:
 
     def _note_own_keys(self, ops: Sequence[Op], results: Sequence[OpResult]) -> None:
         for op, result in zip(ops, results, strict=True):
-            if isinstance(op, Create) and op.ephemeral:
+            if isinstance(op, Create) and op.ephemeral and op.sequential:
                 self._own_keys[str(result)] = None
             elif isinstance(op, Delete):
                 self._own_keys.pop(op.key, None)
@@ -375,13 +378,11 @@ class ZooKeeperStore:
 
     async def _begin_session(self, connection_changes: int) -> None:
         """Reports CONNECTED once nothing of the old sessions is left; given up when the connection changes meanwhile."""
-        try:
-            while self._old_keys:
+        while self._old_keys and connection_changes == self._connection_changes:
+            with contextlib.suppress(StoreUnavailableError, SessionLostError):  # a late answer; or the next connection begins again
                 await self._forget_old_keys()
-                if self._old_keys:
-                    await asyncio.sleep(OLD_KEYS_POLL_S)
-        except (StoreUnavailableError, SessionLostError):
-            return  # the next connection begins again
+            if self._old_keys:
+                await asyncio.sleep(OLD_KEYS_POLL_S)
         if connection_changes != self._connection_changes:
             return
         self._old_sessions.clear()
@@ -392,7 +393,10 @@ class ZooKeeperStore:
 
     async def _forget_old_keys(self) -> None:
         for key in list(self._old_keys):
-            stat = await self._stat(key, at_once=True)
+            try:
+                stat = await self._stat(key, at_once=True)
+            except AccessDeniedError:
+                stat = None  # not one that this user made
             if stat is None or stat.owner_session_id not in self._old_sessions:
                 self._old_keys.pop(key, None)
 
