@@ -94,8 +94,8 @@ class LedgerClient:
         Raises InvalidQuorumsError, NotEnoughBookiesError, and what the metadata store raises: then there may be an orphan.
         """
         self._check_open()
-        if not ensemble_size == write_quorum >= ack_quorum >= 1:
-            message = f"E {ensemble_size}, Qw {write_quorum}, Qa {ack_quorum} is not served"
+        if not ensemble_size >= write_quorum >= ack_quorum >= 1:
+            message = f"E {ensemble_size}, Qw {write_quorum}, Qa {ack_quorum} do not fit together"
             raise InvalidQuorumsError(message, ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
         fragments = (Fragment(first_entry_id=0, ensemble=self._placement.new_ensemble(ensemble_size)),)
         random = self._ports.random

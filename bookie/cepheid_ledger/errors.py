@@ -16,9 +16,9 @@ class LedgerError(CepheidError):
 
 
 class InvalidQuorumsError(LedgerError):
-    """Ensemble size, write quorum and ack quorum do not fit together, or are not supported yet."""
+    """Ensemble size, write quorum and ack quorum do not fit together."""
 
-    hint: ClassVar[str] = "choose ensemble size = write quorum >= ack quorum >= 1; striping (E > Qw) is not served yet"
+    hint: ClassVar[str] = "choose ensemble size >= write quorum >= ack quorum >= 1"
 
 
 class NotEnoughBookiesError(LedgerError):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from cepheid_ledger.bookie_calls import BookieCalls
 from cepheid_ledger.bookie_channel import BookieChannel
-from cepheid_ledger.errors import InvalidQuorumsError, RecoveryFailedError
+from cepheid_ledger.errors import RecoveryFailedError
 from cepheid_ledger.ledger_writer import ClosedLedger
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed, in_recovery
@@ -73,8 +73,6 @@ class Recovery:
         found = await change_ledger(self._records, found, _plan_in_recovery, self._settings)
         if found.record.is_closed:
             return _end_of(found)
-        if found.record.ensemble_size != found.record.write_quorum:
-            raise InvalidQuorumsError(f"ledger {self._ledger_id} is striped over {found.record.ensemble_size} bookies")
         last_add_confirmed = await self._fence(found.record)
         # A LAC below the fragment's start is possible (the fragment is empty): what is before it is confirmed by rule.
         start = max(last_add_confirmed, found.record.last_fragment.first_entry_id - 1) + 1
@@ -88,8 +86,14 @@ class Recovery:
         length = await self._length_through(found.record, last_entry_id, write_back)
         fragments = [fragment for fragment in write_back.fragments if fragment.first_entry_id <= last_entry_id]
 
+        recovered = found.record.last_fragment
+
         def plan_closed(ledger: LedgerMetadata) -> LedgerMetadata | None:
-            return None if ledger.is_closed else closed(ledger, last_entry_id, length, fragments)
+            if ledger.is_closed:
+                return None  # whoever it was: what the record says is the end
+            if ledger.state is not LedgerState.IN_RECOVERY or ledger.last_fragment != recovered:
+                raise self._failed(f"its record changed where only recovery may change it ({ledger.state})")
+            return closed(ledger, last_entry_id, length, fragments)
 
         found = await change_ledger(self._records, found, plan_closed, self._settings)
         end = _end_of(found)

@@ -19,6 +19,12 @@ def write_set_positions(entry_id: int, ensemble_size: int, write_quorum: int) ->
     return tuple((entry_id + i) % ensemble_size for i in range(write_quorum))
 
 
+def holds_any(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> bool:
+    """Whether an entry of `first..last` (inclusive) belongs to this position."""
+    skipped = (position - write_quorum + 1 - first) % ensemble_size  # to the start of its next run of Qw entries
+    return skipped <= last - first or skipped > ensemble_size - write_quorum
+
+
 class FenceCoverage:
     """Covered once every Qw neighbours in the ensemble contain fewer than Qa that may not be fenced."""
 
@@ -85,6 +91,8 @@ class RecoveryReads:
 
     def on_no(self, position: int, first: int, last: int) -> None:
         """A bookie says with certainty, fenced, that it never acknowledged `first..last` (inclusive)."""
+        if not holds_any(position, first, last, self._ensemble_size, self._write_quorum):
+            return  # the gaps of its stripe, which nobody asks about: thousands in a long answer
         self._noes[position].append((first, last))
         self._decide()
 

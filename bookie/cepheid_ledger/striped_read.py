@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cepheid_ledger.bookie_calls import BookieCalls
-from cepheid_ledger.recovery_state import write_set_positions
+from cepheid_ledger.recovery_state import holds_any, write_set_positions
 from cepheid_ledger.replica_read import ConnectionOf, ReplicaFailure, answers_of, explain, verified_parts
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_rpc import BookieUnavailableError, EntryGroup, ReadRequest, Status
@@ -88,7 +88,7 @@ class StripeMerge:
 
     def on_said(self, position: int, said: _Said, groups: list[EntryGroup]) -> None:
         size, quorum = len(self._ensemble), self._write_quorum
-        said.missing = [run for run in said.missing if _holds_any(position, run[0], run[1], size, quorum)]
+        said.missing = [run for run in said.missing if holds_any(position, run[0], run[1], size, quorum)]
         self._said[position] = said
         self._groups += groups
         self._groups.sort(key=lambda group: group.first_entry_id)
@@ -186,9 +186,3 @@ async def _read_stripes(
 
 def _inside(group: EntryGroup, request: ReadRequest) -> bool:
     return request.first_entry_id <= group.first_entry_id <= group.last_entry_id <= request.last_entry_id
-
-
-def _holds_any(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> bool:
-    """Whether an entry of `first..last` (inclusive) belongs to this position."""
-    skipped = (position - write_quorum + 1 - first) % ensemble_size  # to the start of its next run
-    return skipped <= last - first or skipped > ensemble_size - write_quorum

@@ -50,10 +50,13 @@ class LedgerWorld:
     async def create(self, size: int = 3, ack_quorum: int = 2) -> LedgerWriter:
         return await self.client.create(ensemble_size=size, write_quorum=size, ack_quorum=ack_quorum, custom={"topic": "t"})
 
-    async def create_on(self, ensemble: str, ack_quorum: int = 2) -> LedgerWriter:
+    async def create_on(self, ensemble: str, ack_quorum: int = 2, write_quorum: int | None = None) -> LedgerWriter:
         """With these bookies, one letter each, in this order."""
         self.placement.next_ensemble = tuple(ensemble)
-        return await self.create(len(ensemble), ack_quorum)
+        size = len(ensemble)
+        return await self.client.create(
+            ensemble_size=size, write_quorum=write_quorum or size, ack_quorum=ack_quorum, custom={"topic": "t"}
+        )
 
     async def record(self, ledger_id: int) -> LedgerMetadata:
         found = await self.records.get(ledger_id)

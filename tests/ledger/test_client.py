@@ -100,7 +100,7 @@ def test_creation_refuses_what_cannot_work() -> None:
             with pytest.raises(NotEnoughBookiesError):
                 await world.create(3, 2)
             with pytest.raises(InvalidQuorumsError):
-                await world.client.create(ensemble_size=2, write_quorum=1, ack_quorum=1, custom={})
+                await world.client.create(ensemble_size=1, write_quorum=2, ack_quorum=1, custom={})
             with pytest.raises(InvalidQuorumsError):
                 await world.client.create(ensemble_size=2, write_quorum=2, ack_quorum=3, custom={})
 

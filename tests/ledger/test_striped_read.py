@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepheid_ledger import EntryUnavailableError, LedgerReader, NoSuchEntryError
-from cepheid_ledger.recovery_state import write_set_positions
+from cepheid_ledger.recovery_state import holds_any, write_set_positions
 from cepheid_ledger.replica_read import ReplicaFailure
-from cepheid_ledger.striped_read import StripeMerge, _holds_any, _Said
+from cepheid_ledger.striped_read import StripeMerge, _Said
 from cepheid_metadata import Fragment, LedgerState
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.ledger_world import FAST, LedgerWorld, ledger_world, payloads_of
@@ -55,7 +55,7 @@ def test_which_missing_ranges_concern_a_position(size: tuple[int, int], first: i
     ensemble_size, write_quorum = size
     position %= ensemble_size
     expected = any(position in write_set_positions(e, ensemble_size, write_quorum) for e in range(first, first + count + 1))
-    assert _holds_any(position, first, first + count, ensemble_size, write_quorum) is expected
+    assert holds_any(position, first, first + count, ensemble_size, write_quorum) is expected
 
 
 @given(sizes, st.data())
