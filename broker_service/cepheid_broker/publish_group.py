@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cepheid_broker.deduplication import NOTHING_PERSISTED, Chunk, Mark, ProducerSequence
+from cepheid_broker.managed_ledger import SplitPosition
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import Position
@@ -84,6 +85,8 @@ class PublishGroup:
 
     def receipts(self, producer_id: int, first: Position | None, *, step: int) -> list[tuple[int, int, int, int, int | None]]:
         """Of each SEND, in their order. `first` is where the first payload is, `step` how far entry ids are apart."""
+        if isinstance(first, SplitPosition):
+            return self._receipts_of_parts(producer_id, first)
         ledger_id, entry_id = first or NO_POSITION
         if not self.repetitions:
             return [
@@ -99,6 +102,15 @@ class PublishGroup:
                 receipts.append((producer_id, sequence_id, ledger_id, entry_id, highest))
                 entry_id += step
         return receipts
+
+    def _receipts_of_parts(self, producer_id: int, where: SplitPosition) -> list[tuple[int, int, int, int, int | None]]:
+        """A ledger ended in the middle of the group."""
+        places = iter([(ledger_id, entry_id + n) for (ledger_id, entry_id), count in where.runs for n in range(count)])
+        repeated = {repetition.place for repetition in self.repetitions}
+        return [
+            (producer_id, sequence_id, *(NO_POSITION if index in repeated else next(places)), highest)
+            for index, (sequence_id, highest) in enumerate(self.sequence_ids)
+        ]
 
 
 def why_not_allowed(policies: TopicPolicies, tail_bytes: int, metadata: pb.MessageMetadata) -> str | None:

@@ -20,6 +20,7 @@ from cepheid_metadata import (
     MemoryTree,
     NamespaceRecord,
     TenantRecord,
+    chain_records,
     ledger_records,
     namespace_records,
     tenant_records,
@@ -128,8 +129,13 @@ class BrokerWorld:
         await self.broker.catalog.create(TopicName.parse(name), partitions)
 
     async def fence(self, name: str) -> None:
-        """What another broker's takeover does: the topic's open ledger takes no more appends."""
-        await self.ledger_client.recover(self.topic(name).ledger.ledgers.last_ledger_id)
+        """What another broker's takeover does: the topic's open ledger takes no more appends, and its chain has changed."""
+        topic = self.topic(name)
+        await self.ledger_client.recover(topic.ledger.ledgers.last_ledger_id)
+        records = chain_records(self.store)
+        found = await records.get(topic.name)
+        assert found is not None
+        await records.replace(topic.name, found.record.replace(epoch=found.record.epoch + 1), found.version)
 
     async def fill_disk(self, client: ScriptedClient, sequence_id: int) -> int:
         """The bookie looks at its disk when adds come in, so a few entries make it see. Returns the next sequence id."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.managed_ledger import ManagedLedgerFailedError
+from cepheid_broker.managed_ledger import ManagedLedgerFailedError, ManagedLedgerSettings
 from cepheid_broker.position import EARLIEST
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -43,7 +43,8 @@ def test_producers_wait_while_the_disk_is_full_and_go_on_when_there_is_space() -
 
 def test_a_disk_that_stays_full_closes_producers_and_loses_nothing_that_was_answered() -> None:
     async def main() -> None:
-        async with BrokerWorld(refusal_retry_s=0.1) as world, await world.client() as client:
+        settings = ManagedLedgerSettings(ledger_failover_timeout_s=0.1)
+        async with BrokerWorld(refusal_retry_s=0.1, ledgers=settings) as world, await world.client() as client:
             await client.produce_on("t", initial_subscription_name="audit")  # what nobody subscribes to is trimmed
             await client.publish(5)
             next_id = await world.fill_disk(client, 5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, TooManyAppendsError
+from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerSettings, TooManyAppendsError
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import EARLIEST, Position
@@ -23,6 +23,9 @@ TOPIC = TopicName.parse("t")
 NAME = "scripted"  # what scripted_client.message() says in the metadata
 ON = TopicPolicies(deduplication=True, dedup_snapshot_entries=10)
 REPEATED = (-1, -1)
+
+
+GIVES_UP_SOON = ManagedLedgerSettings(ledger_failover_timeout_s=0.1)
 
 
 @asynccontextmanager
@@ -218,6 +221,7 @@ def test_it_survives_a_failed_topic_by_reading_what_is_behind_the_snapshot(publi
         async with deduplicating() as (world, client):
             await connect(client)
             await publish(client, *range(published))
+            await world.topic("t").ledger.cursors[DEDUP_CURSOR].saved()
             await world.fence("t")
             client.send_message(published)
             await client.expect(pb.CommandCloseProducer)
@@ -233,7 +237,7 @@ def test_scenario_30_what_failed_is_stored_when_it_is_sent_again() -> None:
     """Bookies fail, the producer retries: its messages are no duplicates of what was never stored (H3)."""
 
     async def main() -> None:
-        async with deduplicating(refusal_retry_s=0.05) as (world, client):
+        async with deduplicating(refusal_retry_s=0.05, ledgers=GIVES_UP_SOON) as (world, client):
             await connect(client)
             sequence_id = await world.fill_disk(client, 0)
             for later in range(sequence_id, sequence_id + 3):

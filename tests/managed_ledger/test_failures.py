@@ -24,9 +24,9 @@ from tests.support import run_async, wait_until
 SMALL = SETTINGS.model_copy(update={"ledger_max_entries": 5})
 
 
-def test_appends_on_their_way_fail_in_order_and_each_once() -> None:
+def test_appends_that_no_ledger_takes_in_time_fail_in_order_and_each_once() -> None:
     async def main() -> None:
-        async with topic_world() as world:
+        async with topic_world(settings=SETTINGS.model_copy(update={"ledger_failover_timeout_s": 0.1})) as world:
             ledger = await world.broker().open()
             await append(ledger, b"a")
             world.cluster["a"].refuse = Status.FENCED
@@ -234,7 +234,7 @@ def test_closing_during_a_rollover_that_fails_answers_everything(wins: str) -> N
 
             async def held_multi(ops):  # type: ignore[no-untyped-def]
                 await gate.wait()
-                if wins == "rollover":
+                if wins == "rollover" or not changes(ops, "chains"):
                     return await multi(ops)
                 raise BadVersionError("somebody else was here", op_index=0)
 

@@ -42,7 +42,12 @@ LEDGERS = FAST_LEDGERS.model_copy(
 )
 TOPIC = TopicName.parse("persistent://public/default/orders")
 SETTINGS = ManagedLedgerSettings(
-    cursor_flush_s=0.02, metadata_retry_s=0.002, metadata_timeout_s=1.0, drain_timeout_s=2.0, ledger_min_age_s=0.0
+    cursor_flush_s=0.02,
+    metadata_retry_s=0.002,
+    metadata_timeout_s=1.0,
+    drain_timeout_s=2.0,
+    ledger_min_age_s=0.0,
+    ledger_failover_timeout_s=10.0,
 )
 KEEP = Retention(-1, -1)
 ONE_BOOKIE = ManagedLedgerConfig(retention=KEEP)

@@ -1,6 +1,6 @@
 """A topic's ledgers with its cursors: append in order, read, acknowledge, trim. README.md has the rules."""
 
-from cepheid_broker.managed_ledger.appender import AppendDone
+from cepheid_broker.managed_ledger.appender import AppendDone, SplitPosition
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.errors import (
     ChainDamagedError,
@@ -50,6 +50,7 @@ __all__ = [
     "ManagedLedgers",
     "NoSuchCursorError",
     "Retention",
+    "SplitPosition",
     "State",
     "TailCache",
     "TailCacheStatistics",

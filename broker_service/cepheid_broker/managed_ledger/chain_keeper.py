@@ -7,7 +7,8 @@ Rules:
 1. One mutex for everything that is written for this topic: rollover, trimming, deletion queue, cursors. A cursor is saved
    together with a check of the chain's version, so that an old owner's late save fails instead of overwriting.
 2. A conflict means that another opening of the topic has committed: never re-read and retry.
-3. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown.
+3. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown. While an outage
+   leaves that open, an open topic holds the mutex and goes on without its records: whoever needs them waits, bounded, or fails.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class ChainKeeper:
         self._gone: dict[int, None] = {}
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
+        self.is_patient = False
+        """A write of unknown outcome waits for the store as long as the session may live, not only `metadata_timeout_s`."""
         self.on_ledgers: Callable[[Sequence[ChainLedger]], None] = lambda _: None
         """Called with the ledgers as committed, in the same step: who keeps a list of them is never behind."""
         self.annotate: Callable[[Chain], Chain] = lambda chain: chain
@@ -137,7 +140,7 @@ class ChainKeeper:
         if self.lost is not None:
             raise self.lost
         try:
-            await write(self._store, ops, self._settings)
+            await write(self._store, ops, self._settings, lambda: self.is_patient)
         except CONFLICTS as error:
             message = f"{self._topic} was opened by somebody else: {error}"
             self._lose(ManagedLedgerFencedError(message, topic=str(self._topic)), error)

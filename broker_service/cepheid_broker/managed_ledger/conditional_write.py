@@ -7,12 +7,15 @@ multi ──► done
                              │         │                            exclude each other)
                              │         └──no, somebody else's value has our version──► the conflict, as certain as above
                              └──it can be told no more: others wrote since, or the store stays away──► unknown
+
+How long it may stay away is for the caller to say: an open topic waits as long as its session may live (a write is always under
+way when a store goes away, and giving it up would close every topic), an opening does not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
 from cepheid_metadata import (
@@ -31,11 +34,17 @@ from cepheid_metadata import (
 CONFLICTS = (BadVersionError, KeyExistsError, NoSuchKeyError)
 
 
-async def write(store: MetadataStore, ops: Sequence[Op], settings: ManagedLedgerSettings) -> None:
+MAX_PAUSE_S = 0.5
+
+
+async def write(
+    store: MetadataStore, ops: Sequence[Op], settings: ManagedLedgerSettings, is_patient: Callable[[], bool] = lambda: False
+) -> None:
     """All of `ops` or none. After a Put the key has the version after the expected one.
 
     Raises one of CONFLICTS (certain: nothing was written), StoreUnavailableError and other MetadataErrors; when
-    `outcome_unknown` is set on it, even looking failed until the deadline. Do not cancel it: the outcome would be unknown.
+    `outcome_unknown` is set on it, even looking failed until the deadline, and as long as `is_patient` said so. Do not cancel it:
+    the outcome would be unknown.
     """
     deadline = asyncio.get_running_loop().time() + settings.metadata_timeout_s
     doubt: StoreUnavailableError | None = None
@@ -52,18 +61,24 @@ async def write(store: MetadataStore, ops: Sequence[Op], settings: ManagedLedger
             if doubt is None and not error.outcome_unknown:
                 raise
             doubt = error
-        if await _look(store, ops, doubt, deadline, settings):
+        if await _look(store, ops, doubt, lambda: is_patient() or asyncio.get_running_loop().time() < deadline, settings):
             return
         if conflict is not None:
             raise conflict
 
 
 async def _look(
-    store: MetadataStore, ops: Sequence[Op], doubt: StoreUnavailableError, deadline: float, settings: ManagedLedgerSettings
+    store: MetadataStore,
+    ops: Sequence[Op],
+    doubt: StoreUnavailableError,
+    may_wait: Callable[[], bool],
+    settings: ManagedLedgerSettings,
 ) -> bool:
     """Whether our values are in place. Raises StoreUnavailableError with `outcome_unknown` when that cannot be told."""
-    while asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(settings.metadata_retry_s)
+    pause_s = settings.metadata_retry_s
+    while may_wait():
+        await asyncio.sleep(pause_s)
+        pause_s = min(MAX_PAUSE_S, pause_s * 2)
         try:
             in_place = await _in_place(store, ops)
         except StoreUnavailableError:

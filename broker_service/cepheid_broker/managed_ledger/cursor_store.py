@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.conditional_write import MAX_PAUSE_S
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_broker.managed_ledger.cursor_ledgers import CursorLedgers
@@ -43,7 +44,7 @@ from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.saved_cursor import CursorSave, SavedCursor, recover_cursors
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import LedgerClient, LedgerError
-from cepheid_metadata import Chain, CursorRecord, MetadataStore, Op, Position, cursor_records
+from cepheid_metadata import Chain, CursorRecord, MetadataStore, Op, Position, StoreUnavailableError, cursor_records
 from cepheid_ports import CepheidError, Ports, TaskOwner
 from cepheid_wire import TopicName
 
@@ -145,12 +146,32 @@ class CursorStore:
             raise NoSuchCursorError(f"{self._topic} has no cursor {cursor.name} any more", cursor=cursor.name)
         if saved.is_dirty:
             generation, revision = saved.record.generation, cursor.revision
-            self._dirty[cursor.name] = saved
             try:
-                await self._join_round()
+                await self._save_in_time(saved)
             except Exception:
                 if saved.record.generation == generation and saved.revision < revision:
                     raise  # else it is another cursor's failure: this one is saved, or was reset
+
+    async def _save_in_time(self, saved: SavedCursor) -> None:
+        """Who waits for it is a client: a metadata store that is away for a moment costs it that moment, not an error."""
+        pause_s = self._settings.metadata_retry_s
+        try:
+            async with asyncio.timeout(self._settings.metadata_timeout_s):
+                while True:
+                    self._dirty[saved.cursor.name] = saved
+                    try:
+                        return await self._join_round()
+                    except StoreUnavailableError:
+                        await asyncio.sleep(pause_s)
+                        pause_s = min(MAX_PAUSE_S, pause_s * 2)
+        except TimeoutError:
+            raise self._not_in_time("acknowledgements") from None
+
+    def _not_in_time(self, what: str) -> StoreUnavailableError:
+        message = (
+            f"{self._topic}: {what} could not be saved within {self._settings.metadata_timeout_s} s; the metadata store is away"
+        )
+        return StoreUnavailableError(message, outcome_unknown=True, topic=str(self._topic))
 
     async def reset(self, cursor: Cursor, position: Position, unacked_words: Sequence[int]) -> None:
         await self._alone("reset-cursor", partial(self._reset, cursor.name, position, unacked_words), positions=True)
@@ -247,7 +268,11 @@ class CursorStore:
             async with self._positions if positions else contextlib.nullcontext(), self._writing:
                 return await work()
 
-        return await finish(self._tasks, alone(), name=name)
+        try:
+            async with asyncio.timeout(self._settings.metadata_timeout_s):
+                return await finish(self._tasks, alone(), name=name)
+        except TimeoutError:
+            raise self._not_in_time(name) from None
 
     async def _save(self, dirty: Sequence[SavedCursor]) -> None:
         saves = await self._capture(dirty)

@@ -14,11 +14,11 @@ import logging
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerError
+from cepheid_broker.managed_ledger.ledger_end import end_writer, with_end
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
-from cepheid_broker.managed_ledger.rollover import close_writer, with_end
 from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
 from cepheid_broker.managed_ledger.upkeep import Upkeep
-from cepheid_ledger import LedgerWriter
+from cepheid_ledger import LedgerClient, LedgerWriter
 from cepheid_metadata import Chain
 from cepheid_ports import CepheidError, Ports
 from cepheid_wire import TopicName
@@ -33,6 +33,7 @@ class Ending:
         self,
         topic: TopicName,
         keeper: ChainKeeper,
+        client: LedgerClient,
         appender: Appender,
         upkeep: Upkeep,
         settings: ManagedLedgerSettings,
@@ -40,6 +41,7 @@ class Ending:
     ) -> None:
         self._topic = topic
         self._keeper = keeper
+        self._client = client
         self._appender = appender
         self._upkeep = upkeep
         self._settings = settings
@@ -53,7 +55,8 @@ class Ending:
         self._upkeep.end_rollovers()
         await self._drain()
         writer = self._appender.writer
-        end = await close_writer(writer, self._settings)
+        deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
+        end = await end_writer(writer, self._client, self._settings, lambda: asyncio.get_running_loop().time() < deadline)
         now_ms = self._ports.wall_ms()
 
         def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
@@ -88,13 +91,15 @@ class Ending:
         await self._keeper.commit(plan)
 
     async def _drain(self) -> None:
-        """Until everything appended is answered; what takes too long is failed."""
-        await self._upkeep.wait_rolled()
+        """Until everything appended is answered, and no other ledger is on its way; what takes too long is failed."""
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                await self._appender.wait_drained()
+                await self._upkeep.wait_rolled()
+                await self._appender.wait_answered()
         except TimeoutError:
             message = f"{self._topic}: appends were not stored within {self._settings.drain_timeout_s} s before its end"
+            self._keeper.is_patient = False
             self._appender.fail(ManagedLedgerClosedError(message, topic=str(self._topic)))
         except ManagedLedgerError:
             pass  # answered with it
+        await self._upkeep.wait_rolled()

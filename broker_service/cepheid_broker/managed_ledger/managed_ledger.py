@@ -2,17 +2,18 @@
 
     append ──► Appender ──► LedgerWriter            read_cached ──► TopicTail
                   └─confirmed─► LedgerList, TopicTail, on_appended      read ──► CatchUpReads ──► LedgerReader
-    cursors ──► CursorStore ─────────┐
-    Rollover, Trimmer, terminate ────┴──► ChainKeeper ──► metadata
+    cursors ──► CursorStore ───────────────┐
+    Rollover, Failover, Trimmer, terminate ┴──► ChainKeeper ──► metadata
 
-States: OPEN ──► TERMINATED; either ──► FAILED (an append failed, or another opening won), CLOSED, DELETED. Only OPEN appends;
-from FAILED on this object is over, and the topic is opened again from its records.
+States: OPEN ──► TERMINATED; either ──► FAILED (another opening won, the session ended, a broken ledger could not be replaced in
+time), CLOSED, DELETED. Only OPEN appends; from FAILED on this object is over, and the topic is opened again from its records.
 
 Rules:
 1. An append is answered after its entries are durable and readable, in the order of appends; `on_appended` comes after.
 2. Nobody reads above `last_confirmed`.
 3. A successor is recorded in the write that records the end of the ledger before it.
-4. Failed is final. Nothing is re-sent or re-read to save it: recovery decides what is stored.
+4. A ledger that breaks is replaced in place (`Failover`): recovery decides what of it is stored, and nothing is sent twice.
+5. Failed is final: the records decide then.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.appender import AppendDone, Appender
+from cepheid_broker.managed_ledger.appender import AppendDone, Appender, AppendHooks
 from cepheid_broker.managed_ledger.catch_up import CatchUpReads
 from cepheid_broker.managed_ledger.chain_deletion import delete_chain
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
@@ -39,6 +40,7 @@ from cepheid_broker.managed_ledger.errors import (
     ManagedLedgerFailedError,
     TopicTerminatedError,
 )
+from cepheid_broker.managed_ledger.failover import Failover
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.message_counts import MessageCounts
@@ -137,17 +139,20 @@ class ManagedLedger:
         trimmer = Trimmer(
             topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, self._clock
         )
-        rollover = None
+        rollover = failover = None
         if writer is not None:
-            window_bytes = shared.settings.append_window_bytes
-            self._appender = appender = Appender(
-                str(topic), writer, window_bytes, self._on_confirmed, self._on_answered, self._fail
-            )
-            rollover = Rollover(topic, keeper, shared.client, ledgers, appender, shared.settings, shared.ports, self._fail)
-        upkeep = Upkeep(topic, keeper, shared.client, trimmer, rollover, shared.deletion_turns, lambda: self.config, self._tasks)
+            settings, ports = shared.settings, shared.ports
+            hooks = AppendHooks(self._on_stored, self._on_confirmed, self._on_answered, self._on_broken, self._fail)
+            self._appender = appender = Appender(str(topic), writer, settings.append_window_bytes, hooks)
+            rollover = Rollover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._fail)
+            failover = Failover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._reads.forget, self._fail)
+        upkeep = Upkeep(
+            topic, keeper, shared.client, trimmer, rollover, failover, shared.deletion_turns, lambda: self.config, self._tasks
+        )
         self._upkeep = upkeep
+        keeper.is_patient = True
         if self._appender is not None:
-            self._ending = Ending(topic, keeper, self._appender, upkeep, shared.settings, shared.ports)
+            self._ending = Ending(topic, keeper, shared.client, self._appender, upkeep, shared.settings, shared.ports)
 
     # Appending
 
@@ -160,15 +165,16 @@ class ManagedLedger:
             return
         self._appender.append(payloads, on_done, messages)
 
-    def _on_confirmed(self, group: EntryGroup, messages: Sequence[int] | None) -> None:
-        entries, last = len(group.ends), group.last_entry_id
+    def _on_stored(self, group: EntryGroup, messages: Sequence[int] | None) -> None:
+        entries = len(group.ends)
         size_bytes = len(group.data) - HEADER_BYTES * entries
-        before = self.last_confirmed
-        self._ledgers.confirm(last, size_bytes)
+        self._ledgers.confirm(group.last_entry_id, size_bytes)
         self.counts.on_confirmed(group, messages)
-        self.last_confirmed = Position(group.ledger_id, last)
         self._appended_entries += entries
         self._appended_bytes += size_bytes
+
+    def _on_confirmed(self, group: EntryGroup) -> None:
+        before, self.last_confirmed = self.last_confirmed, Position(group.ledger_id, group.last_entry_id)
         self._tail.add(group, before)
 
     def _on_answered(self) -> None:
@@ -178,6 +184,9 @@ class ManagedLedger:
         self._roll_if_due()
 
     # Failing
+
+    def _on_broken(self) -> None:
+        self._upkeep.fail_over()
 
     def _on_chain_changed(self, ledgers: Sequence[ChainLedger]) -> None:
         self._ledgers.update(ledgers)
@@ -189,10 +198,11 @@ class ManagedLedger:
         self._fail(failure)
 
     def _fail(self, error: ManagedLedgerError) -> None:
-        """Rule 4. Appends are answered whatever the state is, the hooks hear of it once."""
+        """Rule 5. Appends are answered whatever the state is, the hooks hear of it once."""
         was_usable = self.is_usable
         if was_usable:
             self.state, self.failure = State.FAILED, error
+            self._keeper.is_patient = False
             log.warning("managed_ledger.failed", extra={"topic": str(self.topic), "error": str(error)})
         if self._appender is not None:
             self._appender.fail(error)
@@ -429,6 +439,7 @@ class ManagedLedger:
         try:
             if self._ending is not None:
                 await self._ending.end_appends(self._refusal())
+            self._keeper.is_patient = False
             await self._cursors.aclose()
             if self._ending is not None:
                 await self._ending.end_ledger(usable=usable)
@@ -454,6 +465,7 @@ class ManagedLedger:
             appended_bytes=self._appended_bytes,
             append_waiting_bytes=self._appender.waiting_bytes if self._appender else 0,
             rollovers=self._upkeep.rollovers,
+            failovers=self._upkeep.failovers,
             trimmed_ledgers=self._upkeep.trimmed_ledgers,
             catch_up_reads=self._reads.reads,
             catch_up_bytes=self._reads.read_bytes,

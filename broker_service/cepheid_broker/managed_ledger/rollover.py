@@ -1,22 +1,26 @@
 """From one ledger of a topic to the next.
 
-    full ──► create the next ledger ──► switch appends to it ──► drained ──► close ──► record its end and the successor ──► link
+    full ──► create the next ledger ──► switch appends to it ──► drained ──► end it ──► record its end and the successor ──► link
              (appends go on meanwhile)                            (what the successor confirms waits for link)
 
 By size at any age: a huge ledger frees the disks late. By entries once it is old enough: each ledger costs a metadata record,
 and a busy topic would make one every few seconds. By age when it has entries: else an idle topic could never be trimmed.
-Being full is soft: while no next ledger can be made (no metadata store, too few bookies), the present one goes on.
+Because bookies lack copies of it: once there are enough healthy ones, not all topics in the same instant, not again for a while.
+Being full is soft: while no next ledger can be made (no metadata store, too few bookies), the present one goes on. A store that
+goes away after the switch is waited for, as long as the session lasts: to open the topic anew would need it as well.
+A ledger that breaks before it is drained is left to `Failover`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.errors import ManagedLedgerError, ManagedLedgerFailedError
+from cepheid_broker.managed_ledger.ledger_end import MAX_PAUSE_S, end_writer, with_end
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.opening import create_ledger, delete_unlinked
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
@@ -29,6 +33,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
 """Pause after a next ledger could not be created."""
+
+REPLICAS_SPREAD_S = 30.0
+"""Topics whose ledgers lack copies go to their next ones within this time, each at a moment of its own: many have them after a
+bookie died."""
+
+REPLICAS_PAUSE_S = 300.0
+"""Before a ledger is followed by the next one for that reason again."""
 
 ENTRY_LIMIT = (1 << 32) - (1 << 20)
 """Acknowledgements are kept in bitmaps of 32-bit entry ids; the rest is room for what is appended during the rollover."""
@@ -67,14 +78,26 @@ class Rollover:
         self._settings = settings
         self._ports = ports
         self._on_failed = on_failed
-        self._opened_at = asyncio.get_running_loop().time()  # of the ledger being written
         self._not_before = 0.0
+        self._replicas_at = 0.0  # not before, for want of copies
+        self._lacking: LedgerWriter | None = None  # what was found to lack copies
         self.count = 0
 
-    def is_due(self) -> bool:
+    def is_due(self, config: ManagedLedgerConfig) -> bool:
         now = asyncio.get_running_loop().time()
-        writer = self._appender.writer
-        return now >= self._not_before and is_full(writer.last_add_pushed + 1, writer.length, now - self._opened_at, self._settings)
+        appender = self._appender
+        if now < self._not_before or not appender.may_switch:
+            return False
+        writer = appender.writer
+        if is_full(writer.last_add_pushed + 1, writer.length, now - appender.started_at, self._settings):
+            return True
+        return bool(writer.under_replicated) and self._may_replicate(writer, config, now)
+
+    def _may_replicate(self, writer: LedgerWriter, config: ManagedLedgerConfig, now: float) -> bool:
+        if self._lacking is not writer:
+            self._lacking = writer
+            self._replicas_at = max(self._replicas_at, now) + self._ports.random.uniform(0.0, REPLICAS_SPREAD_S)
+        return now >= self._replicas_at and self._client.has_healthy_bookies(config.ensemble_size)
 
     @property
     def has_entries(self) -> bool:
@@ -89,49 +112,51 @@ class Rollover:
             self._not_before = asyncio.get_running_loop().time() + RETRY_S
             log.warning("rollover.postponed", extra={"topic": str(self._topic), "error": str(error)})
             return
-        if self._appender.failure is not None:
+        if not self._appender.may_switch:
             await delete_unlinked(self._client, writer)
             return
+        if self._appender.writer.under_replicated:
+            self._replicas_at = asyncio.get_running_loop().time() + REPLICAS_PAUSE_S
         before = self._appender.switch_to(writer)
         try:
             await self._appender.wait_drained()
-            end = await close_writer(before, self._settings)
-            await self._keeper.commit(lambda chain: (self._with_successor(chain, before, end, writer), ()))
+        except LedgerError:
+            return
+        except ManagedLedgerError:  # they have failed: nobody needs the next ledger
+            await delete_unlinked(self._client, writer)
+            return
+        try:
+            end = await end_writer(before, self._client, self._settings, self._is_wanted)
+            await self._record(before, end, writer)
         except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
             self._on_failed(_failure(self._topic, before, error))
             if not isinstance(self._keeper.lost, ManagedLedgerFailedError):  # else the chain may name it
                 await delete_unlinked(self._client, writer)
             return
-        self._opened_at = asyncio.get_running_loop().time()
         self.count += 1
         fields = {"topic": str(self._topic), "ledger_id": writer.ledger_id, "entries_before": end.last_entry_id + 1}
         log.info("rollover.done", extra=fields)
         self._appender.link()
+
+    def _is_wanted(self) -> bool:
+        return self._appender.failure is None
+
+    async def _record(self, before: LedgerWriter, end: ClosedLedger, writer: LedgerWriter) -> None:
+        pause_s = self._settings.metadata_retry_s
+        while True:
+            try:
+                return await self._keeper.commit(lambda chain: (self._with_successor(chain, before, end, writer), ()))
+            except StoreUnavailableError:
+                if not self._is_wanted():
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, pause_s * 2)
 
     def _with_successor(self, chain: Chain, before: LedgerWriter, end: ClosedLedger, writer: LedgerWriter) -> Chain:
         confirmed = self._ledgers.entries_of(before.ledger_id)
         assert confirmed == end.last_entry_id + 1, f"{before!r} ended at {end}, {confirmed} entries were answered"
         ledgers = with_end(chain.ledgers, before.ledger_id, end, self._ports.wall_ms())
         return chain.replace(ledgers=(*ledgers, ChainLedger(ledger_id=writer.ledger_id)))
-
-
-def with_end(ledgers: Sequence[ChainLedger], ledger_id: int, end: ClosedLedger, now_ms: int) -> tuple[ChainLedger, ...]:
-    """The list with the end of its last ledger, which is this one."""
-    assert ledgers[-1].ledger_id == ledger_id, f"{end} of ledger {ledger_id} is not the end of {ledgers[-1]}"
-    last = ChainLedger(ledger_id=ledger_id, entries=end.last_entry_id + 1, size_bytes=end.length, closed_at_ms=now_ms)
-    return (*ledgers[:-1], last)
-
-
-async def close_writer(writer: LedgerWriter, settings: ManagedLedgerSettings) -> ClosedLedger:
-    """Insists for a while: a store that is away for a moment shall not cost the topic a recovery."""
-    deadline = asyncio.get_running_loop().time() + settings.drain_timeout_s
-    while True:
-        try:
-            return await writer.close()
-        except (StoreUnavailableError, TimeoutError):
-            if asyncio.get_running_loop().time() >= deadline:
-                raise
-            await asyncio.sleep(settings.metadata_retry_s)
 
 
 def _failure(topic: TopicName, before: LedgerWriter, error: Exception) -> ManagedLedgerError:

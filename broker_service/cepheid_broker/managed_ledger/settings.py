@@ -38,8 +38,15 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     drain_timeout_s: PositiveFloat = Field(
         10.0, description="How long closing, terminating and rolling over wait for appends on their way before they fail them."
     )
+    ledger_failover_timeout_s: PositiveFloat = Field(
+        30.0,
+        description="How long appends wait for a ledger that takes no more to be recovered and followed by the next one, before "
+        "they fail and the topic is opened anew. Clients give a message up after 30 s, unless they are told otherwise.",
+    )
     metadata_timeout_s: PositiveFloat = Field(
-        10.0, description="How long a write of unknown outcome is looked at again before the topic gives up and is reopened."
+        10.0,
+        description="How long opening, closing, and acknowledgements with a response wait for a metadata store that is away. "
+        "An open topic goes on without it.",
     )
     metadata_retry_s: PositiveFloat = Field(0.05, description="Pause before a write of unknown outcome is looked at again.")
     housekeeping_s: PositiveFloat = Field(

@@ -54,6 +54,8 @@ class ManagedLedgerStatistics:
     appended_bytes: int
     append_waiting_bytes: int
     rollovers: int
+    failovers: int
+    """Ledgers that broke and were replaced."""
     trimmed_ledgers: int
     catch_up_reads: int
     catch_up_bytes: int

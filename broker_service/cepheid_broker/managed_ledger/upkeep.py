@@ -1,20 +1,23 @@
-"""What a topic does unasked: one rollover, one trim and one working off of the deletion queue at a time.
+"""What a topic does unasked: one change of ledgers, one trim and one working off of the deletion queue at a time.
 
-    an answered append, a tick ──► rollover due?          a save of cursors, a rollover, a tick ──► anything to trim?
+    an answered append, a tick ──► rollover due?          a ledger that broke ──► failover
+    a save of cursors, a rollover, a tick ──► anything to trim?
     a trim, a retired cursor ledger, the opening ──► deletion queue
 
-A failure of these is logged and tried again; only a rollover that has switched ledgers fails the topic.
+A failure of these is logged and tried again; only a rollover that has switched ledgers, and a failover, fail the topic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from cepheid_broker.managed_ledger.chain_deletion import delete_waiting
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.errors import ManagedLedgerError
+from cepheid_broker.managed_ledger.failover import Failover
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.rollover import Rollover
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
@@ -36,6 +39,7 @@ class Upkeep:
         client: LedgerClient,
         trimmer: Trimmer,
         rollover: Rollover | None,
+        failover: Failover | None,
         deletion_turns: asyncio.Semaphore,
         config: Callable[[], ManagedLedgerConfig],
         tasks: TaskOwner,
@@ -45,6 +49,7 @@ class Upkeep:
         self._client = client
         self._trimmer = trimmer
         self._rollover = rollover  # None: the topic was opened terminated
+        self._failover = failover  # as well
         self._may_roll = rollover is not None
         self._deletion_turns = deletion_turns
         self._config = config
@@ -63,6 +68,10 @@ class Upkeep:
         return self._rollover.count if self._rollover else 0
 
     @property
+    def failovers(self) -> int:
+        return self._failover.count if self._failover else 0
+
+    @property
     def trimmed_ledgers(self) -> int:
         return self._trimmer.trimmed
 
@@ -71,8 +80,15 @@ class Upkeep:
         return self._rolling is not None
 
     def roll_if_due(self) -> None:
-        if self._rolling is None and self._may_roll and self._rollover is not None and self._rollover.is_due():
-            self._rolling = self._tasks.start(self._roll_over(self._rollover), name="rollover")
+        rollover = self._rollover
+        if self._rolling is None and self._may_roll and rollover is not None and rollover.is_due(self._config()):
+            self._change_ledger(lambda: rollover.run(self._config()), name="rollover")
+
+    def fail_over(self) -> None:
+        """The ledger being written broke. Also while the topic comes to its end: what was appended before is to be answered."""
+        failover = self._failover
+        if self._rolling is None and failover is not None and failover.is_due:
+            self._change_ledger(lambda: failover.run(self._config), name="failover")
 
     def clean(self) -> None:
         """Something moved that may have held ledgers, or left the chain."""
@@ -91,16 +107,17 @@ class Upkeep:
     async def truncate(self) -> int:
         """As `trim`, whatever retention says, and the ledger being written ends first (the last one of all stays)."""
         await self.wait_rolled()
-        if self._rolling is None and self._may_roll and self._rollover is not None and self._rollover.has_entries:
-            self._rolling = self._tasks.start(self._roll_over(self._rollover), name="rollover")
+        rollover = self._rollover
+        if self._rolling is None and self._may_roll and rollover is not None and rollover.has_entries:
+            self._change_ledger(lambda: rollover.run(self._config()), name="rollover")
             await self.wait_rolled()
         count = await finish(self._tasks, self._trimmer.run(Retention), name="truncate")
         self.clean()
         return count
 
     async def wait_rolled(self) -> None:
-        """Until no rollover is under way; bounded by what bounds a failing write."""
-        if self._rolling is not None:
+        """Until neither rollover nor failover is under way. Once appends have failed, that is soon."""
+        while self._rolling is not None:
             await asyncio.wait([self._rolling])
 
     def end_rollovers(self) -> None:
@@ -116,11 +133,15 @@ class Upkeep:
         """Of the moment: it is a policy."""
         return self._config().retention
 
-    async def _roll_over(self, rollover: Rollover) -> None:
+    def _change_ledger(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        self._rolling = self._tasks.start(self._run_change(work), name=name)
+
+    async def _run_change(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await rollover.run(self._config())
+            await work()
         finally:
             self._rolling = None
+        self.fail_over()  # a ledger may have broken meanwhile
         self.clean()
 
     async def _trim_quietly(self) -> None:
