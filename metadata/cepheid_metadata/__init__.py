@@ -16,6 +16,7 @@ from cepheid_metadata.cluster_records import (
 )
 from cepheid_metadata.deleted_ledgers import UNDELETED, DeletedLedgers
 from cepheid_metadata.errors import (
+    AccessDeniedError,
     BadVersionError,
     CorruptRecordError,
     EphemeralParentError,
@@ -105,6 +106,7 @@ __all__ = [
     "MAX_REQUEST_BYTES",
     "TOPIC_POLICIES",
     "UNDELETED",
+    "AccessDeniedError",
     "AutoTopicCreation",
     "BadVersionError",
     "BookieCookie",

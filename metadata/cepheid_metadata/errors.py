@@ -69,6 +69,12 @@ class SessionLostError(MetadataError):
         self.outcome_unknown = outcome_unknown
 
 
+class AccessDeniedError(MetadataError):
+    """The store keeps this key from this user."""
+
+    hint: ClassVar[str] = "every process of a cluster needs the same credentials; keys made without any are open to all"
+
+
 class StoreClosedError(MetadataError):
     """The store was closed by its owner; nothing was attempted."""
 

@@ -7,7 +7,7 @@ nothing: `parents_to_check` says what to look at, `with_parents` what to add.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from kazoo.exceptions import (
     AuthFailedError,
@@ -28,6 +28,7 @@ from kazoo.exceptions import (
 )
 
 from cepheid_metadata.errors import (
+    AccessDeniedError,
     BadVersionError,
     EphemeralParentError,
     KeyExistsError,
@@ -45,12 +46,6 @@ SERVER_LIMIT_BYTES = 1_048_000  # jute.maxbuffer less one request's header: beyo
 OP_OVERHEAD_BYTES = 64  # lengths, flags and the ACL of one operation of a transaction
 Planned = tuple[Op, int | None]  # an operation and its place among the caller's; None: a parent that was added
 Path = Callable[[str], str]
-
-
-class AccessDeniedError(MetadataError):
-    """The server keeps this key from this user."""
-
-    hint: ClassVar[str] = "every process of a cluster needs the same credentials; keys made without any are open to all"
 
 
 def send_ops(client: Any, ops: Sequence[Op], path: Path) -> Any:

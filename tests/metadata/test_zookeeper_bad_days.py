@@ -13,6 +13,7 @@ import pytest
 
 from cepheid_dev.zookeeper_server import ZooKeeperServer
 from cepheid_metadata import (
+    AccessDeniedError,
     Create,
     LedgerIds,
     SessionLostError,
@@ -23,7 +24,6 @@ from cepheid_metadata import (
     Versioned,
 )
 from cepheid_metadata.kazoo_connection import Digest
-from cepheid_metadata.zookeeper_requests import AccessDeniedError
 from cepheid_metadata.zookeeper_store import ZooKeeperStore
 from cepheid_ports import Ports
 from tests.support import free_port, run_async, wait_until
@@ -547,7 +547,7 @@ def test_what_a_user_makes_is_for_that_user_and_its_password_is_nowhere(root: st
             await store.create("/a/b", b"mine")
             assert await store.get("/a/b") == Versioned(b"mine", 0)
             for other in (stranger, wrong):
-                other._root = root
+                other._tree._root = root
                 for call in (other.get("/a/b"), other.put("/a/b", b"", 0), other.create("/a/c", b""), other.children("/a")):
                     with pytest.raises(AccessDeniedError, match="ZooKeeper denies access") as caught:
                         await call

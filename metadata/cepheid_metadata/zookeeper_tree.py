@@ -1,0 +1,157 @@
+"""The keys of one root in ZooKeeper, read and written through the lane of a session; it knows nothing of how sessions come and go.
+
+    write ──► the operations as they are ──no such parent──► look which are missing ──► one transaction that makes them too
+
+A create that misses its parents is definitely refused, so nothing is written twice; others who make the same parents meanwhile
+are met by looking again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kazoo.exceptions import KazooException, NoNodeError
+
+from cepheid_metadata.errors import KeyExistsError, MetadataError, NoSuchKeyError, StoreUnavailableError
+from cepheid_metadata.request_lane import RequestLane
+from cepheid_metadata.store import Create, Delete, Op, OpResult, Versioned, check_ops
+from cepheid_metadata.tree import ROOT
+from cepheid_metadata.zookeeper_requests import (
+    answers_of,
+    check_size,
+    error_of,
+    failing_index,
+    needs_stat,
+    parents_to_check,
+    refusal_of,
+    result_of,
+    send_ops,
+    with_parents,
+)
+
+MAX_PARENT_TRIES = 20
+OWN_NODES_OF_ZOOKEEPER = "zookeeper"
+
+
+class ZooKeeperTree:
+    """`own_keys`: the ephemeral keys that were or may have been made, for the owner of the session."""
+
+    def __init__(self, lane: RequestLane, root: str) -> None:
+        self._lane = lane
+        self._root = root
+        self.own_keys: dict[str, None] = {}
+
+    def path(self, key: str) -> str:
+        return (self._root or ROOT) if key == ROOT else self._root + key
+
+    async def get(self, key: str) -> Versioned | None:
+        path = self.path(key)
+        try:
+            value, stat = await self._read(key, lambda client: client.get_async(path))
+        except NoNodeError:
+            return None
+        return Versioned(value or b"", stat.version)
+
+    async def stat(self, key: str, *, at_once: bool = False) -> Any:
+        """ZooKeeper's own; None: not there."""
+        path = self.path(key)
+        return await self._read(key, lambda client: client.exists_async(path), at_once=at_once)
+
+    async def children(self, key: str) -> list[str]:
+        path = self.path(key)
+        try:
+            names: list[str] = await self._read(key, lambda client: client.get_children_async(path))
+        except NoNodeError:
+            raise NoSuchKeyError(f"{key} does not exist", key=key) from None
+        return sorted(name for name in names if path != ROOT or name != OWN_NODES_OF_ZOOKEEPER)
+
+    async def sync(self, key: str) -> None:
+        path = self.path(key)
+        with contextlib.suppress(NoNodeError):
+            await self._read(key, lambda client: client.sync_async(path))
+
+    async def _read(self, key: str, send: Callable[[Any], Any], *, at_once: bool = False) -> Any:
+        try:
+            return await self._lane.ask(send, f"read {key}", at_once=at_once)
+        except NoNodeError:
+            raise
+        except KazooException as error:
+            raise refusal_of(key, error, is_write=False) from None
+
+    async def write(self, ops: Sequence[Op]) -> list[OpResult]:
+        check_ops(ops)
+        check_size(ops, self._root)
+        if not ops:
+            return []
+        try:
+            return await self._commit(ops)
+        except NoSuchKeyError as error:
+            if not isinstance(ops[error.op_index or 0], Create):
+                raise
+        return await self._commit_with_parents(ops)
+
+    async def _commit_with_parents(self, ops: Sequence[Op]) -> list[OpResult]:
+        for _ in range(MAX_PARENT_TRIES):
+            parents = parents_to_check(ops)
+            found = await asyncio.gather(*(self.stat(key) for key in parents), return_exceptions=True)
+            for each in found:
+                if isinstance(each, BaseException):
+                    raise each
+            planned = with_parents(ops, {key: each is not None for key, each in zip(parents, found, strict=True)})
+            try:
+                results = await self._commit([op for op, _ in planned])
+            except MetadataError as error:
+                op, place = planned[error.op_index or 0]
+                was_made_by_others = place is None and isinstance(error, KeyExistsError)
+                if was_made_by_others or (isinstance(op, Create) and isinstance(error, NoSuchKeyError)):
+                    continue
+                if error.op_index is not None:
+                    error.op_index = error.facts["op_index"] = place if len(ops) > 1 else None
+                raise
+            return [result for (_, place), result in zip(planned, results, strict=True) if place is not None]
+        raise StoreUnavailableError(f"{ops[0].key}: its parents come and go; nothing was written", key=ops[0].key)
+
+    async def _commit(self, ops: Sequence[Op]) -> list[OpResult]:
+        # Before it is known whether they will be: an answer may be lost.
+        self.own_keys.update({op.key: None for op in ops if isinstance(op, Create) and op.ephemeral and not op.sequential})
+        what = f"write {ops[0].key}" + (f" and {len(ops) - 1} more" if len(ops) > 1 else "")
+        try:
+            answer = await self._lane.ask(lambda client: send_ops(client, ops, self.path), what, is_write=True)
+        except KazooException as error:
+            raise await self._explain(ops[0], error) from None
+        answers = answers_of(ops, answer)
+        if (index := failing_index(answers)) is not None:
+            failed = await self._explain(ops[index], answers[index])
+            if len(ops) > 1:
+                failed.op_index = failed.facts["op_index"] = index
+            raise failed
+        results = [result_of(op, each, self._root) for op, each in zip(ops, answers, strict=True)]
+        self._note_own_keys(ops, results)
+        return results
+
+    def _note_own_keys(self, ops: Sequence[Op], results: Sequence[OpResult]) -> None:
+        for op, result in zip(ops, results, strict=True):
+            if isinstance(op, Create) and op.ephemeral and op.sequential:
+                self.own_keys[str(result)] = None
+            elif isinstance(op, Delete):
+                self.own_keys.pop(op.key, None)
+
+    async def _explain(self, op: Op, error: Exception) -> MetadataError:
+        """ZooKeeper's errors carry no numbers: they are asked for, so that ours say what is there."""
+        stat = None
+        if needs_stat(error):
+            with contextlib.suppress(MetadataError):
+                stat = await self.stat(op.key)
+        assert isinstance(error, KazooException), error
+        return error_of(op, error, stat)
+
+    async def make_root(self) -> None:
+        """The root itself, as a key of a tree without one."""
+        if self._root:
+            above = ZooKeeperTree(self._lane, "")
+            if await above.stat(self._root) is None:
+                with contextlib.suppress(KeyExistsError):
+                    await above.write([Create(self._root, b"")])
