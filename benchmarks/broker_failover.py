@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pulsar
@@ -80,7 +81,7 @@ class Producers:
 
 def one_kill(cluster: Cluster, producers: Producers, topics: list[str], victim: str) -> list[float]:
     """Gaps in seconds of the topics whose broker was killed."""
-    its_own = [index for index, topic in enumerate(topics) if cluster.owner(topic) == victim]
+    its_own = [index for index, topic in enumerate(topics) if cluster.view.owner(topic) == victim]
     if not its_own:
         raise ServerFailedError(f"{victim} owns none of the topics: nothing would be measured")
     producers.reset()
@@ -109,7 +110,8 @@ def main() -> None:
         gaps_s: list[float] = []
         owned: list[int] = []
         for _ in range(arguments.kills):
-            most = max(set(cluster.processes.broker_ports), key=lambda name: sum(cluster.owner(topic) == name for topic in topics))
+            owners = Counter(cluster.view.owner(topic) for topic in topics)
+            most = owners.most_common(1)[0][0]
             gaps = one_kill(cluster, producers, topics, most)
             owned.append(len(gaps))
             gaps_s += gaps

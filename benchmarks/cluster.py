@@ -6,14 +6,12 @@ For what only a cluster has: bookies that die while others live, brokers that ta
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +20,6 @@ from typing import Any, Self
 from benchmarks.server import ServerFailedError
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_testkit.metadata_view import MetadataView
-from cepheid_wire import TopicName
 
 READY_LIMIT_S = 60.0
 POLL_S = 0.1
@@ -102,14 +99,6 @@ class Cluster:
                 return int(line.split()[1]) * 1024 / 1e6
         raise ServerFailedError(f"{name} has no memory: it is gone")
 
-    def owner(self, topic: str) -> str:
-        """The broker that serves it, by a lookup."""
-        name = TopicName.parse(topic)
-        path = f"/lookup/v2/topic/persistent/{name.namespace}/{name.local_name}"
-        with urllib.request.urlopen(self.processes.admin_urls[0] + path, timeout=10) as answer:
-            port = int(str(json.load(answer)["brokerUrl"]).rpartition(":")[2])
-        return next(broker for broker, its_port in self.processes.broker_ports.items() if its_port == port)
-
     def pauser(self, name: str) -> tuple[Callable[[], None], Callable[[], None]]:
         """Stops a process, and lets it run: without a look at its state each time."""
         pid = self._pid(name)
@@ -133,4 +122,7 @@ class Cluster:
         return "\n".join(parts)
 
     def _pid(self, name: str) -> int:
-        return next(process.pid for process in self.processes.status() if process.name == name)
+        pid = self.processes.pid(name)
+        if pid is None:
+            raise ServerFailedError(f"{name} is gone")
+        return pid

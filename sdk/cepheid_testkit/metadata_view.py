@@ -7,14 +7,17 @@ view.ensemble("persistent://public/default/t")           # the bookies that its 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from cepheid_metadata import LedgerMetadata, MetadataStore, chain_records, keys, ledger_records, list_names
+from cepheid_metadata import LedgerMetadata, MetadataStore, bundle_owners, chain_records, keys, ledger_records, list_names
 from cepheid_ports import Ports
 from cepheid_wire import TopicName
 
 T = TypeVar("T")
+
+HASH_END = 0xFFFF_FFFF
 
 
 class MetadataView:
@@ -39,6 +42,24 @@ class MetadataView:
     def ensemble(self, topic: str) -> tuple[str, ...]:
         """Of the ledger that is being written."""
         return self.ledgers(topic)[-1].last_fragment.ensemble
+
+    def owner(self, topic: str) -> str:
+        """The broker that owns the topic's bundle; "" when nobody does."""
+        name = TopicName.parse(topic)
+        tenant, namespace = name.namespace.tenant, name.namespace.local_name
+        place = zlib.crc32(str(name).encode())  # of the full name, as Pulsar's clients of the admin API know it
+
+        async def ask(store: MetadataStore) -> str:
+            parent = keys.bundle_key(tenant, namespace, "x").rpartition("/")[0]
+            for bundle in await list_names(store, parent):
+                first, last = (int(bound, 16) for bound in bundle.split("_"))
+                mine = first <= place < last or place == last == HASH_END
+                found = await bundle_owners(store).get((tenant, namespace, bundle)) if mine else None
+                if found is not None:
+                    return found.record.broker_id
+            return ""
+
+        return self._ask(ask)
 
     def writable_bookies(self) -> list[str]:
         """Registered, and taking entries."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.history.checker import check
 from tests.history.events import load, save
-from tests.history.told import conduct_as_told
+from tests.history.told import conduct_as_told, take_standard_output
 from tests.history.verdict import Promises
 from tests.history.waits import longest_waits
 from tests.history.workload import TYPES, Plan, run, run_conducted
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             breaks=tuple(float(at_s) for at_s in options.break_at.split(",") if at_s),
         )
         if options.told:
-            events = run_conducted(plan, conduct_as_told(sys.stdin, sys.stdout))
+            events = run_conducted(plan, conduct_as_told(sys.stdin, take_standard_output()))
         else:
             events = run(plan, (lambda: subprocess.run(command, check=True)) if command else None)  # type: ignore[arg-type,return-value]
     if options.save is not None:

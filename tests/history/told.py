@@ -11,6 +11,7 @@ broke, which excuses nothing), `progress`, `stop`. The end of the input is a sto
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,13 @@ class Progress:
     failed: int
     received: int
     failures: tuple[str, ...] = ()
+
+
+def take_standard_output() -> TextIO:
+    """For the answers alone: what the client's library prints goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
 
 
 def conduct_as_told(lines: TextIO, answers: TextIO) -> Callable[[Recorder, Sequence[BaseException]], None]:
@@ -87,8 +95,7 @@ class ToldWorkload:
         assert self._process.stdout is not None
         try:
             print(line, file=self._process.stdin, flush=True)
-            while (answer := self._process.stdout.readline()) and not answer.startswith("{"):
-                pass  # the client's library says what it has to say there as well
+            answer = self._process.stdout.readline()
         except BrokenPipeError:
             answer = ""
         if not answer:

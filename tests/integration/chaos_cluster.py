@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +16,6 @@ import pulsar
 from cepheid_cli.admin_client import AdminClient
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_testkit.metadata_view import MetadataView
-from cepheid_wire import TopicName
 from tests.history.checker import check
 from tests.history.events import Event
 from tests.history.told import Progress, ToldWorkload
@@ -33,7 +29,6 @@ READY_LIMIT_S = 60.0
 LAST_WORDS_LINES = 40
 POLL_S = 0.1
 TOPICS_TRIED = 20
-LOOKUP_LIMIT_S = 3.0  # a broker that sleeps answers never
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "broker": {"ledger": {"add_timeout_s": ADD_TIMEOUT_S, "read_timeout_s": 1.0, "recovery_timeout_s": 2.0, "quarantine_s": 1.0}},
@@ -83,12 +78,8 @@ class ChaosCluster:
         return self.view.writable_bookies()
 
     def owner(self, topic: str) -> str:
-        """The broker that serves it."""
-        name = TopicName.parse(topic)
-        path = f"/lookup/v2/topic/persistent/{name.namespace}/{name.local_name}"
-        url = str(self._get(path)["brokerUrl"])
-        port = int(url.rpartition(":")[2])
-        return next(name for name, its_port in self.processes.broker_ports.items() if its_port == port)
+        """The broker that serves it; "" while nobody does."""
+        return self.view.owner(topic)
 
     def wait_until(self, condition: Callable[[], bool], what: str, within_s: float = READY_LIMIT_S) -> float:
         """Returns how long it took."""
@@ -97,6 +88,16 @@ class ChaosCluster:
             assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}\n{self.last_words()}"
             time.sleep(POLL_S)
         return time.monotonic() - began
+
+    def open_topic(self, topic: str, *, at: str) -> None:
+        """As a client does that knows this broker only."""
+        client = pulsar.Client(
+            f"pulsar://127.0.0.1:{self.processes.broker_ports[at]}", logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        )
+        try:
+            client.create_producer(topic)
+        finally:
+            client.close()
 
     def new_topic_on(self, bookie: str) -> str:
         """An empty topic whose ledger has that bookie in its ensemble."""
@@ -130,17 +131,6 @@ class ChaosCluster:
             lines = path.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:] if path.exists() else ["(no log)"]
             parts += [f"---- {name}", *lines]
         return "\n".join(parts)
-
-    def _get(self, path: str) -> Any:
-        """From the first broker that answers; a redirect is followed."""
-        failures = []
-        for url in self.processes.admin_urls:
-            try:
-                with urllib.request.urlopen(url + path, timeout=LOOKUP_LIMIT_S) as answer:
-                    return json.load(answer)
-            except (OSError, urllib.error.HTTPError) as failure:
-                failures.append(f"{url}: {failure}")
-        raise AssertionError(f"no broker answers {path}: {failures}\n{self.last_words()}")
 
 
 class ChaosWorkload:
