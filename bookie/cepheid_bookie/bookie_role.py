@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SESSIONS_OF_PATIENCE = 2  # how long another process's registration is waited for, in session timeouts
 _WRITABLE, _READONLY = 0, 1  # places of the registration
 
 
@@ -79,7 +80,8 @@ class BookieRole:
     @property
     def ready(self) -> bool:
         """Serving and registered; an outage of metadata that has not cost the session changes nothing."""
-        return self._phase == "serving" and self._registration is not None and self._registration.registered
+        serves = self._phase == "serving" and self.bookie.failure is None
+        return serves and self._registration is not None and self._registration.registered
 
     async def start(self) -> None:
         """Returns when it serves and is registered. Raises CepheidError, having closed everything."""
@@ -181,7 +183,7 @@ class BookieRole:
                 process=f"{self._ports.random.getrandbits(64):016x}",
             ),
             is_past=is_past,
-            patience_s=2 * self.settings.metadata_session_timeout_s + 2.0,
+            patience_s=SESSIONS_OF_PATIENCE * self.settings.metadata_session_timeout_s,
             on_failed=self._failure.report,
         )
 

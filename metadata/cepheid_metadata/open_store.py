@@ -31,7 +31,9 @@ class StoreUrlError(MetadataError):
     hint: ClassVar[str] = "zk://host:port[,host:port…][/root] or rocksdb:///path; credentials go into " + AUTH_VARIABLE
 
 
-async def open_store(url: str, ports: Ports, *, session_timeout_s: float = 6.0, auth: str | None = None) -> MetadataStore:
+async def open_store(
+    url: str, ports: Ports, *, session_timeout_s: float = 6.0, open_timeout_s: float = 15.0, auth: str | None = None
+) -> MetadataStore:
     """`auth`: "digest:user:password", else from the environment. Raises StoreUrlError; StoreOpenError, which names the place."""
     scheme, _, rest = url.partition(":")
     if scheme == "rocksdb":
@@ -44,7 +46,9 @@ async def open_store(url: str, ports: Ports, *, session_timeout_s: float = 6.0, 
         digest = _digest(os.environ.get(AUTH_VARIABLE, "") if auth is None else auth)
         from cepheid_metadata.zookeeper_store import ZooKeeperStore
 
-        return await ZooKeeperStore.open(addresses, ports, root=root, digest=digest, session_timeout_s=session_timeout_s)
+        return await ZooKeeperStore.open(
+            addresses, ports, root=root, digest=digest, session_timeout_s=session_timeout_s, open_timeout_s=open_timeout_s
+        )
     raise StoreUrlError(f"unknown kind of metadata store {scheme!r}")  # not the whole URL: it may hold a secret
 
 

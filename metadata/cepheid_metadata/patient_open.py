@@ -12,7 +12,8 @@ from cepheid_ports import Ports
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 1.0
+_ATTEMPT_S = 5.0
+_PAUSE_S = 0.5
 
 
 async def open_patiently(url: str, ports: Ports, *, session_timeout_s: float, wait_s: float) -> MetadataStore:
@@ -20,8 +21,9 @@ async def open_patiently(url: str, ports: Ports, *, session_timeout_s: float, wa
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:
+        attempt_s = max(0.1, min(_ATTEMPT_S, deadline - loop.time()))
         try:
-            return await open_store(url, ports, session_timeout_s=session_timeout_s)
+            return await open_store(url, ports, session_timeout_s=session_timeout_s, open_timeout_s=attempt_s)
         except StoreInUseError:
             raise
         except (StoreOpenError, StoreUnavailableError) as error:

@@ -1,0 +1,233 @@
+"""A storage node as a process has it: what it registers as and when, what its pages say, what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cepheid_bookie import bookie_role
+from cepheid_bookie.bookie_role import BookieRole
+from cepheid_bookie.bookie_role_settings import BookieNameError, BookieRoleSettings
+from cepheid_bookie.errors import CookieError, PortInUseError
+from cepheid_metadata import (
+    BookieRegistration,
+    ClusterNotFoundedError,
+    MemoryStore,
+    MemoryTree,
+    RegistrationTakenError,
+    available_bookies,
+    found_cluster,
+    readonly_bookies,
+)
+from cepheid_ports import Ports, ProcessFailedError
+from tests.support import run_async, wait_until
+
+
+class World:
+    """A metadata server in memory, and roles that find it at any URL."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        self.tree = MemoryTree()
+        self.directory = directory
+        self.stores: list[MemoryStore] = []
+
+        async def open_patiently(url: str, ports: Ports, *, session_timeout_s: float, wait_s: float) -> MemoryStore:
+            self.stores.append(MemoryStore(self.tree))
+            return self.stores[-1]
+
+        monkeypatch.setattr(bookie_role, "open_patiently", open_patiently)
+
+    def role(self, **changes: object) -> BookieRole:
+        fields = {"metadata": "zk://x", "data_dir": self.directory / "b1", "bookie_id": "b1", "port": 0, "http_port": 0}
+        return BookieRole(BookieRoleSettings.model_validate({**fields, **changes}), Ports())
+
+    @asynccontextmanager
+    async def running(self, **changes: object) -> AsyncIterator[BookieRole]:
+        role = self.role(**changes)
+        await role.start()
+        try:
+            yield role
+        finally:
+            await role.aclose()
+
+    async def found(self) -> None:
+        await found_cluster(MemoryStore(self.tree), "test", Ports())
+
+    def places(self) -> tuple[bool, bool]:
+        return "/bookies/available/b1" in self.tree.nodes, "/bookies/readonly/b1" in self.tree.nodes
+
+    async def registrations(self) -> tuple[BookieRegistration | None, BookieRegistration | None]:
+        store = MemoryStore(self.tree)
+        places = [await records(store).get("b1") for records in (available_bookies, readonly_bookies)]
+        first, second = (None if place is None else place.record for place in places)
+        return first, second
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    return World(monkeypatch, tmp_path)
+
+
+async def page(role: BookieRole, path: str) -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", role._health.port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    return int(answer.split()[1]), answer.partition("\r\n\r\n")[2]
+
+
+def test_it_serves_then_registers_and_leaves_first(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running() as role:
+            available, readonly = await world.registrations()
+            assert available is not None
+            assert available.addresses["grpc"] == role.address == f"127.0.0.1:{role._server.port}"
+            assert available.incarnation == role.bookie.cookie.incarnation
+            assert readonly is None
+            assert await page(role, "/ready") == (200, "serving, metadata session connected, registered\n")
+            assert await page(role, "/health") == (200, "serving\n")
+            status, metrics = await page(role, "/metrics")
+            assert status == 200
+            assert 'cepheid_bookie_ready{bookie="b1"} 1' in metrics
+            assert 'cepheid_bookie_writable{bookie="b1"} 1' in metrics
+        assert await world.registrations() == (None, None)
+
+    run_async(main())
+
+
+def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running() as role:
+            for full, expected in ((True, (False, True)), (False, (True, False))):
+                role.bookie._space.full = full
+                role.bookie._on_space(full)
+                await wait_until(lambda expected=expected: world.places() == expected, what=f"{expected}")
+                assert role.ready
+
+    run_async(main())
+
+
+def test_a_lost_session_makes_it_unready_until_it_is_registered_again(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running() as role:
+            world.stores[0].expire_session()
+            assert await page(role, "/ready") == (503, "serving, metadata session lost, not registered\n")
+            assert (await page(role, "/health"))[0] == 200  # a restart would not help
+            world.stores[0].renew_session()
+            await wait_until(lambda: role.ready, what="ready again")
+            assert (await world.registrations())[0] is not None
+
+    run_async(main())
+
+
+def test_the_next_run_takes_the_place_of_one_that_was_killed(world: World) -> None:
+    """Its session lives on for a while; the directory's lock and the address prove that it is dead."""
+
+    async def main() -> None:
+        await world.found()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        async with world.running(port=port) as role:
+            registration = (await world.registrations())[0]
+            assert registration is not None
+        dead = MemoryStore(world.tree)
+        await available_bookies(dead).create("b1", registration, ephemeral=True)
+        async with world.running(port=port) as role:
+            found = (await world.registrations())[0]
+            assert found is not None
+            assert found.process != registration.process
+            assert role.ready
+
+    run_async(main())
+
+
+def test_a_living_process_of_the_same_id_is_an_error(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running():
+            pass
+        stranger = BookieRegistration(bookie_id="b1", incarnation="other", addresses={"grpc": "elsewhere:1"}, process="p")
+        await available_bookies(MemoryStore(world.tree)).create("b1", stranger, ephemeral=True)
+        role = world.role(metadata_session_timeout_s=0.01)
+        with pytest.raises(RegistrationTakenError, match="elsewhere:1"):
+            await role.start()
+        assert (await world.registrations())[0] == stranger
+
+    run_async(main())
+
+
+def test_a_store_without_a_cluster_is_refused(world: World) -> None:
+    async def main() -> None:
+        with pytest.raises(ClusterNotFoundedError, match="cepheid init"):
+            await world.role().start()
+
+    run_async(main())
+
+
+def test_another_cluster_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running():
+            pass
+        world.tree = MemoryTree()
+        await world.found()
+        with pytest.raises(CookieError, match="belongs to cluster"):
+            await world.role().start()
+
+    run_async(main())
+
+
+def test_a_port_in_use_is_named_and_nothing_is_left(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(PortInUseError, match=f"{port}.*--port"):
+                await world.role(port=port).start()
+        async with world.running() as role:  # no lock is held, nobody is registered
+            assert role.ready
+
+    run_async(main())
+
+
+def test_a_failed_bookie_ends_the_process_with_its_reason(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running() as role:
+            role.bookie._fail(OSError("the disk is gone"))
+            with pytest.raises(ProcessFailedError, match="the disk is gone"):
+                await role.wait_until_stopped(asyncio.Event())
+            status, text = await page(role, "/health")
+            assert (status, text) == (503, "failed: the disk is gone\n")
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown", "name"),
+    [
+        ({"advertised_host": "b.example"}, "b.example", "b.example:3181"),
+        ({"advertised_host": "b.example", "advertised_port": 9}, "b.example", "b.example:9"),
+        ({"host": "10.0.0.7", "port": 4000}, "10.0.0.7", f"{socket.gethostname()}:4000"),
+        ({"host": "0.0.0.0"}, socket.gethostname(), f"{socket.gethostname()}:3181"),
+        ({"bookie_id": "b7"}, "127.0.0.1", "b7"),
+    ],
+)
+def test_its_name_and_where_it_is_reached(fields: dict[str, object], shown: str, name: str) -> None:
+    settings = BookieRoleSettings.model_validate({"metadata": "zk://x", **fields})
+    assert (settings.shown_host, settings.name) == (shown, name)
+
+
+def test_a_bookie_on_any_port_needs_a_name() -> None:
+    with pytest.raises(BookieNameError, match="--id"):
+        _ = BookieRoleSettings(metadata="zk://x", port=0).name

@@ -1,0 +1,201 @@
+"""`cepheid init`, `bookie` and `broker` as an operator runs them: processes, their words, and what they refuse to start on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cepheid_metadata import keys, list_names
+from cepheid_metadata.open_store import open_store
+from cepheid_ports import Ports
+from tests.support import free_port
+from tests.zookeeper_support import new_zookeeper_url, shared_zookeeper
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")}
+CEPHEID = (sys.executable, "-m", "cepheid_cli")
+
+
+def cepheid(*arguments: object, timeout_s: float = 40.0, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code, and everything it said."""
+    done = subprocess.run(
+        [*CEPHEID, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**ENVIRONMENT, **(environment or {})},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@contextmanager
+def running(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A role that serves."""
+    with log.open("wb") as output:
+        process = subprocess.Popen([*CEPHEID, *map(str, arguments)], stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+    try:
+        deadline = time.monotonic() + 40
+        while "ready after" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def registered(url: str, parent: str) -> list[str]:
+    async def ask() -> list[str]:
+        store = await open_store(url, Ports())
+        try:
+            return await list_names(store, parent)
+        finally:
+            await store.aclose()
+
+    return asyncio.run(ask())
+
+
+def bookie_flags(url: str, data: Path, name: str = "b1") -> list[object]:
+    return ["bookie", "--metadata", url, "--data", data, "--id", name, "--port", free_port(), "--http-port", free_port()]
+
+
+def broker_flags(url: str) -> list[object]:
+    return ["broker", "--metadata", url, "--id", "br1", "--port", free_port(), "--admin-port", free_port()]
+
+
+@pytest.fixture(scope="module")
+def founded() -> str:
+    url = new_zookeeper_url()
+    code, said = cepheid("init", "--metadata", url, "--cluster", "east")
+    assert code == 0, said
+    return url
+
+
+def test_a_cluster_is_founded_by_many_at_once_and_again() -> None:
+    url = new_zookeeper_url()
+    command = [*CEPHEID, "init", "--metadata", url, "--cluster", "east"]
+    founders = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) for _ in range(3)]
+    said = [founder.communicate(timeout=60) for founder in founders]
+    assert [founder.returncode for founder in founders] == [0, 0, 0], said
+    assert len({out for out, _ in said}) == 1  # the same identity
+    assert cepheid("init", "--metadata", url, "--cluster", "east")[1].encode() == said[0][0]
+    code, refused = cepheid("init", "--metadata", url, "--cluster", "west")
+    assert code == 1
+    assert "holds cluster 'east', not 'west'" in refused
+
+
+@pytest.mark.parametrize("flags", [bookie_flags, lambda url, _: broker_flags(url)], ids=["bookie", "broker"])
+def test_a_store_that_was_never_initialized_is_refused(flags, tmp_path: Path) -> None:
+    code, said = cepheid(*flags(new_zookeeper_url(), tmp_path / "data"))
+    assert code == 1
+    assert "holds no cluster" in said
+    assert "cepheid init --metadata" in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_roles_register_and_leave_in_good_order(founded: str, tmp_path: Path) -> None:
+    with running(tmp_path / "bookie.log", *bookie_flags(founded, tmp_path / "data")) as bookie:
+        with running(tmp_path / "broker.log", *broker_flags(founded)) as broker:
+            assert registered(founded, keys.AVAILABLE_BOOKIES_KEY) == ["b1"]
+            assert registered(founded, keys.BROKERS_KEY) == ["br1"]
+            broker.send_signal(signal.SIGTERM)
+            assert broker.wait(30) == 0, (tmp_path / "broker.log").read_text()
+            assert registered(founded, keys.BROKERS_KEY) == []
+        bookie.send_signal(signal.SIGTERM)
+        assert bookie.wait(30) == 0, (tmp_path / "bookie.log").read_text()
+        assert registered(founded, keys.AVAILABLE_BOOKIES_KEY) == []
+    assert "broker.too_few_bookies" in (tmp_path / "broker.log").read_text()
+    for log in ("bookie.log", "broker.log"):
+        assert (tmp_path / log).read_text().endswith("stopping\nstopped\n") or "stopped" in (tmp_path / log).read_text()
+
+
+def test_a_bookie_refuses_what_is_not_its_own(founded: str, tmp_path: Path) -> None:
+    """Another cluster's directory; another bookie's; its own id on an empty disk, unless that is said to be all right."""
+    data = tmp_path / "b2"
+    with running(tmp_path / "log", *bookie_flags(founded, data, "b2")):
+        pass  # and killed
+    other = new_zookeeper_url()
+    cepheid("init", "--metadata", other, "--cluster", "other")
+    code, said = cepheid(*bookie_flags(other, data, "b2"))
+    assert (code, "belongs to cluster" in said) == (1, True), said
+    code, said = cepheid(*bookie_flags(founded, data, "b3"))
+    assert (code, "belongs to bookie b2, not to b3" in said) == (1, True), said
+    empty = tmp_path / "empty"
+    code, said = cepheid(*bookie_flags(founded, empty, "b2"))
+    assert (code, "its data is gone" in said) == (1, True), said
+    with running(tmp_path / "log", *bookie_flags(founded, empty, "b2"), "--metadata-session-timeout-s", 6, "--accept-empty-disk"):
+        pass
+
+
+def test_ports_in_use_are_named(founded: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for role, flag in (("bookie", "--port"), ("bookie", "--http-port"), ("broker", "--port"), ("broker", "--admin-port")):
+            flags = bookie_flags(founded, tmp_path / "data", "b4") if role == "bookie" else broker_flags(founded)
+            flags[flags.index(flag) + 1] = port
+            code, said = cepheid(*flags)
+            assert code == 1, said
+            last = said.strip().splitlines()[-1]
+            assert f":{port}" in last, said
+            assert f"`{flag}`" in last, said
+
+
+def test_a_store_that_cannot_be_reached_is_waited_for_with_a_bound(tmp_path: Path) -> None:
+    nobody = free_port()
+    flags = bookie_flags(f"zk://127.0.0.1:{nobody}", tmp_path / "data")
+    code, said = cepheid(*flags, environment={"CEPHEID_BOOKIE_METADATA_WAIT_S": "6"})
+    assert code == 1
+    assert "metadata.waited_for" in said
+    assert f"127.0.0.1:{nobody}" in said.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bookie",), "setting metadata"),
+        (("bookie", "--metadata", "http://x"), "zk://"),
+        (("broker", "--metadata", "zk://"), "zk://"),
+        (("broker", "--metadata", "zk://h:1", "--ack-quorum", "4"), "E >= Qw >= Qa must hold"),
+        (("broker", "--metadata", "zk://h:1", "--port", "70000"), "setting port = 70000 from the command line"),
+        (("bookie", "--metadata", "zk://h:1", "--id", "a b"), "setting bookie_id = 'a b'"),
+        (("bookie", "--metadata", "zk://h:1", "--config", "/nowhere.toml"), "cannot read settings file /nowhere.toml"),
+    ],
+)
+def test_bad_settings_are_told_in_one_line(arguments: tuple[str, ...], words: str) -> None:
+    code, said = cepheid(*arguments)
+    assert code == 1
+    (line,) = [line for line in said.splitlines() if not line[:4].isdigit()]
+    assert line.startswith("cepheid: ")
+    assert words in line
+
+
+def test_settings_come_from_the_flag_then_the_environment_then_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bookie.toml"
+    file.write_text('metadata = "zk://h:1"\nport = 1\n[storage]\nwrite_cache_bite = 5\n')
+    code, said = cepheid("bookie", "--config", file)
+    assert code == 1
+    assert "unknown setting 'storage.write_cache_bite'" in said
+    assert "did you mean 'write_cache_bytes'" in said
+    file.write_text('metadata = "zk://h:1"\nbookie_id = "of the file"\n')
+    assert "'of the file' from file" in cepheid("bookie", "--config", file)[1]
+    environment = {"CEPHEID_BOOKIE_BOOKIE_ID": "of the environment"}
+    assert "'of the environment' from the environment" in cepheid("bookie", "--config", file, environment=environment)[1]
+    said = cepheid("bookie", "--config", file, "--id", "of the flag", environment=environment)[1]
+    assert "'of the flag' from the command line" in said
+    said = cepheid("bookie", "--config", file, environment={"CEPHEID_BOOKIE_PROT": "1"})[1]
+    assert "unknown setting 'prot' in the environment; did you mean 'port'?" in said
+
+
+def test_the_address_of_the_store_is_that_of_the_servers() -> None:
+    """What the other tests rest on."""
+    assert shared_zookeeper().is_ready()
