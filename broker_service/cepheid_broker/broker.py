@@ -18,11 +18,13 @@ from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_broker.ownership import Ownership, SoleOwnership
 from cepheid_broker.partitioned_topics import PartitionedTopics
+from cepheid_broker.peer_calls import PeerCalls
 from cepheid_broker.policy_follower import PolicyFollower
 from cepheid_broker.policy_resolution import broker_policies
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.rates import TrafficFigures
 from cepheid_broker.refusal_log import RefusalLog
+from cepheid_broker.remote_parts import RemoteParts
 from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
@@ -73,7 +75,9 @@ class Broker:
         self._tasks = TaskOwner("broker")
         self.policies = PolicyFollower(store, policies, self._tasks)
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports, self.ownership)
-        self.partitioned = PartitionedTopics(store, self.catalog, self.topics, self._tasks, settings.request_timeout_s)
+        self.peers = PeerCalls(settings.request_timeout_s)
+        remote = RemoteParts(self.ownership, self.peers)
+        self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
         self.inactive = InactiveTopics(self.catalog, self.topics, self.partitioned, self._tasks, settings.inactive_check_s)
         self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks)

@@ -28,9 +28,9 @@ from functools import partial
 
 from cepheid_broker.broker_directory import RETRY_S, BrokerDirectory
 from cepheid_broker.bundle_states import BundleStates, Phase, Tenure
-from cepheid_broker.bundles import Bundle, bundle_of, bundles_of, preference
+from cepheid_broker.bundles import Bundle, bundle_of, preference
 from cepheid_broker.errors import NamespaceNotFoundError, ServiceNotReadyError
-from cepheid_broker.ownership import KEEPS_CONNECTION, BundleUser, Here, Location, NotOwnerError, There
+from cepheid_broker.ownership import KEEPS_CONNECTION, BundleUser, Here, Location, NotOwnerError, There, health_topic
 from cepheid_broker.watched_records import WatchedRecord, WatchedRecords
 from cepheid_metadata import (
     BadVersionError,
@@ -75,6 +75,7 @@ class BundleOwnership:
         self._release = release
         self._timeout_s = timeout_s
         self._addresses: dict[str, str] = {}
+        self._own_topic: TopicName | None = None
         self._tasks = TaskOwner("ownership")
         self.directory = BrokerDirectory(store, self._tasks)
         self._owners = bundle_owners(store)
@@ -95,6 +96,7 @@ class BundleOwnership:
     async def start(self, broker_id: str, addresses: Mapping[str, str]) -> None:
         """Registers the broker: from here on it is given bundles. Raises MetadataError."""
         self.broker_id, self._addresses = broker_id, dict(addresses)
+        self._own_topic = health_topic(broker_id)  # whoever owns its bundle: a broker must be able to try itself
         self._started = True
         await self.directory.start()
         await self._registered()
@@ -176,10 +178,14 @@ class BundleOwnership:
     # Whose is it?
 
     def owns(self, topic: TopicName) -> bool:
+        if topic == self._own_topic:
+            return self._store.session_state is not SessionState.LOST
         known = self._namespaces.get(topic.namespace)
         return known is not None and self.states.owns(bundle_of(topic, known[0]))
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
+        if topic == self._own_topic and self.owns(topic):
+            return Here()
         return await self.locate_bundle(await self.bundle_of(topic), authoritative=authoritative)
 
     async def require(self, topic: TopicName) -> None:
@@ -188,13 +194,27 @@ class BundleOwnership:
             message = f"topic {topic} is served by broker {location.broker_id}, not by {self.broker_id} ({KEEPS_CONNECTION})"
             raise NotOwnerError(message, location, topic=str(topic))
 
+    @property
+    def brokers(self) -> Mapping[str, Mapping[str, str]]:
+        return {name: record.addresses for name, record in self.directory.brokers.items()}
+
+    def owned_bundles(self) -> list[Bundle]:
+        return [tenure.bundle for tenure in self.states.owned()]
+
+    async def owner_of(self, bundle: Bundle) -> Location | None:
+        if self.states.owns(bundle):
+            return Here()
+        try:
+            found = await self._owners.get(bundle.noun)
+        except MetadataError as error:
+            raise self._not_now(bundle, f"metadata cannot be asked who owns it: {error}") from error
+        if found is None:
+            return None
+        return Here() if self.states.is_own(found.record) else There(found.record.broker_id, found.record.addresses)
+
     async def bundle_of(self, topic: TopicName) -> Bundle:
         """Raises NamespaceNotFoundError, ServiceNotReadyError."""
         return bundle_of(topic, await self._count(topic.namespace))
-
-    async def bundles_in(self, namespace: NamespaceName) -> list[Bundle]:
-        """Raises as `bundle_of`."""
-        return bundles_of(namespace, await self._count(namespace))
 
     async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
         """As `locate`."""
@@ -363,8 +383,7 @@ class BundleOwnership:
     # Releasing
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
-        """Goes on when the caller gives up. Not owned is success. Raises ServiceNotReadyError: metadata is out of reach, and the
-        bundle is served on here."""
+        """Not owned is success."""
         if (tenure := self.states.begin_release(bundle)) is not None:
             task = self._tasks.start(self._release_outcome(tenure, to, reason), name=f"release {bundle}")
             if (error := await asyncio.shield(task)) is not None:

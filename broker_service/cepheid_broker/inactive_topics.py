@@ -17,11 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cepheid_broker.errors import NotAllowedError
-from cepheid_broker.partitioned_topics import PartitionedTopics
+from cepheid_broker.ownership import NotOwnerError
+from cepheid_broker.partitioned_topics import Condition, PartitionedTopics
 from cepheid_broker.policies import InactiveDeletion, TopicPolicies
+from cepheid_broker.remote_parts import clients_in
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_catalog import TopicCatalog
 from cepheid_broker.topics import Topics
@@ -46,6 +50,12 @@ def is_inactive(topic: Topic) -> bool:
     if policy.when is InactiveDeletion.NO_SUBSCRIPTIONS:
         return not topic.subscriptions
     return all(subscription.cursor.backlog_entries == 0 for subscription in topic.subscriptions.values())
+
+
+def is_inactive_elsewhere(stats: Mapping[str, Any]) -> bool:
+    """By the statistics of a partition that another broker serves. Stricter than the policy, since nobody here knows since when:
+    it has no client, and nobody is behind."""
+    return clients_in(stats) == 0 and all(found["msgBacklog"] == 0 for found in stats["subscriptions"].values())
 
 
 def inactive_for_s(policies: TopicPolicies) -> float:
@@ -114,7 +124,7 @@ class InactiveTopics:
         if found is not None and found.record.partitions:
             if await self._open_missing(name, found.record.partitions):
                 return  # they are judged at the next look
-            await self._partitioned.delete_inactive(name, is_inactive)
+            await self._partitioned.delete_inactive(name, Condition(is_inactive, is_inactive_elsewhere))
         else:  # plain, also one that is only named like a partition
             for topic in self._topics.loaded():
                 if topic.name.base == name and is_inactive(topic):
@@ -128,8 +138,11 @@ class InactiveTopics:
         for index in range(partitions):
             part = name.partition(index)
             if self._topics.find(part) is None and await self._partitioned.has_subscriptions(part):
-                await self._topics.get(part, may_create=False)
-                opened = True
+                try:
+                    await self._topics.get(part, may_create=False)
+                    opened = True
+                except NotOwnerError:
+                    continue  # its broker is asked before anything is deleted
         return opened
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from cepheid_broker.bundles import Bundle
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_wire import TopicName
+from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
 # With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
 KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
@@ -48,6 +49,11 @@ class NotOwnerError(ServiceNotReadyError):
         self.there = there
 
 
+def health_topic(broker: str) -> TopicName:
+    """What a broker publishes to when it is asked whether it is well: its own, and hidden from lists."""
+    return TopicName(PERSISTENT, NamespaceName("pulsar", "system"), f"__health-{broker}")
+
+
 class BundleUser(Protocol):
     """Whoever serves what is owned."""
 
@@ -67,6 +73,14 @@ class Ownership(Protocol):
     def is_shared(self) -> bool:
         """There may be other brokers."""
 
+    @property
+    def brokers(self) -> Mapping[str, Mapping[str, str]]:
+        """All that are registered: addresses by id. Empty where there is no registration."""
+
+    @property
+    def broker_id(self) -> str:
+        """Of this broker; empty where there is no registration."""
+
     def owns(self, topic: TopicName) -> bool:
         """This broker serves it now. At once, and from what is known: for whoever is about to open it."""
 
@@ -76,6 +90,19 @@ class Ownership(Protocol):
 
     async def require(self, topic: TopicName) -> None:
         """It is served here when this returns. Raises NotOwnerError and as `locate`."""
+
+    def owned_bundles(self) -> list[Bundle] | None:
+        """None: all that there are."""
+
+    async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
+        """As `locate`."""
+
+    async def owner_of(self, bundle: Bundle) -> Location | None:
+        """Who has it now; nothing is taken. None: nobody. Raises ServiceNotReadyError."""
+
+    async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
+        """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
+        the caller gives up. Raises ServiceNotReadyError: it is served on here."""
 
     async def release_all(self) -> None:
         """The broker stops: nothing is taken any more, and what is owned goes, in good order, to whoever is asked for it next."""
@@ -87,6 +114,8 @@ class SoleOwnership:
     """There is one broker."""
 
     is_shared = False
+    broker_id = ""
+    brokers: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     user: BundleUser
 
     def __repr__(self) -> str:
@@ -100,6 +129,18 @@ class SoleOwnership:
 
     async def require(self, topic: TopicName) -> None:
         return
+
+    def owned_bundles(self) -> list[Bundle] | None:
+        return None
+
+    async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
+        return Here()
+
+    async def owner_of(self, bundle: Bundle) -> Location | None:
+        return Here()
+
+    async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
+        await self.user.unload_bundle(bundle, reason)
 
     async def release_all(self) -> None:
         return

@@ -11,17 +11,24 @@ Rules
 3. What is interrupted is repeated by asking again; deleting also finds what an interrupted growth left behind. A deletion that is
    found interrupted (the record is marked, and nobody is at it) is finished: the mark is set when it was decided.
 4. Without force nobody is thrown out: partitions are closed to newcomers in the same step in which all of them are found idle.
+   Those that other brokers serve are looked at just before: who connects to one between that look and the mark is thrown out.
+5. A partition that is known is changed by the broker that serves it (remote_parts.py); one that nobody knows of yet, or any more,
+   by whoever works on its topic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicChangedError, TopicNotFoundError
 from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.ownership import There
+from cepheid_broker.remote_parts import RemoteParts, clients_in
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_catalog import TopicCatalog, being_deleted
 from cepheid_broker.topic_deduplication import DEDUP_CURSOR
@@ -46,12 +53,28 @@ AT_ONCE = 16
 """Partitions that one call works on at the same time."""
 
 
-Condition = Callable[[Topic], bool] | None
-"""Of a deletion, for each partition that is open. None: by force."""
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Of a deletion, for each partition that is open; and by the statistics of those that other brokers serve."""
+
+    holds: Callable[[Topic], bool]
+    holds_elsewhere: Callable[[Mapping[str, Any]], bool]
+
+
+NOT_IN_USE = Condition(lambda part: not part.in_use, lambda stats: clients_in(stats) == 0)
 
 
 class PartitionedTopics:
-    def __init__(self, store: MetadataStore, catalog: TopicCatalog, topics: Topics, tasks: TaskOwner, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        catalog: TopicCatalog,
+        topics: Topics,
+        remote: RemoteParts,
+        tasks: TaskOwner,
+        timeout_s: float,
+    ) -> None:
+        self._remote = remote
         self._store = store
         self._catalog = catalog
         self._topics = topics
@@ -89,7 +112,7 @@ class PartitionedTopics:
             except BadVersionError:
                 found = await self._require_count(topic, before)
         log.info("topic.grown", extra={"topic": str(topic), "partitions": partitions, "before": before})
-        await self._prepare(topic, new)  # for subscriptions that partition 0 got since the first time
+        await self._prepare_known(topic, new)  # for subscriptions that partition 0 got since the first time
 
     async def create_missing(self, topic: TopicName) -> None:
         """Partitions that were never opened get the subscriptions of partition 0. Raises as `grow`."""
@@ -102,18 +125,36 @@ class PartitionedTopics:
     async def _prepare_alone(self, topic: TopicName, parts: Iterable[TopicName]) -> None:
         async with self._turn_on(topic):
             await self._require(topic)
-            await self._prepare(topic, parts)
+            await self._prepare_known(topic, parts)
 
     async def _prepare(self, topic: TopicName, parts: Iterable[TopicName]) -> None:
-        """Rule 1, as far as it is not done yet."""
+        """Rule 1, as far as it is not done yet; nobody knows of the partitions."""
+        for part, missing in (await self._missing_subscriptions(topic, parts)).items():
+            await self._topics.prepare(part, missing)
+
+    async def _prepare_known(self, topic: TopicName, parts: Iterable[TopicName]) -> None:
+        """The same when clients may be on them (rule 5)."""
+        missing = await self._missing_subscriptions(topic, parts)
+        elsewhere = await self._remote.elsewhere(missing)
+        for part, subscriptions in missing.items():
+            if part in elsewhere:
+                await self._remote.add_subscriptions(elsewhere[part], part, subscriptions)
+            else:
+                await self._topics.prepare(part, subscriptions)
+
+    async def _missing_subscriptions(
+        self, topic: TopicName, parts: Iterable[TopicName]
+    ) -> dict[TopicName, dict[str, dict[str, str]]]:
+        """By partition: those of partition 0 that it has not."""
         if not topic.is_persistent:
-            return
+            return {}
         subscriptions = await self._durable_subscriptions(topic.partition(0))
+        missing: dict[TopicName, dict[str, dict[str, str]]] = {}
         for part in parts:
             there = await list_cursors(self._store, part)
-            missing = {name: properties for name, properties in subscriptions.items() if name not in there}
-            if missing:
-                await self._topics.prepare(part, missing)
+            if found := {name: properties for name, properties in subscriptions.items() if name not in there}:
+                missing[part] = found
+        return missing
 
     async def _durable_subscriptions(self, part: TopicName) -> dict[str, dict[str, str]]:
         """Name → properties; from the records, so that nothing need be opened."""
@@ -136,9 +177,9 @@ class PartitionedTopics:
         Raises TopicNotFoundError, NotAllowedError (in use, and not `force`; not partitioned), ServiceNotReadyError: it takes long,
         and goes on; ask again. Repeat it after any other error.
         """
-        await self._delete_once(topic, None if force else lambda part: not part.in_use)
+        await self._delete_once(topic, None if force else NOT_IN_USE)
 
-    async def delete_inactive(self, topic: TopicName, condition: Callable[[Topic], bool]) -> None:
+    async def delete_inactive(self, topic: TopicName, condition: Condition) -> None:
         """If `condition` holds for all partitions that are open, and the others have no subscription. Raises as `delete`."""
         await self._delete_once(topic, condition, unsubscribed=True)
 
@@ -147,7 +188,7 @@ class PartitionedTopics:
         if topic not in self._deleting:
             self._start_deleting(topic, None, unsubscribed=False)
 
-    async def _delete_once(self, topic: TopicName, condition: Condition, *, unsubscribed: bool = False) -> None:
+    async def _delete_once(self, topic: TopicName, condition: Condition | None, *, unsubscribed: bool = False) -> None:
         if (running := self._deleting.get(topic)) is None:
             await self._require(topic, deleted_too=True)
             running = self._deleting.get(topic) or self._start_deleting(topic, condition, unsubscribed=unsubscribed)
@@ -160,12 +201,14 @@ class PartitionedTopics:
         if outcome is not None:
             raise outcome
 
-    def _start_deleting(self, topic: TopicName, condition: Condition, *, unsubscribed: bool) -> asyncio.Task[Exception | None]:
+    def _start_deleting(
+        self, topic: TopicName, condition: Condition | None, *, unsubscribed: bool
+    ) -> asyncio.Task[Exception | None]:
         work = self._delete_alone(topic, condition, unsubscribed=unsubscribed)
         task = self._deleting[topic] = self._tasks.start(work, name=f"delete {topic}")
         return task
 
-    async def _delete_alone(self, topic: TopicName, condition: Condition, *, unsubscribed: bool) -> Exception | None:
+    async def _delete_alone(self, topic: TopicName, condition: Condition | None, *, unsubscribed: bool) -> Exception | None:
         """An error is a result here: everybody who waits gets it, and it is no failed task."""
         try:
             async with self._turn_on(topic):
@@ -180,32 +223,57 @@ class PartitionedTopics:
             del self._deleting[topic]
         return None
 
-    async def _delete(self, topic: TopicName, condition: Condition, *, unsubscribed: bool) -> None:
+    async def _delete(self, topic: TopicName, condition: Condition | None, *, unsubscribed: bool) -> None:
         found = await self._require(topic, deleted_too=True)
         parts = [topic.partition(index) for index in range(found.record.partitions)]
         if condition is not None and not found.record.deleted:
-            await self._topics.wait_until_settled(parts)
+            ours = await self._require_elsewhere(parts, condition)
+            await self._topics.wait_until_settled(ours)
             if unsubscribed:
-                await self._require_unsubscribed(parts)
-            self._topics.close_to_newcomers(parts, condition)
+                await self._require_unsubscribed(ours)
+            self._topics.close_to_newcomers(ours, condition.holds)
         try:
             await self._mark(topic)
         except BaseException:
             for part in parts:  # they take nobody in any more
                 await self._topics.unload(part, "its deletion failed")
             raise
-        parts += await self._remains(topic, parts)
+        await self._remove_all(parts, await self._remote.elsewhere(parts))
+        await self._remove_all(await self._remains(topic, parts), {})
+        await self._topics.remove(topic)
+        log.info("topic.partitions_deleted", extra={"topic": str(topic), "partitions": found.record.partitions})
+
+    async def _remove_all(self, parts: Iterable[TopicName], elsewhere: Mapping[TopicName, There]) -> None:
         turns = asyncio.Semaphore(AT_ONCE)
 
         async def remove(part: TopicName) -> None:
             async with turns:
-                await self._topics.remove(part)
+                if part in elsewhere:
+                    await self._remote.remove(elsewhere[part], part)
+                else:
+                    await self._topics.remove(part)
 
         outcomes = await asyncio.gather(*map(remove, parts), return_exceptions=True)
         if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
             raise error
-        await self._topics.remove(topic)
-        log.info("topic.partitions_deleted", extra={"topic": str(topic), "partitions": found.record.partitions})
+
+    async def _require_elsewhere(self, parts: Iterable[TopicName], condition: Condition) -> list[TopicName]:
+        """It holds for those that other brokers serve (rule 4). The parts that are ours."""
+        names = list(parts)
+        elsewhere = await self._remote.elsewhere(names)
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def require(part: TopicName, there: There) -> None:
+            async with turns:
+                stats = await self._remote.stats(there, part)
+                if not condition.holds_elsewhere(stats):
+                    message = f"topic {part} is in use at broker {there.broker_id} by {clients_in(stats)} clients"
+                    raise NotAllowedError(message, topic=str(part), broker=there.broker_id)
+
+        outcomes = await asyncio.gather(*(require(part, there) for part, there in elsewhere.items()), return_exceptions=True)
+        if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            raise error
+        return [part for part in names if part not in elsewhere]
 
     async def _require_unsubscribed(self, parts: Iterable[TopicName]) -> None:
         for part in parts:

@@ -271,16 +271,18 @@ class Topics:
                 topic.close_clients(reason)
 
     async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
-        """The bundle is not owned any more for `get`, so what is open or being opened is all that there will be."""
-        while names := [name for name in (*self._open, *self._opening, *self._closing) if bundle.holds(name)]:
-            turns = asyncio.Semaphore(_UNLOADED_AT_ONCE)
+        """Again until nothing is left, unless it may be opened meanwhile: a sole broker's topics come back at once."""
+        turns = asyncio.Semaphore(_UNLOADED_AT_ONCE)
 
-            async def unload(name: TopicName, turns: asyncio.Semaphore = turns) -> None:
-                async with turns:
-                    await self._wait_until_settled(name)
-                    await self._unload_quietly(name, reason)
+        async def unload(name: TopicName) -> None:
+            async with turns:
+                await self._wait_until_settled(name)
+                await self._unload_quietly(name, reason)
 
-            await asyncio.gather(*map(unload, dict.fromkeys(names)))
+        while names := dict.fromkeys(name for name in (*self._open, *self._opening, *self._closing) if bundle.holds(name)):
+            await asyncio.gather(*map(unload, names))
+            if any(map(self.ownership.owns, names)):
+                return
 
     async def delete_open(self, name: TopicName, condition: Callable[[Topic], bool]) -> None:
         """If it is open and `condition` holds: of one that was closed meanwhile nobody knows whether it still does. Raises as

@@ -37,6 +37,8 @@ from cepheid_broker.managed_ledger import (
     TooManyCursorsError,
     TopicTerminatedError,
 )
+from cepheid_broker.ownership import NotOwnerError
+from cepheid_broker.peer_calls import PeerUnreachableError, RemoteRefusedError
 from cepheid_ledger import LedgerError
 from cepheid_metadata import MetadataError
 from cepheid_ports import CepheidError
@@ -49,6 +51,9 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     TopicNotFoundError: ServerError.TOPIC_NOT_FOUND,
     NamespaceNotFoundError: ServerError.TOPIC_NOT_FOUND,
     ServiceNotReadyError: ServerError.SERVICE_NOT_READY,
+    NotOwnerError: ServerError.SERVICE_NOT_READY,  # clients look the topic up again
+    PeerUnreachableError: ServerError.SERVICE_NOT_READY,
+    RemoteRefusedError: ServerError.UNKNOWN_ERROR,
     ProducerBusyError: ServerError.PRODUCER_BUSY,
     TooManyProducersError: ServerError.PRODUCER_BUSY,
     TopicHeldError: ServerError.PRODUCER_BUSY,

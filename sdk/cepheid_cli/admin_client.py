@@ -1,7 +1,7 @@
 """The admin REST API for command lines: one blocking call per request, on the standard library alone.
 
-A status of 300 and more becomes an `AdminError` that names call, status and the server's reason; no answer becomes an
-`AdminUnreachableError` that names the address.
+A redirect to another broker (307) is followed. A status of 300 and more becomes an `AdminError` that names call, status and the
+server's reason; no answer becomes an `AdminUnreachableError` that names the address.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from cepheid_ports import CepheidError
 from cepheid_wire import NamespaceName, TopicName
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+_MAX_REDIRECTS = 5
 
 
 class AdminError(CepheidError):
@@ -40,8 +41,8 @@ class AdminClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise AdminUnreachableError(f"{url!r} is no admin address; it looks like {DEFAULT_URL}", url=url)
         self.url = url
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._timeout_s = timeout_s
+        self._connection = self._connect(parts)
 
     def __repr__(self) -> str:
         return f"<AdminClient {self.url}>"
@@ -70,19 +71,38 @@ class AdminClient:
         data = None
         if body is not None:
             data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
-        try:
-            self._connection.request(method, target, body=data, headers=headers)
-            response = self._connection.getresponse()
-            content = response.read()
-        except (OSError, HTTPException) as error:
-            raise AdminUnreachableError(f"no admin API answers at {self.url}: {error}", url=self.url) from None
-        finally:
-            self._connection.close()  # nobody has to: a command makes a call or two
-        answered = {name.lower(): value for name, value in response.getheaders()}
-        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
-            reason = _reason(content) or HTTPStatus(response.status).phrase
-            raise AdminError(f"{reason} ({method} {target}: {response.status})", status=response.status)
+        url, connection = self.url, self._connection
+        for _ in range(_MAX_REDIRECTS):
+            status, content, answered = _ask(url, connection, method, target, data, headers)
+            if status != HTTPStatus.TEMPORARY_REDIRECT or "location" not in answered:
+                break
+            # Another broker serves that topic: the same call there, body and all.
+            parts = urlsplit(answered["location"])
+            url, connection = f"{parts.scheme}://{parts.netloc}", self._connect(parts)
+            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        if status >= HTTPStatus.MULTIPLE_CHOICES:
+            reason = _reason(content) or HTTPStatus(status).phrase
+            raise AdminError(f"{reason} ({method} {target}: {status})", status=status)
         return _decoded(content, answered.get("content-type", "")), answered
+
+    def _connect(self, parts: SplitResult) -> HTTPConnection:
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=self._timeout_s)
+
+
+def _ask(
+    url: str, connection: HTTPConnection, method: str, target: str, data: bytes | None, headers: Mapping[str, str]
+) -> tuple[int, bytes, dict[str, str]]:
+    """Status, content, headers with names in lower case. Raises AdminUnreachableError."""
+    try:
+        connection.request(method, target, body=data, headers=dict(headers))
+        response = connection.getresponse()
+        content = response.read()
+    except (OSError, HTTPException) as error:
+        raise AdminUnreachableError(f"no admin API answers at {url}: {error}", url=url) from None
+    finally:
+        connection.close()  # nobody has to: a command makes a call or two
+    return response.status, content, {name.lower(): value for name, value in response.getheaders()}
 
 
 def topic_path(topic: str) -> str:

@@ -20,7 +20,7 @@ from cepheid_ports import CepheidError
 
 TABLE = Path(__file__).parents[1] / "reference" / "pulsar-admin" / "endpoints.csv"
 DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
-OURS = "/cepheid/"
+OURS = ("/cepheid/", "/health", "/ready")  # probes of every role are alike
 
 
 @cache

@@ -150,6 +150,8 @@ class SessionOf:
         return unsubscribe
 
     async def aclose(self) -> None:
+        if self.asleep:
+            self.wake()
         await self._store.aclose()
 
 

@@ -47,6 +47,7 @@ from cepheid_broker.admin.topic_properties import topic_properties
 from cepheid_broker.admin.topics import topics
 from cepheid_broker.admin.unserved import non_persistent_refusal, unserved
 from cepheid_broker.admin.why import why
+from cepheid_broker.ownership import NotOwnerError
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
@@ -112,10 +113,19 @@ def _reason(status: int, text: str) -> JSONResponse:
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CepheidError)
+    if isinstance(error, NotOwnerError) and "http" in error.there.addresses:
+        return _elsewhere(request, error)
     status = http_status_of(error)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
         log.warning("admin.failed", extra={"path": request.url.path, "error": repr(error), **error.facts})
     return _reason(status, str(error))
+
+
+def _elsewhere(request: Request, error: NotOwnerError) -> JSONResponse:
+    """The same call at the owner: clients keep method and body (docs/reference/behaviours.md §2). Nothing was done here."""
+    query = request.scope["query_string"].decode("ascii", errors="replace")
+    target = f"http://{error.there.addresses['http']}{request.scope['path']}{'?' if query else ''}{query}"
+    return JSONResponse({"reason": str(error)}, status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
 
 
 async def _invalid(_request: Request, error: Exception) -> JSONResponse:

@@ -1,15 +1,19 @@
-"""What a broker says of itself and of its neighbours: one broker, so far; and its settings, read only."""
+"""What a broker says of itself and of its neighbours; and its settings, read only.
+
+The API names a broker by the address of its admin API, which is what tools go on to call.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from http import HTTPStatus
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel
 
 from cepheid_broker.admin.context import AdminContext
@@ -30,7 +34,7 @@ def brokers(context: AdminContext) -> APIRouter:
 
     @router.get("")
     async def list_brokers(request: Request) -> list[str]:
-        return [broker_id(context, request)]
+        return brokers_of(context, request)
 
     @router.get("/version")
     async def get_version() -> PlainTextResponse:
@@ -39,7 +43,9 @@ def brokers(context: AdminContext) -> APIRouter:
 
     @router.get("/leaderBroker")
     async def leader(request: Request) -> dict[str, str]:
-        return {"brokerId": broker_id(context, request), "serviceUrl": admin_url(context, request)}
+        """One that all brokers name alike; it has no other duty"""
+        first = brokers_of(context, request)[0]
+        return {"brokerId": first, "serviceUrl": f"http://{first}"}
 
     @router.get("/configuration")
     async def dynamic_settings() -> list[str]:
@@ -75,18 +81,38 @@ def brokers(context: AdminContext) -> APIRouter:
     @router.get("/{cluster}")
     async def brokers_of_cluster(cluster: ClusterPath, request: Request) -> list[str]:
         await context.require_cluster(cluster)
-        return [broker_id(context, request)] if cluster == context.cluster else []
+        return brokers_of(context, request) if cluster == context.cluster else []
 
-    @router.get("/{cluster}/{broker}/ownedNamespaces")
-    async def owned(cluster: ClusterPath, broker: str, request: Request) -> dict[str, dict[str, Any]]:
-        """Every bundle: there is one broker"""
+    @router.get("/{cluster}/{broker}/ownedNamespaces", response_model=dict[str, dict[str, Any]])
+    async def owned(cluster: ClusterPath, broker: str, request: Request) -> Any:
+        """Bundles that it serves now; of another broker: 307 to it"""
         await context.require_cluster(cluster)
-        if cluster != context.cluster or decode_once(broker) != broker_id(context, request):
-            raise NotFoundError(f"Broker {decode_once(broker)[:200]!r} of {cluster} does not exist")
+        name = decode_once(broker)
+        if cluster != context.cluster or name not in brokers_of(context, request):
+            raise NotFoundError(f"Broker {name[:200]!r} of {cluster} does not exist")
+        if name != broker_id(context, request):
+            target = f"http://{name}{request.scope['path']}"
+            return Response(status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
         status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
-        return dict.fromkeys(await _all_bundles(context), status)
+        owned = context.broker.ownership.owned_bundles()
+        return dict.fromkeys(await _all_bundles(context) if owned is None else map(str, owned), status)
 
     return router
+
+
+def brokers_of(context: AdminContext, request: Request) -> list[str]:
+    """Sorted by their ids, the first is the leader."""
+    registered = [addresses["http"] for addresses in context.broker.ownership.brokers.values() if "http" in addresses]
+    return registered or [broker_id(context, request)]
+
+
+def id_of_broker(context: AdminContext, name: str) -> str:
+    """That of the registration, for an id or an address of the API. Raises PreconditionError."""
+    brokers = context.broker.ownership.brokers
+    found = name if name in brokers else next((key for key, known in brokers.items() if known.get("http") == name), None)
+    if found is None:
+        raise PreconditionError(f"Broker {name[:200]!r} does not run: there are {', '.join(brokers) or 'no others'}")
+    return found
 
 
 async def _all_bundles(context: AdminContext) -> list[str]:
@@ -114,7 +140,10 @@ def _not_dynamic(name: str) -> PreconditionError:
 
 
 def admin_url(context: AdminContext, request: Request) -> str:
-    """Of this API, as the client reaches it."""
+    """Of this API, as registered, or as the client reaches it."""
+    ownership = context.broker.ownership
+    if (registered := ownership.brokers.get(ownership.broker_id, {}).get("http")) is not None:
+        return f"http://{registered}"
     host, port = request.scope["server"]
     return advertised_url("http", context.broker.settings, port, host)
 

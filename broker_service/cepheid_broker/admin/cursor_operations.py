@@ -7,34 +7,42 @@ goes to every partition (docs/reference/behaviours.md §5).
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotServedError, PreconditionError
 from cepheid_broker.admin.message_ids import MessageIdBody, MessageIdIn, OptionalMessageIdIn, require_place
+from cepheid_broker.admin.part_calls import on_parts, same_call
 from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
 from cepheid_broker.admin.stored_entries import from_message
-from cepheid_broker.admin.topic_access import open_parts, open_plain, subscription_of, subscription_on_parts
+from cepheid_broker.admin.topic_access import open_plain, open_subscription, open_topic, subscription_of
 from cepheid_broker.backlog import exact_backlog
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.position import EARLIEST, Position
 from cepheid_broker.subscription import Subscription
 from cepheid_broker.topic import Topic
 from cepheid_broker.topic_positions import position_at_time
+from cepheid_wire import TopicName
 
 NO_CONTENT = 204
+_NOT_THERE = (HTTPStatus.NOT_FOUND,)  # existing on some partitions only is no error
 
 
 def cursor_operations(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}/{topic}")
 
     @router.post("/subscription/{sub}/skip_all", status_code=NO_CONTENT)
-    async def skip_all(topic: TopicPath, sub: SubscriptionPath) -> None:
+    async def skip_all(topic: TopicPath, sub: SubscriptionPath, request: Request) -> None:
         """On every partition"""
-        for _, subscription in await subscription_on_parts(context, topic, sub):
+
+        async def skip_part(name: TopicName) -> None:
+            _, subscription = await open_subscription(context, name, sub)
             await subscription.clear_backlog()
+
+        await on_parts(context, topic, skip_part, same_call(request), tolerate=_NOT_THERE)
 
     @router.post("/subscription/{sub}/skip/{numMessages}", status_code=NO_CONTENT)
     async def skip(topic: TopicPath, sub: SubscriptionPath, numMessages: int) -> None:
@@ -45,13 +53,16 @@ def cursor_operations(context: AdminContext) -> APIRouter:
         await subscription.skip(min(numMessages, subscription.cursor.backlog_entries))
 
     @router.post("/subscription/{sub}/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
-    async def expire_by_age(topic: TopicPath, sub: SubscriptionPath, expireTimeInSeconds: int) -> None:
+    async def expire_by_age(topic: TopicPath, sub: SubscriptionPath, expireTimeInSeconds: int, request: Request) -> None:
         """What is older than that counts as acknowledged, on every partition; 409 when nothing is"""
         before_ms = _before_ms(context, expireTimeInSeconds)
-        found = await subscription_on_parts(context, topic, sub)
-        expired = [await _expire(part, subscription, before_ms) for part, subscription in found]
-        if not any(expired):
-            raise ConflictError(f"Nothing in the backlog of {sub!r} of {topic} is older than {expireTimeInSeconds} s")
+
+        async def expire_part(name: TopicName) -> None:
+            part, subscription = await open_subscription(context, name, sub)
+            if not await _expire(part, subscription, before_ms):
+                raise ConflictError(f"Nothing in the backlog of {sub!r} of {name} is older than {expireTimeInSeconds} s")
+
+        await on_parts(context, topic, expire_part, same_call(request), tolerate={*_NOT_THERE, HTTPStatus.CONFLICT})
 
     @router.post("/subscription/{sub}/expireMessages", status_code=NO_CONTENT)
     async def expire_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:
@@ -66,25 +77,30 @@ def cursor_operations(context: AdminContext) -> APIRouter:
             raise ConflictError(f"Nothing in the backlog of {sub!r} of {topic} lies up to {message.position}")
 
     @router.post("/all_subscription/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
-    async def expire_everywhere(topic: TopicPath, expireTimeInSeconds: int) -> None:
+    async def expire_everywhere(topic: TopicPath, expireTimeInSeconds: int, request: Request) -> None:
         """For all subscriptions, on every partition"""
         before_ms = _before_ms(context, expireTimeInSeconds)
-        for part in await open_parts(context, topic):
+
+        async def expire_part(name: TopicName) -> None:
+            part = await open_topic(context, name)
             for subscription in [found for found in part.subscriptions.values() if found.durable]:
                 await _expire(part, subscription, before_ms)
 
+        await on_parts(context, topic, expire_part, same_call(request))
+
     @router.post("/subscription/{sub}/resetcursor/{timestamp}", status_code=NO_CONTENT)
-    async def reset_by_time(topic: TopicPath, sub: SubscriptionPath, timestamp: int) -> None:
+    async def reset_by_time(topic: TopicPath, sub: SubscriptionPath, timestamp: int, request: Request) -> None:
         """Goes on with the first message published at or after that time (ms), on every partition"""
-        failures: list[ServiceNotReadyError] = []
-        found = await subscription_on_parts(context, topic, sub)
-        for part, subscription in found:
+
+        async def reset_part(name: TopicName) -> None:
+            part, subscription = await open_subscription(context, name, sub)
             try:
                 await _reset(part, subscription, await position_at_time(part.ledger, timestamp))
             except ServiceNotReadyError as error:
-                failures.append(error)
-        if len(failures) == len(found):
-            raise PreconditionError(str(failures[0]), topic=str(topic), subscription=sub)
+                raise PreconditionError(str(error), topic=str(name), subscription=sub) from None
+
+        tolerate = {*_NOT_THERE, HTTPStatus.PRECONDITION_FAILED}
+        await on_parts(context, topic, reset_part, same_call(request), tolerate=tolerate)
 
     @router.post("/subscription/{sub}/resetcursor", status_code=NO_CONTENT)
     async def reset_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:

@@ -32,6 +32,8 @@ from cepheid_broker.errors import (
     TopicHeldError,
     TopicNotFoundError,
 )
+from cepheid_broker.ownership import NotOwnerError
+from cepheid_broker.peer_calls import PeerUnreachableError, RemoteRefusedError
 from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError
 from cepheid_ports import CepheidError
 from cepheid_wire import InvalidTopicNameError
@@ -106,6 +108,9 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     ConsumerNotFoundError: HTTPStatus.NOT_FOUND,
     SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # where its owner has no admin address: else the caller is sent there (app.py)
+    PeerUnreachableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    RemoteRefusedError: HTTPStatus.BAD_GATEWAY,  # with a status that we do not know: else that
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
     TopicHeldError: HTTPStatus.PRECONDITION_FAILED,
     ConsumerBusyError: HTTPStatus.PRECONDITION_FAILED,
@@ -129,10 +134,15 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
 }
 
 
+_KNOWN_STATUSES = frozenset(HTTPStatus)
+
+
 def http_status_of(error: CepheidError) -> HTTPStatus:
     """What is not in the table: 503 when it passes by itself, else 500."""
     if isinstance(error, AdminError):
         return error.status
+    if isinstance(error, RemoteRefusedError):
+        return HTTPStatus(error.status) if error.status in _KNOWN_STATUSES else HTTP_STATUSES[RemoteRefusedError]
     for kind in type(error).__mro__:
         if kind in HTTP_STATUSES:
             return HTTP_STATUSES[kind]

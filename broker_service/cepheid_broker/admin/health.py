@@ -14,13 +14,12 @@ from fastapi.responses import PlainTextResponse
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import HealthCheckError, NotFoundError
+from cepheid_broker.ownership import health_topic
 from cepheid_broker.position import Position
 from cepheid_metadata import KeyExistsError
 from cepheid_ports import CepheidError
-from cepheid_wire import PERSISTENT, NamespaceName, TopicName, encode_tail
+from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
-
-HEALTH_NAMESPACE = NamespaceName("pulsar", "system")
 
 
 def health(context: AdminContext) -> APIRouter:
@@ -52,7 +51,7 @@ def health(context: AdminContext) -> APIRouter:
 
     @router.get("/admin/v2/brokers/health")
     async def check_health() -> PlainTextResponse:
-        """Publishes a message to `persistent://pulsar/system/__health-PORT`, reads it back; 500 when that fails or takes 10 s"""
+        """Publishes a message to `persistent://pulsar/system/__health-BROKER`, reads it back; 500 when that fails or takes 10 s"""
         try:
             async with asyncio.timeout(context.settings.health_timeout_s):
                 await _publish_and_read(context)
@@ -67,7 +66,7 @@ def health(context: AdminContext) -> APIRouter:
 
 async def _publish_and_read(context: AdminContext) -> None:
     broker = context.broker
-    name = TopicName(PERSISTENT, HEALTH_NAMESPACE, f"__health-{broker.port}")  # hidden from lists
+    name = health_topic(broker.ownership.broker_id or str(broker.port))
     if await broker.catalog.partitions(name) is None:  # not by use: that may be switched off
         try:
             await broker.catalog.create(name, 0)

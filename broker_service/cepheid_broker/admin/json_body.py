@@ -20,7 +20,7 @@ def json_body(kind: Any, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     async def read(request: Request) -> Any:
-        body = await _read_bounded(request, max_bytes)
+        body = request.state.body = await _read_bounded(request, max_bytes)  # kept for who asks another broker the same
         try:
             return adapter.validate_json(body or b"null")
         except ValidationError as error:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
 from fastapi import APIRouter, Request
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, Response
 
 from cepheid_broker.admin.brokers import admin_url
 from cepheid_broker.admin.context import AdminContext
@@ -11,18 +16,24 @@ from cepheid_broker.admin.path_names import AnyTopicPath
 from cepheid_broker.advertised import advertised_url, check_listener
 from cepheid_broker.bundles import bundle_of
 from cepheid_broker.errors import TopicNotFoundError
+from cepheid_broker.ownership import There
 from cepheid_wire import TopicName
 
 
 def lookup(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}")
 
-    @router.get("")
-    async def broker_of_topic(topic: AnyTopicPath, request: Request, listenerName: str = "") -> dict[str, str]:
-        """Creates nothing"""
+    @router.get("", response_model=dict[str, str])
+    async def broker_of_topic(topic: AnyTopicPath, request: Request, authoritative: str = "", listenerName: str = "") -> Any:
+        """Creates nothing. Another broker's topic: 307 to it; `authoritative`: this one takes what nobody serves"""
         check_listener(listenerName or request.headers.get("X-Pulsar-ListenerName", ""))
         await _require_usable(context, topic)
         broker = context.broker
+        location = await broker.ownership.locate(topic, authoritative=authoritative == "true")
+        if isinstance(location, There):
+            given = {"authoritative": json.dumps(location.chosen)} | ({"listenerName": listenerName} if listenerName else {})
+            target = f"http://{location.addresses['http']}{request.scope['path']}?{urlencode(given)}"
+            return Response(status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
         reached_host, _ = request.scope["server"]
         service_url = advertised_url("pulsar", broker.settings, broker.settings.advertised_port or broker.port, reached_host)
         # C++ breaks when neither TLS key is there: both are strings (docs/reference/shapes.md §6).

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter
 
+from cepheid_broker.admin.bundle_calls import unload_all
 from cepheid_broker.admin.bundles import bundles_data
 from cepheid_broker.admin.context import AdminContext, replace_or_conflict
 from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, PreconditionError
@@ -83,11 +84,8 @@ def namespaces(context: AdminContext) -> APIRouter:
 
     @router.put("/{tenant}/{namespace}/unload", status_code=NO_CONTENT)
     async def unload_namespace(namespace: NamespacePath) -> None:
-        """Every open topic of the namespace"""
-        await context.require_namespace(namespace)
-        for topic in context.broker.topics.loaded():
-            if topic.name.namespace == namespace:
-                await context.broker.topics.unload(topic.name)
+        """Every open topic of the namespace, at all brokers"""
+        await unload_all(context, namespace)
 
     return router
 

@@ -12,10 +12,11 @@ from fastapi import APIRouter, Request
 from cepheid_broker.admin.brokers import broker_id
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError
+from cepheid_broker.admin.part_calls import Ask, on_parts, same_call
 from cepheid_broker.admin.partitions import partitions_of
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.summed_stats import summed_stats
-from cepheid_broker.admin.topic_access import open_topic, parts_of, require_plain
+from cepheid_broker.admin.topic_access import open_topic, require_plain
 from cepheid_broker.admin.topic_stats import StoredFigures, topic_stats
 from cepheid_broker.admin.topics import topics_of
 from cepheid_broker.non_persistent_subscription import NonPersistentSubscription
@@ -65,8 +66,8 @@ def non_persistent_stats(context: AdminContext) -> APIRouter:
             raise NotFoundError(f"Topic {topic} is not partitioned, or does not exist", topic=str(topic))
         record = found.record
         metadata = {"partitions": record.partitions, "deleted": bool(record.deleted), "properties": record.properties}
-        parts = {str(part): await _stats(context, part, request) for part in await parts_of(context, topic)}
-        return summed_stats(parts, metadata, per_partition=perPartition)
+        parts = await on_parts(context, topic, lambda part: _stats(context, part, request), Ask("GET", "/stats"))
+        return summed_stats({str(part): found for part, found in parts.items()}, metadata, per_partition=perPartition)
 
     @router.get("/internalStats")
     async def get_internal_stats(topic: TopicPath) -> dict[str, Any]:
@@ -75,12 +76,14 @@ def non_persistent_stats(context: AdminContext) -> APIRouter:
         return _NOTHING_STORED
 
     @router.get("/subscriptions")
-    async def list_subscriptions(topic: TopicPath) -> list[str]:
+    async def list_subscriptions(topic: TopicPath, request: Request) -> list[str]:
         """Those that are there now: on any partition"""
-        names: dict[str, None] = {}
-        for part in await parts_of(context, topic):
-            names |= dict.fromkeys((await open_topic(context, part)).subscriptions)
-        return list(names)
+
+        async def names_of(part: TopicName) -> list[str]:
+            return list((await open_topic(context, part)).subscriptions)
+
+        found = await on_parts(context, topic, names_of, same_call(request))
+        return list({name: None for names in found.values() for name in names})
 
     return router
 

@@ -11,9 +11,11 @@ from pydantic import BaseModel, Field
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotAcceptableError, PreconditionError, UnprocessableError
 from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.part_calls import Ask, on_parts
 from cepheid_broker.admin.path_names import TopicPath
-from cepheid_broker.admin.topic_access import parts_of, require_idle
+from cepheid_broker.admin.topic_access import require_idle, require_owner
 from cepheid_broker.errors import TopicNotFoundError
+from cepheid_broker.remote_parts import clients_in
 from cepheid_metadata import KeyExistsError, list_topics, topic_records
 from cepheid_wire import PERSISTENT, TopicName
 
@@ -120,9 +122,18 @@ async def _delete(context: AdminContext, topic: TopicName, *, force: bool) -> No
     if await context.broker.catalog.partitions(topic) == 0:
         raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
     if not force:
-        for part in await parts_of(context, topic):
-            require_idle(context, part)
+        await on_parts(context, topic, lambda part: _require_part_idle(context, part), Ask("GET", "/stats", read=_read_idle))
     await context.broker.partitioned.delete(topic, force=force)
+
+
+async def _require_part_idle(context: AdminContext, part: TopicName) -> None:
+    await require_owner(context, part)
+    require_idle(context, part)
+
+
+def _read_idle(stats: Any) -> None:
+    if clients := clients_in(stats):
+        raise PreconditionError(f"A partition at another broker has {clients} clients")
 
 
 def _refuse_partition_name(topic: TopicName) -> None:

@@ -14,12 +14,14 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotServedError
 from cepheid_broker.errors import ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.ownership import NotOwnerError
 from cepheid_ledger import master_key_of, readable_end
 from cepheid_metadata import (
     ChainLedger,
@@ -60,12 +62,28 @@ def plan(context: AdminContext) -> APIRouter:
             "format": FORMAT,
             "topic": str(name),
             "partitions": partitions,
-            "plans": await _in_groups(parts, lambda part: _plan_of_partition(context, part)),
+            "plans": await _plans(context, name, parts),
             "bookies": await _addresses(context),
             "read_ticket": "",  # signed, once bookies ask for it (cepheid_rpc.ReadRequest)
         }
 
     return router
+
+
+async def _plans(context: AdminContext, name: TopicName, parts: Sequence[TopicName]) -> list[dict[str, Any]]:
+    """Of a plain topic that another broker serves: NotOwnerError, the caller is sent there (app.py)."""
+    if parts == [name]:
+        return [await _plan_of_partition(context, name)]
+    return await _in_groups(parts, lambda part: _plan_here_or_there(context, part))
+
+
+async def _plan_here_or_there(context: AdminContext, part: TopicName) -> dict[str, Any]:
+    try:
+        return await _plan_of_partition(context, part)
+    except NotOwnerError as error:
+        answer = await context.broker.peers.call(error.there, "GET", f"/cepheid/v1/plan?topic={quote(str(part), safe='')}")
+        (plan,) = answer["plans"]
+        return dict(plan)
 
 
 async def _plan_of_partition(context: AdminContext, name: TopicName) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -12,9 +13,10 @@ from cepheid_broker.admin.brokers import broker_id
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError
 from cepheid_broker.admin.internal_stats import internal_stats
+from cepheid_broker.admin.part_calls import Ask, on_parts
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.summed_stats import summed_stats
-from cepheid_broker.admin.topic_access import open_topic, parts_of, require_plain
+from cepheid_broker.admin.topic_access import open_topic, require_plain
 from cepheid_broker.admin.topic_stats import Holes, StoredFigures, topic_stats
 from cepheid_broker.backlog import MeasuredBacklog, measure_backlog
 from cepheid_broker.topic import Topic
@@ -41,9 +43,8 @@ def stats(context: AdminContext) -> APIRouter:
     ) -> dict[str, Any]:
         """Rates, sizes, clients, and each subscription's backlog in entries, bytes and, where known, messages and seconds"""
         await require_plain(context, topic)
-        opened = await open_topic(context, topic)
-        stored = await _stored(context, opened, request, precise=getPreciseBacklog, oldest=getEarliestTimeInBacklog)
-        return topic_stats(opened.figures(), stored, publishers=not excludePublishers, consumers=not excludeConsumers)
+        shown = _Shown(getPreciseBacklog, getEarliestTimeInBacklog, not excludePublishers, not excludeConsumers)
+        return await _stats(context, topic, request, shown)
 
     @router.get("/partitioned-stats")
     async def get_partitioned_stats(
@@ -57,14 +58,10 @@ def stats(context: AdminContext) -> APIRouter:
     ) -> dict[str, Any]:
         """The same of all partitions together, and of each"""
         metadata = await _partitioned_metadata(context, topic)
-        parts: dict[str, dict[str, Any]] = {}
-        for part in await parts_of(context, topic):
-            opened = await open_topic(context, part)
-            stored = await _stored(context, opened, request, precise=getPreciseBacklog, oldest=getEarliestTimeInBacklog)
-            parts[str(part)] = topic_stats(
-                opened.figures(), stored, publishers=not excludePublishers, consumers=not excludeConsumers
-            )
-        return summed_stats(parts, metadata, per_partition=perPartition)
+        shown = _Shown(getPreciseBacklog, getEarliestTimeInBacklog, not excludePublishers, not excludeConsumers)
+        ask = Ask("GET", f"/stats?{request.scope['query_string'].decode('ascii', errors='replace')}")
+        parts = await on_parts(context, topic, lambda part: _stats(context, part, request, shown), ask)
+        return summed_stats({str(part): found for part, found in parts.items()}, metadata, per_partition=perPartition)
 
     @router.get("/internalStats")
     async def get_internal_stats(topic: TopicPath, metadata: bool = False) -> dict[str, Any]:
@@ -76,10 +73,26 @@ def stats(context: AdminContext) -> APIRouter:
     async def get_partitioned_internal_stats(topic: TopicPath) -> dict[str, Any]:
         """Ledgers and cursors of every partition"""
         metadata = await _partitioned_metadata(context, topic)
-        parts = await parts_of(context, topic)
-        return {"metadata": metadata, "partitions": {str(part): await _internal(context, part) for part in parts}}
+        parts = await on_parts(context, topic, lambda part: _internal(context, part), Ask("GET", "/internalStats"))
+        return {"metadata": metadata, "partitions": {str(part): found for part, found in parts.items()}}
 
     return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the caller wants to see."""
+
+    precise: bool
+    oldest: bool
+    publishers: bool
+    consumers: bool
+
+
+async def _stats(context: AdminContext, name: TopicName, request: Request, shown: _Shown) -> dict[str, Any]:
+    opened = await open_topic(context, name)
+    stored = await _stored(context, opened, request, precise=shown.precise, oldest=shown.oldest)
+    return topic_stats(opened.figures(), stored, publishers=shown.publishers, consumers=shown.consumers)
 
 
 async def _partitioned_metadata(context: AdminContext, topic: TopicName) -> dict[str, Any]:

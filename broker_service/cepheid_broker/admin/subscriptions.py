@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from http import HTTPStatus
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.message_ids import MessageIdBody, OptionalMessageIdIn, require_place
+from cepheid_broker.admin.part_calls import Ask, on_parts, same_call
 from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
-from cepheid_broker.admin.topic_access import open_parts, parts_of, subscription_on_parts
+from cepheid_broker.admin.topic_access import open_subscription, open_topic, parts_of
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_broker.position import LATEST
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204
+_NOT_THERE = (HTTPStatus.NOT_FOUND,)  # existing on some partitions only is no error
 PropertiesBody = Annotated[dict[str, str], json_body(dict[str, str])]
 
 
@@ -24,36 +27,52 @@ def subscriptions(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}/{topic}")
 
     @router.get("/subscriptions")
-    async def list_subscriptions(topic: TopicPath) -> list[str]:
+    async def list_subscriptions(topic: TopicPath, request: Request) -> list[str]:
         """Those of any partition"""
-        return list({name: None for part in await open_parts(context, topic) for name in part.subscriptions})
+
+        async def names_of(part: TopicName) -> list[str]:
+            return list((await open_topic(context, part)).subscriptions)
+
+        found = await on_parts(context, topic, names_of, same_call(request))
+        return list({name: None for names in found.values() for name in names})
 
     @router.put("/subscription/{sub}", status_code=NO_CONTENT)
-    async def create_subscription(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn) -> None:
+    async def create_subscription(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn, request: Request) -> None:
         """At a message id, earliest or latest (no body), with properties. May create the topic where that is allowed"""
-        await _create(context, topic, sub, start)
+        await _create(context, topic, sub, start, same_call(request))
 
     @router.delete("/subscription/{sub}", status_code=NO_CONTENT)
-    async def delete_subscription(topic: TopicPath, sub: SubscriptionPath, force: bool = False) -> None:
+    async def delete_subscription(topic: TopicPath, sub: SubscriptionPath, request: Request, force: bool = False) -> None:
         """With consumers connected: 412 without `force`"""
-        await _delete(context, topic, sub, force=force)
+        if not force:
+            await _require_unused(context, topic, sub)
+        await _delete(context, topic, sub, same_call(request))
 
     @router.get("/subscription/{sub}/properties")
-    async def get_properties(topic: TopicPath, sub: SubscriptionPath) -> dict[str, str]:
+    async def get_properties(topic: TopicPath, sub: SubscriptionPath, request: Request) -> dict[str, str]:
         """Of all partitions together"""
-        found = await subscription_on_parts(context, topic, sub)
-        return {name: value for _, subscription in found for name, value in subscription.cursor.properties.items()}
+
+        async def properties_of(part: TopicName) -> dict[str, str]:
+            _, subscription = await open_subscription(context, part, sub)
+            return dict(subscription.cursor.properties)
+
+        found = await on_parts(context, topic, properties_of, same_call(request), tolerate=_NOT_THERE)
+        return {name: value for properties in found.values() for name, value in properties.items()}
 
     @router.put("/subscription/{sub}/properties", status_code=NO_CONTENT)
-    async def put_properties(topic: TopicPath, sub: SubscriptionPath, properties: PropertiesBody) -> None:
+    async def put_properties(topic: TopicPath, sub: SubscriptionPath, properties: PropertiesBody, request: Request) -> None:
         """Replaces them all"""
-        for part, _ in await subscription_on_parts(context, topic, sub):
+
+        async def put_on(name: TopicName) -> None:
+            part, _ = await open_subscription(context, name, sub)
             await part.set_subscription_properties(sub, properties)
+
+        await on_parts(context, topic, put_on, same_call(request), tolerate=_NOT_THERE)
 
     return router
 
 
-async def _create(context: AdminContext, topic: TopicName, name: str, body: MessageIdBody | None) -> None:
+async def _create(context: AdminContext, topic: TopicName, name: str, body: MessageIdBody | None, ask: Ask) -> None:
     """Existing on some partitions only is not an error: the others get it."""
     try:
         await context.broker.catalog.partitions_or_create(topic)
@@ -62,13 +81,14 @@ async def _create(context: AdminContext, topic: TopicName, name: str, body: Mess
     first, properties = (LATEST, None) if body is None else (body.first, body.properties)
     if body is not None and body.position.ledger_id >= 0 and body.position != LATEST:
         await _require_single(context, topic)
-    created = False
-    for part in await open_parts(context, topic):
-        if name not in part.subscriptions:
-            created = True
-            await part.create_subscription(name, require_place(part, first), properties=properties)
-    if not created:
-        raise ConflictError(f"Subscription {name!r} of {topic} already exists", topic=str(topic), subscription=name)
+
+    async def create_on(part_name: TopicName) -> None:
+        part = await open_topic(context, part_name)
+        if name in part.subscriptions:
+            raise ConflictError(f"Subscription {name!r} of {part_name} already exists", topic=str(part_name), subscription=name)
+        await part.create_subscription(name, require_place(part, first), properties=properties)
+
+    await on_parts(context, topic, create_on, ask, tolerate={HTTPStatus.CONFLICT})
 
 
 async def _require_single(context: AdminContext, topic: TopicName) -> None:
@@ -79,10 +99,24 @@ async def _require_single(context: AdminContext, topic: TopicName) -> None:
         )
 
 
-async def _delete(context: AdminContext, topic: TopicName, name: str, *, force: bool) -> None:
-    found = await subscription_on_parts(context, topic, name)
-    consumers = sum(len(subscription.consumers) for _, subscription in found)
-    if consumers and not force:
+async def _require_unused(context: AdminContext, topic: TopicName, name: str) -> None:
+    """On all parts, before anything is deleted."""
+
+    async def consumers_of(part: TopicName) -> int:
+        _, subscription = await open_subscription(context, part, name)
+        return len(subscription.consumers)
+
+    def read(stats: Any) -> int:
+        return len(stats["subscriptions"].get(name, {}).get("consumers", ()))
+
+    found = await on_parts(context, topic, consumers_of, Ask("GET", "/stats", read=read), tolerate=_NOT_THERE)
+    if consumers := sum(found.values()):
         raise PreconditionError(f"Subscription {name!r} of {topic} has {consumers} consumers", topic=str(topic), subscription=name)
-    for part, _ in found:
+
+
+async def _delete(context: AdminContext, topic: TopicName, name: str, ask: Ask) -> None:
+    async def delete_on(part_name: TopicName) -> None:
+        part, _ = await open_subscription(context, part_name, name)
         await part.delete_subscription(name)
+
+    await on_parts(context, topic, delete_on, ask, tolerate=_NOT_THERE)

@@ -25,8 +25,13 @@ async def require_plain(context: AdminContext, name: TopicName) -> None:
 
 
 async def open_topic(context: AdminContext, name: TopicName) -> Topic:
-    """Opened if it is not, never created. Raises TopicNotFoundError."""
+    """Opened if it is not, never created. Raises TopicNotFoundError, NotOwnerError: another broker serves it (app.py)."""
     return await context.broker.topics.get(name, may_create=False)
+
+
+async def require_owner(context: AdminContext, name: TopicName) -> None:
+    """Raises NotOwnerError: another broker serves it (app.py)."""
+    await context.broker.ownership.require(name)
 
 
 def require_idle(context: AdminContext, name: TopicName) -> None:
@@ -50,11 +55,6 @@ async def open_plain(context: AdminContext, name: TopicName) -> Topic:
     return await open_topic(context, name)
 
 
-async def open_parts(context: AdminContext, name: TopicName) -> list[Topic]:
-    """Every partition, or the topic itself."""
-    return [await open_topic(context, part) for part in await parts_of(context, name)]
-
-
 def subscription_of(topic: Topic, name: str) -> Subscription:
     """Raises NotFoundError."""
     found = topic.subscriptions.get(name)
@@ -63,10 +63,7 @@ def subscription_of(topic: Topic, name: str) -> Subscription:
     return found
 
 
-async def subscription_on_parts(context: AdminContext, name: TopicName, subscription: str) -> list[tuple[Topic, Subscription]]:
-    """On every part that has it. Raises NotFoundError when none has."""
-    parts = await open_parts(context, name)
-    found = [(part, part.subscriptions[subscription]) for part in parts if subscription in part.subscriptions]
-    if not found:
-        raise NotFoundError(f"Subscription {subscription!r} of {name} does not exist", topic=str(name), subscription=subscription)
-    return found
+async def open_subscription(context: AdminContext, name: TopicName, subscription: str) -> tuple[Topic, Subscription]:
+    """Raises as `open_topic`, and NotFoundError."""
+    topic = await open_topic(context, name)
+    return topic, subscription_of(topic, subscription)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotAllowedHereError
 from cepheid_broker.admin.message_ids import message_id
+from cepheid_broker.admin.part_calls import Ask, on_parts, same_call
 from cepheid_broker.admin.path_names import TopicPath
-from cepheid_broker.admin.topic_access import open_parts, open_plain, parts_of
+from cepheid_broker.admin.topic_access import open_plain, open_topic, parts_of
 from cepheid_broker.topic import Topic
+from cepheid_wire import TopicName
 
 NO_CONTENT = 204
 
@@ -29,21 +31,32 @@ def topic_ends(context: AdminContext) -> APIRouter:
         """Every partition of a partitioned topic"""
         if await parts_of(context, topic) == [topic]:
             raise NotAllowedHereError(f"Topic {topic} is not partitioned: terminate it by its own name", topic=str(topic))
-        return {str(part.name.partition_index): await _terminate(part) for part in await open_parts(context, topic)}
+        found = await on_parts(context, topic, lambda part: _terminate_part(context, part), Ask("POST", "/terminate"))
+        return {str(part.partition_index): last for part, last in found.items()}
 
     @router.post("/trim", status_code=NO_CONTENT)
-    async def trim(topic: TopicPath) -> None:
+    async def trim(topic: TopicPath, request: Request) -> None:
         """Deletes now what every subscription has acknowledged and retention does not keep, ledger by ledger"""
-        for part in await open_parts(context, topic):
-            await part.trim()
+
+        async def trim_part(part: TopicName) -> None:
+            await (await open_topic(context, part)).trim()
+
+        await on_parts(context, topic, trim_part, same_call(request))
 
     @router.delete("/truncate", status_code=NO_CONTENT)
-    async def truncate(topic: TopicPath) -> None:
+    async def truncate(topic: TopicPath, request: Request) -> None:
         """Every subscription goes to the end, and everything published before is deleted, whatever retention says"""
-        for part in await open_parts(context, topic):
-            await part.truncate()
+
+        async def truncate_part(part: TopicName) -> None:
+            await (await open_topic(context, part)).truncate()
+
+        await on_parts(context, topic, truncate_part, same_call(request))
 
     return router
+
+
+async def _terminate_part(context: AdminContext, part: TopicName) -> dict[str, Any]:
+    return await _terminate(await open_topic(context, part))
 
 
 async def _terminate(topic: Topic) -> dict[str, Any]:

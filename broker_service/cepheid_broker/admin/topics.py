@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.part_calls import on_parts, same_call
 from cepheid_broker.admin.path_names import NamespacePath, TopicPath
-from cepheid_broker.admin.topic_access import open_topic, parts_of, require_idle
+from cepheid_broker.admin.topic_access import open_topic, require_idle, require_owner
 from cepheid_broker.admin.topic_lists import is_shown, partitioned_topics_in, topics_in
 from cepheid_broker.bundles import bundle_of
 from cepheid_broker.topic_positions import last_message
@@ -72,15 +73,20 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
         """`force` closes clients; a partitioned topic is deleted with its partitions"""
         if await context.broker.catalog.partitions(topic):
             raise ConflictError(f"Topic {topic} is partitioned: delete it with its partitions", topic=str(topic))
+        await require_owner(context, topic)
         if not force:
             require_idle(context, topic)
         await context.broker.topics.delete(topic, force=force)
 
     @router.put("/{topic}/unload", status_code=NO_CONTENT)
-    async def unload_topic(topic: TopicPath) -> None:
+    async def unload_topic(topic: TopicPath, request: Request) -> None:
         """All partitions of a partitioned topic"""
-        for part in await parts_of(context, topic):
+
+        async def unload_part(part: TopicName) -> None:
+            await require_owner(context, part)
             await context.broker.topics.unload(part)
+
+        await on_parts(context, topic, unload_part, same_call(request))
 
     return router
 

@@ -1,0 +1,63 @@
+"""Calls on a whole namespace: each bundle's owner does its bundle (part_calls.py has the same for partitions)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from http import HTTPStatus
+from urllib.parse import quote
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.part_calls import AT_ONCE, tolerated
+from cepheid_broker.bundles import Bundle, bundles_of
+from cepheid_broker.ownership import There
+from cepheid_wire import NamespaceName
+
+
+async def on_bundles(
+    context: AdminContext,
+    namespace: NamespaceName,
+    local: Callable[[Bundle], Awaitable[None]],
+    below: str,
+    *,
+    method: str = "POST",
+    tolerate: Collection[HTTPStatus] = (),
+) -> None:
+    """`local` for bundles of this broker, the call `below` on the bundle for the others. Raises what they raise."""
+    ownership = context.broker.ownership
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def do(bundle: Bundle) -> None:
+        async with turns:
+            location = await ownership.locate_bundle(bundle)
+            if isinstance(location, There):
+                await context.broker.peers.call(location, method, f"{bundle_path(bundle)}{below}")
+            else:
+                await local(bundle)
+
+    bundles = bundles_of(namespace, (await context.require_namespace(namespace)).record.bundles)
+    outcomes = await asyncio.gather(*map(do, bundles), return_exceptions=True)
+    tolerated(bundles, outcomes, tolerate)
+
+
+async def unload_all(context: AdminContext, namespace: NamespaceName) -> None:
+    """Every bundle that somebody serves. Raises as `on_bundles`."""
+    ownership = context.broker.ownership
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def unload(bundle: Bundle) -> None:
+        async with turns:
+            location = await ownership.owner_of(bundle)
+            if isinstance(location, There):
+                await context.broker.peers.call(location, "PUT", f"{bundle_path(bundle)}/unload")
+            elif location is not None:
+                await ownership.release(bundle)
+
+    bundles = bundles_of(namespace, (await context.require_namespace(namespace)).record.bundles)
+    outcomes = await asyncio.gather(*map(unload, bundles), return_exceptions=True)
+    tolerated(bundles, outcomes, ())
+
+
+def bundle_path(bundle: Bundle) -> str:
+    namespace = bundle.namespace
+    return f"/admin/v2/namespaces/{quote(namespace.tenant, safe='')}/{quote(namespace.local_name, safe='')}/{bundle.range}"
