@@ -121,6 +121,8 @@ class EnsembleChanger:
             fields = {"ledger_id": self._record.ledger.ledger_id, "entry_id": first_entry_id, "bookie": dict(replaced)}
             log.info("ledger.ensemble_changed", extra=fields)
             pipeline.change_ensemble(replaced)
+        if pipeline.state.dropped and not pipeline.state.failed_for_good:  # too few spares, or too much to supply them with
+            self._slots.retry_later(self)
         return True
 
     def _begin(self) -> bool:

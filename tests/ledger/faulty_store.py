@@ -11,14 +11,17 @@ from cepheid_metadata import MemoryStore, MemoryTree, StoreUnavailableError, Ver
 class FaultyStore:
     """Switches: `lose_answers` (how many writes are applied but reported as unknown), `lose_requests` (how many are not
     applied and reported as unknown), `refuse` (how many certainly fail), `unreadable` (how many reads fail), `hang` (writes
-    wait for ever), `hang_reads`. Otherwise the store in memory."""
+    wait for ever), `hang_reads`, `hang_after` (writes are applied, their answers never come), `delay_s` (of a write). Otherwise
+    the store in memory."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self._store = MemoryStore(tree)
         self.lose_answers = self.lose_requests = 0
         self.refuse = 0
         self.unreadable = 0
-        self.hang = self.hang_reads = False
+        self.hang = self.hang_reads = self.hang_after = False
+        self.delay_s = 0.0
+        self.most_at_once = self._at_once = 0
         self.writes: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -41,6 +44,8 @@ class FaultyStore:
     async def put(self, key: str, value: bytes, expected_version: int) -> int:
         await self._before(key)
         version = await self._store.put(key, value, expected_version)
+        if self.hang_after:
+            await asyncio.get_running_loop().create_future()
         self._after()
         return version
 
@@ -59,7 +64,12 @@ class FaultyStore:
         if self.lose_requests:
             self.lose_requests -= 1
             raise StoreUnavailableError("connection lost", outcome_unknown=True)
-        await asyncio.sleep(0)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await asyncio.sleep(self.delay_s)
+        finally:
+            self._at_once -= 1
 
     def _after(self) -> None:
         if self.lose_answers:
