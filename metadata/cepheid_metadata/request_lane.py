@@ -96,6 +96,14 @@ class RequestLane:
             self.pump()
         return await answer
 
+    def tell(self, send: Send, what: str) -> None:
+        """A request whose answer nobody needs; not sent at all when there is no connection."""
+        if self._connected:
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[Any] = loop.create_future()
+            answer.cancel()
+            self._send(Request(send, what, False, loop.time(), answer, None))
+
     def pump(self) -> None:
         """Sends what may be sent. Called after each group of answers."""
         while self._connected and self._waiting and self._on_their_way < WINDOW:

@@ -75,13 +75,18 @@ class Watch:
 
 
 class Watches:
-    """The armed watches of one session, by key. A dict keeps their order, so that they fire in the order of arming."""
+    """The armed watches of one session, by key. A dict keeps their order, so that they fire in the order of arming.
+    `on_unwatched(key)` follows the cancelling of a key's last watch."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_unwatched: Callable[[str], None] = lambda key: None) -> None:
         self._armed: dict[str, dict[Watch, None]] = {}
+        self._on_unwatched = on_unwatched
 
     def __len__(self) -> int:
         return sum(map(len, self._armed.values()))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._armed
 
     def arm(self, key: str) -> Watch:
         watch = Watch(key, self._forget)
@@ -108,3 +113,4 @@ class Watches:
         del watches[watch]
         if not watches:
             del self._armed[watch.key]
+            self._on_unwatched(watch.key)

@@ -26,6 +26,7 @@ from kazoo.exceptions import (
 from kazoo.exceptions import (
     NotEmptyError as ZooKeeperNotEmptyError,
 )
+from kazoo.protocol.serialization import int_struct, write_string
 
 from cepheid_metadata.errors import (
     AccessDeniedError,
@@ -140,6 +141,30 @@ def refusal_of(key: str, error: KazooException, *, is_write: bool) -> MetadataEr
     # System errors, throttling, inconsistencies: the server's trouble. Whether it wrote before it failed is not ours to guess.
     message = f"{key}: ZooKeeper failed with {type(error).__name__}"
     return StoreUnavailableError(message, outcome_unknown=is_write, key=key)
+
+
+class RemoveWatches:
+    """A request that kazoo lacks (opcode removeWatches of ZooKeeper 3.5): the server forgets this session's watch of a key. kazoo
+    forgets its own when it reads the answer, in its thread, so that one armed behind this request stays."""
+
+    type = 18
+    CHILDREN, DATA = 1, 2  # ZooKeeper's Watcher.WatcherType
+
+    def __init__(self, client: Any, path: str, kind: int) -> None:
+        self._client, self._path, self._kind = client, path, kind
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self._path) + int_struct.pack(self._kind))
+
+    def deserialize(self, _: bytes, offset: int) -> bool:
+        watchers = self._client._child_watchers if self._kind == self.CHILDREN else self._client._data_watchers
+        watchers.pop(self._path, None)
+        return True
+
+    def send(self) -> Any:
+        result = self._client.handler.async_result()
+        self._client._call(self, result)
+        return result
 
 
 def check_size(ops: Sequence[Op], root: str) -> None:

@@ -178,6 +178,7 @@ class ZooKeeperStore:
             "requests_waiting": self._lane.waiting,
             "request_timeouts": self._lane.timeouts,
             "watches": len(self._watches),
+            "watches_at_server": self._watches.armed,
             "sessions": self._sessions,
             "disconnects": self._disconnects,
         }

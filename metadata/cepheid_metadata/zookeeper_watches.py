@@ -3,6 +3,8 @@
     watch(key)            exists, which tells of creation, change and deletion
     watch_children(key)   getChildren, which tells of children and of deletion; for a key that is not there: exists
 
+A watch that nobody waits for any more stays at the server for the next who asks, up to MAX_UNUSED of them; the oldest are removed.
+
 kazoo drops its watches with the connection, so every watch fires when the connection is back (rule 5 of store.py: spurious is
 allowed, missed is not), and is armed anew by whoever still cares. With the session they fail.
 """
@@ -18,23 +20,27 @@ from kazoo.protocol.states import EventType
 
 from cepheid_metadata.request_lane import RequestLane
 from cepheid_metadata.watch import Watch, Watches
-from cepheid_metadata.zookeeper_requests import refusal_of
+from cepheid_metadata.zookeeper_requests import RemoveWatches, refusal_of
+
+MAX_UNUSED = 1_000
 
 
 class ZooKeeperWatches:
     def __init__(self, lane: RequestLane, path: Callable[[str], str]) -> None:
         self._lane = lane
         self._path = path
-        self._on_keys = Watches()
-        self._on_children = Watches()
+        self._on_keys = Watches(self._note_use)
+        self._on_children = Watches(self._note_use)
         self._armed_keys: dict[str, None] = {}  # at the server, and no event since
         self._armed_children: dict[str, None] = {}
+        self._unused: dict[str, None] = {}  # armed keys without a watch of ours, the longest unused first
 
     def __len__(self) -> int:
         return len(self._on_keys) + len(self._on_children)
 
     async def watch(self, key: str) -> Watch:
         watch = self._on_keys.arm(key)
+        self._unused.pop(key, None)
         try:
             await self._arm_key(key)
         except BaseException:
@@ -44,6 +50,7 @@ class ZooKeeperWatches:
 
     async def watch_children(self, key: str) -> Watch:
         watch = self._on_children.arm(key)
+        self._unused.pop(key, None)
         try:
             if key not in self._armed_children:
                 await self._arm_children(key)
@@ -56,6 +63,12 @@ class ZooKeeperWatches:
         """kazoo has dropped what was armed."""
         self._armed_keys.clear()
         self._armed_children.clear()
+        self._unused.clear()
+
+    @property
+    def armed(self) -> int:
+        """Watches at the server."""
+        return len(self._armed_keys) + len(self._armed_children)
 
     def on_reconnected(self) -> None:
         self._on_keys.fire_all()
@@ -71,9 +84,7 @@ class ZooKeeperWatches:
         if key in self._armed_keys:
             return False
         path, on_event = self._path(key), partial(self._on_key_event, key)
-        stat = await self._ask(
-            key, lambda client: client.exists_async(path, watch=on_event), lambda: self._armed_keys.update({key: None})
-        )
+        stat = await self._ask(key, lambda client: client.exists_async(path, watch=on_event), self._armed_keys)
         return stat is not None
 
     async def _arm_children(self, key: str) -> None:
@@ -81,16 +92,16 @@ class ZooKeeperWatches:
         is_there = True
         while is_there:
             try:
-                await self._ask(
-                    key,
-                    lambda client: client.get_children_async(path, watch=on_event),
-                    lambda: self._armed_children.update({key: None}),
-                )
+                await self._ask(key, lambda client: client.get_children_async(path, watch=on_event), self._armed_children)
                 return
             except NoNodeError:
                 is_there = await self._arm_key(key)  # created in between: its children can be watched after all
 
-    async def _ask(self, key: str, send: Callable[[Any], Any], on_success: Callable[[], None]) -> Any:
+    async def _ask(self, key: str, send: Callable[[Any], Any], armed: dict[str, None]) -> Any:
+        def on_success() -> None:
+            armed[key] = None
+            self._note_use(key)  # whoever asked may be gone
+
         try:
             return await self._lane.ask(send, f"watch {key}", on_success=on_success)
         except NoNodeError:
@@ -107,8 +118,34 @@ class ZooKeeperWatches:
         self._on_keys.fire([key])
         if event.type != EventType.CHANGED:  # created or deleted: a change for who watches its children, too
             self._on_children.fire([key])
+        self._note_use(key)
 
     def _on_children_event(self, key: str, event: Any) -> None:
         if event.type != EventType.NONE:
             self._armed_children.pop(key, None)
             self._on_children.fire([key])
+            self._note_use(key)
+
+    # What nobody waits for.
+
+    def _note_use(self, key: str) -> None:
+        is_armed = key in self._armed_keys or key in self._armed_children
+        if not is_armed or key in self._on_keys or key in self._on_children:
+            self._unused.pop(key, None)
+            return
+        self._unused[key] = None
+        while len(self._unused) > MAX_UNUSED:
+            self._remove(next(iter(self._unused)))
+
+    def _remove(self, key: str) -> None:
+        del self._unused[key]
+        if key in self._armed_keys:
+            del self._armed_keys[key]
+            self._tell_removal(key, RemoveWatches.DATA)
+        if key in self._armed_children:
+            del self._armed_children[key]
+            self._tell_removal(key, RemoveWatches.CHILDREN)
+
+    def _tell_removal(self, key: str, kind: int) -> None:
+        path = self._path(key)
+        self._lane.tell(lambda client: RemoveWatches(client, path, kind).send(), f"unwatch {key}")

@@ -22,6 +22,7 @@ from cepheid_metadata import (
     StoreOpenError,
     StoreUnavailableError,
     Versioned,
+    zookeeper_watches,
 )
 from cepheid_metadata.kazoo_connection import Digest
 from cepheid_metadata.zookeeper_store import ZooKeeperStore
@@ -401,6 +402,39 @@ def test_a_second_watch_joins_the_first_without_a_request(root: str) -> None:
             assert store.statistics()["requests"] == before + 2
             await store.put("/a", b"", 0)
             assert third.has_fired
+
+    run_async(main())
+
+
+def test_watches_that_nobody_waits_for_are_removed_from_the_server(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zookeeper_watches, "MAX_UNUSED", 3)
+
+    async def main() -> None:
+        async with opened(shared_zookeeper().address, root) as store:
+
+            async def watched_at_server() -> int:
+                told = await asyncio.to_thread(shared_zookeeper().ask, "mntr")
+                return int(next(line.split()[1] for line in str(told).splitlines() if line.startswith("zk_watch_count")))
+
+            before = await watched_at_server()
+            await store.create("/k/there", b"")
+            kept = await store.watch("/k/there")
+            for n in range(20):
+                for key in (f"/k/none-{n}", "/k"):
+                    (await store.watch(key)).cancel()
+                    (await store.watch_children(key)).cancel()
+            cancelled = asyncio.create_task(store.watch("/k/late"))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await store.sync("/k")
+            assert store.statistics()["watches_at_server"] <= 1 + 2 * 3
+            assert await watched_at_server() - before == store.statistics()["watches_at_server"]
+            again = [await store.watch("/k/none-0"), await store.watch_children("/k"), await store.watch("/k/none-19")]
+            await store.create("/k/none-0", b"")
+            await store.create("/k/none-19", b"")
+            assert [watch.has_fired for watch in again] == [True] * 3
+            await store.put("/k/there", b"", 0)
+            assert kept.has_fired
 
     run_async(main())
 
