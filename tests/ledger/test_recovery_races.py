@@ -50,6 +50,7 @@ class History:
     rng: random.Random
     ledger_id: int
     acknowledged: int
+    lost: str = ""  # a bookie that lost everything and is in limbo
     ends: list[ClosedLedger] = field(default_factory=list)
 
     async def record(self) -> LedgerMetadata:
@@ -79,7 +80,12 @@ async def half_written(world: LedgerWorld, rng: random.Random, size: int, write_
         for bookie in rng.sample(write_set, rng.randint(least, max(least, most))):
             world.cluster[bookie].hold(entry)
     await writer.aclose()
-    return History(world, rng, writer.ledger_id, acknowledged)
+    history = History(world, rng, writer.ledger_id, acknowledged)
+    if ack_quorum > 1 and rng.random() < 0.5:
+        history.lost = rng.choice(ensemble)
+        world.cluster[history.lost].entries.pop(writer.ledger_id, None)
+        world.cluster[history.lost].limbo = True
+    return history
 
 
 async def recover_or_die(history: History, client: LedgerClient) -> None:
@@ -104,7 +110,7 @@ async def shake(history: History) -> None:
         bookie.delay_s, bookie.read_delay_s = rng.random() * 0.002, rng.random() * 0.004
     for _ in range(rng.randrange(6)):
         bookie = rng.choice(bookies)
-        fault = rng.choice(["down", "hang", "limbo", "lac_down", "refuse"])
+        fault = rng.choice(["down", "hang", "lac_down", "refuse"])
         setattr(bookie, fault, Status.IO_ERROR if fault == "refuse" else True)
         await asyncio.sleep(rng.random() * 0.01)
         if rng.random() < 0.6:
@@ -114,7 +120,7 @@ async def shake(history: History) -> None:
 
 def heal(history: History) -> None:
     for bookie in history.world.cluster.bookies.values():
-        bookie.down = bookie.hang = bookie.limbo = bookie.lac_down = False
+        bookie.down = bookie.hang = bookie.lac_down = False
         bookie.refuse = None
         bookie.delay_s = bookie.read_delay_s = 0.0
 
@@ -133,7 +139,9 @@ def check(history: History, record: LedgerMetadata) -> None:
             for position in write_set_positions(entry_id, record.ensemble_size, record.write_quorum)
             if entry_id in world.cluster[ensemble[position]].ids(ledger_id)
         ]
-        assert len(holders) >= record.ack_quorum, f"L6, L10: entry {entry_id} is on {holders} of {ensemble} only"
+        assert len(holders) >= record.ack_quorum - (history.lost in ensemble), (
+            f"L6, L10: entry {entry_id} is on {holders} of {ensemble} only"
+        )
     for bookie in world.cluster.bookies.values():  # L7: MemoryBookie asserts that one id has one value
         for entry_id, entry in bookie.entries.get(ledger_id, {}).items():
             assert entry.header(entry_id).last_add_confirmed <= min(entry_id - 1, history.acknowledged), "L4"
