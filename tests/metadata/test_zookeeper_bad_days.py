@@ -406,14 +406,16 @@ def test_a_second_watch_joins_the_first_without_a_request(root: str) -> None:
     run_async(main())
 
 
-def test_watches_that_nobody_waits_for_are_removed_from_the_server(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watches_that_nobody_waits_for_are_removed_from_the_server(
+    own_server: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(zookeeper_watches, "MAX_UNUSED", 3)
 
     async def main() -> None:
-        async with opened(shared_zookeeper().address, root) as store:
+        async with opened(own_server.address, root) as store:
 
             async def watched_at_server() -> int:
-                told = await asyncio.to_thread(shared_zookeeper().ask, "mntr")
+                told = await asyncio.to_thread(own_server.ask, "mntr")
                 return int(next(line.split()[1] for line in str(told).splitlines() if line.startswith("zk_watch_count")))
 
             before = await watched_at_server()
