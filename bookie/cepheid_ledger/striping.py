@@ -8,10 +8,12 @@ Position p holds entry e when (p - e) mod E < Qw: runs of Qw neighbours out of e
 
 from __future__ import annotations
 
+from cepheid_ledger.recovery_state import write_set_positions
+
 
 def write_windows(ensemble_size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
     """The write sets: entry e is on the positions of window e mod E."""
-    return tuple(tuple((first + i) % ensemble_size for i in range(write_quorum)) for first in range(ensemble_size))
+    return tuple(write_set_positions(entry_id, ensemble_size, write_quorum) for entry_id in range(ensemble_size))
 
 
 def runs_at(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> list[tuple[int, int]]:
