@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ ADD_TIMEOUT_S = 1.0
 READY_LIMIT_S = 60.0
 LAST_WORDS_LINES = 40
 POLL_S = 0.1
+KEEP = bool(os.environ.get("CEPHEID_CHAOS_KEEP"))
 TOPICS_TRIED = 20
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -35,39 +37,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class ChaosCluster:
-    """`up` once, `down` once; between them processes are broken, and `heal` makes them whole."""
+class BrokenOnPurpose(ABC):
+    """What every cluster under chaos has: clients that are watched, metadata that is asked, logs that are shown."""
 
-    def __init__(self, *, bookies: int = 4, brokers: int = 2) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="cepheid-chaos-"))
-        self.processes = LocalCluster(self.directory)
-        self._bookies, self._brokers = bookies, brokers
-        self.view: MetadataView
+    view: MetadataView
 
-    def up(self) -> None:
-        self.processes.up(self._bookies, self._brokers, session_timeout_s=SESSION_TIMEOUT_S, settings=SETTINGS)
-        self.view = MetadataView(self.processes.metadata_url)
-        forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}  # the audit needs everything
-        admin = AdminClient(self.processes.admin_urls[0])
-        admin.put(f"/admin/v2/namespaces/{NAMESPACE}", {"retention_policies": forever})
+    @property
+    @abstractmethod
+    def service_url(self) -> str:
+        """Of all brokers."""
 
-    def down(self, *, keep: bool) -> None:
-        self.processes.down()
-        if not keep and not os.environ.get("CEPHEID_CHAOS_KEEP"):
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def heal(self) -> None:
-        """Every process runs and is ready. Raises AssertionError when one does not come back."""
-        for process in self.processes.status():
-            if process.state == "paused":
-                self.processes.resume(process.name)
-            elif process.state in ("stopped", "killed", "died"):
-                self.processes.start(process.name)
-        self.wait_until(lambda: all(process.state == "ready" for process in self.processes.status()), "every process is ready")
-
-    def shown(self, name: str) -> str:
-        """ready, starting, paused, stopped, killed or died."""
-        return next(process.state for process in self.processes.status() if process.name == name)
+    @abstractmethod
+    def log_paths(self) -> Mapping[str, Path]:
+        """By the process's name."""
 
     def ensemble(self, topic: str) -> tuple[str, ...]:
         """The bookies that the topic's newest entries lie on."""
@@ -89,34 +71,20 @@ class ChaosCluster:
             time.sleep(POLL_S)
         return time.monotonic() - began
 
-    def open_topic(self, topic: str, *, at: str) -> None:
-        """As a client does that knows this broker only."""
-        client = pulsar.Client(
-            f"pulsar://127.0.0.1:{self.processes.broker_ports[at]}", logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        )
-        try:
-            client.create_producer(topic)
-        finally:
-            client.close()
+    def wait_until_replaced(self, bookie: str, topic: str, within_s: float = READY_LIMIT_S) -> None:
+        """Three others hold what is written to the topic."""
 
-    def new_topic_on(self, bookie: str) -> str:
-        """An empty topic whose ledger has that bookie in its ensemble."""
-        client = pulsar.Client(self.processes.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        try:
-            for _ in range(TOPICS_TRIED):
-                topic = _new_topic("placed")
-                client.create_producer(topic)
-                if bookie in self.ensemble(topic):
-                    return topic
-        finally:
-            client.close()
-        raise AssertionError(f"none of {TOPICS_TRIED} new ledgers has {bookie}\n{self.last_words()}")
+        def is_replaced() -> bool:
+            now = self.ensemble(topic)
+            return bookie not in now and len(now) == 3
+
+        self.wait_until(is_replaced, f"{bookie} is replaced in the ensemble of {topic}", within_s)
 
     @contextmanager
     def workload(self, name: str, *, topic: str = "", **flags: str) -> Iterator[ChaosWorkload]:
         """Clients that publish and consume on a topic of their own."""
-        topic = topic or _new_topic(name)
-        given = {"url": self.processes.service_url, "topic": topic, "types": "Shared,Failover", "quiet-s": "1.0", **flags}
+        topic = topic or new_topic(name)
+        given = {"url": self.service_url, "topic": topic, "types": "Shared,Failover", "quiet-s": "1.0", **flags}
         arguments = [word for flag, value in given.items() for word in (f"--{flag}", value)]
         with ToldWorkload(*arguments, "--patient") as told:
             workload = ChaosWorkload(self, told, topic)
@@ -125,18 +93,71 @@ class ChaosCluster:
 
     def last_words(self) -> str:
         """The end of every log."""
-        parts = [f"logs are kept in {self.directory}"]
-        for name in self.processes.names():
-            path = self.processes.log_path(name)
+        parts = []
+        for name, path in self.log_paths().items():
             lines = path.read_text(errors="replace").splitlines()[-LAST_WORDS_LINES:] if path.exists() else ["(no log)"]
-            parts += [f"---- {name}", *lines]
+            parts += [f"---- {name}: {path}", *lines]
         return "\n".join(parts)
+
+
+class ChaosCluster(BrokenOnPurpose):
+    """`up` once, `down` once; between them processes are broken, and `heal` makes them whole."""
+
+    def __init__(self, *, bookies: int = 4, brokers: int = 2) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="cepheid-chaos-"))
+        self.processes = LocalCluster(self.directory)
+        self._bookies, self._brokers = bookies, brokers
+
+    @property
+    def service_url(self) -> str:
+        return self.processes.service_url
+
+    def log_paths(self) -> Mapping[str, Path]:
+        return {name: self.processes.log_path(name) for name in self.processes.names()}
+
+    def up(self) -> None:
+        self.processes.up(self._bookies, self._brokers, session_timeout_s=SESSION_TIMEOUT_S, settings=SETTINGS)
+        self.view = MetadataView(self.processes.metadata_url)
+        keep_everything(self.processes.admin_urls[0])
+
+    def down(self, *, keep: bool) -> None:
+        self.processes.down()
+        if not keep and not KEEP:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def heal(self) -> None:
+        """Every process runs and is ready. Raises AssertionError when one does not come back."""
+        for process in self.processes.status():
+            if process.state == "paused":
+                self.processes.resume(process.name)
+            elif process.state in ("stopped", "killed", "died"):
+                self.processes.start(process.name)
+        self.wait_until(lambda: all(process.state == "ready" for process in self.processes.status()), "every process is ready")
+
+    def shown(self, name: str) -> str:
+        """ready, starting, paused, stopped, killed or died."""
+        return next(process.state for process in self.processes.status() if process.name == name)
+
+    def open_topic(self, topic: str, *, at: str) -> None:
+        """As a client does that knows this broker only."""
+        with _client(f"pulsar://127.0.0.1:{self.processes.broker_ports[at]}") as client:
+            client.create_producer(topic)
+
+    def new_topic_on(self, bookie: str) -> str:
+        """An empty topic whose ledger has that bookie in its ensemble."""
+        with _client(self.service_url) as client:
+            for _ in range(TOPICS_TRIED):
+                topic = new_topic("placed")
+                client.create_producer(topic)
+                if bookie in self.ensemble(topic):
+                    return topic
+        raise AssertionError(f"none of {TOPICS_TRIED} new ledgers has {bookie}\n{self.last_words()}")
 
 
 class ChaosWorkload:
     """What a test tells the clients, and what it demands of them."""
 
-    def __init__(self, cluster: ChaosCluster, told: ToldWorkload, topic: str) -> None:
+    def __init__(self, cluster: BrokenOnPurpose, told: ToldWorkload, topic: str) -> None:
         self._cluster = cluster
         self._told = told
         self.topic = topic
@@ -171,11 +192,28 @@ class ChaosWorkload:
             raise AssertionError("\n".join([*map(str, violations[:20]), self._cluster.last_words()]))
         refused = _refused(events)
         assert not refused, f"{refused}\n{self._cluster.last_words()}"
-        return longest_waits(events)
+        waits = longest_waits(events)
+        print({name: round(wait_s, 3) for name, wait_s in waits.items()})
+        return waits
 
 
-def _new_topic(name: str) -> str:
+def new_topic(name: str) -> str:
     return f"persistent://{NAMESPACE}/{name}-{time.monotonic_ns()}"
+
+
+def keep_everything(admin_url: str) -> None:
+    """The audit reads all that was ever published."""
+    forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    AdminClient(admin_url).put(f"/admin/v2/namespaces/{NAMESPACE}", {"retention_policies": forever})
+
+
+@contextmanager
+def _client(url: str) -> Iterator[pulsar.Client]:
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def _refused(events: list[Event]) -> list[str]:

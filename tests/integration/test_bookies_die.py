@@ -16,9 +16,7 @@ def test_a_sigkilled_bookie_of_the_ensemble_is_replaced(chaos: ChaosCluster) -> 
         work.fault("SIGKILL")
         chaos.processes.kill(victim)
         work.goes_on(within_s=10, receipts=200)
-        chaos.wait_until(
-            lambda: victim not in (now := chaos.ensemble(work.topic)) and len(now) == 3, f"{victim} is replaced in the ensemble", 10
-        )
+        chaos.wait_until_replaced(victim, work.topic, 10)
         work.fault("start")
         chaos.processes.start(victim)
         work.goes_on(within_s=10)
@@ -33,7 +31,7 @@ def test_two_bookies_sigkilled_in_a_row_leave_too_few_and_publishing_goes_on(cha
         work.fault("first SIGKILL")
         chaos.processes.kill(first)
         work.goes_on(within_s=10)
-        chaos.wait_until(lambda: first not in chaos.ensemble(work.topic), f"{first} is replaced", 10)
+        chaos.wait_until_replaced(first, work.topic, 10)
         work.fault("second SIGKILL")
         chaos.processes.kill(second)
         work.goes_on(within_s=10, receipts=200)

@@ -45,7 +45,7 @@ def test_a_bookie_whose_disk_is_full_takes_no_more_and_comes_back_when_there_is_
             chaos.wait_until(lambda: victim not in chaos.writable(), f"{victim} is read-only")
             assert victim in chaos.view.readonly_bookies()
             work.goes_on(within_s=10, receipts=200)
-            chaos.wait_until(lambda: victim not in chaos.ensemble(work.topic), f"{victim} is replaced")
+            chaos.wait_until_replaced(victim, work.topic)
             work.fault("room")
             ballast.unlink()
             chaos.wait_until(lambda: victim in chaos.writable(), f"{victim} is writable again")

@@ -50,6 +50,6 @@ def test_a_bookie_killed_during_an_outage_of_zookeeper_is_done_without(chaos: Ch
         work.fault("end of the outage")
         chaos.processes.start("zookeeper")
         work.goes_on(within_s=15, receipts=200)
-        chaos.wait_until(lambda: victim not in (now := chaos.ensemble(work.topic)) and len(now) == 3, f"{victim} is replaced", 30)
+        chaos.wait_until_replaced(victim, work.topic, 30)
         waits = work.ends_well()
     assert max(waits.values()) < GAP_S, waits
