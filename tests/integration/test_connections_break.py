@@ -1,0 +1,84 @@
+"""Connections cut and stalled between processes that all live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.chaos_cluster import ADD_TIMEOUT_S, SESSION_TIMEOUT_S
+from tests.integration.proxied_cluster import ProxiedCluster
+
+GAP_S = 3.0
+NOT_SAVED_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ProxiedCluster]:
+    with ProxiedCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def proxied(shared: ProxiedCluster, chaos_round: int) -> Iterator[ProxiedCluster]:
+    yield shared
+    shared.heal()
+
+
+@pytest.mark.parametrize("how", ["refuse", "stall"])
+def test_a_bookie_that_the_broker_cannot_reach_is_replaced(proxied: ProxiedCluster, how: str) -> None:
+    """It is registered all the time: the broker alone knows that it is not there."""
+    with proxied.workload(f"bookie-{how}") as work:
+        victim = proxied.ensemble(work.topic)[0]
+        work.fault(how)
+        getattr(proxied.bookies[victim], how)()
+        work.goes_on(within_s=10, receipts=200)
+        proxied.wait_until_replaced(victim, work.topic, 10)
+        assert victim in proxied.writable()
+        work.fault("heal")
+        proxied.bookies[victim].heal()
+        work.goes_on(within_s=10)
+        waits = work.ends_well()
+    assert max(waits.values()) < GAP_S + ADD_TIMEOUT_S, waits
+
+
+def test_connections_to_bookies_that_break_now_and_then_repeat_nothing(proxied: ProxiedCluster) -> None:
+    with proxied.workload("bookies-cut") as work:
+        for name, proxy in proxied.bookies.items():
+            work.fault(f"cut of {name}")
+            proxy.cut()
+            work.goes_on(within_s=10)
+        waits = work.ends_well()
+    assert max(waits.values()) < GAP_S + ADD_TIMEOUT_S, waits
+
+
+def test_a_broker_cut_off_from_zookeeper_for_less_than_its_session_goes_on(proxied: ProxiedCluster) -> None:
+    with proxied.workload("zookeeper-cut") as work:
+        work.fault("refuse")
+        proxied.zookeeper.refuse()
+        work.goes_on(within_s=SESSION_TIMEOUT_S, receipts=int(100 * SESSION_TIMEOUT_S / 2))
+        work.fault("heal")
+        proxied.zookeeper.heal()
+        work.goes_on(within_s=10, receipts=200)
+        waits = work.ends_well()
+    assert max(waits.values()) < GAP_S, waits
+
+
+def test_a_broker_cut_off_from_zookeeper_for_longer_opens_its_topics_again(proxied: ProxiedCluster) -> None:
+    """Its session ended while it could not know: it goes on, as nobody fenced its ledgers, and opens anew when it hears."""
+    with proxied.workload("zookeeper-stalled") as work:
+        owner = proxied.owner(work.topic)
+        assert owner
+        work.fault("stall")
+        proxied.zookeeper.stall()
+        work.goes_on(within_s=10, receipts=100)
+        proxied.wait_until(lambda: proxied.owner(work.topic) == "", "the session has ended", 15)
+        time.sleep(0.5)  # it does not know it yet, and goes on
+        work.goes_on(within_s=10)
+        with work.connections_end("heal"):
+            proxied.zookeeper.heal()
+            proxied.wait_until(lambda: proxied.owner(work.topic) == owner, "the topic is owned again", 20)
+            work.goes_on(within_s=20)
+        # Acknowledgements of the time without metadata are not saved: who got no response for them gets their messages again.
+        work.ends_well(ack_window_s=NOT_SAVED_S)
