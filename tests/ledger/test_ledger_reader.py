@@ -16,8 +16,9 @@ from cepheid_ledger import (
     NoSuchLedgerError,
 )
 from cepheid_ledger.replica_read import ReplicaFailure, explain
-from cepheid_metadata import Fragment
+from cepheid_metadata import Fragment, Versioned
 from cepheid_rpc import ReadRequest, Status
+from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
 from tests.support import run_async, wait_until
 
@@ -251,5 +252,113 @@ def test_a_read_cancelled_anywhere_leaves_no_task(turns: int) -> None:
             await asyncio.gather(read, return_exceptions=True)
             assert len(asyncio.all_tasks()) == before
             assert len(payloads_of(await reader.read(0, 2, max_bytes=1 << 20))) == 3
+
+    run_async(main())
+
+
+class StaleStore(FaultyStore):
+    """A follower that shows the past of one key until `sync` is called."""
+
+    past: Versioned | None = None
+    syncs = 0
+
+    async def get(self, key: str) -> Versioned | None:
+        return self.past if self.past is not None else await super().get(key)
+
+    async def sync(self, key: str) -> None:
+        self.syncs += 1
+        self.past = None
+
+
+def test_a_no_of_all_replicas_counts_only_under_the_record_in_force() -> None:
+    """Repair has moved the ledger and the old bookies have dropped it; the follower that is asked has not heard of it."""
+
+    async def main() -> None:
+        async with ledger_world("a", "b", "d", "e", store_of=StaleStore) as world:
+            writer = await written(world, 2, "ab")
+            reader = await world.client.open_reader(writer.ledger_id)
+            world.store.past = await world.store._store.get(world.records.key_of(writer.ledger_id))
+            past = world.store.past
+            world.store.past = None
+            for old, new in zip("ab", "de", strict=True):
+                world.cluster[new].hold(*world.cluster[old].entries.pop(writer.ledger_id).values())
+            await change_fragments(world, writer, {0: "de"})
+            world.store.past = past
+            assert payloads_of(await reader.read(0, 1, max_bytes=1 << 20)) == [b"0", b"1"]
+            assert world.store.syncs == 1
+            for bookie in "de":
+                del world.cluster[bookie].entries[writer.ledger_id][1]
+            with pytest.raises(NoSuchEntryError):
+                await reader.read(1, 1, max_bytes=1)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_without_metadata_nothing_is_denied_for_certain(lost: bool) -> None:
+    async def main() -> None:
+        async with ledger_world("a", "b", store_of=FaultyStore) as world:
+            writer = await written(world, 2, "ab")
+            reader = await world.client.open_reader(writer.ledger_id)
+            for bookie in world.cluster.bookies.values():
+                if lost:
+                    del bookie.entries[writer.ledger_id][1]
+                else:
+                    bookie.down = True
+            world.store.unreadable = 100
+            with pytest.raises(EntryUnavailableError):
+                await reader.read(1, 1, max_bytes=1)
+
+    run_async(main())
+
+
+def test_a_reader_runs_after_a_ledger_that_moves_again_and_again() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abcdef") as world:
+            writer = await written(world, 4, "a")
+            reader = await world.client.open_reader(writer.ledger_id)
+            here = world.cluster["a"].entries.pop(writer.ledger_id)
+            moves = iter("bcde")
+            original = world.records.get
+
+            async def get_and_move(ledger_id: int) -> object:
+                if (there := next(moves, None)) is not None:
+                    await change_fragments(world, writer, {0: there})
+                    if there == "e":
+                        world.cluster["e"].hold(*here.values())
+                return await original(ledger_id)
+
+            reader._records = type("Records", (), {})()  # the reader's view alone moves
+            reader._records.get, reader._records.store, reader._records.key_of = (
+                get_and_move,
+                world.records.store,
+                world.records.key_of,
+            )
+            assert payloads_of(await reader.read(0, 3, max_bytes=1 << 20)) == [b"0", b"1", b"2", b"3"]
+
+    run_async(main())
+
+
+def test_a_reader_of_an_open_ledger_elsewhere_follows_it_to_new_bookies() -> None:
+    """With a live writer that replaces a bookie: entries before and behind the change are read from whoever has them."""
+
+    async def main() -> None:
+        async with ledger_world(*"abcd") as world:
+            writer = await world.create_on("abc")
+            other = world.another_client()
+            reader = await other.open_reader(writer.ledger_id)
+            await append(writer, [b"0"])
+            world.cluster["b"].down = True
+            world.cluster["b"].break_streams()
+            await append(writer, [b"1"])
+            await wait_until(lambda: "d" in writer.metadata.last_fragment.ensemble, what="another bookie in b's place")
+            await append(writer, [b"2"])
+            await append(writer, [b"3"])
+            assert await reader.read_lac() >= 2
+            for bookie in "ac":
+                world.cluster[bookie].entries[writer.ledger_id].pop(2)  # what is left of entry 2 is where the change put it
+            assert payloads_of(await reader.read(0, 1, max_bytes=1 << 20)) == [b"0", b"1"]
+            assert payloads_of(await reader.read(2, 2, max_bytes=1)) == [b"2"]
+            await other.aclose()
 
     run_async(main())
