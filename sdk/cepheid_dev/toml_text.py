@@ -15,8 +15,13 @@ def _lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     tables = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
     for name, value in settings.items():
         if name not in tables:
-            yield f"{json.dumps(name)} = {json.dumps(value, ensure_ascii=False)}"  # JSON's words for these are TOML's too
+            yield f"{_text(name)} = {_text(value)}"
     for name, table in tables.items():
         inner = (*path, name)
-        yield f"[{'.'.join(json.dumps(part) for part in inner)}]"
+        yield f"[{'.'.join(_text(part) for part in inner)}]"
         yield from _lines(table, inner)
+
+
+def _text(value: Any) -> str:
+    """JSON's words for these are TOML's too, but that TOML does not take a DEL as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
