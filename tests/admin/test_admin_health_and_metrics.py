@@ -40,7 +40,14 @@ def metrics_of(admin: AdminWorld) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/status.html", "OK"), ("/admin/v2/brokers/ready", "ok"), ("/admin/v2/brokers/health", "ok")]
+    ("path", "body"),
+    [
+        ("/status.html", "OK"),
+        ("/health", "ok"),
+        ("/ready", "ok"),
+        ("/admin/v2/brokers/ready", "ok"),
+        ("/admin/v2/brokers/health", "ok"),
+    ],
 )
 def test_a_healthy_broker_says_so(admin: AdminWorld, path: str, body: str) -> None:
     answer = admin.get(path)
