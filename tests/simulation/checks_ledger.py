@@ -69,7 +69,7 @@ class WriterProbe:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
 
-    def append(self, payloads: Sequence[Buffer], on_done: Callable[[EntryGroup | LedgerError], None]) -> None:
+    def append(self, payloads: Sequence[Buffer], on_done: Callable[[EntryGroup | LedgerError], None]) -> EntryGroup | None:
         copies = [bytes(payload) for payload in payloads]
         before = self._writer.last_add_pushed
 
@@ -79,11 +79,12 @@ class WriterProbe:
             on_done(outcome)
 
         self._history.sent[self.ledger_id] += copies  # before the append: it may reach a bookie within the call
-        self._writer.append(payloads, observed)
+        group: EntryGroup | None = self._writer.append(payloads, observed)
         pushed = self._writer.last_add_pushed - before
         if pushed != len(copies):
             del self._history.sent[self.ledger_id][-len(copies) :]
             self._history.check("L4", pushed == 0, f"append of {len(copies)} entries pushed {pushed}")
+        return group
 
     async def close(self) -> ClosedLedger:
         end: ClosedLedger = await self._writer.close()

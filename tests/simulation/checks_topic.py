@@ -173,5 +173,16 @@ def check_all_entries(history: History, topic: TopicModel, entries: list[tuple[P
         history.check(
             "M4", first == position, lambda p=position, f=first: f"{topic.name}: one append is stored twice, at {f} and {p}"
         )
+    for opening, payloads in topic.appended.items():
+        _check_order(history, topic, opening, [seen.get(payload) for payload in payloads])
     order = [position for position, _ in entries]
     history.check("M3", order == sorted(order), f"{topic.name}: entries are read in the order {order}")
+
+
+def _check_order(history: History, topic: TopicModel, opening: tuple[str, int], places: list[Position | None]) -> None:
+    """M5: what one producer appended is stored in its order, and nothing of it behind something that is not."""
+    found = [place for place in places if place is not None]
+    history.check("M5", found == sorted(found), lambda: f"{topic.name}: the appends of {opening} are stored at {places}")
+    if not topic.trimmed:  # else one that nobody was told of may be among what is gone
+        prefix = places[: len(found)]
+        history.check("M5", None not in prefix, lambda: f"{topic.name}: appends of {opening} are missing in between: {places}")

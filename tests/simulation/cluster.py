@@ -54,6 +54,7 @@ MANAGED_LEDGER_SETTINGS = ManagedLedgerSettings(
     ledger_min_age_s=0.0,
     ledger_max_age_s=5.0,
     drain_timeout_s=3.0,
+    ledger_failover_timeout_s=6.0,
     metadata_timeout_s=4.0,
     housekeeping_s=1.0,
     cursor_flush_s=0.1,

@@ -13,11 +13,9 @@ from unittest import mock
 
 from cepheid_bookie import entry_reader
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
-from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_bookie.limbo import Limbo
 from cepheid_broker.deduplication import NOTHING, ProducerSequence, SequenceIds
 from cepheid_broker.managed_ledger import cursor, rollover, trimmer
 from cepheid_broker.managed_ledger.ack_set import AckSet
@@ -30,6 +28,7 @@ from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
 from cepheid_metadata import Position, Put
 from cepheid_rpc import ReadRequest, Status
+from tests.simulation.mutants_cluster import CLUSTER_MUTANTS
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -333,20 +332,6 @@ def let_producers_in_while_chunks_are_under_way() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def take_a_blank_bookie_for_a_new_one() -> Iterator[None]:
-    """Empty disks under a known id, and no limbo: as if nothing had ever been there (apache/bookkeeper#4812)."""
-    with mock.patch.object(Cookie, "reborn", lambda self, limbo_below: self):
-        yield
-
-
-@contextlib.contextmanager
-def limbo_answers_a_certain_no() -> Iterator[None]:
-    """Regular adds are refused, but what was lost is denied."""
-    with mock.patch.object(Limbo, "sure", lambda self, ledger_id, status: status):
-        yield
-
-
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -372,7 +357,6 @@ MUTANTS: dict[str, Mutant] = {
         believe_the_snapshot_of_sequence_ids_alone,
         snapshot_in_the_middle_of_chunked_messages,
         let_producers_in_while_chunks_are_under_way,
-        take_a_blank_bookie_for_a_new_one,
-        limbo_answers_a_certain_no,
+        *CLUSTER_MUTANTS,
     )
 }

@@ -33,9 +33,12 @@ class Nemesis:
             self._lose_power_everywhere,
             self._lose_metadata,
             self._lag_metadata,
+            self._slow_metadata,
             self._slow_bookie,
             self._pause_bookie,
             self._lose_disk,
+            self._hit_ensemble,
+            self._hit_ensemble,
         )
 
     def act(self) -> None:
@@ -46,6 +49,7 @@ class Nemesis:
         """Ends every fault that lasts, and waits until every machine is up."""
         world = self._world
         world.network.heal()
+        world.tree.slow = 1.0
         if world.tree.out:
             world.tree.end_outage()
         for bookie in world.bookies.values():
@@ -159,6 +163,35 @@ class Nemesis:
                 store.lag_s = None
 
             self._world.later(self._random.choice((0.5, 3.0)), catch_up)
+
+    def _slow_metadata(self) -> None:
+        """So that much happens between a request and its answer."""
+        tree = self._world.tree
+        self._world.plan.count("slow metadata")
+        tree.slow = self._random.choice((50.0, 300.0))
+
+        def recover() -> None:
+            tree.slow = 1.0
+
+        self._world.later(self._random.choice((1.0, 5.0)), recover)
+
+    def _hit_ensemble(self) -> None:
+        """What chance alone brings together too rarely: in one ensemble some bookies are late while another one ends, and metadata
+        takes its time to hear of it."""
+        world, rng = self._world, self._random
+        open_ledgers = [record for record in world.history.ledgers.values() if not record.is_closed]
+        if not open_ledgers:
+            return
+        world.plan.count("ensemble hit")
+        ensemble = list(rng.choice(open_ledgers).last_fragment.ensemble)
+        rng.shuffle(ensemble)
+        ends, late = ensemble[0], ensemble[1 : rng.randrange(len(ensemble)) + 1]
+        self._slow_metadata()
+        for name in late:
+            world.network.slow[name] = 100.0
+            world.later(1.0, lambda name=name: world.network.slow.pop(name, None))
+        bookie, power = world.bookies[ends], rng.random() < 0.3
+        world.later(rng.choice((0.005, 0.02, 0.1)), lambda: bookie.serving and bookie.crash(power=power))
 
     def _slow_bookie(self) -> None:
         """It answers, many times later."""

@@ -47,6 +47,7 @@ class SimTree(MemoryTree):
         self.on_commit: Callable[[Sequence[Op], str], None] | None = None
         self.writer = "world"  # the process whose request is being served
         self.out = False  # nobody reaches it
+        self.slow = 1.0  # how many times longer everything takes
         self.past = TreePast()
         self.stores: list[SimStore] = []
 
@@ -227,7 +228,8 @@ class SimStore:
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults
         loop = asyncio.get_running_loop()
-        self._last_arrival_s = max(loop.time() + plan.between(faults.metadata_delay_s), self._last_arrival_s + _SPACING_S)
+        delay_s = plan.between(faults.metadata_delay_s) * self._tree.slow
+        self._last_arrival_s = max(loop.time() + delay_s, self._last_arrival_s + _SPACING_S)
         await _sleep_until(self._last_arrival_s)
         if write and self.held_writes is not None:
             await self.held_writes.wait()
@@ -240,7 +242,7 @@ class SimStore:
             self._tree.writer = "world"
             if write:
                 self._see_all()
-        await asyncio.sleep(plan.between(faults.metadata_delay_s))
+        await asyncio.sleep(plan.between(faults.metadata_delay_s) * self._tree.slow)
         if write and self.held_answers is not None:
             await self.held_answers.wait()
         if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):

@@ -33,6 +33,13 @@ RULES = {
     "let producers in while chunks are under way": {"H3"},
     "take a blank bookie for a new one": {"S11", "S2", "S5"},
     "limbo answers a certain no": {"S2", "S5"},
+    "count what departed bookies acknowledged": {"L3"},
+    "count failed bookies while they are replaced": {"L3"},
+    "count newcomers before metadata names them": {"L3"},
+    "replace in metadata without sending again": {"L3"},
+    "choose a bookie again that had left": {"L2"},
+    "publish a recoverys ensemble change early": {"L2"},
+    "stamp recovered copies anew": {"L4", "L7"},
     "trim without asking the cursors": {"M6", "C3", "C6"},
 }
 

@@ -13,6 +13,9 @@ from cepheid_ledger import LedgerError, LedgerFencedError
 from cepheid_metadata import LedgerState
 from cepheid_rpc import EntryGroup
 from tests.simulation.cluster import LEDGER_SETTINGS
+from tests.simulation.history import InvariantViolation
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants_cluster import resend_from_the_lac_at_the_end_of_the_change
 from tests.simulation.script import Script
 from tests.support import wait_until
 
@@ -161,6 +164,9 @@ async def second_failure_in_change(script: Script) -> None:
     assert not told, "one bookie is no quorum, whatever else is on its way"
     store.held_writes.set()
     await told_ok(told)
+    for name in script.ensemble_of(ledger_id):
+        if name not in (second, third):
+            await script.holds(script.bookies[name], ledger_id, 2, 3)  # 2 was confirmed meanwhile, and is in the new fragment
     assert first not in script.ensemble_of(ledger_id)
     await wait_until(lambda: second not in script.ensemble_of(ledger_id))
     end = await script.at(script.east, writer.close())
@@ -170,6 +176,36 @@ async def second_failure_in_change(script: Script) -> None:
 def test_6_second_failure_in_change() -> None:
     """A bookie fails while the change for another one is on its way to metadata."""
     Script(5).run(second_failure_in_change)
+
+
+def test_6_newcomers_that_get_only_what_is_unconfirmed_at_the_end_lack_copies() -> None:
+    with resend_from_the_lac_at_the_end_of_the_change(), pytest.raises(AssertionError, match="did not hold"):
+        Script(5).run(second_failure_in_change)
+
+
+def test_6_a_failed_bookie_that_counts_on_is_found_out() -> None:
+    """Entry 1 is on the one that fails and then on another one; the change begins at 1, and does not name the first."""
+
+    async def course(script: Script) -> None:
+        writer = await written(script, 3, 2)
+        first, second, third = script.ensemble_of(writer.ledger_id)
+        for name in (second, third):
+            script.network.block("east", name, "add")
+        told = script.append(script.east, writer, b"1")
+        await script.holds(script.bookies[first], writer.ledger_id, 1)
+        await asyncio.sleep(0.05)  # and it has answered
+        script.east.store.held_writes = asyncio.Event()
+        script.bookies[first].crash(power=False)
+        await asyncio.sleep(0.1)
+        script.network.unblock("east", second, "add")
+        await asyncio.sleep(0.1)
+        assert not told, "on one of those that are in both ensembles"
+        script.east.store.held_writes.set()
+        await told_ok(told)
+
+    Script(4).run(course)
+    with MUTANTS["count failed bookies while they are replaced"](), pytest.raises((InvariantViolation, AssertionError)):
+        Script(4).run(course)
 
 
 def test_6_an_answer_of_a_change_that_is_lost() -> None:

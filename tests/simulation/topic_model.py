@@ -94,6 +94,7 @@ class CursorModel:
 class TopicModel:
     name: str
     sent: dict[bytes, None] = field(default_factory=dict)  # payloads of all append calls
+    appended: dict[tuple[str, int], dict[bytes, None]] = field(default_factory=dict)  # by opening, in the order of the calls
     stored: dict[Position, bytes] = field(default_factory=dict)  # acknowledged to the producer
     trimmed: dict[int, None] = field(default_factory=dict)  # ledgers that left the chain
     cursors: dict[str, CursorModel] = field(default_factory=dict)

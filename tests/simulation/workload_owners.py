@@ -67,11 +67,11 @@ class OwnershipWorkload:
     async def run(self, broker: SimBroker) -> None:
         """A broker's ownership, for the life of its process."""
         opened = OpenTopics()
-        ownership = opened.ownership = BundleOwnership(broker.store, broker.name, broker.ports, timeout_s=5.0)
+        ownership = opened.ownership = BundleOwnership(broker.store, broker.ports, timeout_s=5.0)
         ownership.user = opened
         while True:
             try:
-                await ownership.start({"pulsar": broker.name})
+                await ownership.start(broker.name, {"pulsar": broker.name})
                 break
             except EXPECTED as error:
                 self._history.note(f"{broker.process} cannot register: {error!r}")

@@ -16,7 +16,9 @@ from cepheid_broker.managed_ledger import (
     ManagedLedgerConfig,
     ManagedLedgerError,
     Retention,
+    SplitPosition,
     State,
+    TooManyAppendsError,
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
@@ -143,6 +145,8 @@ class TopicWorkload:
         self._appends += 1
         number = self._appends
         model.sent.update(dict.fromkeys(payloads))
+        appended = model.appended.setdefault(opening, {})
+        appended.update(dict.fromkeys(payloads))
         pending = self.pending.setdefault(opening[0], Pending())
         pending.begin()
         told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -152,6 +156,9 @@ class TopicWorkload:
             history.check("V9", count == len(payloads), f"{self.topic}: {len(payloads)} entries were answered as {count}")
             if isinstance(outcome, Position):
                 self._on_stored(opening, number, outcome, payloads, managed_ledger)
+            elif isinstance(outcome, TooManyAppendsError):
+                for payload in payloads:  # refused: it never was in the order of appends
+                    del appended[payload]
             if not told.done():
                 told.set_result(isinstance(outcome, Position))
 
@@ -162,10 +169,12 @@ class TopicWorkload:
         self, opening: tuple[str, int], number: int, first: Position, payloads: list[bytes], managed_ledger: ManagedLedger
     ) -> None:
         model, history, name = self.model, self._history, str(self.topic)
-        for position in (Position(first.ledger_id, first.entry_id + index) for index in range(len(payloads))):
+        runs = first.runs if isinstance(first, SplitPosition) else ((first, len(payloads)),)
+        positions = [Position(start.ledger_id, start.entry_id + index) for start, count in runs for index in range(count)]
+        for position, payload in zip(positions, payloads, strict=True):
             history.check("M3", position not in model.stored, f"{name}: two appends were told {position}")
-            model.stored[position] = payloads[position.entry_id - first.entry_id]
-        last = Position(first.ledger_id, first.entry_id + len(payloads) - 1)
+            model.stored[position] = payload
+        last = positions[-1]
         history.check("M9", managed_ledger.last_confirmed >= last, f"{name}: told {last} before it can be read")
         before = model.answered.get(opening, (0, NOWHERE))
         history.check("M3", before < (number, first) and before[1] < first, f"{name}: told {first} after {before[1]}")

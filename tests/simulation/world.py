@@ -20,7 +20,7 @@ from tests.simulation.workload_ledgers import LedgerWorkload, Quorums
 from tests.simulation.workload_owners import OwnershipWorkload
 from tests.simulation.workload_topics import TopicWorkload
 
-_QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3))
+_QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2))
 _MOST_REPLAYS = 4
 _FEWEST_FAULTS = 3
 _ORDERLY = 0.5

@@ -1,0 +1,215 @@
+"""Known mistakes about bookies that fail and brokers that follow each other, as in mutants.py: the simulator must notice each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from cepheid_bookie.cookie import Cookie
+from cepheid_bookie.limbo import Limbo
+from cepheid_ledger.add_pipeline import AddPipeline
+from cepheid_ledger.ensemble_change import EnsembleChanger
+from cepheid_ledger.recovery import Recovery
+from cepheid_ledger.write_back import WriteBack
+from cepheid_ledger.writer_state import Confirm, SendAdd, WriterState
+from cepheid_metadata import LedgerMetadata
+from cepheid_rpc import EntryGroup, encode_group
+
+Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+# Bookies that come back blank
+
+
+@contextlib.contextmanager
+def take_a_blank_bookie_for_a_new_one() -> Iterator[None]:
+    """Empty disks under a known id, and no limbo: as if nothing had ever been there (apache/bookkeeper#4812)."""
+    with mock.patch.object(Cookie, "reborn", lambda self, limbo_below: self):
+        yield
+
+
+@contextlib.contextmanager
+def limbo_answers_a_certain_no() -> Iterator[None]:
+    """Regular adds are refused, but what was lost is denied."""
+    with mock.patch.object(Limbo, "sure", lambda self, ledger_id, status: status):
+        yield
+
+
+# Ensemble changes of a living writer
+
+
+@contextlib.contextmanager
+def count_what_departed_bookies_acknowledged() -> Iterator[None]:
+    """Whoever takes a place inherits what the one before had acknowledged."""
+    on_ensemble_changed = WriterState.on_ensemble_changed
+
+    def inherit(self: WriterState, replaced: Mapping[str, str], *, supplied: bool = True) -> Any:
+        held = {new: self._acked_through[old] for old, new in replaced.items()}
+        effects = on_ensemble_changed(self, replaced, supplied=supplied)
+        self._acked_through.update({new: max(acked, self._acked_through[new]) for new, acked in held.items()})
+        confirm = self._confirm()
+        return [*effects, confirm] if confirm is not None else effects
+
+    with mock.patch.object(WriterState, "on_ensemble_changed", inherit), _forgiving_lanes():
+        yield
+
+
+@contextlib.contextmanager
+def count_failed_bookies_while_they_are_replaced() -> Iterator[None]:
+    """Until the change is in force, those that are to leave count as before (apache/bookkeeper#4097)."""
+
+    def confirm(self: WriterState) -> Confirm | None:
+        reached = sorted(self._acked_through.values(), reverse=True)[self._ack_quorum - 1]
+        if reached <= self.last_add_confirmed:
+            return None
+        self.last_add_confirmed = reached
+        return Confirm(reached)
+
+    def on_added(self: WriterState, bookie: str, last: int) -> Confirm | None:
+        acked = self._acked_through
+        if bookie not in acked or bookie in self._dropped or self.failed_for_good:
+            return None
+        acked[bookie] = max(acked[bookie], last)
+        return self._confirm()
+
+    with mock.patch.multiple(WriterState, _confirm=confirm, on_added=on_added):
+        yield
+
+
+@contextlib.contextmanager
+def count_newcomers_before_metadata_names_them() -> Iterator[None]:
+    """The ensemble changes in memory first, and in metadata when it comes to it (apache/bookkeeper#1591)."""
+    begin = EnsembleChanger._begin
+    change_ensemble = AddPipeline.change_ensemble
+
+    def begin_and_believe(self: EnsembleChanger) -> bool:
+        found = begin(self)
+        if found:
+            assert self.proposed is not None
+            change_ensemble(self._pipeline, self.proposed[1])
+            self._pipeline.state._change_wanted = True  # the next change waits for this one's compare-and-set
+        return found
+
+    def is_in_place(self: AddPipeline, replaced: Mapping[str, str]) -> None:
+        self.state._change_wanted = False
+        self._perform(self.state._go_on())
+
+    def refuse_nothing(self: AddPipeline) -> None:
+        self.unconfirmed.let_go()
+        if self.state._begun is None:
+            self.state._change_wanted = False
+        else:
+            self._perform(self.state.on_change_impossible())
+
+    with (
+        mock.patch.object(EnsembleChanger, "_begin", begin_and_believe),
+        mock.patch.multiple(AddPipeline, change_ensemble=is_in_place, refuse_change=refuse_nothing),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def resend_from_the_lac_at_the_end_of_the_change() -> Iterator[None]:
+    """What was confirmed during the change is in the new fragment, and its newcomers never get it: no answer is wrong by that (Qa
+    bookies of both ensembles have it), but copies are missing that nobody misses. Only a script finds it."""
+    on_ensemble_changed = WriterState.on_ensemble_changed
+
+    def late(self: WriterState, replaced: Mapping[str, str], *, supplied: bool = True) -> Any:
+        lac = self.last_add_confirmed
+        effects = on_ensemble_changed(self, replaced, supplied=supplied)
+        for new in replaced.values():
+            self._acked_through[new] = max(self._acked_through[new], lac)
+        return [
+            SendAdd(effect.bookies, lac + 1, effect.last) if isinstance(effect, SendAdd) else effect
+            for effect in effects
+            if not isinstance(effect, SendAdd) or lac < effect.last
+        ]
+
+    with mock.patch.object(WriterState, "on_ensemble_changed", late):
+        yield
+
+
+@contextlib.contextmanager
+def replace_in_metadata_without_sending_again() -> Iterator[None]:
+    """Newcomers get what is appended from now on; what they answer counts for everything before."""
+    on_ensemble_changed = WriterState.on_ensemble_changed
+
+    def silent(self: WriterState, replaced: Mapping[str, str], *, supplied: bool = True) -> Any:
+        effects = on_ensemble_changed(self, replaced, supplied=supplied)
+        return [effect for effect in effects if not isinstance(effect, SendAdd)]
+
+    with mock.patch.object(WriterState, "on_ensemble_changed", silent):
+        yield
+
+
+@contextlib.contextmanager
+def choose_a_bookie_again_that_had_left() -> Iterator[None]:
+    """A, then B, then A: late answers of its first stay count for its second (apache/bookkeeper#4459)."""
+    with mock.patch.object(WriterState, "unusable", property(lambda self: self.ensemble)):
+        yield
+
+
+# Recovery
+
+
+@contextlib.contextmanager
+def publish_a_recoverys_ensemble_change_early() -> Iterator[None]:
+    """Whoever recovers next asks bookies that never had the entries (BOOKKEEPER-355)."""
+    read_on = Recovery._read_on
+
+    async def publish(self: Recovery, ledger: LedgerMetadata, start: int, write_back: WriteBack) -> int:
+        last = await read_on(self, ledger, start, write_back)
+        if write_back._pipeline is not None:
+            await write_back.wait_below(0)
+        if write_back.fragments:
+            found = await self._records.get(self._ledger_id)
+            if found is not None and found.record.state == "IN_RECOVERY":
+                kept = found.record.fragments[:-1]
+                early = (*kept, found.record.last_fragment.replace(ensemble=write_back.fragments[-1].ensemble))
+                await self._records.replace(self._ledger_id, found.record.replace(fragments=early), found.version)
+        return last
+
+    with mock.patch.object(Recovery, "_read_on", publish):
+        yield
+
+
+@contextlib.contextmanager
+def stamp_recovered_copies_anew() -> Iterator[None]:
+    """Copies carry the recoverer's LAC, which nobody confirmed."""
+    push = WriteBack.push
+
+    def stamped(self: WriteBack, group: EntryGroup) -> None:
+        first = group.header(group.first_entry_id)
+        payloads: Sequence[Any] = list(group.payloads())
+        before = first.length - len(payloads[0])
+        push(self, encode_group(group.ledger_id, group.first_entry_id, group.first_entry_id - 1, before, payloads))
+
+    with mock.patch.object(WriteBack, "push", stamped):
+        yield
+
+
+def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
+    """Answers of somebody who is believed to hold more than it answered."""
+    on_added = WriterState.on_added
+
+    def forgiving(self: WriterState, bookie: str, last: int) -> Confirm | None:
+        if last < self._acked_through.get(bookie, last):
+            return None
+        return on_added(self, bookie, last)
+
+    return mock.patch.object(WriterState, "on_added", forgiving)
+
+
+CLUSTER_MUTANTS: Iterable[Mutant] = (
+    take_a_blank_bookie_for_a_new_one,
+    limbo_answers_a_certain_no,
+    count_what_departed_bookies_acknowledged,
+    count_failed_bookies_while_they_are_replaced,
+    count_newcomers_before_metadata_names_them,
+    replace_in_metadata_without_sending_again,
+    choose_a_bookie_again_that_had_left,
+    publish_a_recoverys_ensemble_change_early,
+    stamp_recovered_copies_anew,
+)
