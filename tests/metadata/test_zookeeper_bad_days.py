@@ -526,7 +526,7 @@ def test_ledger_ids_of_two_processes_never_meet(proxy: TcpProxy, root: str) -> N
 @pytest.mark.parametrize("breakage", ["nothing", "stall", "refuse"])
 def test_closing_is_prompt_and_leaves_no_thread(proxy: TcpProxy, root: str, breakage: str) -> None:
     async def main() -> None:
-        async with opened(proxy.address, root) as store:
+        async with opened(proxy.address, root, session_timeout_s=20) as store:
             await store.create("/mine", b"", ephemeral=True)
             if breakage == "stall":
                 proxy.stall()
@@ -537,7 +537,7 @@ def test_closing_is_prompt_and_leaves_no_thread(proxy: TcpProxy, root: str, brea
             await asyncio.sleep(0)
             began = asyncio.get_running_loop().time()
             await store.aclose()
-            assert asyncio.get_running_loop().time() - began < 4
+            assert asyncio.get_running_loop().time() - began < 6
             if breakage == "nothing":
                 assert await asking is not None  # it was under way, and the server answered
             else:
