@@ -14,8 +14,8 @@ Rules:
 4. One timer per channel finds lanes without progress. A stream on which nothing at all moves is dropped as a whole.
 5. A dropped stream makes the fate of what was unanswered unknown: these lanes have failed. What was not sent yet waits for
    the next stream.
-6. What waits is bounded: lanes that can do without this bookie are given up when the window is full. The others are bounded
-   by what their callers may have unconfirmed.
+6. What waits is bounded: lanes that can do without this bookie are given up when the window is full, at the latest a quarter
+   above it. The others are bounded by what their callers may have unconfirmed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ log = logging.getLogger(__name__)
 _FATAL = (Status.FENCED, Status.UNAUTHORIZED)
 _WORTH_REPEATING = (Status.OVERLOADED, Status.NO_SPACE)
 _TICKS_PER_TIMEOUT = 4
+_REQUEST_BYTES = 512
+"""What a waiting request takes beside its entries: small ones would fill the memory long before their bytes fill the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """`waiting_bytes`: queued and unanswered."""
+    """`waiting_bytes`: queued and unanswered, with what the requests themselves take."""
 
     lanes: int
     waiting_bytes: int
@@ -98,7 +100,7 @@ class BookieChannel:
         """Queues one group. A closed lane drops it: its listener has heard why."""
         if lane.closed:
             return
-        self._waiting_bytes += len(request.group.data)
+        self._waiting_bytes += len(request.group.data) + _REQUEST_BYTES
         if lane.refused is None and not lane.queue:
             if not lane.unanswered:
                 lane.seen = self._tick
@@ -157,7 +159,9 @@ class BookieChannel:
             lane = ready.popleft()
             if lane.refused is not None or not lane.queue:
                 continue
-            taken = merge_small(lane.take(max_bytes))
+            queued = lane.take(max_bytes)
+            taken = merge_small(queued)
+            self._waiting_bytes -= (len(queued) - len(taken)) * _REQUEST_BYTES
             unanswered = stream.sent.get(lane.ledger_id)
             if unanswered is None:
                 unanswered = stream.sent[lane.ledger_id] = Unanswered()
@@ -225,7 +229,7 @@ class BookieChannel:
             for _, lane, request in unanswered.items:
                 lanes[lane] = None
                 lane.unanswered -= 1
-                self._waiting_bytes -= len(request.group.data)
+                self._waiting_bytes -= len(request.group.data) + _REQUEST_BYTES
         stream.sent.clear()
         return lanes
 
@@ -252,7 +256,7 @@ class BookieChannel:
             if lane.refused is not None:
                 lane.refused.append(request)
             else:
-                self._waiting_bytes -= len(request.group.data)
+                self._waiting_bytes -= len(request.group.data) + _REQUEST_BYTES
             done = item_last >= last
             if done and not items:
                 del stream.sent[answer.ledger_id]
@@ -334,4 +338,4 @@ class BookieChannel:
 
 
 def _size(requests: Iterable[AddRequest]) -> int:
-    return sum(len(request.group.data) for request in requests)
+    return sum(len(request.group.data) + _REQUEST_BYTES for request in requests)

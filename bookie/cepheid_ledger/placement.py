@@ -2,8 +2,9 @@
 
 Rule 1: an ensemble has distinct bookies, chosen at random among those that are registered as writable, so that ledgers
     spread evenly.
-Rule 2: a bookie that failed is in quarantine for a while, and twice as long when it fails again soon after. All writers of the
-    process share that knowledge, and hundreds of them losing one bookie at once is one failure.
+Rule 2: a bookie that failed is in quarantine for a while, and twice as long when it fails again before it was well for
+    `quarantine_max_s`, the longest quarantine. All writers of the process share that knowledge, and hundreds of them losing
+    one bookie at once is one failure.
 Rule 3: a quarantined bookie is chosen only when there are not enough others.
 """
 
@@ -49,7 +50,7 @@ class RandomPlacement:
         self._rng = rng
         self._quarantine_s = quarantine_s
         self._quarantine_max_s = max(quarantine_s, quarantine_max_s)
-        self._quarantines: dict[str, _Quarantine] = {}  # over or not: it is forgotten after as long a time of good conduct
+        self._quarantines: dict[str, _Quarantine] = {}  # over or not: forgotten after good conduct
 
     def __repr__(self) -> str:
         return f"<RandomPlacement over {len(self._available())} bookies, quarantined: {self.quarantined()}>"
@@ -58,7 +59,7 @@ class RandomPlacement:
         if not self._quarantines:
             return []
         now = asyncio.get_running_loop().time()
-        self._quarantines = {b: q for b, q in self._quarantines.items() if q.until + q.duration_s > now}
+        self._quarantines = {b: q for b, q in self._quarantines.items() if q.until + self._quarantine_max_s > now}
         return [bookie for bookie, quarantine in self._quarantines.items() if quarantine.until > now]
 
     def new_ensemble(self, size: int) -> tuple[str, ...]:
@@ -86,7 +87,7 @@ class RandomPlacement:
         if before is not None and before.until > now:
             return  # the same failure, told by the next writer
         duration_s = self._quarantine_s
-        if before is not None and before.until + before.duration_s > now:
+        if before is not None and before.until + self._quarantine_max_s > now:
             duration_s = min(2 * before.duration_s, self._quarantine_max_s)
         self._quarantines[bookie_id] = _Quarantine(now + duration_s, duration_s)
 

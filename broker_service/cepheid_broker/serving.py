@@ -94,7 +94,7 @@ class Serving:
         opened = self._opened = AsyncExitStack()
         self._more_families = families
         self._ledger_ids = LedgerIds(store)
-        placement = RandomPlacement(writable, ports.random, settings.ledger.quarantine_s)
+        placement = RandomPlacement(writable, ports.random, settings.ledger.quarantine_s, settings.ledger.quarantine_max_s)
         self.ledger_client = LedgerClient(connections, ledger_records(store), self._ledger_ids, placement, settings.ledger, ports)
         opened.push_async_callback(self.ledger_client.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)

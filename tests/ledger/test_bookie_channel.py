@@ -483,8 +483,8 @@ def test_a_full_window_gives_up_those_who_can_do_without_this_bookie() -> None:
         s.send((0, 0), size=10)
         assert spare.failures == []
         s.channel.send(s.lane, add(7, 1, 1, size=600))
-        assert "more than 1000 bytes" in spare.failures[0]
+        assert "more than 2000 bytes" in spare.failures[0]
         assert s.listener.failures == [], "its publishers are bounded elsewhere"
-        assert s.channel.statistics().waiting_bytes == 10 + 600 + 2 * 36
+        assert s.channel.statistics().waiting_bytes == 10 + 600 + 2 * (36 + 512)
 
-    in_setting(test, FAST.model_copy(update={"channel_window_bytes": 1_000}))
+    in_setting(test, FAST.model_copy(update={"channel_window_bytes": 2_000}))

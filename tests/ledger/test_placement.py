@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cepheid_ledger import NotEnoughBookiesError, RandomPlacement
-from tests.support import run_async
+from tests.support import run_async, wait_until
 
 
 def placement(bookies: str, quarantine_s: float = 10.0) -> RandomPlacement:
@@ -51,3 +51,36 @@ def test_a_replacement_is_outside_of_what_is_excluded() -> None:
     chooser = placement("abcd")
     assert {chooser.replacement(["a"], ["b"]) for _ in range(50)} == {"c", "d"}
     assert chooser.replacement(["a", "b"], ["c", "d"]) is None
+
+
+def test_a_bookie_that_fails_again_soon_is_avoided_twice_as_long_up_to_a_bound() -> None:
+    async def main() -> None:
+        chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 0.02, 0.06)
+        now = asyncio.get_running_loop().time
+        lengths = []
+        for _ in range(4):
+            began = now()
+            for _ in range(100):
+                chooser.quarantine("a")  # a hundred writers, one failure
+            assert chooser.quarantined() == ["a"]
+            assert chooser.replacement((), ()) == "b"
+            assert chooser.replacement(("b",), (), doubtful=False) is None
+            await wait_until(lambda: chooser.quarantined() == [])
+            lengths.append(round(now() - began, 2))
+        assert lengths[0] < 0.04 <= lengths[1] < 0.06 <= lengths[2]
+        assert lengths[3] < 0.1, "the longest"
+        await asyncio.sleep(0.08)
+        began = now()
+        chooser.quarantine("a")
+        await wait_until(lambda: chooser.quarantined() == [])
+        assert now() - began < 0.04, "well for long enough: it starts anew"
+
+    run_async(main())
+
+
+def test_what_is_no_longer_registered_is_never_chosen() -> None:
+    registered = list("abcd")
+    chooser = RandomPlacement(lambda: registered, random.Random(1))
+    registered.remove("d")
+    assert all("d" not in chooser.new_ensemble(3) for _ in range(20))
+    assert chooser.replacement("abc", ()) is None
