@@ -29,6 +29,7 @@ from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_broker.topic_changes import TopicChangeMarks
 from cepheid_broker.topic_watches import TopicWatches
 from cepheid_broker.topics import Topics
 from cepheid_metadata import MetadataStore
@@ -80,7 +81,11 @@ class Broker:
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
         self.inactive = InactiveTopics(self.catalog, self.topics, self.partitioned, self._tasks, settings.inactive_check_s)
-        self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks)
+        marks = None
+        if self.ownership.is_shared:
+            marks = TopicChangeMarks(store, lambda: self.ownership.broker_id, self._tasks, ports)
+            self.catalog.on_changed.append(marks.note)
+        self.topic_watches = TopicWatches(self.catalog.shown_topics_of, self._tasks, marks)
         self.catalog.on_changed.append(self.topic_watches.on_changed)
         self.schemas = SchemaRegistry(store, ports)
         self.topics.on_deleting.append(self.schemas.on_topic_deleting)

@@ -1,7 +1,7 @@
 """Who wants to hear which topics come and go: one listing per watched namespace, however many watch it.
 
     a topic is created, deleted, grown ──► TopicCatalog.on_changed ──► poke ──► listing ──► difference ──► TopicWatch.tell
-    now and then, for what other brokers did ─────────────────────────────┘
+    another broker's mark (topic_changes.py), and now and then ────────────┘
 
 Rules
 1. Listings of a namespace are made one after the other, and only the latest counts: no update is told twice or in the wrong order.
@@ -19,7 +19,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import crc32c
 
 from cepheid_broker.errors import NamespaceNotFoundError
+from cepheid_broker.topic_changes import TopicChangeMarks
 from cepheid_broker.topic_pattern import TopicPattern
+from cepheid_broker.watched_records import WatchedRecord
+from cepheid_metadata import TopicChanges
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import NamespaceName, TopicName
 
@@ -93,12 +96,14 @@ class WatchedNamespace:
         list_topics: ListTopics,
         tasks: TaskOwner,
         *,
+        on_opening: Callable[[WatchedNamespace], Awaitable[None]],
         on_unwatched: Callable[[WatchedNamespace], None],
     ) -> None:
         self.name = name
         self.topics: dict[TopicName, None] = {}
         self._list_topics = list_topics
         self._tasks = tasks
+        self._on_opening = on_opening
         self._on_unwatched = on_unwatched
         self._watches: dict[TopicWatch, None] = {}
         self._opening = 0
@@ -116,6 +121,7 @@ class WatchedNamespace:
         """Nothing is awaited between its list and what this returns (rule 2). Raises NamespaceNotFoundError, MetadataError."""
         self._opening += 1
         try:
+            await self._on_opening(self)  # first: what is marked during the listing leads to another one
             await self._refresh()
             watch = TopicWatch(self, pattern, tell)
             self._watches[watch] = None
@@ -171,10 +177,12 @@ class WatchedNamespace:
 
 
 class TopicWatches:
-    """Of all connections."""
+    """Of all connections. `marks`: there are other brokers."""
 
-    def __init__(self, list_topics: ListTopics, tasks: TaskOwner) -> None:
+    def __init__(self, list_topics: ListTopics, tasks: TaskOwner, marks: TopicChangeMarks | None = None) -> None:
         self._list_topics = list_topics
+        self._marks = marks
+        self._followed: dict[WatchedNamespace, WatchedRecord[TopicChanges]] = {}
         self._tasks = tasks
         self._namespaces: dict[NamespaceName, WatchedNamespace] = {}
         self._since_poll_s = 0.0
@@ -190,13 +198,19 @@ class TopicWatches:
         watched = self._namespaces.get(namespace)
         if watched is None:
             watched = self._namespaces[namespace] = WatchedNamespace(
-                namespace, self._list_topics, self._tasks, on_unwatched=self._forget
+                namespace, self._list_topics, self._tasks, on_opening=self._follow, on_unwatched=self._forget
             )
         return await watched.open(pattern, tell)
+
+    async def _follow(self, watched: WatchedNamespace) -> None:
+        if self._marks is not None and watched not in self._followed:
+            self._followed[watched] = await self._marks.follow(watched.name, watched.poke)
 
     def _forget(self, watched: WatchedNamespace) -> None:
         if self._namespaces.get(watched.name) is watched:
             del self._namespaces[watched.name]
+        if self._marks is not None and (followed := self._followed.pop(watched, None)) is not None:
+            self._marks.leave(followed, watched.poke)
 
     def on_changed(self, topic: TopicName) -> None:
         """It was created, deleted or grown by this broker."""

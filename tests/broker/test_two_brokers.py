@@ -10,7 +10,7 @@ from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.bundles import Bundle
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership import Here, NotOwnerError, There
-from cepheid_metadata import MemoryStore, bundle_histories, bundle_owners
+from cepheid_metadata import MemoryStore, bundle_histories, bundle_owners, topic_changes
 from cepheid_ports import Ports
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -382,5 +382,48 @@ def test_a_broker_that_is_started_anew_at_its_address_does_not_wait_for_its_old_
             await again.aclose()
             await store.aclose()
             dead.renew()
+
+    run_async(main())
+
+
+def test_a_watcher_hears_of_topics_that_another_broker_made_grew_and_deleted() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            first, second = world.brokers
+            async with await first.client() as client:
+                ask = pb.CommandWatchTopicList(
+                    request_id=client.request_id(), watcher_id=1, namespace="public/default", topics_pattern=full("w.*")
+                )
+                assert not (await client.ask(ask, pb.CommandWatchTopicListSuccess)).topic
+                catalog, name = second.broker.catalog, TopicName.parse(full("w"))
+                await catalog.create(name, 1)
+                update = await client.expect(pb.CommandWatchTopicUpdate)
+                assert list(update.new_topics) == [full("w-partition-0")]
+                found = await catalog.find(name)
+                assert found is not None
+                await catalog.replace(name, found, partitions=2)
+                assert list((await client.expect(pb.CommandWatchTopicUpdate)).new_topics) == [full("w-partition-1")]
+                await catalog.delete(name)
+                gone = await client.expect(pb.CommandWatchTopicUpdate)
+                assert sorted(gone.deleted_topics) == [full("w-partition-0"), full("w-partition-1")]
+
+    run_async(main())
+
+
+def test_marks_of_changed_topics_that_cannot_be_written_are_written_later() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            second = world.brokers[1]
+            await second.broker.catalog.create(TopicName.parse(full("w")), 0)
+            second.session.cut()  # before the mark was written
+            await asyncio.sleep(0.1)
+            assert await topic_changes(world.store).get(("public", "default")) is None
+            second.session.mend()
+            for _ in range(1000):
+                if (found := await topic_changes(world.store).get(("public", "default"))) is not None:
+                    break
+                await asyncio.sleep(0.01)
+            assert found is not None
+            assert found.record.broker_id == second.id
 
     run_async(main())
