@@ -24,8 +24,8 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     channel_window_bytes: PositiveInt = Field(
         256 * MIB,
-        description="Bytes that may wait for one bookie, 512 per request included. When it is full, ledgers that can do without this bookie go on "
-        "without it; the others are bounded by what publishers may have unanswered.",
+        description="Bytes that may wait for one bookie, 512 per request included. When it is full, ledgers that can do without "
+        "this bookie go on without it; the others are bounded by what publishers may have unanswered.",
     )
     reconnect_delay_s: PositiveFloat = Field(
         0.1, description="First pause before a broken stream to a bookie is opened again; doubles up to `reconnect_delay_max_s`."
