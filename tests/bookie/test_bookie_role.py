@@ -97,6 +97,7 @@ def test_it_serves_then_registers_and_leaves_first(world: World) -> None:
             assert status == 200
             assert 'cepheid_bookie_ready{bookie="b1"} 1' in metrics
             assert 'cepheid_bookie_writable{bookie="b1"} 1' in metrics
+            assert "cepheid_metadata_connected 1" in metrics
         assert await world.registrations() == (None, None)
 
     run_async(main())

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from cepheid_metadata import keys, list_names
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
 from tests.support import free_port
-from tests.zookeeper_support import new_zookeeper_url, shared_zookeeper
+from tests.zookeeper_support import new_zookeeper_url
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")}
 CEPHEID = (sys.executable, "-m", "cepheid_cli")
@@ -103,9 +104,18 @@ def test_a_store_that_was_never_initialized_is_refused(flags, tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
+def metrics(port: object) -> list[str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return answer.read().decode().splitlines()
+
+
 def test_roles_register_and_leave_in_good_order(founded: str, tmp_path: Path) -> None:
     with running(tmp_path / "bookie.log", *bookie_flags(founded, tmp_path / "data")) as bookie:
-        with running(tmp_path / "broker.log", *broker_flags(founded)) as broker:
+        flags = broker_flags(founded)
+        with running(tmp_path / "broker.log", *flags) as broker:
+            shown = metrics(flags[-1])
+            for name in ("broker_ready", "metadata_connected", "bookies_writable", "bookies_known"):
+                assert f"cepheid_{name} 1" in shown
             assert registered(founded, keys.AVAILABLE_BOOKIES_KEY) == ["b1"]
             assert registered(founded, keys.BROKERS_KEY) == ["br1"]
             broker.send_signal(signal.SIGTERM)
@@ -116,7 +126,7 @@ def test_roles_register_and_leave_in_good_order(founded: str, tmp_path: Path) ->
         assert registered(founded, keys.AVAILABLE_BOOKIES_KEY) == []
     assert "broker.too_few_bookies" in (tmp_path / "broker.log").read_text()
     for log in ("bookie.log", "broker.log"):
-        assert (tmp_path / log).read_text().endswith("stopping\nstopped\n") or "stopped" in (tmp_path / log).read_text()
+        assert {"stopping", "stopped"} <= set((tmp_path / log).read_text().splitlines())
 
 
 def test_a_bookie_refuses_what_is_not_its_own(founded: str, tmp_path: Path) -> None:
@@ -194,8 +204,3 @@ def test_settings_come_from_the_flag_then_the_environment_then_the_file(tmp_path
     assert "'of the flag' from the command line" in said
     said = cepheid("bookie", "--config", file, environment={"CEPHEID_BOOKIE_PROT": "1"})[1]
     assert "unknown setting 'prot' in the environment; did you mean 'port'?" in said
-
-
-def test_the_address_of_the_store_is_that_of_the_servers() -> None:
-    """What the other tests rest on."""
-    assert shared_zookeeper().is_ready()
