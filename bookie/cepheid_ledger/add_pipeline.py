@@ -12,7 +12,7 @@ recovery) its owner decides in `on_change`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.errors import LedgerError, LedgerFencedError, LedgerWriteError, UnauthorizedLedgerError
@@ -120,12 +120,12 @@ class AddPipeline:
         """There may be a spare by now for bookies that were dropped."""
         self._perform(self.state.retry_change())
 
-    def supply_left(self, newcomers: Iterable[str], first: int, last: int) -> None:
+    def supply_left(self, newcomers: Sequence[str], ensemble: Sequence[str], first: int, last: int) -> None:
         """After `leave`: a change that came into force behind our back named bookies that lack `first..last`, if we have it."""
         if self.unconfirmed.is_keeping:
             self._open_lanes(newcomers)
             for bookie in newcomers:
-                self._send(bookie, self.unconfirmed.view(first, last))
+                self._send(bookie, self.unconfirmed.view(first, last), ensemble.index(bookie))
                 channel, lane = self._lanes.pop(bookie)
                 channel.leave_lane(lane)
         self.unconfirmed.let_go()
@@ -188,18 +188,19 @@ class AddPipeline:
                     message = f"ledger {self._ledger_id} has too few bookies left that take entries ({why})"
                     self._finish(LedgerWriteError(message, ledger_id=self._ledger_id, bookies=dropped))
 
-    def _send(self, bookie: str, groups: Iterable[EntryGroup]) -> None:
+    def _send(self, bookie: str, groups: Iterable[EntryGroup], position: int | None = None) -> None:
         lane = self._lanes.get(bookie)
         if lane is None:
             return  # it failed while something was sent to it or to another
         for group in groups:
-            runs = [group] if not self._is_striped else self._share_of(bookie, group)
+            runs = [group] if not self._is_striped else self._share_of(bookie, group, position)
             for run in runs:
                 lane[0].send(lane[1], AddRequest(run, self._master_key, self._recovery))
 
-    def _share_of(self, bookie: str, group: EntryGroup) -> list[EntryGroup]:
-        runs = self.state.share(bookie, group.first_entry_id, group.last_entry_id)
-        return [group.slice(first, last) for first, last in runs]
+    def _share_of(self, bookie: str, group: EntryGroup, position: int | None) -> list[EntryGroup]:
+        first, last = group.first_entry_id, group.last_entry_id
+        runs = self.state.share(bookie, first, last) if position is None else self.state.share_at(position, first, last)
+        return [group.slice(run_first, run_last) for run_first, run_last in runs]
 
     def _finish(self, error: LedgerError) -> None:
         for bookie in list(self._lanes):

@@ -206,7 +206,7 @@ class LedgerWriter:
             return
         first, replaced = self._changer.proposed
         named = self._record.ledger.last_fragment.ensemble
-        self._pipeline.supply_left([bookie for bookie in replaced.values() if bookie in named], first, last_entry_id)
+        self._pipeline.supply_left([bookie for bookie in replaced.values() if bookie in named], named, first, last_entry_id)
 
     def _plan_close(self, ledger: LedgerMetadata) -> LedgerMetadata | None:
         assert self._end is not None

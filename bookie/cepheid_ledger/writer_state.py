@@ -147,7 +147,10 @@ class WriterState:
 
     def share(self, bookie: str, first: int, last: int) -> list[tuple[int, int]]:
         """The runs of `first..last` that this bookie holds by its position."""
-        position = list(self._acked_through).index(bookie)
+        return self.share_at(list(self._acked_through).index(bookie), first, last)
+
+    def share_at(self, position: int, first: int, last: int) -> list[tuple[int, int]]:
+        """The same for a bookie that only metadata has at this position."""
         return runs_at(position, first, last, len(self._acked_through), self._write_quorum)
 
     def append(self, count: int) -> SendAdd:
