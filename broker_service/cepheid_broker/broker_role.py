@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from cepheid_broker.broker import Broker
 from cepheid_broker.broker_role_settings import BrokerRoleSettings
 from cepheid_broker.bundle_ownership import BundleOwnership
+from cepheid_broker.owner_reach import OwnerReach
 from cepheid_broker.serving import Serving
 from cepheid_ledger.bookie_directory import BookieDirectory
-from cepheid_metadata import MetadataStore, SessionState, require_cluster
+from cepheid_metadata import MetadataStore, RegistrationTakenError, SessionState, broker_records, require_cluster
 from cepheid_metadata.patient_open import open_patiently
 from cepheid_ports import FirstFailure, Ports
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
 
 log = logging.getLogger(__name__)
+
+MOST_LOOKUP_WAIT_S = 20.0
 
 
 class BrokerRole:
@@ -111,7 +114,9 @@ class BrokerRole:
         opened.push_async_callback(bookies.aclose)
         await bookies.start()
         self._tell_too_few_bookies()
-        self._ownership = ownership = BundleOwnership(store, ports, release=version("cepheid"))
+        # Longer than a dead broker's session, and below the 30 s after which clients give a lookup up.
+        reach = OwnerReach(min(2 * settings.metadata_session_timeout_s + 4.0, MOST_LOOKUP_WAIT_S))
+        self._ownership = ownership = BundleOwnership(store, ports, release=version("cepheid"), reach=reach)
         opened.push_async_callback(ownership.aclose)
         self._serving = serving = Serving(
             settings,
@@ -130,8 +135,21 @@ class BrokerRole:
         serving.listen()
         await serving.start()
         await serving.start_admin()
-        await ownership.start(self.broker_id, self.addresses)
+        await self._register()
         self._started = True
+
+    async def _register(self) -> None:
+        """Returns when others may send clients here. Raises RegistrationTakenError: another broker that lives has this id."""
+        registering = asyncio.ensure_future(self._ownership.start(self.broker_id, self.addresses))
+        try:
+            while not (await asyncio.wait([registering], timeout=self.settings.registration_patience_s))[0]:
+                found = await broker_records(self._store).get(self.broker_id)
+                if found is not None and found.record.addresses != self.addresses:
+                    message = f"broker {self.broker_id} runs already, at {found.record.addresses}"
+                    raise RegistrationTakenError(message, broker=self.broker_id)
+            await registering
+        finally:
+            registering.cancel()
 
     def _tell_too_few_bookies(self) -> None:
         """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""

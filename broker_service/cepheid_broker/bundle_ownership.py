@@ -30,6 +30,7 @@ from cepheid_broker.broker_directory import RETRY_S, BrokerDirectory
 from cepheid_broker.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.bundles import Bundle, bundle_of, preference
 from cepheid_broker.errors import NamespaceNotFoundError, ServiceNotReadyError
+from cepheid_broker.owner_reach import OwnerReach
 from cepheid_broker.ownership import KEEPS_CONNECTION, BundleUser, Here, Location, NotOwnerError, There, health_topic
 from cepheid_broker.watched_records import WatchedRecord, WatchedRecords
 from cepheid_metadata import (
@@ -66,7 +67,10 @@ class BundleOwnership:
     is_shared = True
     user: BundleUser
 
-    def __init__(self, store: MetadataStore, ports: Ports, *, release: str = "", timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, store: MetadataStore, ports: Ports, *, release: str = "", timeout_s: float = 10.0, reach: OwnerReach | None = None
+    ) -> None:
+        """Without `reach` an owner is taken at its record's word."""
         self.broker_id = ""
         """Known once started: it may be an address with a port that the system chose."""
         self.states = BundleStates(f"{ports.random.getrandbits(64):016x}")
@@ -74,6 +78,7 @@ class BundleOwnership:
         self._ports = ports
         self._release = release
         self._timeout_s = timeout_s
+        self._reach = reach
         self._addresses: dict[str, str] = {}
         self._own_topic: TopicName | None = None
         self._tasks = TaskOwner("ownership")
@@ -135,6 +140,8 @@ class BundleOwnership:
     async def aclose(self) -> None:
         self._stopping = True
         self._unsubscribe()
+        if self._reach is not None:
+            await self._reach.aclose()
         await self._tasks.aclose()
         for _, watched in self._namespaces.values():
             self._watched.leave(watched, self)
@@ -186,10 +193,14 @@ class BundleOwnership:
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         if topic == self._own_topic and self.owns(topic):
             return Here()
-        return await self.locate_bundle(await self.bundle_of(topic), authoritative=authoritative)
+        bundle = await self.bundle_of(topic)
+        look = partial(self.locate_bundle, bundle, authoritative=authoritative)
+        return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
 
     async def require(self, topic: TopicName) -> None:
-        location = await self.locate(topic)
+        if topic == self._own_topic and self.owns(topic):
+            return
+        location = await self.locate_bundle(await self.bundle_of(topic))
         if isinstance(location, There):
             message = f"topic {topic} is served by broker {location.broker_id}, not by {self.broker_id} ({KEEPS_CONNECTION})"
             raise NotOwnerError(message, location, topic=str(topic))

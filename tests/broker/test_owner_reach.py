@@ -1,0 +1,93 @@
+"""A lookup waits while the owner takes no connections, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cepheid_broker.bundles import Bundle
+from cepheid_broker.owner_reach import OwnerReach, takes_connections
+from cepheid_broker.ownership import Here, Location, There
+from cepheid_wire import NamespaceName
+from tests.support import free_port, run_async
+
+BUNDLE = Bundle(NamespaceName("t", "n"), 0, 1)
+DEAD = There("dead", {"pulsar": "127.0.0.1:1"})
+ALIVE = There("alive", {"pulsar": "127.0.0.1:2"})
+
+
+class World:
+    """What lookups find, and who takes connections."""
+
+    def __init__(self, found: Location = DEAD, patience_s: float = 5.0) -> None:
+        self.found = found
+        self.answering = {"127.0.0.1:2"}
+        self.looks = self.probes = 0
+        self.reach = OwnerReach(patience_s, self._probe)
+
+    async def locate(self) -> Location:
+        return await self.reach.reachable(BUNDLE, self.found, self._look)
+
+    async def _look(self) -> Location:
+        self.looks += 1
+        return self.found
+
+    async def _probe(self, address: str) -> bool:
+        self.probes += 1
+        return address in self.answering
+
+
+def test_an_owner_that_takes_connections_is_told_at_once_and_asked_once_a_second() -> None:
+    async def main() -> None:
+        world = World(ALIVE)
+        assert [await world.locate() for _ in range(10)] == [ALIVE] * 10
+        assert (world.looks, world.probes) == (0, 1)
+        await world.reach.aclose()
+
+    run_async(main())
+
+
+def test_lookups_of_a_dead_owners_bundle_wait_together_for_the_next_one() -> None:
+    async def main() -> None:
+        world = World()
+        waiting = [asyncio.ensure_future(world.locate()) for _ in range(20)]
+        await asyncio.sleep(0.5)  # that nobody is answered meanwhile is the subject
+        assert not any(task.done() for task in waiting)
+        world.found = Here()
+        assert await asyncio.gather(*waiting) == [Here()] * 20
+        assert world.looks <= 10, "they look together"
+        await world.reach.aclose()
+
+    run_async(main())
+
+
+def test_an_owner_that_comes_back_is_told() -> None:
+    async def main() -> None:
+        world = World()
+        waiting = asyncio.ensure_future(world.locate())
+        await asyncio.sleep(0)
+        world.answering.add("127.0.0.1:1")
+        assert await waiting == DEAD
+        await world.reach.aclose()
+
+    run_async(main())
+
+
+def test_patience_ends() -> None:
+    async def main() -> None:
+        world = World(patience_s=0.3)
+        assert await world.locate() == DEAD
+        await world.reach.aclose()
+
+    run_async(main())
+
+
+def test_only_who_listens_takes_connections() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        assert await takes_connections(f"127.0.0.1:{port}")
+        server.close()
+        await server.wait_closed()
+        assert not await takes_connections(f"127.0.0.1:{free_port()}")
+
+    run_async(main())
