@@ -58,5 +58,10 @@ class BrokerRoleSettings(ServingSettings):
         return self.advertised_host or (socket.gethostname() if self.host in _ANY_ADDRESS else self.host)
 
     @property
+    def registration_patience_s(self) -> float:
+        """A process that is gone is in metadata for one session timeout at most."""
+        return 2 * self.metadata_session_timeout_s
+
+    @property
     def ledger_config(self) -> ManagedLedgerConfig:
         return ManagedLedgerConfig(ensemble_size=self.ensemble_size, write_quorum=self.write_quorum, ack_quorum=self.ack_quorum)

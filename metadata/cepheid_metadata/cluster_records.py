@@ -90,15 +90,12 @@ class BookieRegistration(GrownRecord):
     process: str | None = Field(None, description="Random, of one run: tells the registration of an earlier run from this one's.")
 
 
-class BrokerRegistration(GrownRecord):
+class BrokerRegistration(Record):
     """Ephemeral: the broker runs."""
 
     NAME: ClassVar[str] = "broker registration"
-    FORMAT: ClassVar[int] = 2
-    ADDED: ClassVar[Mapping[str, int]] = {"process": 2}
 
     broker_id: str = Field(min_length=1)
     addresses: dict[str, str] = Field(description='By scheme: {"pulsar": "host:port", "http": "host:port"}.')
     release: str = ""
     started_at_ms: NonNegativeInt
-    process: str | None = Field(None, description="As in the registration of a bookie.")

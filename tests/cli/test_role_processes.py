@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_metadata import keys, list_names
+from cepheid_metadata import BrokerRegistration, broker_records, keys, list_names
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
 from tests.support import free_port
@@ -167,6 +167,28 @@ def test_a_store_that_cannot_be_reached_is_waited_for_with_a_bound(tmp_path: Pat
     assert code == 1
     assert "metadata.waited_for" in said
     assert f"127.0.0.1:{nobody}" in said.strip().splitlines()[-1]
+
+
+def test_a_broker_of_the_same_id_that_lives_is_an_error(founded: str) -> None:
+    flags = broker_flags(founded)
+
+    async def main() -> tuple[int, str]:
+        store = await open_store(founded, Ports())
+        try:
+            other = BrokerRegistration(broker_id="br1", addresses={"pulsar": "elsewhere:1"}, started_at_ms=0)
+            await broker_records(store).create("br1", other, ephemeral=True)
+            worker = Ports().new_worker("broker", 1)
+            try:
+                return await worker.run(lambda: cepheid(*flags, "--metadata-session-timeout-s", "1"))
+            finally:
+                await worker.aclose()
+        finally:
+            await store.aclose()
+
+    code, said = asyncio.run(main())
+    assert code == 1, said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("cepheid: broker br1 runs already, at {'pulsar': 'elsewhere:1'} (stop the other process")
 
 
 @pytest.mark.parametrize(
