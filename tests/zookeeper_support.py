@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -28,10 +28,15 @@ def shared_zookeeper() -> ZooKeeperServer:
     directory = Path(tempfile.mkdtemp(prefix="cepheid-zookeeper-"))
     server = ZooKeeperServer(directory, free_port())
     server.start()
+    # A pytest that is killed runs nothing at its end, but its pipes close.
+    guard = ["sh", "-c", 'read _; kill -9 "$0"; rm -rf "$1"', str(server.pid), str(directory)]
+    pipe = subprocess.Popen(guard, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def end() -> None:
         server.kill()
-        shutil.rmtree(directory, ignore_errors=True)
+        assert pipe.stdin is not None
+        pipe.stdin.close()
+        pipe.wait()
 
     atexit.register(end)
     return server
