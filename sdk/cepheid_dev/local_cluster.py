@@ -84,11 +84,13 @@ class LocalCluster:
         *,
         session_timeout_s: float | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
+        usual_ports: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
         """Makes a cluster, or brings back the one that is there; so many bookies and brokers at least. Returns when all serve.
 
-        `settings`: of role "broker" or "bookie", as in their TOML files. Not given: as before.
+        `settings`: of role "broker" or "bookie", as in their TOML files. Not given: as before. `usual_ports`: a new cluster's
+        first broker gets 6650 and 8080 when they are free; two clusters that start at the same moment could both want them.
         """
         with self._file.locked():
             state = self._file.load() or ClusterState()
@@ -99,7 +101,9 @@ class LocalCluster:
             new = not state.members
             state = _with_members(state, "zookeeper", 1)
             state = _with_members(state, "bookie", bookies if bookies is not None else BOOKIES if new else 0)
-            state = _with_members(state, "broker", brokers if brokers is not None else BROKERS if new else 0)
+            state = _with_members(
+                state, "broker", brokers if brokers is not None else BROKERS if new else 0, usual_ports=usual_ports
+            )
             self._file.save(state)
             self._start(["zookeeper"], timeout_s)
             self._found(timeout_s)
@@ -318,22 +322,22 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _with_members(state: ClusterState, kind: Kind, count: int) -> ClusterState:
+def _with_members(state: ClusterState, kind: Kind, count: int, *, usual_ports: bool = False) -> ClusterState:
     """With at least `count` of this kind."""
     present = len([member for member in state.members if member.kind == kind])
     for number in range(present + 1, count + 1):
         taken = [port for member in state.members for port in member.ports.values()]
         name = kind if kind == "zookeeper" else f"{kind}-{number}"
-        state = state.with_member(Member(name, kind, _new_ports(kind, taken, first=number == 1)))
+        state = state.with_member(Member(name, kind, _new_ports(kind, taken, usual=usual_ports and number == 1)))
     return replace(state, members=tuple(sorted(state.members, key=lambda member: _KINDS.index(member.kind))))
 
 
-def _new_ports(kind: Kind, taken: list[int], *, first: bool) -> dict[str, int]:
-    """The usual ones for the first broker when they are free, any free ones otherwise."""
+def _new_ports(kind: Kind, taken: list[int], *, usual: bool) -> dict[str, int]:
+    """Any free ones; the usual ones of a broker when they are wanted and free."""
     wishes: dict[Kind, dict[str, int | None]] = {
         "zookeeper": {"client": None},
         "bookie": {"grpc": None, "http": None},
-        "broker": {"pulsar": 6650 if first else None, "http": 8080 if first else None},
+        "broker": {"pulsar": 6650 if usual else None, "http": 8080 if usual else None},
     }
     ports: dict[str, int] = {}
     for use, wanted in wishes[kind].items():

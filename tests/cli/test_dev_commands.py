@@ -85,7 +85,7 @@ def received(cluster: LocalCluster, count: int, subscription: str) -> list[bytes
 
 @pytest.mark.timeout(240)
 def test_a_cluster_from_up_to_down(shell: Shell) -> None:
-    said = shell.ok("up", "--bookies", "3", "--brokers", "1", "--session-timeout", "5")
+    said = shell.ok("up", "--bookies", "3", "--brokers", "1", "--session-timeout", "5", "--any-ports")
     cluster = LocalCluster(shell.directory)
     assert f"clients   {cluster.service_url}" in said
     assert f"metadata  {cluster.metadata_url}" in said

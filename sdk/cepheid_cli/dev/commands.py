@@ -42,6 +42,9 @@ def up(
     ] = None,
     bookie_config: Annotated[Path | None, typer.Option(help="TOML file of settings for all bookies.")] = None,
     broker_config: Annotated[Path | None, typer.Option(help="TOML file of settings for all brokers.")] = None,
+    usual_ports: Annotated[
+        bool, typer.Option("--usual-ports/--any-ports", help="A new cluster's first broker gets 6650 and 8080, if they are free.")
+    ] = True,
     directory: Directory = DIRECTORY,
 ) -> None:
     """Start a cluster, or bring everything of the one in the directory back. It runs on until `cepheid dev down`."""
@@ -49,7 +52,7 @@ def up(
     settings = {role: _read_settings(file) for role, file in files.items() if file is not None}
     cluster = _cluster(directory)
     with _console().status("starting"):
-        cluster.up(bookies, brokers, session_timeout_s=session_timeout, settings=settings or None)
+        cluster.up(bookies, brokers, session_timeout_s=session_timeout, settings=settings or None, usual_ports=usual_ports)
     status(directory)
     for what, where in (
         ("clients", cluster.service_url),
