@@ -86,6 +86,11 @@ class SessionOf:
         self._is_cut = False
         self._store.renew_session()
 
+    @property
+    def state(self) -> SessionState:
+        """As the store's own books have it."""
+        return self._store.session_state
+
     def _tell(self, state: SessionState) -> None:
         for on_session in list(self._subscribers):
             on_session(state)
