@@ -31,6 +31,6 @@ class WriterRecord:
     async def reread(self) -> LedgerMetadata:
         """Raises NoSuchLedgerError and what the store raises. A change under way keeps what it knows: it re-reads by itself."""
         found = await read_ledger(self._records, self.ledger.ledger_id)
-        if not self._is_changing:
+        if not self._is_changing and found.version > self._found.version:  # else a change overtook this read
             self._found = found
         return found.record
