@@ -31,6 +31,8 @@ class MetadataCookies:
         self._directories = directories
 
     async def load(self, bookie_id: str) -> Cookie | None:
+        # A follower that lags behind our own first start would deny that we exist.
+        await self._store.sync(self._records.key_of(bookie_id))
         found = await self._records.get(bookie_id)
         if found is None:
             return None
