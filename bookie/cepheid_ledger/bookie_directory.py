@@ -6,6 +6,8 @@
 Rule 1: a bookie whose registration vanished keeps its last address: it may be cut off from metadata and serve what it holds.
 Rule 2: an outage of metadata changes nothing; what was known stays, and it is asked again until it answers.
 Rule 3: only registered bookies get new ledgers, and only those registered as available.
+Rule 4: when our own session was lost the bookies' probably were too: for `SETTLE_S` after the next one began, who was writable
+counts as writable, though not yet registered again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import importlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cepheid_metadata import (
@@ -22,6 +24,7 @@ from cepheid_metadata import (
     MetadataError,
     MetadataStore,
     Records,
+    SessionState,
     StoreClosedError,
     Watch,
     available_bookies,
@@ -35,6 +38,7 @@ from cepheid_rpc import BookieConnection, BookieUnavailableError
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+SETTLE_S = 3.0
 
 
 class OpenedConnection(BookieConnection, Protocol):
@@ -70,6 +74,9 @@ class BookieDirectory:
         self._tasks = TaskOwner("bookie-directory")
         self._due = asyncio.Event()
         self._watches: list[Watch] = []
+        self._unsubscribe = store.subscribe(self._on_session)
+        self._session_lost = False
+        self._settled: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<BookieDirectory: {len(self.writable())} writable of {len(self._known)}, {len(self._connections)} connected>"
@@ -107,6 +114,9 @@ class BookieDirectory:
         return self._known
 
     async def aclose(self) -> None:
+        self._unsubscribe()
+        if self._settled is not None:
+            self._settled.cancel()
         for watch in self._watches:
             watch.cancel()
         await self._tasks.aclose()
@@ -125,6 +135,21 @@ class BookieDirectory:
 
         return GrpcConnection
 
+    def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self._session_lost = True
+        elif state is SessionState.CONNECTED:
+            if self._session_lost:
+                self._session_lost = False
+                if self._settled is not None:
+                    self._settled.cancel()
+                self._settled = asyncio.get_running_loop().call_later(SETTLE_S, self._on_settled)
+            self._due.set()
+
+    def _on_settled(self) -> None:
+        self._settled = None
+        self._due.set()
+
     async def _follow(self) -> None:
         while True:
             await self._due.wait()
@@ -135,8 +160,11 @@ class BookieDirectory:
                 return
             except MetadataError as error:
                 log.warning("bookies.not_read", extra={"error": str(error), "retry_s": RETRY_S})
-                await asyncio.sleep(RETRY_S)
-                self._due.set()
+                try:
+                    async with asyncio.timeout(RETRY_S):  # or until the session is back
+                        await self._due.wait()
+                except TimeoutError:
+                    self._due.set()
 
     async def _read(self) -> None:
         """Both listings, and every record of them: one that came back elsewhere has the same name."""
@@ -150,10 +178,7 @@ class BookieDirectory:
         readonly = await self._read_place(keys.READONLY_BOOKIES_KEY, readonly_bookies(self._store))
         # Read last, and it wins: a bookie that changes its place is in both for a moment.
         available = await self._read_place(keys.AVAILABLE_BOOKIES_KEY, available_bookies(self._store))
-        known = {
-            name: KnownBookie(bookie.bookie_id, bookie.address, bookie.incarnation, registered=False, writable=False)
-            for name, bookie in self._known.items()
-        }
+        known = {name: bookie if self._settled is not None else _gone(bookie) for name, bookie in self._known.items()}
         for registrations, writable in ((readonly, False), (available, True)):
             for name, record in registrations.items():
                 if (address := record.addresses.get("grpc")) is not None:
@@ -173,3 +198,7 @@ class BookieDirectory:
             if self._known.get(name) != bookie:
                 state = "writable" if bookie.writable else "readonly" if bookie.registered else "gone"
                 log.info("bookie.known", extra={"bookie": name, "address": bookie.address, "state": state})
+
+
+def _gone(bookie: KnownBookie) -> KnownBookie:
+    return replace(bookie, registered=False, writable=False)

@@ -125,8 +125,11 @@ class Registration(Generic[R]):
             except StoreClosedError:
                 return
             if not done:
-                await asyncio.sleep(_RETRY_S)
-                self._due.set()
+                try:
+                    async with asyncio.timeout(_RETRY_S):  # or until the session is back
+                        await self._due.wait()
+                except TimeoutError:
+                    self._due.set()
 
     async def _registered(self) -> bool:
         """Whether the store let us."""

@@ -147,7 +147,9 @@ def test_a_bookie_whose_disk_fills_takes_no_new_ledgers_and_comes_back() -> None
     run_async(main())
 
 
-def test_an_outage_changes_nothing_and_ends() -> None:
+def test_an_outage_changes_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_ledger.bookie_directory.SETTLE_S", 0.01)
+
     async def main() -> None:
         async with started("b1", "b2") as (world, sessions):
             world.store.expire_session()  # ours, not theirs
@@ -157,6 +159,24 @@ def test_an_outage_changes_nothing_and_ends() -> None:
             assert world.directory.writable() == ["b1", "b2"]
             world.store.renew_session()
             await wait_until(lambda: world.directory.writable() == ["b1", "b3"], what="the new state")
+
+    run_async(main())
+
+
+def test_bookies_that_lost_their_sessions_with_us_get_a_moment_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ZooKeeper that stood still ends all sessions at once: ledgers are made before every bookie is registered again."""
+    monkeypatch.setattr("cepheid_ledger.bookie_directory.SETTLE_S", 0.2)
+
+    async def main() -> None:
+        async with started("b1", "b2") as (world, sessions):
+            for session in (*sessions.values(), world.store):
+                session.expire_session()
+            world.store.renew_session()
+            sessions["b1"].renew_session()
+            await world.register(sessions["b1"], "b1", "elsewhere:1")
+            await wait_until(lambda: world.directory.known()["b1"].address == "elsewhere:1", what="b1 back")
+            assert world.directory.writable() == ["b1", "b2"]
+            await wait_until(lambda: world.directory.writable() == ["b1"], what="b2 given up")
 
     run_async(main())
 
