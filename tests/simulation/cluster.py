@@ -18,7 +18,7 @@ from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCoo
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
-from cepheid_metadata import LedgerIds, MetadataError, ledger_records
+from cepheid_metadata import LedgerIds, MetadataError, SessionState, ledger_records
 from cepheid_ports import CepheidError, Ports
 from tests.simulation.checks_ledger import ConnectionsProbe, LedgerClientProbe
 from tests.simulation.checks_storage import BookieProbe, DeletionProbe, check_promises, promises_of
@@ -256,6 +256,7 @@ class SimBroker:
         self._loop = asyncio.get_running_loop()
         self.settings = MANAGED_LEDGER_SETTINGS
         self.observed = True  # False: see SimBookie
+        self.sessions_lost = 0  # that it heard of
         self.node = Node(name, 0)
         self.node.alive = False
 
@@ -277,6 +278,7 @@ class SimBroker:
         plan, history, process = self._plan, self._history, self.process
         self.ports = sim_ports(self._loop, plan.random, lambda: plan.between(plan.faults.disk_delay_s))
         self.store = SimStore(self._tree, plan, process)
+        self.store.subscribe(self._on_session)
         connections = ConnectionsProbe(SimConnections(self._network, self.node), history, process)
         placement = RandomPlacement(self._directory.writable, plan.random, LEDGER_SETTINGS.quarantine_s)
         self.client = LedgerClient(
@@ -290,6 +292,9 @@ class SimBroker:
             self.settings,
             self.ports,
         )
+
+    def _on_session(self, state: SessionState) -> None:
+        self.sessions_lost += state is SessionState.LOST
 
     def crash(self) -> None:
         self._history.note(f"{self.process} crashed")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
+from cepheid_broker.managed_ledger import ManagedLedgers
+from cepheid_broker.managed_ledger.appender import Appender
+from cepheid_broker.managed_ledger.failover import Failover
+from cepheid_ledger import ClosedLedger
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.ensemble_change import EnsembleChanger
 from cepheid_ledger.recovery import Recovery
@@ -190,6 +196,63 @@ def stamp_recovered_copies_anew() -> Iterator[None]:
         yield
 
 
+# Managed ledgers
+
+
+@contextlib.contextmanager
+def append_again_what_recovery_found() -> Iterator[None]:
+    """A broken ledger is recovered, and everything that was not answered goes to the next one (apache/pulsar#7490)."""
+
+    def settle(self: Appender, confirmed: int, last: int) -> None:
+        for item in self._pending:
+            item.take_back()
+        self._unsent = deque(self._pending)
+
+    with mock.patch.object(Appender, "settle", settle):
+        yield
+
+
+@contextlib.contextmanager
+def answer_again_what_recovery_found() -> Iterator[None]:
+    """It is answered, and stays in the queue."""
+    settle = Appender.settle
+
+    def twice(self: Appender, confirmed: int, last: int) -> None:
+        before = list(self._pending)
+        settle(self, confirmed, last)
+        answered = before[: len(before) - len(self._pending)]
+        for item in answered:
+            item.take_back()
+            self.waiting_bytes += item.size_bytes
+        self._pending.extendleft(reversed(answered))
+        self._unsent = deque(self._pending)
+
+    with mock.patch.object(Appender, "settle", twice):
+        yield
+
+
+@contextlib.contextmanager
+def record_an_end_that_recovery_did_not_find() -> Iterator[None]:
+    """The writer knows what it was told OK for: that is where the ledger ends (BookKeeper's handle after a failure)."""
+    insist = Failover._insist
+
+    async def believe(self: Failover, step: str, attempt: Any, *, cut: bool = True) -> Any:
+        if step != "recover":
+            return await insist(self, step, attempt, cut=cut)
+        writer = inspect.getclosurevars(attempt).nonlocals["left"].linked
+        return ClosedLedger(writer.last_add_confirmed, writer.length)
+
+    with mock.patch.object(Failover, "_insist", believe):
+        yield
+
+
+@contextlib.contextmanager
+def keep_what_is_open_when_the_session_is_lost() -> Iterator[None]:
+    """Nobody fences it, so it goes on (apache/pulsar#20094)."""
+    with mock.patch.object(ManagedLedgers, "_on_session"):
+        yield
+
+
 def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
     """Answers of somebody who is believed to hold more than it answered."""
     on_added = WriterState.on_added
@@ -212,4 +275,8 @@ CLUSTER_MUTANTS: Iterable[Mutant] = (
     choose_a_bookie_again_that_had_left,
     publish_a_recoverys_ensemble_change_early,
     stamp_recovered_copies_anew,
+    append_again_what_recovery_found,
+    answer_again_what_recovery_found,
+    record_an_end_that_recovery_did_not_find,
+    keep_what_is_open_when_the_session_is_lost,
 )

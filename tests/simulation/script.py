@@ -24,9 +24,15 @@ class Script(Stage):
     """A stage whose bookies and brokers are up; `play` it with a coroutine function that gets it."""
 
     def __init__(self, bookies: int, brokers: Sequence[str] = ("east", "west"), faults: Faults = QUIET) -> None:
-        super().__init__("script", faults)
+        super().__init__("script", faults, trace=True)
         self._count = bookies
         self._names = brokers
+
+    @property
+    def noted(self) -> list[str]:
+        """The trace so far, log lines included."""
+        assert self.history.trace is not None
+        return self.history.trace
 
     def run(self, script: Callable[[Script], Coroutine[Any, Any, None]]) -> None:
         self.play(self._run(script))

@@ -5,6 +5,7 @@ checked as in random worlds, what a script asserts beside is what it is about.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,7 @@ async def corrupt_log_recovery(script: Script) -> None:
         await restart(bookie)  # replay moves everything into the entry log
     path, offset = _find(script.b1, b"entry 9")
     script.b1.disk.flip_bit(path, offset)
+    script.network.slow["b2"] = 50  # so that the damaged one is heard first
     end = await script.at(script.west, script.west.ledgers.recover(writer.ledger_id))
     assert end.last_entry_id == 9
 
@@ -201,3 +203,20 @@ def test_20_a_blank_bookie_denies_nothing_to_a_recovery() -> None:
 def test_20_a_blank_bookie_that_denies_truncates() -> None:
     with MUTANTS["limbo answers a certain no"](), pytest.raises(InvariantViolation, match=r"^S2|^S5"):
         Script(3).run(one_blank_bookie_in_a_recovery)
+
+
+# Seed 0x465: a bookie asks a follower for its cookie
+
+
+def test_a_bookie_that_starts_again_asks_no_follower_whether_it_exists() -> None:
+    """A moment after its first start; the follower that it reaches now has not heard of that."""
+
+    async def course(script: Script) -> None:
+        writer = await script.new_ledger(script.east, 1, 1)
+        told = script.append(script.east, writer, b"data")
+        await wait_until(lambda: bool(told))
+        script.plan.faults = replace(script.plan.faults, stale_read=1.0, stale_read_s=(100.0, 100.0))
+        await restart(script.b1)
+        assert script.b1.serving
+
+    Script(1).run(course)

@@ -45,6 +45,7 @@ class TopicWorkload:
         self.config = self._new_config(quorums)
         self._payloads = 0
         self._appends = 0
+        self._sessions: dict[ManagedLedger, tuple[SimBroker, int]] = {}  # opened by whom, who had lost how many sessions
         self._memories: dict[Any, tuple[CursorModel, int, Acked]] = {}
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
@@ -82,6 +83,7 @@ class TopicWorkload:
             history.note(f"{broker.process} cannot open {self.topic}: {error}")
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
+        self._sessions[managed_ledger] = broker, broker.sessions_lost
         reigning = history.reigning.get(keys.chain_key(self.topic))
         if reigning == (broker.process, managed_ledger.chain.epoch):  # else a later owner's promises are out already
             check_opened(history, self.model, managed_ledger)
@@ -169,6 +171,9 @@ class TopicWorkload:
         self, opening: tuple[str, int], number: int, first: Position, payloads: list[bytes], managed_ledger: ManagedLedger
     ) -> None:
         model, history, name = self.model, self._history, str(self.topic)
+        broker, sessions_lost = self._sessions[managed_ledger]
+        in_session = broker.sessions_lost == sessions_lost
+        history.check("O1", in_session, f"{broker.process} told OK for {first} of {name}, opened in a lost session")
         runs = first.runs if isinstance(first, SplitPosition) else ((first, len(payloads)),)
         positions = [Position(start.ledger_id, start.entry_id + index) for start, count in runs for index in range(count)]
         for position, payload in zip(positions, payloads, strict=True):
