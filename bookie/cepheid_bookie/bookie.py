@@ -23,11 +23,11 @@ from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
 from cepheid_bookie.admission import Admission, refuse_all
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
-from cepheid_bookie.cookie import CookieRecords
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, refuse_range
+from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import NONCE_BYTES
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
@@ -36,7 +36,7 @@ from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
-from cepheid_bookie.opening import Directories, Storage, open_storage
+from cepheid_bookie.opening import Directories, IdentityRecords, Storage, open_storage
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
 from cepheid_ports import Ports
@@ -73,7 +73,7 @@ class Bookie:
         ports: Ports,
         *,
         journal_disk: Disk | None = None,
-        cookies: CookieRecords | None = None,
+        cookies: IdentityRecords | None = None,
         accept_empty_disk: bool = False,
     ) -> Bookie:
         """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
@@ -92,6 +92,7 @@ class Bookie:
         ledgers, logs, mark = storage.ledgers, storage.logs, storage.mark
         self.settings = settings
         self.cookie = storage.cookie
+        self._life = storage.life
         self._limbo = Limbo(storage.cookie.limbo_below)
         self.state = BookieState.SERVING
         self.failure: BaseException | None = None
@@ -285,6 +286,16 @@ class Bookie:
         """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
         await self._deletion.forget_tombstones(self._ports.wall_ms() - int(self.settings.tombstone_s * 1000))
         return await self._deletion.delete_dead_logs()
+
+    async def count_life(self) -> None:
+        """Now and then, so that an old copy of the disks is known as one. Raises what metadata raises: nothing is wrong then."""
+        if self._life is None or self.state is not BookieState.SERVING:
+            return
+        try:
+            await self._life.count()
+        except (CookieError, OSError) as error:  # another process under this id; or the disk
+            self._fail(error)
+            raise
 
     # end
 

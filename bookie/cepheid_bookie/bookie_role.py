@@ -75,7 +75,7 @@ class BookieRole:
 
     @property
     def http_url(self) -> str:
-        return f"http://{self.settings.http_host or self.settings.shown_host}:{self._health.port}"
+        return f"http://{self.settings.shown_http_host}:{self._health.port}"
 
     @property
     def ready(self) -> bool:

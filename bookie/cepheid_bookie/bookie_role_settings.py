@@ -57,6 +57,10 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
         return self.advertised_host or (socket.gethostname() if self.host in _ANY_ADDRESS else self.host)
 
     @property
+    def shown_http_host(self) -> str:
+        return self.shown_host if self.http_host is None or self.http_host in _ANY_ADDRESS else self.http_host
+
+    @property
     def name(self) -> str:
         """The bookie's id. Raises BookieNameError."""
         if self.bookie_id is not None:

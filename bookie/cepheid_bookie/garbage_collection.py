@@ -87,6 +87,7 @@ class GarbageCollector:
         while True:
             await asyncio.sleep(self._settings.gc_interval_s)
             try:
+                await self._bookie.count_life()
                 await self.collect()
             except Exception as error:  # metadata may be away for hours: the next pass begins anew
                 self.failed_passes += 1

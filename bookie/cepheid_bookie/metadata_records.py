@@ -8,12 +8,16 @@ from collections.abc import Collection
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.errors import CookieError
 from cepheid_metadata import (
+    BadVersionError,
     BookieCookie,
+    BookieLife,
     DeletedLedgers,
+    KeyExistsError,
     LedgerIdCounter,
     MetadataStore,
     Records,
     bookie_cookies,
+    bookie_lives,
     keys,
 )
 from cepheid_ports import Ports
@@ -22,11 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class MetadataCookies:
-    """Implements `CookieRecords`. `directories` are for people: what identifies the disks is the incarnation."""
+    """Implements `CookieRecords` and `LifeRecords`. `directories` are for people: what identifies the disks is the incarnation."""
 
     def __init__(self, store: MetadataStore, directories: dict[str, tuple[str, ...]]) -> None:
         self._store = store
         self._records = bookie_cookies(store)
+        self._lives = bookie_lives(store)
         self._ids: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
         self._directories = directories
 
@@ -55,6 +60,25 @@ class MetadataCookies:
         await self._store.sync(keys.LEDGER_IDS_KEY)  # a follower that lags would give too low a watermark
         found = await self._ids.get(None)
         return 0 if found is None else found.record.next_ledger_id
+
+    async def load_life(self, bookie_id: str) -> int:
+        found = await self._lives.get(bookie_id)
+        return 0 if found is None else found.record.life
+
+    async def save_life(self, bookie_id: str, life: int) -> None:
+        found = await self._lives.get(bookie_id)
+        record = BookieLife(life=life)
+        try:
+            if found is None:
+                await self._lives.create(bookie_id, record)
+                return
+            if found.record.life < life:
+                await self._lives.replace(bookie_id, record, found.version)
+                return
+        except (BadVersionError, KeyExistsError):
+            pass
+        message = f"life {life} of bookie {bookie_id} is taken: another process runs under this id, on a copy of its disks"
+        raise CookieError(f"{message}; stop it, or give it an id of its own")
 
     def _record(self, cookie: Cookie) -> BookieCookie:
         return BookieCookie(

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.bookie_life import BookieLife, LifeRecords, save_life
 from cepheid_bookie.checkpoint import FlushStore
 from cepheid_bookie.cookie import Cookie, CookieRecords, Found, decide, is_reborn, load_cookie, save_cookie
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, list_logs
+from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal_format import EntriesRecord, parse_segment_name
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport
@@ -25,6 +28,10 @@ from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Ports, Worker
 
 log = logging.getLogger(__name__)
+
+
+class IdentityRecords(CookieRecords, LifeRecords, Protocol):
+    """What metadata knows of a bookie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,11 @@ class Directories:
     @property
     def disks(self) -> list[Disk]:
         return [self.data] if self.data is self.journal else [self.data, self.journal]
+
+    def by_name(self, bookie_id: str) -> dict[str, Disk]:
+        """For people."""
+        data, journal = f"the data directory of {bookie_id}", f"the journal directory of {bookie_id}"
+        return {data: self.data} if self.data is self.journal else {data: self.data, journal: self.journal}
 
     def lock(self) -> None:
         """Raises DirectoryInUseError, holding nothing."""
@@ -90,6 +102,7 @@ class Storage:
     directories: Directories
     workers: Workers
     cookie: Cookie
+    life: BookieLife | None  # None: there is no metadata to compare with
     mark: MarkFile
     cache: WriteCache
     ledgers: LedgerTable
@@ -97,7 +110,7 @@ class Storage:
 
 
 async def open_storage(
-    settings: BookieSettings, directories: Directories, cookies: CookieRecords | None, ports: Ports, *, accept_empty_disk: bool
+    settings: BookieSettings, directories: Directories, cookies: IdentityRecords | None, ports: Ports, *, accept_empty_disk: bool
 ) -> Storage:
     """All or nothing: what raises leaves no lock, no thread, and the index closed."""
     index = directories.index
@@ -111,6 +124,9 @@ async def open_storage(
     try:
         await run(directories.prepare)
         cookie = await check_identity(directories, settings, cookies, ports, workers.flush, accept_empty_disk=accept_empty_disk)
+        life = None
+        if cookies is not None:
+            cookie, life = await begin_life(directories, cookie, cookies, workers.flush, accept_old_copy=accept_empty_disk)
         mark, cache = MarkFile(directories.data), WriteCache(settings.write_cache_bytes)
         ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
         logs = await run(lambda: EntryLogWriter(directories.data, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes))
@@ -122,13 +138,13 @@ async def open_storage(
         raise
     facts = {"bookie": settings.bookie_id, "ledgers": ledgers.count, "replayed_records": report.records}
     log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
-    return Storage(directories, workers, cookie, mark, cache, ledgers, logs)
+    return Storage(directories, workers, cookie, life, mark, cache, ledgers, logs)
 
 
 async def check_identity(
     directories: Directories,
     settings: BookieSettings,
-    records: CookieRecords | None,
+    records: IdentityRecords | None,
     ports: Ports,
     worker: Worker,
     *,
@@ -150,16 +166,43 @@ async def check_identity(
 
 
 async def _give_birth_again(
-    directories: Directories, mine: Cookie, recorded: Cookie, records: CookieRecords, worker: Worker
+    directories: Directories, mine: Cookie, recorded: Cookie, records: IdentityRecords, worker: Worker
 ) -> Cookie:
     """The watermark is read now, also when an earlier attempt was cut short: the old disks may have served in between."""
     cookie = mine.reborn(await records.next_ledger_id())
-    await worker.run(lambda: _stamp(directories, cookie))
+    life = await records.load_life(cookie.bookie_id)
+
+    def stamp() -> None:
+        _stamp(directories, cookie)
+        for disk in directories.disks:
+            save_life(disk, life)  # else they would look like an old copy
+
+    await worker.run(stamp)
     await records.replace(recorded, cookie)
     facts = {"bookie": cookie.bookie_id, "incarnation": cookie.incarnation, "lost_incarnation": recorded.incarnation}
     hint = "its data is gone: ledgers that name it are short of a copy and need repair"
     log.warning("bookie.reborn", extra={**facts, "limbo_below": cookie.limbo_below, "hint": hint})
     return cookie
+
+
+async def begin_life(
+    directories: Directories, cookie: Cookie, records: IdentityRecords, worker: Worker, *, accept_old_copy: bool
+) -> tuple[Cookie, BookieLife]:
+    """Refuses to start on an old copy of the directories; by the operator's word it starts on it, in limbo."""
+    life = BookieLife(cookie, directories.by_name(cookie.bookie_id), records, worker)
+    behind = await life.old_copies()
+    if behind is not None and not accept_old_copy:
+        message = f"the directories of bookie {cookie.bookie_id} are an old copy, what it took since then is missing: {behind}"
+        what_to_do = "bring back the newest state; if it is lost for good, start with --accept-empty-disk (what is missing is"
+        raise CookieError(f"{message}; {what_to_do} answered as unknown, never denied)")
+    if behind is not None:
+        old, cookie = cookie, cookie.reborn(await records.next_ledger_id())
+        await worker.run(lambda: _stamp(directories, cookie))  # limbo before the life: a crash in between is refused again
+        await records.replace(old, cookie)
+        facts = {"bookie": cookie.bookie_id, "limbo_below": cookie.limbo_below, "error": behind}
+        log.warning("bookie.old_copy_accepted", extra={**facts, "hint": "ledgers that name it may be short of copies"})
+    await life.count()
+    return cookie, life
 
 
 def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:

@@ -105,6 +105,9 @@ class LocalCluster:
                 state, "broker", brokers if brokers is not None else BROKERS if new else 0, usual_ports=usual_ports
             )
             self._file.save(state)
+            for member in state.members:
+                if member.process is not None:
+                    member.process.send(signal.SIGCONT)  # the paused ones too are brought back
             self._start(["zookeeper"], timeout_s)
             self._found(timeout_s)
             self._start([member.name for member in state.members], timeout_s)

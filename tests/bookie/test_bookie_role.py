@@ -103,6 +103,18 @@ def test_it_serves_then_registers_and_leaves_first(world: World) -> None:
     run_async(main())
 
 
+def test_the_journal_may_have_a_disk_of_its_own(world: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running(journal_dir=tmp_path / "fast"):
+            assert (tmp_path / "fast/journal").is_dir()
+            assert not (tmp_path / "b1/journal").exists()
+        with pytest.raises(CookieError, match="the journal directory of b1"):  # forgotten at the next start
+            await world.role().start()
+
+    run_async(main())
+
+
 def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: World) -> None:
     async def main() -> None:
         await world.found()
@@ -227,6 +239,19 @@ def test_a_failed_bookie_ends_the_process_with_its_reason(world: World) -> None:
 def test_its_name_and_where_it_is_reached(fields: dict[str, object], shown: str, name: str) -> None:
     settings = BookieRoleSettings.model_validate({"metadata": "zk://x", **fields})
     assert (settings.shown_host, settings.name) == (shown, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, "127.0.0.1"),
+        ({"http_host": "10.0.0.8"}, "10.0.0.8"),
+        ({"http_host": "0.0.0.0", "advertised_host": "b.example"}, "b.example"),
+        ({"host": "0.0.0.0"}, socket.gethostname()),
+    ],
+)
+def test_where_its_health_is_asked_for(fields: dict[str, object], shown: str) -> None:
+    assert BookieRoleSettings.model_validate({"metadata": "zk://x", **fields}).shown_http_host == shown
 
 
 def test_a_bookie_on_any_port_needs_a_name() -> None:

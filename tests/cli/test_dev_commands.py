@@ -125,6 +125,10 @@ def test_a_cluster_from_up_to_down(shell: Shell) -> None:
     assert "there are zookeeper, bookie-1" in shell.refused("logs", "x")
     assert "broker-1 is a broker" in shell.refused("wipe", "broker-1")
 
+    shell.ok("pause", "bookie-1")
+    shell.ok("kill", "bookie-4")
+    shell.ok("up")
+    assert set(shell.states().values()) == {"ready"}
     shell.ok("down")
     assert set(shell.states().values()) == {"stopped"}
     shell.ok("up")
