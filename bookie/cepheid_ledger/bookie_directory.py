@@ -77,6 +77,8 @@ class BookieDirectory:
         self._unsubscribe = store.subscribe(self._on_session)
         self._session_lost = False
         self._settled: asyncio.TimerHandle | None = None
+        self.on_new_incarnation: Callable[[], None] = lambda: None
+        """A bookie registered that was never seen before with these disks. Called before it is told to anybody."""
 
     def __repr__(self) -> str:
         return f"<BookieDirectory: {len(self.writable())} writable of {len(self._known)}, {len(self._connections)} connected>"
@@ -184,7 +186,13 @@ class BookieDirectory:
                 if (address := record.addresses.get("grpc")) is not None:
                     known[name] = KnownBookie(name, address, record.incarnation, registered=True, writable=writable)
         self._tell_changes(known)
+        if any(bookie.registered and self._is_new(bookie) for bookie in known.values()):
+            self.on_new_incarnation()
         self._known = dict(sorted(known.items()))
+
+    def _is_new(self, bookie: KnownBookie) -> bool:
+        before = self._known.get(bookie.bookie_id)
+        return before is None or before.incarnation != bookie.incarnation
 
     async def _read_place(self, parent: str, records: Records[str, BookieRegistration]) -> dict[str, BookieRegistration]:
         found: dict[str, BookieRegistration] = {}

@@ -132,6 +132,7 @@ class BrokerRole:
             on_failed=self._failure.report,
         )
         opened.push_async_callback(serving.aclose)
+        bookies.on_new_incarnation = serving.drop_ledger_ids
         serving.listen()
         await serving.start()
         await serving.start_admin()

@@ -117,6 +117,10 @@ class Serving:
         """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""
         self._admin.listen()
 
+    def drop_ledger_ids(self) -> None:
+        """New ledgers have ids from now on that are new to every bookie."""
+        self._ledger_ids.drop_block()
+
     async def start(self) -> None:
         """Returns when clients are served. Raises PortInUseError, LedgerIdsRolledBackError, and what the store raises."""
         await self._ledger_ids.check()

@@ -28,6 +28,7 @@ class LedgerIds:
         self._block = block
         self._next = self._end = 0
         self._refilling = asyncio.Lock()
+        self._drops = 0
 
     def __repr__(self) -> str:
         return f"<LedgerIds {self._end - self._next} left, next {self._next}>"
@@ -39,10 +40,21 @@ class LedgerIds:
         while self._next == self._end:
             async with self._refilling:
                 if self._next == self._end:
-                    self._next, self._end = await self._take_block(above)
+                    drops, block = self._drops, await self._take_block(above)
+                    if drops != self._drops:
+                        continue  # it may be from before
+                    self._next, self._end = block
             self._next = min(max(self._next, above + 1), self._end)
         self._next += 1
         return self._next - 1
+
+    def drop_block(self) -> None:
+        """Ids taken from now on are ones that the counter has given to nobody so far.
+
+        A bookie that came back on empty disks takes no part in ledgers with older ids: who went on with a block of them would do
+        without that bookie for hundreds of ledgers."""
+        self._drops += 1
+        self._next = self._end
 
     async def check(self) -> None:
         """Raises LedgerIdsRolledBackError when a ledger exists that the counter has not given out yet."""

@@ -209,3 +209,23 @@ def test_grpc_is_imported_by_who_uses_it_only() -> None:
 
     code = "import sys, cepheid_ledger.bookie_directory; print('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_bookie_with_other_disks_is_said_before_it_is_writable_again() -> None:
+    async def main() -> None:
+        async with started("a", "b") as (world, sessions):
+            told: list[list[str]] = []
+            world.directory.on_new_incarnation = lambda: told.append(world.directory.writable())
+            await sessions["a"].aclose()
+            await wait_until(lambda: world.directory.writable() == ["b"])
+            await world.bookie("a")
+            await wait_until(lambda: world.directory.writable() == ["a", "b"])
+            assert told == [], "it came back with what it had"
+            await sessions["b"].aclose()
+            await wait_until(lambda: world.directory.writable() == ["a"])
+            record = BookieRegistration(bookie_id="b", incarnation="blank", addresses={"grpc": "b:3181"})
+            await available_bookies(MemoryStore(world.tree)).create("b", record, ephemeral=True)
+            await wait_until(lambda: world.directory.writable() == ["a", "b"])
+            assert told == [["a"]]
+
+    run_async(main())

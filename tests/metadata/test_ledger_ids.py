@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -97,5 +98,33 @@ def test_a_counter_below_an_existing_ledger_is_found() -> None:
         await store.create(keys.ledger_key(11), b"")
         with pytest.raises(LedgerIdsRolledBackError, match="ledger 11 exists, but the id counter stands at 11"):
             await ids.check()
+
+    run_async(main())
+
+
+def test_after_a_dropped_block_ids_are_new_to_everybody() -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        ids, other = LedgerIds(store, block=100), LedgerIds(store, block=100)
+        assert [await ids.take(), await other.take()] == [1, 101]
+        ids.drop_block()
+        assert await ids.take() == 201, "2 was not taken, but the counter had given it out"
+        assert await other.take() == 102
+
+    run_async(main())
+
+
+def test_a_block_that_was_on_its_way_when_it_was_dropped_is_not_used() -> None:
+    async def main() -> None:
+        ids: LedgerIds
+
+        class DropsInBetween(MemoryStore):
+            async def create(self, *given: Any, **options: Any) -> int:
+                version = await super().create(*given, **options)
+                ids.drop_block()  # the block is taken, and its taker has not heard of it yet
+                return version
+
+        ids = LedgerIds(DropsInBetween(MemoryTree()), block=100)
+        assert await ids.take() == 101
 
     run_async(main())
