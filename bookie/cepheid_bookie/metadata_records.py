@@ -26,7 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class MetadataCookies:
-    """Implements `CookieRecords` and `LifeRecords`. `directories` are for people: what identifies the disks is the incarnation."""
+    """Implements `CookieRecords` and `LifeRecords`. Paths in `directories` are for people: the incarnation identifies disks.
+
+    Rule: a use that had a directory of its own keeps one. With a journal that nobody names any more, the stamped data directory
+    would look whole, and an empty journal in it would replay nothing of what was acknowledged.
+    """
 
     def __init__(self, store: MetadataStore, directories: dict[str, tuple[str, ...]]) -> None:
         self._store = store
@@ -42,6 +46,9 @@ class MetadataCookies:
         if found is None:
             return None
         record = found.record
+        if forgotten := sorted(record.directories.keys() - self._directories.keys()):
+            places = ", ".join(f"{use} in {', '.join(record.directories[use])}" for use in forgotten)
+            raise CookieError(f"bookie {bookie_id} keeps its {places}, and is started without that; name it: --{forgotten[0]}")
         limbo_below = record.limbo_below or 0
         return Cookie(record.bookie_id, record.cluster_id, record.incarnation, record.layout_version, limbo_below)
 
