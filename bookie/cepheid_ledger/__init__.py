@@ -2,6 +2,7 @@
 
 from cepheid_ledger.bookie_channel import ChannelStatistics
 from cepheid_ledger.chain_end import check_end, readable_end
+from cepheid_ledger.change_slots import EnsembleChangeStatistics
 from cepheid_ledger.client import BookieConnections, LedgerClient
 from cepheid_ledger.errors import (
     BookieProtocolError,
@@ -33,6 +34,7 @@ __all__ = [
     "BookieProtocolError",
     "ChannelStatistics",
     "ClosedLedger",
+    "EnsembleChangeStatistics",
     "EntryBeyondEndError",
     "EntryUnavailableError",
     "GroupDone",

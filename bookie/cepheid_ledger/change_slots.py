@@ -10,6 +10,7 @@ that one got through.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Protocol
 
 from cepheid_ledger.settings import LedgerSettings
@@ -24,6 +25,18 @@ class Retrying(Protocol):
         """False: still no spare."""
 
 
+@dataclass(frozen=True, slots=True)
+class EnsembleChangeStatistics:
+    """`ledgers_waiting`: under-replicated until a spare bookie or metadata is there. `kept_overflows`: newcomers that were let
+    go because too much waited for them."""
+
+    changed: int
+    refused: int
+    ledgers_waiting: int
+    kept_bytes: int
+    kept_overflows: int
+
+
 class ChangeSlots:
     def __init__(self, settings: LedgerSettings) -> None:
         self.kept_bytes = KeptBytes(settings.channel_window_bytes)
@@ -32,15 +45,21 @@ class ChangeSlots:
         self._waiting: dict[Retrying, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._metadata_is_away = False
+        self._changed = self._refused = 0
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<ChangeSlots: {len(self._waiting)} ledgers wait for a spare, {self.kept_bytes!r}>"
 
+    def statistics(self) -> EnsembleChangeStatistics:
+        kept = self.kept_bytes
+        return EnsembleChangeStatistics(self._changed, self._refused, len(self._waiting), kept.used_bytes, kept.overflows)
+
     def slot(self) -> asyncio.Semaphore:
         return self._slots
 
     def retry_later(self, changer: Retrying) -> None:
+        self._refused += 1
         self._waiting[changer] = None
         self._pause_s = self._first_pause_s
         if self._timer is None:
@@ -51,6 +70,7 @@ class ChangeSlots:
 
     def on_metadata(self, is_away: bool) -> None:
         """How the last change fared."""
+        self._changed += not is_away
         if self._metadata_is_away and not is_away and self._timer is not None:
             self._timer.cancel()
             self._arm(0)
@@ -65,11 +85,12 @@ class ChangeSlots:
 
     def _arm(self, pause_s: float) -> None:
         if not self._closed:
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._round, list(self._waiting), False)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._round)
 
-    def _round(self, waiting: list[Retrying], has_helped: bool) -> None:
+    def _round(self, waiting: list[Retrying] | None = None, has_helped: bool = False) -> None:
         """Some of those who waited when the round began; the rest in the next turn."""
         self._timer = None
+        waiting = list(self._waiting) if waiting is None else waiting
         turn, rest = waiting[:_PER_TURN], waiting[_PER_TURN:]
         for changer in turn:
             if changer not in self._waiting:

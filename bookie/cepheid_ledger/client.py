@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
-from cepheid_ledger.change_slots import ChangeSlots
+from cepheid_ledger.change_slots import ChangeSlots, EnsembleChangeStatistics
 from cepheid_ledger.errors import InvalidQuorumsError, LedgerClientClosedError, NoSuchLedgerError
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.ledger_reader import LedgerReader
@@ -78,6 +78,9 @@ class LedgerClient:
     def statistics(self) -> dict[str, ChannelStatistics]:
         """By bookie id."""
         return {bookie: channel.statistics() for bookie, channel in self._channels.items()}
+
+    def ensemble_change_statistics(self) -> EnsembleChangeStatistics:
+        return self._change_slots.statistics()
 
     async def create(
         self,

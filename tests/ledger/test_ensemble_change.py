@@ -8,6 +8,7 @@ import pytest
 
 from cepheid_ledger import (
     ClosedLedger,
+    EnsembleChangeStatistics,
     LedgerError,
     LedgerFencedError,
     LedgerWriteError,
@@ -462,6 +463,7 @@ def test_when_too_much_waits_for_the_newcomers_they_are_dropped_and_the_next_cha
             assert {second.ensemble[1], third.ensemble[1]} == {"d", "e"}
             assert writer.under_replicated == ()
             assert kept.used_bytes == 0
+            assert world.client.ensemble_change_statistics() == EnsembleChangeStatistics(2, 1, 0, 0, 1)
 
     run_async(main())
 
