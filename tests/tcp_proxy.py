@@ -2,7 +2,7 @@
 
     client ──► proxy.address ──► target              everything passes
         cut()             breaks every connection now; new ones pass
-        refuse()          breaks every connection and takes no new ones
+        refuse()          breaks every connection (cut=False: only those to come) and takes no new ones
         stall()           connections stay, and take new ones, but nothing passes: bytes wait, as towards a stopped machine
         delay(seconds)    every byte is late by this much, in both directions
         drop_answers()    requests pass, what the target says is lost
@@ -50,6 +50,10 @@ class TcpProxy:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def held_bytes(self) -> int:
+        return sum(side.held_bytes for link in list(self._links) for side in list(link.sides.values()))
+
+    @property
     def open_connections(self) -> int:
         return len(self._links)
 
@@ -73,8 +77,8 @@ class TcpProxy:
     def cut(self) -> None:
         self._do(self._cut_all)
 
-    def refuse(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._refuse(), self._loop).result(TIMEOUT_S)
+    def refuse(self, *, cut: bool = True) -> None:
+        asyncio.run_coroutine_threadsafe(self._refuse(cut), self._loop).result(TIMEOUT_S)
 
     def stall(self) -> None:
         def stall() -> None:
@@ -109,11 +113,12 @@ class TcpProxy:
         self._server = await self._loop.create_server(lambda: _Side(_Link(self), is_client=True), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def _refuse(self) -> None:
+    async def _refuse(self, cut: bool = True) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._cut_all()
+        if cut:
+            self._cut_all()
 
     async def _heal(self) -> None:
         self.stalled = self.dropping_answers = False
@@ -200,6 +205,10 @@ class _Side(asyncio.Protocol):
     @property
     def _other(self) -> _Side | None:
         return self.link.sides.get(not self.is_client)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(map(len, list(self._held)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -145,6 +145,7 @@ class KazooConnection:
         on_event: Callable[[ConnectionEvent], None],
     ) -> None:
         self._handler = _Handler(inbox)
+        self._problems = _Problems()
         # kazoo tries a request once; this is about connecting, which goes on for ever.
         retry = KazooRetry(max_tries=-1, delay=RETRY_DELAY_S, max_delay=MAX_RETRY_DELAY_S, sleep_func=self._handler.sleep_func)
         self.client: Any = KazooClient(
@@ -154,11 +155,15 @@ class KazooConnection:
             connection_retry=retry,
             auth_data=[("digest", f"{digest.user}:{digest.password}")] if digest else None,
             default_acl=CREATOR_ALL_ACL if digest else None,
-            logger=_quiet_logger(),
+            logger=_quiet_logger(self._problems),
         )
         self._inbox = inbox
         self._on_event = on_event
         self.client.add_listener(self._on_state)
+
+    def last_problem(self) -> str:
+        """Of the connection, as the end of a sentence; empty when there was none."""
+        return f" ({self._problems.last})" if self._problems.last else ""
 
     def start(self) -> None:
         self.client.start_async()
@@ -181,9 +186,21 @@ class KazooConnection:
         self._inbox.put(lambda: self._on_event(event))
 
 
-def _quiet_logger() -> logging.Logger:
-    """For errors alone. At other levels kazoo writes the credentials with each request, and a line for each attempt to connect;
-    the logger is made outside of the registry, so that no configuration can lower its level."""
-    logger = logging.Logger("cepheid_metadata.kazoo", logging.ERROR)
+class _Problems(logging.Filter):
+    """Keeps kazoo's last warning for our own messages instead of a line for each attempt to connect."""
+
+    last = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR and record.msg != "Transition to CONNECTING":
+            self.last = record.getMessage()
+        return record.levelno >= logging.ERROR
+
+
+def _quiet_logger(problems: _Problems) -> logging.Logger:
+    """For errors alone. Below warnings kazoo writes the credentials with each request; this logger is made outside of the
+    registry, so that no configuration can lower its level."""
+    logger = logging.Logger("cepheid_metadata.kazoo", logging.WARNING)
+    logger.addFilter(problems)
     logger.parent = session_log
     return logger

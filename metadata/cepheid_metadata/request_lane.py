@@ -52,6 +52,7 @@ class RequestLane:
 
     def __init__(self, where: str, request_timeout_s: float, patience_s: float) -> None:
         self.client: Any = None
+        self.last_problem: Callable[[], str] = lambda: ""  # of the connection, as the end of a sentence
         self._where = where
         self._timeout_s = request_timeout_s
         self._patience_s = patience_s
@@ -197,9 +198,8 @@ class RequestLane:
 
     def _lose_patience(self) -> None:
         self._patience = None
-        self.refuse(
-            StoreUnavailableError(f"{self._where} cannot be reached since {self._patience_s:g} s or more; nothing was sent")
-        )
+        message = f"{self._where} could not be reached for {self._patience_s:g} s; nothing was sent{self.last_problem()}"
+        self.refuse(StoreUnavailableError(message))
 
     def _stop_patience(self) -> None:
         if self._patience is not None:

@@ -114,7 +114,7 @@ class ZooKeeperStore:
                 async with asyncio.timeout(open_timeout_s):
                     await store._opened
             except TimeoutError:
-                message = f"no session on {store._where} within {open_timeout_s:g} s"
+                message = f"no session on {store._where} within {open_timeout_s:g} s{store._connection.last_problem()}"
                 raise ZooKeeperUnreachableError(message, addresses=list(addresses)) from None
             await store._tree.make_root()
         except BaseException:
@@ -278,7 +278,7 @@ class ZooKeeperStore:
     def _new_connection(self) -> KazooConnection:
         addresses, session_timeout_s, digest = self._connect_to
         connection = KazooConnection(addresses, session_timeout_s, digest, self._inbox, self._on_connection)
-        self._lane.client = connection.client
+        self._lane.client, self._lane.last_problem = connection.client, connection.last_problem
         return connection
 
     async def _connect_anew(self) -> None:

@@ -126,7 +126,7 @@ def test_an_outage_longer_than_the_session_timeout_ends_no_session(own_server: Z
             own_server.kill()
             await wait_for_state(store, SUSPENDED)
             outage_ends = asyncio.get_running_loop().time() + 2 * SHORT_S
-            with pytest.raises(StoreUnavailableError, match="nothing was sent") as caught:
+            with pytest.raises(StoreUnavailableError, match=r"nothing was sent .*Connection refused") as caught:
                 await store.create("/refused", b"")
             assert not caught.value.outcome_unknown
             with pytest.raises(StoreUnavailableError):
@@ -165,7 +165,7 @@ def test_a_server_that_stands_still_is_noticed_and_survived(own_server: ZooKeepe
 def test_nobody_there_is_an_error_that_names_the_address() -> None:
     async def main() -> None:
         address = f"127.0.0.1:{free_port()}"
-        with pytest.raises(StoreOpenError, match=rf"no session on ZooKeeper at {address}/r within 0\.3 s"):
+        with pytest.raises(StoreOpenError, match=rf"no session on ZooKeeper at {address}/r within 0\.3 s .*Connection refused"):
             await ZooKeeperStore.open([address], Ports(), root="/r", open_timeout_s=0.3)
         assert not zookeeper_threads()
 
@@ -311,6 +311,48 @@ def test_a_write_that_never_arrived_looks_the_same_and_is_not_sent_again(proxy: 
             assert await store.put("/a", b"2", 0) == 1
 
     run_async(main())
+
+
+def test_a_write_held_up_on_the_way_cannot_happen_after_the_reading_that_decided(proxy: TcpProxy, root: str) -> None:
+    async def main() -> None:
+        with TcpProxy(shared_zookeeper().address) as other_way:
+            other_way.refuse()
+            store = await ZooKeeperStore.open([proxy.address, other_way.address], Ports(), root=root, session_timeout_s=12)
+            try:
+                states = history_of(store)
+                await store.create("/a", b"0")
+                other_way.heal()
+                proxy.stall()
+                proxy.refuse(cut=False)
+                writing = asyncio.create_task(store.put("/a", b"1", 0))
+                await wait_until(lambda: proxy.held_bytes > 0, what="the write in the proxy")
+                store._connection.cut()  # the client's side of the connection; what it sent is still on its way
+                with pytest.raises(StoreUnavailableError):
+                    await writing
+                assert await store.get("/a") == Versioned(b"0", 0)  # by the other way, in the same session
+                await wait_until(lambda: proxy.open_connections == 0, what="the end of the old connection, by the server")
+                proxy.heal()
+                await store.sync("/a")
+                assert await store.get("/a") == Versioned(b"0", 0)
+                assert states == [SUSPENDED, CONNECTED]
+                assert other_way.connections == 1
+            finally:
+                await store.aclose()
+
+    run_async(main(), timeout_s=40)
+
+
+def test_silence_is_noticed_within_the_session_timeout(proxy: TcpProxy, root: str) -> None:
+    async def main() -> None:
+        async with opened(proxy.address, root, session_timeout_s=SHORT_S) as store:
+            states = history_of(store)
+            proxy.stall()
+            await wait_for_state(store, SUSPENDED, 2 * SHORT_S)
+            proxy.heal()
+            await wait_until(lambda: states[-1] is CONNECTED, 15, "the session after the silence")
+            await store.create("/a", b"")
+
+    run_async(main(), timeout_s=40)
 
 
 def test_a_late_answer_is_a_timeout_and_then_nothing(proxy: TcpProxy, root: str) -> None:
