@@ -77,7 +77,7 @@ class LedgerRecordChecks:
                 self._check_writer(after, process, "closes")
                 self._check_unchanged(before, after, process)
             case LedgerState.IN_RECOVERY, LedgerState.CLOSED:
-                self._check_kept(before, after, process)
+                self._check_earlier(before, after, process)  # one recovery may replace the last fragment and add others
             case _:
                 self._check_unchanged(before, after, process)
         if not after.is_closed:  # the end has rules of its own
@@ -106,11 +106,15 @@ class LedgerRecordChecks:
         history.check("L2", not back, lambda: f"{process} takes back {back}, which had left; {self._story(after)}")
 
     def _check_kept(self, before: LedgerMetadata, after: LedgerMetadata, process: str) -> None:
-        """Fragments before the last one stay as they are; the last one stays, or is replaced as a whole."""
-        earlier = len(before.fragments) - 1
-        kept = before.fragments[:earlier] == after.fragments[:earlier]
+        """The last fragment stays, or is replaced as a whole."""
+        self._check_earlier(before, after, process)
         if len(after.fragments) > len(before.fragments):
-            kept = kept and before.fragments[earlier] == after.fragments[earlier]
+            kept = before.fragments == after.fragments[: len(before.fragments)]
+            self._history.check("L2", kept, lambda: f"{process} edits {before.fragments}; {self._story(after)}")
+
+    def _check_earlier(self, before: LedgerMetadata, after: LedgerMetadata, process: str) -> None:
+        """Fragments before the last one stay as they are."""
+        kept = before.fragments[:-1] == after.fragments[: len(before.fragments) - 1]
         self._history.check("L2", kept, lambda: f"{process} edits {before.fragments}; {self._story(after)}")
 
     def _check_unchanged(self, before: LedgerMetadata, after: LedgerMetadata, process: str) -> None:

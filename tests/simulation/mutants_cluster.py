@@ -88,7 +88,7 @@ def count_failed_bookies_while_they_are_replaced() -> Iterator[None]:
 def count_newcomers_before_metadata_names_them() -> Iterator[None]:
     """The ensemble changes in memory first, and in metadata when it comes to it (apache/bookkeeper#1591)."""
     begin = EnsembleChanger._begin
-    change_ensemble = AddPipeline.change_ensemble
+    change_ensemble, refuse_change = AddPipeline.change_ensemble, AddPipeline.refuse_change
 
     def begin_and_believe(self: EnsembleChanger) -> bool:
         found = begin(self)
@@ -99,10 +99,16 @@ def count_newcomers_before_metadata_names_them() -> Iterator[None]:
         return found
 
     def is_in_place(self: AddPipeline, replaced: Mapping[str, str]) -> None:
+        if self._recovery:
+            change_ensemble(self, replaced)
+            return
         self.state._change_wanted = False
         self._perform(self.state._go_on())
 
     def refuse_nothing(self: AddPipeline) -> None:
+        if self._recovery:
+            refuse_change(self)
+            return
         self.unconfirmed.let_go()
         if self.state._begun is None:
             self.state._change_wanted = False

@@ -40,8 +40,8 @@ RULES = {
     "choose a bookie again that had left": {"L2"},
     "publish a recoverys ensemble change early": {"L2"},
     "stamp recovered copies anew": {"L4", "L7"},
-    "append again what recovery found": {"M3", "M4", "M5"},
-    "answer again what recovery found": {"M3", "M4", "M5", "V9"},
+    "append again what recovery found": {"M3", "M4", "M5", "H3"},
+    "answer again what recovery found": {"M3", "M4", "M5", "V9", "H3", "SimulationError"},  # a publish group counts its answers
     "record an end that recovery did not find": {"M2", "M3"},
     "keep what is open when the session is lost": {"O1"},
     "trim without asking the cursors": {"M6", "C3", "C6"},
