@@ -114,10 +114,11 @@ class RequestLane:
         while self._by_age and self._by_age[0].answer.done():
             self._by_age.popleft()
 
-    def connect(self) -> None:
-        """The session is there: what waited is sent."""
+    def connect(self, first: Send) -> None:
+        """The session is there: what waited is sent, behind `first`."""
         self._stop_patience()
         self._connected, self._refusal = True, None
+        self.tell(first, "the first request of a connection")
         self.pump()
 
     def suspend(self) -> None:

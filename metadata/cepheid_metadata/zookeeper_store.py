@@ -8,8 +8,8 @@
 1. The server alone ends a session: SUSPENDED lasts as long as the outage, however long, and nothing is dropped on our own clock.
 2. A request that finds no connection waits for it until the outage is `patience_s` old, which hides the restart of a server;
    later ones fail at once, `outcome_unknown` False: they were not sent. A write whose answer is lost or late fails with
-   `outcome_unknown`. Reading again decides: a session's requests are executed in the order of sending, and the server ends a
-   session's old connection before it takes a new one.
+   `outcome_unknown`. Reading again decides: a session's requests are executed in the order of sending, the servers take nothing
+   more from a session's old connection once it has a new one, and that begins with a sync: the server behind it may lag.
 3. Nothing is sent twice. A create that misses its parents is refused by the server before it is sent again with them.
 4. After LOST, CONNECTED waits until the keys that the old session owned are gone (the server may begin a session while it still
    ends another). Ephemeral sequential keys whose creation had an unknown outcome are not followed: their names are not known.
@@ -239,7 +239,7 @@ class ZooKeeperStore:
             self._tasks.start(self._begin_session(self._connection_changes), name="begin-session")
         else:
             self._watches.on_reconnected()
-            self._lane.connect()
+            self._lane.connect(self._tree.catch_up)
             self._events.become(SessionState.CONNECTED)
 
     def _on_session_ended(self) -> None:
@@ -261,7 +261,7 @@ class ZooKeeperStore:
         if connection_changes != self._connection_changes:
             return
         self._old_sessions.clear()
-        self._lane.connect()
+        self._lane.connect(self._tree.catch_up)
         if not self._opened.done():
             self._opened.set_result(None)
         self._events.become(SessionState.CONNECTED)

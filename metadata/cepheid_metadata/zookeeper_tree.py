@@ -73,6 +73,10 @@ class ZooKeeperTree:
         with contextlib.suppress(NoNodeError):
             await self._read(key, lambda client: client.sync_async(path))
 
+    def catch_up(self, client: Any) -> Any:
+        """A sync of everything, for the beginning of a connection."""
+        return client.sync_async(self.path(ROOT))
+
     async def _read(self, key: str, send: Callable[[Any], Any], *, at_once: bool = False) -> Any:
         try:
             return await self._lane.ask(send, f"read {key}", at_once=at_once)

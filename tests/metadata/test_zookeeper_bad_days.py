@@ -100,7 +100,7 @@ def zookeeper_threads() -> list[threading.Thread]:
 
 def test_a_restart_of_the_server_is_a_pause(own_server: ZooKeeperServer, root: str) -> None:
     async def main() -> None:
-        async with opened(own_server.address, root) as store:
+        async with opened(own_server.address, root, patience_s=15) as store:
             states = history_of(store)
             await store.create("/mine", b"", ephemeral=True)
             watch = await store.watch("/mine")
