@@ -35,6 +35,14 @@ class LosingStore(MortalStore):
         self._check_reachable()
         return await super().get(key)
 
+    async def put(self, key: str, value: bytes, expected_version: int) -> int:
+        self._check_reachable()
+        return await super().put(key, value, expected_version)
+
+    async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
+        self._check_reachable()
+        return await super().create(key, value, ephemeral=ephemeral, sequential=sequential)
+
     async def deliver_late(self) -> None:
         """Requests that everybody had given up arrive after all."""
         late, self.late = self.late, []

@@ -56,7 +56,7 @@ class ManagedLedgers:
         )
         self._open: dict[TopicName, ManagedLedger] = {}
         self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
-        self._unsubscribe = store.subscribe(self._on_session)
+        self._unsubscribe = store.subscribe(self.on_session)
         self._ticking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -122,8 +122,10 @@ class ManagedLedgers:
         self._open[topic] = managed_ledger
         return managed_ledger
 
-    def _on_session(self, state: SessionState) -> None:
-        """The session ended: whoever takes the topics over may have begun. Stop answering; open again from the records."""
+    def on_session(self, state: SessionState) -> None:
+        """LOST: whoever takes the topics over may have begun. Every handle is dropped at once: nothing more is acknowledged,
+        appends fail with retriable errors; topics are opened again from the records. SUSPENDED: open topics go on. The store tells
+        it by itself; to be told twice does no harm."""
         if state is SessionState.LOST:
             for managed_ledger in list(self._open.values()):
                 topic = str(managed_ledger.topic)
