@@ -102,18 +102,10 @@ class EnsembleChanger:
             return True
         assert self.proposed is not None
         first_entry_id, replaced = self.proposed
-        attempts = 0
-
-        def plan(ledger: LedgerMetadata) -> LedgerMetadata | None:
-            nonlocal attempts
-            attempts += 1
-            return _plan_change(ledger, first_entry_id, replaced)
-
         try:
-            await self._record.change(plan)
+            await self._record.change(lambda ledger: _plan_change(ledger, first_entry_id, replaced))
         except (MetadataError, TimeoutError) as error:
-            # Asked twice: what became of an earlier attempt is as good as unknown.
-            is_unknown = attempts > 1 or isinstance(error, TimeoutError) or getattr(error, "outcome_unknown", False)
+            is_unknown = isinstance(error, TimeoutError) or getattr(error, "outcome_unknown", False)
             return self._take_failure(error, is_unknown, is_late)
         self.proposed = None
         self._slots.on_metadata(is_away=False)

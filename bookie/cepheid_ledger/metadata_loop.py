@@ -19,6 +19,7 @@ from cepheid_metadata import (
     BadVersionError,
     Found,
     LedgerMetadata,
+    MetadataError,
     NoSuchKeyError,
     Records,
     StoreUnavailableError,
@@ -38,7 +39,11 @@ async def read_ledger(records: LedgerRecords, ledger_id: int) -> FoundLedger:
 
 
 async def change_ledger(records: LedgerRecords, known: FoundLedger, plan: Plan, settings: LedgerSettings) -> FoundLedger:
-    """The record that is in place in the end. Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError."""
+    """The record that is in place in the end. Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError.
+
+    After TimeoutError, and an error that says `outcome_unknown`, the change may be in force, or may still come into force.
+    """
+    doubtful_version: int | None = None  # an attempt on this version has an unknown outcome; on another it is decided
     async with asyncio.timeout(settings.metadata_timeout_s):
         while True:
             changed = plan(known.record)
@@ -46,15 +51,23 @@ async def change_ledger(records: LedgerRecords, known: FoundLedger, plan: Plan, 
                 return known
             ledger_id = changed.ledger_id
             try:
-                return Found(changed, await records.replace(ledger_id, changed, known.version))
-            except BadVersionError:
-                known = await read_ledger(records, ledger_id)
-            except NoSuchKeyError:
-                raise NoSuchLedgerError(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
-            except StoreUnavailableError as error:
-                if not error.outcome_unknown:
+                try:
+                    return Found(changed, await records.replace(ledger_id, changed, known.version))
+                except BadVersionError:
+                    doubtful_version = None
+                    known = await read_ledger(records, ledger_id)
+                except NoSuchKeyError:
+                    raise NoSuchLedgerError(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
+                except StoreUnavailableError as error:
+                    if not error.outcome_unknown:
+                        raise
+                    doubtful_version = known.version
+                    known = await _reread(records, ledger_id, settings)
+            except MetadataError as error:
+                if doubtful_version != known.version:
                     raise
-                known = await _reread(records, ledger_id, settings)
+                message = f"ledger {ledger_id} may have been changed: an attempt got no answer, and then: {error}"
+                raise StoreUnavailableError(message, outcome_unknown=True, ledger_id=ledger_id) from error
 
 
 async def _reread(records: LedgerRecords, ledger_id: int, settings: LedgerSettings) -> FoundLedger:

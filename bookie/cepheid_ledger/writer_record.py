@@ -20,7 +20,7 @@ class WriterRecord:
         return self._found.record
 
     async def change(self, plan: Plan) -> None:
-        """Raises like `change_ledger`; what it wrote may be in force then, unless the first attempt was certainly refused."""
+        """Raises like `change_ledger`."""
         assert not self._is_changing, f"two changes of ledger {self.ledger.ledger_id} at once"
         self._is_changing = True
         try:

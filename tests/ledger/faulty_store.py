@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cepheid_metadata import MemoryStore, MemoryTree, StoreUnavailableError, Versioned
+from cepheid_metadata import MemoryStore, MemoryTree, SessionLostError, StoreUnavailableError, Versioned
 
 
 class FaultyStore:
     """Switches: `lose_answers` (how many writes are applied but reported as unknown), `lose_requests` (how many are not
     applied and reported as unknown), `refuse` (how many certainly fail), `unreadable` (how many reads fail), `hang` (writes
-    wait for ever), `hang_reads`, `hang_after` (writes are applied, their answers never come), `delay_s` (of a write). Otherwise
-    the store in memory."""
+    wait for ever), `hang_reads`, `hang_after` (writes are applied, their answers never come), `delay_s` (of a write),
+    `refuse_after_loss` (what `refuse` becomes when an answer or request was lost), `lose_session` (how many reads end the
+    session). Otherwise the store in memory."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self._store = MemoryStore(tree)
         self.lose_answers = self.lose_requests = 0
-        self.refuse = 0
+        self.refuse = self.refuse_after_loss = 0
+        self.lose_session = 0
         self.unreadable = 0
         self.hang = self.hang_reads = self.hang_after = False
         self.delay_s = 0.0
@@ -30,6 +32,9 @@ class FaultyStore:
     async def get(self, key: str) -> Versioned | None:
         if self.hang_reads:
             await asyncio.get_running_loop().create_future()
+        if self.lose_session:
+            self.lose_session -= 1
+            raise SessionLostError("the session expired")
         if self.unreadable:
             self.unreadable -= 1
             raise StoreUnavailableError("no connection")
@@ -63,6 +68,7 @@ class FaultyStore:
             raise StoreUnavailableError("no connection")
         if self.lose_requests:
             self.lose_requests -= 1
+            self.refuse = self.refuse_after_loss
             raise StoreUnavailableError("connection lost", outcome_unknown=True)
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
@@ -74,4 +80,5 @@ class FaultyStore:
     def _after(self) -> None:
         if self.lose_answers:
             self.lose_answers -= 1
+            self.refuse = self.refuse_after_loss
             raise StoreUnavailableError("connection lost", outcome_unknown=True)

@@ -501,3 +501,36 @@ def test_while_metadata_is_away_one_ledger_asks_for_all() -> None:
             await wait_until(lambda: not any(writer.under_replicated for writer in writers))
 
     run_async(main(), timeout_s=60)
+
+
+def test_a_change_in_force_that_the_session_s_end_hid_is_not_taken_for_refused() -> None:
+    """L3: entry 1 is on a and b, and b has left by metadata; b's copy must not make it confirmed."""
+
+    async def main() -> None:
+        async with ledger_world(*"abcd", settings=QUICK, store_of=FaultyStore) as world:
+            writer = await world.create_on("abc")
+            await append(writer, [b"x"])
+            await wait_until(lambda: all(world.cluster[b].ids(writer.ledger_id) == [0] for b in "abc"))
+            world.cluster["a"].hang = world.cluster["c"].hang = True  # b alone takes entry 1, then dies
+            pending = append(writer, [b"y"])
+            await wait_until(lambda: world.cluster["b"].ids(writer.ledger_id) == [0, 1])
+            await wait_until(lambda: writer._core.acked_through("b") == 1)
+            world.store.lose_answers = world.store.lose_session = 1
+            world.store.refuse_after_loss = 1_000_000
+            world.cluster["b"].refuse = Status.IO_ERROR
+            world.store.writes.clear()
+            behind = append(writer, [b"z"])
+            await wait_until(lambda: len(world.store.writes) > 1, what="the change, and another attempt")
+            found = await ledger_records(MemoryStore(world.tree)).get(writer.ledger_id)
+            assert found is not None
+            assert found.record.last_fragment.ensemble == ("a", "d", "c")
+            world.cluster["a"].hang = False
+            await wait_until(lambda: writer._core.acked_through("a") >= 1)
+            await asyncio.sleep(0.02)
+            assert writer.last_add_confirmed == 0, "only a holds entry 1 of those whom metadata names"
+            world.store.refuse = world.store.refuse_after_loss = 0
+            await asyncio.gather(pending, behind)
+            assert fragments_of(writer)[-1] == (1, "adc")
+            world.cluster["c"].hang = False
+
+    run_async(main())

@@ -118,3 +118,47 @@ def test_creation_takes_another_id_when_the_record_is_not_ours() -> None:
             assert (await world.create()).ledger_id == 5
 
     run_async(main())
+
+
+def test_a_refusal_after_an_attempt_without_answer_is_no_certainty() -> None:
+    """The first request may still be on its way; whoever believes the refusal goes on with a record that is about to change."""
+
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            world.store.lose_requests = world.store.refuse_after_loss = 1
+            with pytest.raises(StoreUnavailableError) as caught:
+                await change_ledger(world.records, found, plan, FAST)
+            assert caught.value.outcome_unknown
+
+    run_async(main())
+
+
+def test_a_session_that_ends_while_the_outcome_is_looked_up_leaves_it_unknown() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            world.store.lose_answers = world.store.lose_session = 1
+            with pytest.raises(StoreUnavailableError) as caught:
+                await change_ledger(world.records, found, plan, FAST)
+            assert caught.value.outcome_unknown
+
+    run_async(main())
+
+
+def test_a_refusal_after_a_conflict_is_certain() -> None:
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            await world.records.replace(found.record.ledger_id, found.record.replace(custom={"by": "another"}), found.version)
+            refusing = iter([0, 1])
+
+            def refusing_plan(ledger: LedgerMetadata) -> LedgerMetadata | None:
+                world.store.refuse = next(refusing)
+                return plan(ledger)
+
+            with pytest.raises(StoreUnavailableError) as caught:
+                await change_ledger(world.records, found, refusing_plan, FAST)
+            assert not caught.value.outcome_unknown
+
+    run_async(main())
