@@ -31,7 +31,16 @@ from cepheid_broker.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.bundles import Bundle, bundle_of, preference
 from cepheid_broker.errors import NamespaceNotFoundError, ServiceNotReadyError
 from cepheid_broker.owner_reach import OwnerReach
-from cepheid_broker.ownership import KEEPS_CONNECTION, BundleUser, Here, Location, NotOwnerError, There, health_topic
+from cepheid_broker.ownership import (
+    KEEPS_CONNECTION,
+    BundleUser,
+    Here,
+    Location,
+    NotOwnerError,
+    OwnershipFigures,
+    There,
+    health_topic,
+)
 from cepheid_broker.watched_records import WatchedRecord, WatchedRecords
 from cepheid_metadata import (
     BadVersionError,
@@ -208,6 +217,10 @@ class BundleOwnership:
     @property
     def brokers(self) -> Mapping[str, Mapping[str, str]]:
         return {name: record.addresses for name, record in self.directory.brokers.items()}
+
+    def statistics(self) -> OwnershipFigures:
+        states = self.states
+        return OwnershipFigures(len(self.directory.brokers), len(list(states.owned())), states.acquired, states.lost)
 
     def owned_bundles(self) -> list[Bundle]:
         return [tenure.bundle for tenure in self.states.owned()]

@@ -42,6 +42,7 @@ class Tenure:
 class BundleStates:
     def __init__(self, incarnation: str) -> None:
         self.sessions = 1
+        self.acquired = 0
         self.lost = 0
         """Tenures that ended without a release."""
         self._incarnation = incarnation
@@ -86,6 +87,7 @@ class BundleStates:
             return False
         assert tenure.phase is Phase.ACQUIRING, f"{tenure.bundle} is {tenure.phase.value}"
         tenure.phase, tenure.epoch, tenure.history_version = Phase.OWNED, epoch, history_version
+        self.acquired += 1
         return True
 
     def on_not_acquired(self, tenure: Tenure) -> None:

@@ -39,6 +39,15 @@ class There:
 Location = Here | There
 
 
+@dataclass(frozen=True, slots=True)
+class OwnershipFigures:
+    brokers: int
+    bundles_owned: int
+    bundles_acquired: int
+    bundles_lost: int
+    """Not released: to a session that ended, or to another broker."""
+
+
 class NotOwnerError(ServiceNotReadyError):
     """Another broker serves it; clients look it up again."""
 
@@ -104,6 +113,9 @@ class Ownership(Protocol):
         """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
         the caller gives up. Raises ServiceNotReadyError: it is served on here."""
 
+    def statistics(self) -> OwnershipFigures | None:
+        """None where there is nothing to own."""
+
     async def release_all(self) -> None:
         """The broker stops: nothing is taken any more, and what is owned goes, in good order, to whoever is asked for it next."""
 
@@ -141,6 +153,9 @@ class SoleOwnership:
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
         await self.user.unload_bundle(bundle, reason)
+
+    def statistics(self) -> OwnershipFigures | None:
+        return None
 
     async def release_all(self) -> None:
         return

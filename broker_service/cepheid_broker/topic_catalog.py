@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, ServiceNotReadyError, TooManyError, TopicNotFoundError
@@ -23,6 +24,7 @@ from cepheid_metadata import (
     MetadataStore,
     NamespaceRecord,
     NoSuchKeyError,
+    Op,
     TopicRecord,
     list_topics,
     namespace_records,
@@ -111,13 +113,29 @@ class TopicCatalog:
         """Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError, TooManyError."""
         if partitions and topic.is_partition:
             raise NotAllowedError(f"topic {topic} is named like a partition and cannot have partitions", topic=str(topic))
-        if (await self._require_namespace(topic.namespace)).max_topics:
-            async with self._limited:  # one after the other, else two could take the last place
-                if await self.find(topic) is None:
-                    await self.require_room(topic, partitions or 1)
-                await self._create(topic, partitions, properties)
-        else:
-            await self._create(topic, partitions, properties)
+        limited = bool((await self._require_namespace(topic.namespace)).max_topics)
+        record = TopicRecord(partitions=partitions, properties=dict(properties or {}), created_at_ms=self._ports.wall_ms())
+        async with self._limited if limited else nullcontext():  # one after the other: less to try again
+            while not await self._try_create(topic, record, limited=limited):
+                continue  # the namespace changed meanwhile
+        self._note_changed(topic)
+
+    async def _try_create(self, topic: TopicName, record: TopicRecord, *, limited: bool) -> bool:
+        """False: its namespace changed meanwhile. Raises as `create`."""
+        namespace = await self._find_namespace(topic.namespace)
+        if limited and await self.find(topic) is None:
+            await self.require_room(topic, record.partitions or 1)
+        # One step with a look at the namespace: who deletes it marks it first, and then no topic is made in it any more. Where
+        # topics are counted the namespace is written, so that two brokers cannot both take the last place.
+        noun = (topic.namespace.tenant, topic.namespace.local_name)
+        guard: Op = Check(self._namespaces.key_of(noun), namespace.version)
+        if limited:
+            guard = self._namespaces.replace_op(noun, namespace.record, namespace.version)
+        try:
+            await self._store.multi([guard, self._records.create_op(topic, record)])
+        except (BadVersionError, NoSuchKeyError):
+            return False
+        return True
 
     async def require_room(self, topic: TopicName, more: int) -> None:
         """Raises TooManyError when its namespace may not have so many more topics and partitions."""
@@ -129,20 +147,6 @@ class TopicCatalog:
         if len(there) + more > most:
             message = f"namespace {namespace} has {len(there)} topics and partitions, its policy allows {most}: no room for {topic}"
             raise TooManyError(message, namespace=str(namespace), limit=most)
-
-    async def _create(self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None) -> None:
-        record = TopicRecord(partitions=partitions, properties=dict(properties or {}), created_at_ms=self._ports.wall_ms())
-        noun = (topic.namespace.tenant, topic.namespace.local_name)
-        while True:
-            found = await self._find_namespace(topic.namespace)
-            # One step with a look at the namespace: who deletes it marks it first, and then no topic is made in it any more.
-            check = Check(self._namespaces.key_of(noun), found.version)
-            try:
-                await self._store.multi([check, self._records.create_op(topic, record)])
-            except (BadVersionError, NoSuchKeyError):
-                continue  # the namespace changed meanwhile
-            self._note_changed(topic)
-            return
 
     async def replace(self, topic: TopicName, found: Found[TopicRecord], **changes: Any) -> None:
         """Raises BadVersionError: somebody else changed it since it was found."""

@@ -12,10 +12,16 @@ from cepheid_ports.prometheus import Family, Sample, counter, encode, gauge, his
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
 DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
-IN_A_CLUSTER = (  # of processes: tests/bookie/test_bookie_role.py and tests/cli/test_role_processes.py see them
+IN_A_CLUSTER = (  # tests of the roles (tests/bookie, tests/cli) and tests/broker/test_two_brokers_admin.py see them
     "cepheid_bookie_ready",
     "cepheid_bookies_known",
     "cepheid_bookies_writable",
+    "cepheid_broker_brokers_known",
+    "cepheid_broker_bundles_acquired_total",
+    "cepheid_broker_bundles_lost_total",
+    "cepheid_broker_bundles_owned",
+    "cepheid_broker_peer_calls_failed_total",
+    "cepheid_broker_peer_calls_total",
     "cepheid_broker_ready",
     "cepheid_metadata_connected",
 )

@@ -15,6 +15,7 @@ import pytest
 from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.bundle_states import Tenure
 from cepheid_broker.bundles import Bundle, bundle_of, bundles_of
+from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership import Here, There
 from cepheid_metadata import (
     MemoryStore,
@@ -45,7 +46,7 @@ class SlowSession(SessionOf):
     def __init__(self, tree: MemoryTree, rng: random.Random) -> None:
         super().__init__(tree)
         self._rng = rng
-        self.loses_answers = True
+        self.loses_answers = 0.2
 
     async def get(self, key: str) -> Versioned | None:
         await asyncio.sleep(self._rng.random() * 0.05)
@@ -57,7 +58,7 @@ class SlowSession(SessionOf):
         await asyncio.sleep(self._rng.random() * 0.05)
         results = await super().multi(ops)
         await asyncio.sleep(self._rng.random() * 0.05)
-        if self.loses_answers and self._rng.random() < 0.2:
+        if self._rng.random() < self.loses_answers:
             raise StoreUnavailableError("planted: the answer is lost", outcome_unknown=True)
         return results
 
@@ -183,7 +184,7 @@ async def history(seed: int) -> None:
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(outcome, asyncio.CancelledError), outcome
     for server in servers:
-        server.session.loses_answers = False
+        server.session.loses_answers = 0.0
         if server.session.asleep:
             server.session.wake()
         if server.session.state is SessionState.LOST:
@@ -222,6 +223,30 @@ def test_a_lookup_while_nobody_answers_is_refused_in_time() -> None:
         assert await server.use(other, authoritative=True) is None
         server.session.mend()
         assert await server.use(other, authoritative=True) == "b0"
+        await server.ownership.aclose()
+
+    run_simulated(main())
+
+
+def test_a_release_and_an_acquisition_whose_answers_are_lost_were_done() -> None:
+    """Rule 4: they count as not done, until the record says otherwise."""
+
+    async def main() -> None:
+        rng = random.Random(1)
+        tree = MemoryTree()
+        store = MemoryStore(tree)
+        await namespace_records(store).create((NAMESPACE.tenant, NAMESPACE.local_name), NamespaceRecord(bundles=BUNDLES))
+        server = Server("b0", tree, rng)
+        await server.ownership.start("b0", {"pulsar": "host:0"})
+        server.session.loses_answers = 1.0
+        bundle = bundle_of(TOPICS[0], BUNDLES)
+        assert await server.ownership.locate(TOPICS[0]) == Here(), "the record is found to be its own"
+        with pytest.raises(ServiceNotReadyError):
+            await server.ownership.release(bundle)
+        assert server.ownership.owns(TOPICS[0]), "as far as it knows"
+        await asyncio.sleep(1)
+        assert not server.ownership.owns(TOPICS[0])
+        assert await bundle_owners(store).get(bundle.noun) is None
         await server.ownership.aclose()
 
     run_simulated(main())

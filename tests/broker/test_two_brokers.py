@@ -184,6 +184,7 @@ def test_a_broker_with_a_new_session_is_registered_and_takes_bundles_again() -> 
             owner.session.expire()
             with pytest.raises(ServiceNotReadyError):
                 await owner.broker.topics.get(TopicName.parse(full(topic)), may_create=True)
+            await wait_until(lambda: list(other.ownership.directory.brokers) == [other.id])
             owner.session.renew()
             await wait_until(lambda: list(other.ownership.directory.brokers) == [owner.id, other.id])
             await wait_until(lambda: list(owner.ownership.directory.brokers) == [owner.id, other.id])
@@ -366,6 +367,7 @@ def test_a_broker_that_is_started_anew_at_its_address_does_not_wait_for_its_old_
             topic = await world.topic_on(owner)
             name = TopicName.parse(full(topic))
             addresses = dict(owner.ownership._addresses)
+            await owner.broker.topics.get(name, may_create=True)
             dead = owner.session  # a crash: its records stay until the server ends the session
             store = MemoryStore(world.tree)
             again = BundleOwnership(store, Ports())
@@ -374,6 +376,7 @@ def test_a_broker_that_is_started_anew_at_its_address_does_not_wait_for_its_old_
             assert await again.locate(name) == Here()
             assert isinstance(await other.ownership.locate(name), There)
             await wait_until(lambda: not owner.ownership.owns(name), what="the record is not the old process's any more")
+            assert not owner.has_open(topic), "if it lives after all, it ends what it has open"
             dead.expire()  # what it still has goes, and nothing of the new process
             assert again.owns(name)
             found = await bundle_owners(world.store).get((await again.bundle_of(name)).noun)

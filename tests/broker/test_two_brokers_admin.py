@@ -249,6 +249,29 @@ def test_all_brokers_name_the_same_brokers_and_leader() -> None:
     two_brokers(test)
 
 
+def test_a_broker_counts_what_it_has_and_what_it_asks_of_others() -> None:
+    async def test(world: BrokersWorld, first: Admin, second: Admin) -> None:
+        await partitioned(world, first)
+        assert (await first("GET", f"{TOPICS}/p/partitioned-stats")).status_code == 200
+
+        async def figures(admin: Admin) -> dict[str, float]:
+            lines = (await admin("GET", "/metrics")).text.splitlines()
+            ours = [line.split() for line in lines if line.startswith(("cepheid_broker_b", "cepheid_broker_peer"))]
+            return {name.removeprefix("cepheid_broker_"): float(value) for name, value in ours}
+
+        shown = [await figures(admin) for admin in (first, second)]
+        assert [figure["brokers_known"] for figure in shown] == [2, 2]
+        owned = [len(broker.ownership.owned_bundles()) for broker in world.brokers]
+        assert [figure["bundles_owned"] for figure in shown] == owned
+        assert shown[0]["peer_calls_total"] >= 1
+        assert shown[0]["peer_calls_failed_total"] == shown[0]["bundles_lost_total"] == 0
+        world.brokers[0].session.expire()
+        assert (await figures(first))["bundles_lost_total"] == owned[0]
+        world.brokers[0].session.renew()
+
+    two_brokers(test)
+
+
 def test_a_part_whose_broker_does_not_answer_is_named() -> None:
     async def test(world: BrokersWorld, first: Admin, second: Admin) -> None:
         await partitioned(world, first)

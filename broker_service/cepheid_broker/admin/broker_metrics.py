@@ -49,6 +49,22 @@ def broker_families(broker: Broker) -> Iterator[Family]:
     yield gauge("cepheid_broker_requests_running", "Requests and other tasks under way.", figures.requests_running)
 
 
+def ownership_families(broker: Broker) -> Iterator[Family]:
+    """Of one broker among others."""
+    if (figures := broker.ownership.statistics()) is None:
+        return
+    yield gauge("cepheid_broker_brokers_known", "Brokers that are registered, this one too.", figures.brokers)
+    yield gauge("cepheid_broker_bundles_owned", "Bundles whose topics this broker serves.", figures.bundles_owned)
+    yield counter("cepheid_broker_bundles_acquired_total", "Bundles that this broker took.", figures.bundles_acquired)
+    yield counter(
+        "cepheid_broker_bundles_lost_total",
+        "Bundles that went without being released: a session that ended, or another broker.",
+        figures.bundles_lost,
+    )
+    yield counter("cepheid_broker_peer_calls_total", "Admin calls made to other brokers.", broker.peers.made)
+    yield counter("cepheid_broker_peer_calls_failed_total", "Those that were refused or not answered.", broker.peers.failed)
+
+
 def tail_cache_families(cache: TailCacheStatistics) -> Iterator[Family]:
     yield gauge("cepheid_broker_tail_cache_bytes", "Bytes of recent entries in memory.", cache.used_bytes)
     yield gauge("cepheid_broker_tail_cache_limit_bytes", "Bytes that they may take.", cache.limit_bytes)

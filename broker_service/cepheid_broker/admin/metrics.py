@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from cepheid_broker.admin.broker_metrics import broker_families
+from cepheid_broker.admin.broker_metrics import broker_families, ownership_families
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.pulsar_metrics import backlog_families, pulsar_families
 from cepheid_ports.process_metrics import process_families
@@ -33,4 +33,11 @@ def metrics(context: AdminContext) -> APIRouter:
 def _families(context: AdminContext) -> Iterator[Family]:
     sources: Iterable[Iterable[Family]] = (families() for families in context.families)
     broker = context.broker
-    return chain(process_families(), broker_families(broker), backlog_families(broker), pulsar_families(broker), *sources)
+    return chain(
+        process_families(),
+        broker_families(broker),
+        ownership_families(broker),
+        backlog_families(broker),
+        pulsar_families(broker),
+        *sources,
+    )
