@@ -167,12 +167,13 @@ def test_the_next_run_takes_the_place_of_one_that_was_killed(world: World) -> No
     run_async(main())
 
 
-def test_a_living_process_of_the_same_id_is_an_error(world: World) -> None:
+@pytest.mark.parametrize("copied", [False, True], ids=["other disks", "a copy of the disks"])
+def test_a_living_process_of_the_same_id_is_an_error(world: World, copied: bool) -> None:
     async def main() -> None:
         await world.found()
-        async with world.running():
-            pass
-        stranger = BookieRegistration(bookie_id="b1", incarnation="other", addresses={"grpc": "elsewhere:1"}, process="p")
+        async with world.running() as role:
+            incarnation = role.bookie.cookie.incarnation if copied else "other"
+        stranger = BookieRegistration(bookie_id="b1", incarnation=incarnation, addresses={"grpc": "elsewhere:1"}, process="p")
         await available_bookies(MemoryStore(world.tree)).create("b1", stranger, ephemeral=True)
         role = world.role(metadata_session_timeout_s=0.01)
         with pytest.raises(RegistrationTakenError, match="elsewhere:1"):

@@ -393,3 +393,25 @@ def test_read_answers_survive_the_transport_unchanged() -> None:
             chunk.groups[0].verify()
 
     run_async(main())
+
+
+def test_a_connection_that_is_abandoned_breaks_its_streams_and_lets_reads_end() -> None:
+    """The bookie registered elsewhere: writers must hear of it, also when the old process says nothing any more."""
+
+    async def main() -> None:
+        bookie, source = MemoryBookie(), QueueSource()
+        async with served(bookie) as (_, connection):
+            stream = connection.open_add_stream(source)
+            source.waiting.append(add(1, 0, *[b"x" * 1_000_000] * 3))
+            stream.wake()
+            await wait_until(lambda: sum(a.last_entry_id - a.first_entry_id + 1 for a in source.answers) == 3)
+            chunks = connection.read(ReadRequest(1, 0, 2, max_bytes=10_000_000))
+            read = [await anext(chunks)]
+            abandoning = asyncio.ensure_future(connection.abandon("bookie b1 moved"))
+            await wait_until(lambda: bool(source.broken))
+            assert "bookie b1 moved" in str(source.broken[0])
+            read += [chunk async for chunk in chunks]
+            assert sum(len(part) for chunk in read for part in chunk.groups) == 3
+            await abandoning
+
+    run_async(main())
