@@ -120,7 +120,9 @@ def main() -> None:
             },
             load={
                 "kills": arguments.kills,
+                "kill_gaps_ms": [round(1000 * gap_s) for gap_s in kills],
                 "stops": arguments.stops,
+                "stop_gaps_ms": [round(1000 * gap_s) for gap_s in stops],
                 "entries_per_s": arguments.rate,
                 "entry_bytes": arguments.entry_bytes,
             },
