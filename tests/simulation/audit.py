@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.managed_ledger import ManagedLedger
-from cepheid_metadata import Position
+from cepheid_metadata import LedgerState, Position
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
 from tests.simulation.cluster import SimBroker
@@ -20,8 +20,19 @@ _REST_S = 60.0
 """Longer than every timeout and backoff of the settings in `cluster.py` together."""
 
 
+_RESUME_S = 12.0
+"""Of a writer: what struck it last has to be found out (2.5 s), a change under way be decided (6 s) and another be made."""
+
+
 async def audit(world: World) -> None:
     history = world.history
+    await _wait(
+        world,
+        "V3",
+        lambda: all(pending.count == 0 for process, pending in world.ledger_workload.pending.items() if _lives(world, process)),
+        "a writer with bookies around it does not resume",
+        limit_s=_RESUME_S,
+    )
     for broker in world.brokers.values():
         for workload in (world.ledger_workload, world.topic_workload):
             pending = workload.pending.get(broker.process)
@@ -109,6 +120,7 @@ async def read_all(managed_ledger: ManagedLedger) -> list[tuple[Position, bytes]
 async def _read_ledgers(world: World, auditor: SimBroker) -> None:
     history = world.history
     for ledger_id in list(history.ledgers):
+        left_in_recovery = ledger_id in history.ledgers and history.ledgers[ledger_id].state is LedgerState.IN_RECOVERY
         while ledger_id in history.ledgers:  # else its topic has deleted it meanwhile
             try:
                 end = await auditor.ledgers.recover(ledger_id)
@@ -117,16 +129,22 @@ async def _read_ledgers(world: World, auditor: SimBroker) -> None:
                 while read <= end.last_entry_id:
                     groups = await reader.read(read, end.last_entry_id, max_bytes=1 << 20)
                     read = groups[-1].last_entry_id + 1
+                if left_in_recovery:
+                    history.check("V2", history.ledgers[ledger_id].is_closed, f"ledger {ledger_id} stays in recovery")
                 break
             except EXPECTED as error:
                 history.note(f"audit of ledger {ledger_id}: {error!r}")
                 await asyncio.sleep(0.5)
 
 
-async def _wait(world: World, rule: str, condition: Callable[[], bool], what: str) -> None:
-    deadline = world.loop.time() + _REST_S
+def _lives(world: World, process: str) -> bool:
+    return any(broker.node.alive and broker.process == process for broker in world.brokers.values())
+
+
+async def _wait(world: World, rule: str, condition: Callable[[], bool], what: str, *, limit_s: float = _REST_S) -> None:
+    deadline = world.loop.time() + limit_s
     while not condition():
         if world.loop.time() > deadline:
-            world.history.violated(rule, f"{what}, {_REST_S:g} s after the last fault")
+            world.history.violated(rule, f"{what}, {limit_s:g} s after the last fault")
         await asyncio.sleep(0.1)
     world.history.check(rule, True, what)

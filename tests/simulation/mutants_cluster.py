@@ -11,6 +11,8 @@ from unittest import mock
 
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
+from cepheid_broker.bundle_states import BundleStates
+from cepheid_broker.bundles import Bundle
 from cepheid_broker.managed_ledger import ManagedLedgers
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.failover import Failover
@@ -259,6 +261,24 @@ def keep_what_is_open_when_the_session_is_lost() -> Iterator[None]:
         yield
 
 
+# Ownership
+
+
+@contextlib.contextmanager
+def serve_bundles_whose_record_is_gone() -> Iterator[None]:
+    """Neither the end of a session nor another owner's record takes anything away."""
+
+    def keep(self: BundleStates) -> list[Bundle]:
+        self.sessions += 1
+        return []
+
+    with (
+        mock.patch.object(BundleStates, "on_session_lost", keep),
+        mock.patch.object(BundleStates, "on_record", return_value=False),
+    ):
+        yield
+
+
 def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
     """Answers of somebody who is believed to hold more than it answered."""
     on_added = WriterState.on_added
@@ -285,4 +305,5 @@ CLUSTER_MUTANTS: Iterable[Mutant] = (
     answer_again_what_recovery_found,
     record_an_end_that_recovery_did_not_find,
     keep_what_is_open_when_the_session_is_lost,
+    serve_bundles_whose_record_is_gone,
 )
