@@ -1,6 +1,6 @@
 """What the ensemble changes of all writers of a process share. A bookie's death makes thousands of them at once.
 
-    EnsembleChanger ──slot()──► so many at once, in the order of asking ──► metadata
+    EnsembleChanger ──take──► so many at once, in the order of asking ──► metadata
                     ──retry_later──► rounds, with pauses that grow while nothing helps ──► retry
 
 One timer for everybody who waits for a spare. While metadata is away a round asks with one ledger only; the rest follows once
@@ -55,8 +55,12 @@ class ChangeSlots:
         kept = self.kept_bytes
         return EnsembleChangeStatistics(self._changed, self._refused, len(self._waiting), kept.used_bytes, kept.overflows)
 
-    def slot(self) -> asyncio.Semaphore:
-        return self._slots
+    async def take(self) -> None:
+        """Until it is this caller's turn to change metadata. `give_back` ends it."""
+        await self._slots.acquire()
+
+    def give_back(self) -> None:
+        self._slots.release()
 
     def retry_later(self, changer: Retrying) -> None:
         self._refused += 1

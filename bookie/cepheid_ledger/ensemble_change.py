@@ -47,6 +47,7 @@ class EnsembleChanger:
         settings: LedgerSettings,
     ) -> None:
         self.proposed: tuple[int, Mapping[str, str]] | None = None
+        self._last_error: Exception | None = None
         self._in_doubt = False  # an attempt for `proposed` may have been, or may still come into force
         self._pipeline = pipeline
         self._record = record
@@ -80,19 +81,30 @@ class EnsembleChanger:
         return True
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.ensemble_change_timeout_s
-        pipeline = self._pipeline
+        loop, pipeline = asyncio.get_running_loop(), self._pipeline
+        deadline = 0.0
         try:
             while not pipeline.state.failed_for_good:
-                async with self._slots.slot():
-                    if await self._attempt(loop.time() >= deadline):
-                        return
+                if pipeline.state.has_quorum or not deadline:
+                    deadline = loop.time() + self._settings.ensemble_change_timeout_s
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._slots.take()
+                except TimeoutError:
+                    pass  # too many others wait for metadata as well
+                else:
+                    try:
+                        if await self._attempt():
+                            return
+                    finally:
+                        self._slots.give_back()
+                if loop.time() >= deadline and not pipeline.state.has_quorum:
+                    raise self._too_late()
                 await asyncio.sleep(self._settings.metadata_retry_s)
-        except LedgerError as error:  # fenced, or deleted
+        except LedgerError as error:  # fenced, deleted, or too late
             pipeline.fail(error)
 
-    async def _attempt(self, is_late: bool) -> bool:
+    async def _attempt(self) -> bool:
         """Whether it is decided. A task of a failed writer has nothing to decide."""
         pipeline = self._pipeline
         if pipeline.state.failed_for_good:
@@ -106,7 +118,7 @@ class EnsembleChanger:
             await self._record.change(lambda ledger: _plan_change(ledger, first_entry_id, replaced))
         except (MetadataError, TimeoutError) as error:
             is_unknown = isinstance(error, TimeoutError) or getattr(error, "outcome_unknown", False)
-            return self._take_failure(error, is_unknown, is_late)
+            return self._take_failure(error, is_unknown)
         self.proposed = None
         self._slots.on_metadata(is_away=False)
         if not pipeline.state.failed_for_good:
@@ -134,21 +146,23 @@ class EnsembleChanger:
                 replaced[old] = new
         return replaced
 
-    def _take_failure(self, error: Exception, is_unknown: bool, is_late: bool) -> bool:
-        pipeline = self._pipeline
+    def _take_failure(self, error: Exception, is_unknown: bool) -> bool:
+        self._last_error = error
         self._slots.on_metadata(is_away=True)
         self._in_doubt = self._in_doubt or is_unknown
-        if not self._in_doubt:
-            self.proposed = None
-            if pipeline.state.has_quorum:
-                self._refuse(str(error))
-                return True
-        if is_late and not pipeline.state.has_quorum:
-            ledger_id = self._record.ledger.ledger_id
-            waited = f"metadata could not be changed for {self._settings.ensemble_change_timeout_s:g} s ({error})"
-            message = f"ledger {ledger_id} has too few bookies left that take entries, and {waited}"
-            raise LedgerWriteError(message, ledger_id=ledger_id, bookies=pipeline.state.dropped)
-        return False
+        if self._in_doubt:
+            return False
+        self.proposed = None
+        if not self._pipeline.state.has_quorum:
+            return False
+        self._refuse(str(error))
+        return True
+
+    def _too_late(self) -> LedgerWriteError:
+        ledger_id, waited_s = self._record.ledger.ledger_id, self._settings.ensemble_change_timeout_s
+        waited = f"metadata could not be changed for {waited_s:g} s ({self._last_error or 'others wait as well'})"
+        message = f"ledger {ledger_id} has too few bookies left that take entries, and {waited}"
+        return LedgerWriteError(message, ledger_id=ledger_id, bookies=self._pipeline.state.dropped)
 
     def _refuse(self, reason: str) -> None:
         pipeline = self._pipeline

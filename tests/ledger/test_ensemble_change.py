@@ -534,3 +534,37 @@ def test_a_change_in_force_that_the_session_s_end_hid_is_not_taken_for_refused()
             world.cluster["c"].hang = False
 
     run_async(main())
+
+
+def test_a_ledger_without_quorum_does_not_wait_for_ever_behind_others() -> None:
+    async def main() -> None:
+        settings = QUICK.model_copy(update={"ensemble_changes": 1, "metadata_timeout_s": 5.0, "ensemble_change_timeout_s": 0.1})
+        async with ledger_world(*"abcd", settings=settings, store_of=FaultyStore) as world:
+            first, second = await world.create_on("abc"), await world.create_on("abc", ack_quorum=3)
+            fail(world, "b", "io-error")
+            world.store.hang = True
+            await append(first, [b"x"])
+            await wait_until(lambda: len(world.store.writes) > 0 and first._core.is_changing)
+            with pytest.raises(LedgerWriteError, match="others wait as well"):
+                await append(second, [b"x"])
+            await append(first, [b"y"])
+            assert first.last_add_confirmed == 1
+
+    run_async(main())
+
+
+def test_the_patience_of_a_ledger_begins_when_it_loses_its_quorum() -> None:
+    async def main() -> None:
+        settings = QUICK.model_copy(update={"metadata_timeout_s": 0.02, "ensemble_change_timeout_s": 0.1})
+        async with ledger_world(*"abcde", settings=settings, store_of=FaultyStore) as world:
+            writer = await stuck_change(world)
+            await asyncio.sleep(0.15)
+            fail(world, "c", "io-error")
+            pending = append(writer, [b"z"])
+            await wait_until(lambda: not writer._core.has_quorum)
+            await asyncio.sleep(0.03)
+            assert not pending.done()
+            world.store.hang = False
+            await pending
+
+    run_async(main())
