@@ -67,6 +67,7 @@ from cepheid_wire import NamespaceName, TopicName
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
+_DELETION_S = 5.0  # longer than a deletion of a namespace takes from its mark to its end
 _RELEASED_AT_ONCE = 4  # bundles; their topics are unloaded together
 
 
@@ -312,14 +313,27 @@ class BundleOwnership:
         return record.bundles
 
     def _on_namespace(self, namespace: NamespaceName) -> None:
-        """It is being deleted, or was made anew with other bundles: what is owned of it goes."""
-        known = self._namespaces.get(namespace)
-        if known is None:
+        """It was made anew with other bundles: what is owned of the old ones goes. Or its deletion has begun, and may be refused."""
+        if (known := self._namespaces.get(namespace)) is None:
             return
         count, watched = known
-        if watched.record is not None and (watched.record.deleted or watched.record.bundles != count):
-            del self._namespaces[namespace]
-            self._watched.leave(watched, self)
+        if watched.record is not None and watched.record.bundles != count:
+            self._forget_namespace(namespace)
+        elif watched.record is not None and watched.record.deleted:
+            self._tasks.start(self._forget_if_gone(namespace), name=f"forget {namespace}")
+
+    async def _forget_if_gone(self, namespace: NamespaceName) -> None:
+        """A deletion that is refused takes its mark back at once: nobody's topics are closed for it."""
+        await asyncio.sleep(_DELETION_S)
+        try:
+            if not await namespace_records(self._store).exists((namespace.tenant, namespace.local_name)):
+                self._forget_namespace(namespace)
+        except MetadataError:
+            pass  # its bundles stay, without topics, until the session ends
+
+    def _forget_namespace(self, namespace: NamespaceName) -> None:
+        if (known := self._namespaces.pop(namespace, None)) is not None:
+            self._watched.leave(known[1], self)
             for tenure in self.states.owned():
                 if tenure.bundle.namespace == namespace:
                     self._tasks.start(self._release_quietly(tenure.bundle), name=f"release {tenure.bundle}")

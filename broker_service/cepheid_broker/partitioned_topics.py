@@ -14,6 +14,8 @@ Rules
    Those that other brokers serve are looked at just before: who connects to one between that look and the mark is thrown out.
 5. A partition that is known is changed by the broker that serves it (remote_parts.py); one that nobody knows of yet, or any more,
    by whoever works on its topic.
+6. Partitions are removed by the broker that the topic's own name belongs to, one removal at a time: two brokers at it could meet
+   what was made anew between them.
 """
 
 from __future__ import annotations
@@ -171,6 +173,11 @@ class PartitionedTopics:
 
     # Deleting
 
+    async def is_marked(self, topic: TopicName) -> bool:
+        """Its deletion has begun, and is not over."""
+        found = await self._catalog.find(topic)
+        return found is not None and bool(found.record.deleted)
+
     async def delete(self, topic: TopicName, *, force: bool = False) -> None:
         """With its partitions. Whoever asks while it runs waits with it.
 
@@ -238,6 +245,9 @@ class PartitionedTopics:
             for part in parts:  # they take nobody in any more
                 await self._topics.unload(part, "its deletion failed")
             raise
+        if (there := await self._remote.owner(topic)) is not None:  # rule 6
+            await self._remote.finish_deleting(there, topic)
+            return
         await self._remove_all(parts, await self._remote.elsewhere(parts))
         await self._remove_all(await self._remains(topic, parts), {})
         await self._topics.remove(topic)

@@ -41,10 +41,22 @@ class RemoteParts:
         locations = await asyncio.gather(*map(self._ownership.locate, names))
         return {name: location for name, location in zip(names, locations, strict=True) if isinstance(location, There)}
 
+    async def owner(self, topic: TopicName) -> There | None:
+        """Of the name of a partitioned topic: that broker works on it as a whole. None: this one. Raises as `Ownership.locate`."""
+        location = await self._ownership.locate(topic)
+        return location if isinstance(location, There) else None
+
+    async def finish_deleting(self, there: There, topic: TopicName) -> None:
+        """If it is marked as deleted still: one that was made anew since is left alone. Raises as `remove`."""
+        await self._delete(there, f"{topic_path(topic)}/partitions?force=true&onlyIfMarked=true")
+
     async def remove(self, there: There, part: TopicName) -> None:
         """By force, with its clients. Gone already is success. Raises RemoteRefusedError, PeerUnreachableError."""
+        await self._delete(there, f"{topic_path(part)}?force=true")
+
+    async def _delete(self, there: There, target: str) -> None:
         try:
-            await self._peers.call(there, "DELETE", f"{topic_path(part)}?force=true")
+            await self._peers.call(there, "DELETE", target)
         except RemoteRefusedError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise

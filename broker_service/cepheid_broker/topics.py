@@ -279,7 +279,11 @@ class Topics:
                 await self._wait_until_settled(name)
                 await self._unload_quietly(name, reason)
 
-        while names := dict.fromkeys(name for name in (*self._open, *self._opening, *self._closing) if bundle.holds(name)):
+        def left() -> list[TopicName]:
+            known = dict.fromkeys((*self._open, *self._opening, *self._closing))
+            return [name for name in known if bundle.holds(name) and name not in self._prepared]
+
+        while names := left():
             await asyncio.gather(*map(unload, names))
             if any(map(self.ownership.owns, names)):
                 return

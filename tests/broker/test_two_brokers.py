@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from cepheid_broker.bundle_ownership import BundleOwnership
-from cepheid_broker.bundles import Bundle
+from cepheid_broker.bundles import Bundle, bundle_of
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership import Here, NotOwnerError, There
-from cepheid_metadata import MemoryStore, bundle_histories, bundle_owners, topic_changes
+from cepheid_metadata import MemoryStore, NamespaceRecord, bundle_histories, bundle_owners, namespace_records, topic_changes
 from cepheid_ports import Ports
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -428,5 +428,59 @@ def test_marks_of_changed_topics_that_cannot_be_written_are_written_later() -> N
                 await asyncio.sleep(0.01)
             assert found is not None
             assert found.record.broker_id == second.id
+
+    run_async(main())
+
+
+def test_names_given_to_producers_are_unique_and_topic_epochs_go_on_with_the_next_owner() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, heir = world.brokers
+            topic, other = await world.topic_on(owner), await world.topic_on(heir)
+            async with await owner.client() as client, await heir.client() as late:
+                names = [(await client.produce_on(topic, number)).producer_name for number in range(3)]
+                names += [(await late.produce_on(other, number)).producer_name for number in range(3)]
+                assert len(set(names)) == 6
+                for number in range(3):
+                    request_id = client.request_id()
+                    await client.ask(pb.CommandCloseProducer(producer_id=number, request_id=request_id), pb.CommandSuccess)
+                mode = pb.ExclusiveWithFencing
+                first = await client.produce_on(topic, 10, producer_access_mode=mode)
+                await owner.ownership.release(await owner.ownership.bundle_of(TopicName.parse(full(topic))))
+                await heir.ownership.locate(TopicName.parse(full(topic)), authoritative=True)
+                second = await late.produce_on(topic, 11, **fields)
+                assert second.topic_epoch > first.topic_epoch, (
+                    "whoever held it before is fenced, though another broker gave it that"
+                )
+                ask = pb.CommandProducer(
+                    topic=full(topic), producer_id=12, request_id=late.request_id(), topic_epoch=first.topic_epoch, **fields
+                )
+                assert (await late.ask(ask, pb.CommandError)).error == ServerError.PRODUCER_FENCED
+
+    run_async(main())
+
+
+def test_a_namespace_that_is_deleted_gives_its_bundles_back_and_a_refused_deletion_closes_nothing() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner = world.brokers[0]
+            topic = TopicName.parse("persistent://public/short/t")
+            records = namespace_records(world.store)
+            await records.create(("public", "short"), NamespaceRecord(bundles=1))
+            assert await owner.ownership.locate(topic, authoritative=True) == Here()
+            found = await records.get(("public", "short"))
+            assert found is not None
+            await records.replace(("public", "short"), found.record.replace(deleted=True), found.version)
+            await records.replace(("public", "short"), found.record, found.version + 1)
+            await asyncio.sleep(0.05)
+            assert owner.ownership.owns(topic)
+            await records.delete(("public", "short"), None)
+            await records.create(("public", "short"), NamespaceRecord(bundles=8))  # made anew, cut otherwise
+            await wait_until(lambda: not owner.ownership.owns(topic))
+            bundle = Bundle(topic.namespace, 0, 0xFFFFFFFF)
+            await wait_until(lambda: bundle not in owner.ownership.owned_bundles())
+            assert await bundle_owners(world.store).get(bundle.noun) is None
+            assert await owner.ownership.locate(topic, authoritative=True) == Here()
+            assert (await owner.ownership.bundle_of(topic)).range == bundle_of(topic, 8).range
 
     run_async(main())

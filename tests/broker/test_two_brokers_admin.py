@@ -183,7 +183,7 @@ def test_two_brokers_create_grow_and_delete_the_same_topic_at_once() -> None:
             made = await asyncio.gather(first("PUT", path, json=3), second("PUT", path, json=3))
             assert sorted(answer.status_code for answer in made) == [204, 409]
             grown = await asyncio.gather(first("POST", path, json=5), second("POST", path, json=6))
-            assert {answer.status_code for answer in grown} <= {204, 409}
+            assert {answer.status_code for answer in grown} <= {204, 409, 422}, "422: to fewer than there are by now"
             count = (await first("GET", path)).json()["partitions"]
             assert count == (await second("GET", path)).json()["partitions"]
             assert count in (5, 6)

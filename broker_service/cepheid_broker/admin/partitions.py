@@ -42,6 +42,7 @@ def partitions(context: AdminContext) -> APIRouter:
         _refuse_partition_name(topic)
         if await context.broker.catalog.partitions(topic) == 0:
             raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
+        await require_owner(context, topic)
         await context.broker.partitioned.create_missing(topic)
 
     return router
@@ -73,12 +74,16 @@ def partitions_of(context: AdminContext, domain: str) -> APIRouter:
     async def grow(topic: TopicPath, count: NumberBody, force: bool = False) -> None:
         """Up to 10,000; new partitions get the durable subscriptions of partition 0 at earliest"""
         _refuse_partition_name(topic)
+        await require_owner(context, topic)
         await _grow(context, topic, count, force=force)
 
     @router.delete("/partitions", status_code=NO_CONTENT)
-    async def delete_partitioned(topic: TopicPath, force: bool = False) -> None:
-        """`force` closes clients"""
+    async def delete_partitioned(topic: TopicPath, force: bool = False, onlyIfMarked: bool = False) -> None:
+        """`force` closes clients. `onlyIfMarked` is for brokers: 404 unless its deletion has begun"""
         _refuse_partition_name(topic)
+        await require_owner(context, topic)
+        if onlyIfMarked and not await context.broker.partitioned.is_marked(topic):
+            raise TopicNotFoundError(f"Topic {topic} is not being deleted", topic=str(topic))
         await _delete(context, topic, force=force)
 
     return router
