@@ -448,14 +448,16 @@ def test_names_given_to_producers_are_unique_and_topic_epochs_go_on_with_the_nex
                 first = await client.produce_on(topic, 10, producer_access_mode=mode)
                 await owner.ownership.release(await owner.ownership.bundle_of(TopicName.parse(full(topic))))
                 await heir.ownership.locate(TopicName.parse(full(topic)), authoritative=True)
-                second = await late.produce_on(topic, 11, **fields)
-                assert second.topic_epoch > first.topic_epoch, (
-                    "whoever held it before is fenced, though another broker gave it that"
-                )
+                second = await late.produce_on(topic, 11, producer_access_mode=mode)
+                assert second.topic_epoch > first.topic_epoch
                 ask = pb.CommandProducer(
-                    topic=full(topic), producer_id=12, request_id=late.request_id(), topic_epoch=first.topic_epoch, **fields
+                    topic=full(topic),
+                    producer_id=12,
+                    request_id=late.request_id(),
+                    topic_epoch=first.topic_epoch,
+                    producer_access_mode=mode,
                 )
-                assert (await late.ask(ask, pb.CommandError)).error == ServerError.PRODUCER_FENCED
+                assert (await late.ask(ask, pb.CommandError)).error == ServerError.PRODUCER_FENCED, "another owner gave it that"
 
     run_async(main())
 
