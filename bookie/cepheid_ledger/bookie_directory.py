@@ -75,6 +75,7 @@ class BookieDirectory:
         self._due = asyncio.Event()
         self._watches: list[Watch] = []
         self._unsubscribe = store.subscribe(self._on_session)
+        self._read_at = 0.0  # loop time of the last look
         self._session_lost = False
         self._settled: asyncio.TimerHandle | None = None
         self.on_new_incarnation: Callable[[], None] = lambda: None
@@ -94,7 +95,8 @@ class BookieDirectory:
         """The present connection. Raises BookieUnavailableError when nobody ever registered under that id."""
         bookie = self._known.get(bookie_id)
         if bookie is None:
-            self._due.set()  # it may be newer than the last look
+            if asyncio.get_running_loop().time() - self._read_at > RETRY_S:  # whoever asks in a loop must not list in one
+                self._due.set()  # it may be newer than the last look
             message = f"bookie {bookie_id} is not registered; known are {', '.join(self._known) or 'none'}"
             raise BookieUnavailableError(message, bookie=bookie_id)
         address, connection = self._connections.get(bookie_id, ("", None))
@@ -170,6 +172,7 @@ class BookieDirectory:
 
     async def _read(self) -> None:
         """Both listings, and every record of them: one that came back elsewhere has the same name."""
+        self._read_at = asyncio.get_running_loop().time()
         for watch in self._watches:
             watch.cancel()
         self._watches = []

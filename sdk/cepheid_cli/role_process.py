@@ -67,6 +67,8 @@ async def _started(role: Role, stop: asyncio.Event) -> bool:
     if not starting.done():
         starting.cancel()
         await asyncio.wait([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            await role.aclose()  # it came to serve in the same moment
         return False
     await starting
     return True

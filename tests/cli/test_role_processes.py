@@ -191,6 +191,18 @@ def test_a_broker_of_the_same_id_that_lives_is_an_error(founded: str) -> None:
     assert last.startswith("cepheid: broker br1 runs already, at {'pulsar': 'elsewhere:1'} (stop the other process")
 
 
+@pytest.mark.parametrize("role", ["bookie", "broker"])
+def test_a_start_that_waits_can_be_stopped(role: str, tmp_path: Path) -> None:
+    url = f"zk://127.0.0.1:{free_port()}"
+    flags = bookie_flags(url, tmp_path / "data") if role == "bookie" else broker_flags(url)
+    with subprocess.Popen([*CEPHEID, *map(str, flags)], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        assert process.stderr is not None
+        while "metadata.waited_for" not in (line := process.stderr.readline()):
+            assert line or process.poll() is None
+        process.terminate()
+        assert process.wait(20) == 0, process.stderr.read()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

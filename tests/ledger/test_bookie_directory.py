@@ -106,6 +106,27 @@ def test_an_unknown_bookie_is_named_with_those_that_are_known() -> None:
     run_async(main())
 
 
+def test_asking_for_unknown_bookies_in_a_loop_lists_them_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with started("b1") as (world, _):
+            children, listings = world.store.children, 0
+
+            async def counted(key: str) -> list[str]:
+                nonlocal listings
+                listings += 1
+                return await children(key)
+
+            world.store.children = counted  # type: ignore[method-assign]
+            for retry_s, expected in ((60.0, 0), (0.0, 2)):  # both kinds of registration are listed
+                monkeypatch.setattr("cepheid_ledger.bookie_directory.RETRY_S", retry_s)
+                for _ in range(3):
+                    with pytest.raises(BookieUnavailableError):
+                        world.directory.get("b9")
+                await wait_until(lambda expected=expected: listings == expected and not world.directory._due.is_set())
+
+    run_async(main())
+
+
 def test_a_bookie_that_is_gone_gets_no_ledgers_but_can_still_be_asked() -> None:
     async def main() -> None:
         async with started("b1", "b2") as (world, sessions):
