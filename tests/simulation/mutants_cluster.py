@@ -257,7 +257,7 @@ def record_an_end_that_recovery_did_not_find() -> Iterator[None]:
 @contextlib.contextmanager
 def keep_what_is_open_when_the_session_is_lost() -> Iterator[None]:
     """Nobody fences it, so it goes on (apache/pulsar#20094)."""
-    with mock.patch.object(ManagedLedgers, "_on_session"):
+    with mock.patch.object(ManagedLedgers, "on_session"):
         yield
 
 

@@ -36,7 +36,7 @@ RULES = {
     "count what departed bookies acknowledged": {"L3"},
     "count failed bookies while they are replaced": {"L3"},
     "count newcomers before metadata names them": {"L3"},
-    "replace in metadata without sending again": {"L3"},
+    "replace in metadata without sending again": {"L3", "V3"},
     "choose a bookie again that had left": {"L2"},
     "publish a recoverys ensemble change early": {"L2"},
     "stamp recovered copies anew": {"L4", "L7"},
