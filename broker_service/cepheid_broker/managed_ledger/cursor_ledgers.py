@@ -14,9 +14,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from cepheid_broker.managed_ledger.cursor_ledger import CursorLedger, Snapshot
 from cepheid_broker.managed_ledger.errors import CursorLedgerError
 from cepheid_broker.managed_ledger.opening import delete_unlinked
+from cepheid_broker.managed_ledger.orphans import custom_fields
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter
-from cepheid_metadata import MetadataError
+from cepheid_metadata import Chain, MetadataError
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -27,9 +28,15 @@ MAX_PAUSE_S = 10.0
 
 class CursorLedgers:
     def __init__(
-        self, topic: TopicName, client: LedgerClient, config: Callable[[], ManagedLedgerConfig], settings: ManagedLedgerSettings
+        self,
+        topic: TopicName,
+        chain: Callable[[], Chain],
+        client: LedgerClient,
+        config: Callable[[], ManagedLedgerConfig],
+        settings: ManagedLedgerSettings,
     ) -> None:
         self._topic = topic
+        self._chain = chain
         self._client = client
         self._config = config
         self._settings = settings
@@ -82,7 +89,7 @@ class CursorLedgers:
                 ensemble_size=config.ensemble_size,
                 write_quorum=config.write_quorum,
                 ack_quorum=config.ack_quorum,
-                custom={"topic": str(self._topic), "use": "cursors"},
+                custom=custom_fields(self._topic, self._chain(), "cursors"),
             )
         except (LedgerError, MetadataError, TimeoutError):
             self._note_failed()

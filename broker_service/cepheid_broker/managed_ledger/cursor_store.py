@@ -87,7 +87,7 @@ class CursorStore:
         self._tasks = TaskOwner(f"cursors {topic}", on_error)
         self._saved: dict[str, SavedCursor] = {}
         self._dirty: dict[str, SavedCursor] = {}
-        self._cursor_ledgers = CursorLedgers(topic, client, config, settings)
+        self._cursor_ledgers = CursorLedgers(topic, lambda: keeper.chain, client, config, settings)
         self._writing = asyncio.Lock()
         self._next_round: asyncio.Future[None] | None = None
         self._running = False

@@ -360,6 +360,21 @@ class ManagedLedger:
         self._check_usable()
         return await self._upkeep.truncate()
 
+    async def delete_unnamed(self, ledger_id: int) -> bool:
+        """A ledger that nobody can name any more who has not yet (OrphanScan). False: something does name it.
+        Raises ManagedLedgerError, MetadataError."""
+        unnamed = False
+
+        def plan(chain: Chain) -> tuple[Chain | None, tuple[()]]:
+            nonlocal unnamed
+            named = (*(ledger.ledger_id for ledger in chain.ledgers), *chain.deletions, *self._cursors.ledger_ids.values())
+            unnamed = ledger_id not in named
+            return (chain.replace(deletions=(*chain.deletions, ledger_id)) if unnamed else None), ()
+
+        await self._keeper.commit(plan)
+        self._upkeep.clean()
+        return unnamed
+
     def _roll_if_due(self) -> None:
         if self.state is State.OPEN:
             self._upkeep.roll_if_due()

@@ -17,6 +17,7 @@ from cepheid_broker.managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_broker.managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerFailedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
+from cepheid_broker.managed_ledger.orphans import OrphanScan
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.tail_cache import TailCache
@@ -55,6 +56,7 @@ class ManagedLedgers:
             ports=ports,
         )
         self._open: dict[TopicName, ManagedLedger] = {}
+        self.orphans = OrphanScan(store, self._open)
         self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
         self._unsubscribe = store.subscribe(self.on_session)
         self._ticking: asyncio.Task[None] | None = None
@@ -117,6 +119,7 @@ class ManagedLedgers:
             await known.aclose()
         if self._ticking is None:
             self._ticking = self._tasks.start(self._tick(), name="tick")
+            self._tasks.start(self._scan(), name="orphans")
         managed_ledger = ManagedLedger(topic, config, self._shared, self._forget)
         await managed_ledger.open()
         self._open[topic] = managed_ledger
@@ -148,6 +151,13 @@ class ManagedLedgers:
                     managed_ledger.tick()
                     if count % _TICKED_AT_ONCE == 0:
                         await asyncio.sleep(0)
+
+    async def _scan(self) -> None:
+        """Not all brokers of a cluster at once."""
+        await asyncio.sleep(self._shared.ports.random.uniform(0.1, 1.0) * self._settings.orphan_scan_s)
+        while True:
+            await self.orphans.run()
+            await asyncio.sleep(self._settings.orphan_scan_s)
 
 
 def _closed_error() -> ManagedLedgerClosedError:

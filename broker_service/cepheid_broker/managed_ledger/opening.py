@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.errors import ChainDamagedError, ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.finish import finish
+from cepheid_broker.managed_ledger.orphans import custom_fields
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
 from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError
 from cepheid_metadata import Chain, ChainLedger, MetadataError
@@ -72,7 +73,7 @@ async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, co
         ensemble_size=config.ensemble_size,
         write_quorum=config.write_quorum,
         ack_quorum=config.ack_quorum,
-        custom={"topic": str(topic), "use": "entries"},
+        custom=custom_fields(topic, chain, "entries"),
         above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions), default=-1),  # rule 5
     )
 

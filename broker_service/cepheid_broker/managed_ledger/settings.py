@@ -52,6 +52,11 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     housekeeping_s: PositiveFloat = Field(
         30.0, description="How often open topics are looked at for ledgers to end by age and to trim by retention."
     )
+    orphan_scan_s: PositiveFloat = Field(
+        6 * 3600.0,
+        description="How often all ledgers are looked at for those that a process made for a topic and died before recording them; "
+        "each scan reads the record of every ledger of the cluster, slowly.",
+    )
     cursor_flush_s: PositiveFloat = Field(
         0.5, description="Acknowledgements without response are saved within this time. A crash redelivers at most that much."
     )
