@@ -7,6 +7,7 @@ from cepheid_metadata import keys
 from cepheid_metadata.bundle_records import BundleHistory, BundleOwner, TopicChanges
 from cepheid_metadata.cluster_records import (
     BookieCookie,
+    BookieLife,
     BookieRegistration,
     BrokerRegistration,
     ClusterIdentity,
@@ -70,6 +71,7 @@ from cepheid_metadata.repositories import (
     Records,
     available_bookies,
     bookie_cookies,
+    bookie_lives,
     broker_records,
     bundle_histories,
     bundle_owners,
@@ -110,6 +112,7 @@ __all__ = [
     "AutoTopicCreation",
     "BadVersionError",
     "BookieCookie",
+    "BookieLife",
     "BookieRegistration",
     "BrokerRegistration",
     "BundleHistory",
@@ -180,6 +183,7 @@ __all__ = [
     "Watch",
     "available_bookies",
     "bookie_cookies",
+    "bookie_lives",
     "broker_records",
     "bundle_histories",
     "bundle_owners",

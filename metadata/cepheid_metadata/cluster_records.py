@@ -77,6 +77,14 @@ class BookieCookie(GrownRecord):
     )
 
 
+class BookieLife(Record):
+    """Counted up by the bookie, on its disks first: disks that are behind are an old copy that was put back."""
+
+    NAME: ClassVar[str] = "bookie life"
+
+    life: PositiveInt
+
+
 class BookieRegistration(GrownRecord):
     """Ephemeral: the bookie runs. Its key says whether it takes writes."""
 

@@ -46,6 +46,7 @@ HIGH_LEDGERS_KEY = "/ledgers/high"
 DELETED_LEDGERS_KEY = "/deleted-ledgers"
 HIGH_DELETED_LEDGERS_KEY = "/deleted-ledgers/high"
 BOOKIE_COOKIES_KEY = "/bookies/cookies"
+BOOKIE_LIVES_KEY = "/bookies/lives"
 AVAILABLE_BOOKIES_KEY = "/bookies/available"
 READONLY_BOOKIES_KEY = "/bookies/readonly"
 BROKERS_KEY = "/brokers"
@@ -160,6 +161,10 @@ def deleted_ledger_key(ledger_id: int) -> str:
 
 def bookie_cookie_key(bookie_id: str) -> str:
     return f"{BOOKIE_COOKIES_KEY}/{encode_name(bookie_id)}"
+
+
+def bookie_life_key(bookie_id: str) -> str:
+    return f"{BOOKIE_LIVES_KEY}/{encode_name(bookie_id)}"
 
 
 def available_bookie_key(bookie_id: str) -> str:

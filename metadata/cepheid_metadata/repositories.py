@@ -13,6 +13,7 @@ from cepheid_metadata import keys
 from cepheid_metadata.bundle_records import BundleHistory, BundleOwner, TopicChanges
 from cepheid_metadata.cluster_records import (
     BookieCookie,
+    BookieLife,
     BookieRegistration,
     BrokerRegistration,
     ClusterIdentity,
@@ -126,6 +127,10 @@ def cluster_identity(store: MetadataStore) -> Records[None, ClusterIdentity]:
 
 def bookie_cookies(store: MetadataStore) -> Records[str, BookieCookie]:
     return Records(store, keys.bookie_cookie_key, BookieCookie)
+
+
+def bookie_lives(store: MetadataStore) -> Records[str, BookieLife]:
+    return Records(store, keys.bookie_life_key, BookieLife)
 
 
 def available_bookies(store: MetadataStore) -> Records[str, BookieRegistration]:

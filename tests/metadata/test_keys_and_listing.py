@@ -75,6 +75,7 @@ TOPIC = TopicName("persistent", NamespaceName("public", "default"), "orders/eu-p
         (keys.ledger_key(10**12), "/ledgers/high/000/0001/0000/0000/0000"),
         (keys.ledger_key(2**63 - 1), "/ledgers/high/922/3372/0368/5477/5807"),
         (keys.bookie_cookie_key("b:1"), "/bookies/cookies/b%3A1"),
+        (keys.bookie_life_key("b:1"), "/bookies/lives/b%3A1"),
         (keys.available_bookie_key("b"), "/bookies/available/b"),
         (keys.readonly_bookie_key("b"), "/bookies/readonly/b"),
         (keys.broker_key("b"), "/brokers/b"),
