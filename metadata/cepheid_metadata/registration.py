@@ -67,7 +67,7 @@ class Registration(Generic[R]):
         self._is_past = is_past
         self._patience_s = patience_s
         self._tasks = TaskOwner(f"registration {name}", on_failed)
-        self._wanted = 0
+        self._wanted = self._taken = 0
         self._due = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
         self._watch: Watch | None = None
@@ -147,9 +147,9 @@ class Registration(Generic[R]):
         for other in self._places:
             if other is not place:
                 await self._leave(other)
-        if not self.registered:
+        if not self.registered or wanted != self._taken:
             log.info("registration.made", extra={"key": place.key_of(self._name)})
-        self.registered = True
+        self.registered, self._taken = True, wanted
         if wanted != self._wanted:
             self._due.set()
 

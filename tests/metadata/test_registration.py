@@ -82,7 +82,9 @@ def test_it_registers_and_leaves(place: int) -> None:
     run_async(main())
 
 
-def test_a_move_is_never_nowhere() -> None:
+def test_a_move_is_never_nowhere_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
     async def main() -> None:
         world = World()
         async with started(world) as registration:
@@ -102,6 +104,8 @@ def test_a_move_is_never_nowhere() -> None:
             await wait_until(lambda: seen[-1:] == [(True, False)], what="the way back")
             assert (False, False) not in seen
             assert registration.registered
+        made = [record.key for record in caplog.records if record.message == "registration.made"]
+        assert made == [f"/bookies/{place}/{NAME}" for place in ("available", "readonly", "available")]
 
     run_async(main())
 
