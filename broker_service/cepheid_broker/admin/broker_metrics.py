@@ -13,7 +13,7 @@ from cepheid_ports.prometheus import Family, Sample, counter, gauge
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker
     from cepheid_broker.managed_ledger import TailCacheStatistics
-    from cepheid_ledger import ChannelStatistics
+    from cepheid_ledger import ChannelStatistics, EnsembleChangeStatistics
 
 
 def broker_families(broker: Broker) -> Iterator[Family]:
@@ -100,3 +100,23 @@ def ledger_client_families(channels: Mapping[str, ChannelStatistics]) -> Iterato
         yield counter(
             "cepheid_ledger_channel_lanes_failed_total", "Ledgers that gave a bookie up.", channel.lanes_failed, bookie=bookie
         )
+
+
+def ensemble_change_families(changes: EnsembleChangeStatistics) -> Iterator[Family]:
+    yield counter("cepheid_ledger_ensemble_changes_total", "Open ledgers whose failed bookies were replaced.", changes.changed)
+    yield counter(
+        "cepheid_ledger_ensemble_changes_put_off_total",
+        "Changes for which there was no spare bookie, or no metadata; they are tried again.",
+        changes.refused,
+    )
+    yield gauge(
+        "cepheid_ledger_under_replicated",
+        "Open ledgers that go on without a bookie until there is a spare.",
+        changes.ledgers_waiting,
+    )
+    yield gauge("cepheid_ledger_newcomer_kept_bytes", "Confirmed bytes that wait for newcomers to ensembles.", changes.kept_bytes)
+    yield counter(
+        "cepheid_ledger_newcomer_overflows_total",
+        "Newcomers that were let go because too much waited for them.",
+        changes.kept_overflows,
+    )
