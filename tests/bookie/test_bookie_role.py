@@ -131,6 +131,16 @@ def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: Worl
     run_async(main())
 
 
+def test_a_disk_that_is_full_at_the_start_takes_no_ledgers(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running(storage={"min_free_data_bytes": 2**60}) as role:
+            await wait_until(lambda: world.places() == (False, True), what="registered as read-only")
+            assert role.ready
+
+    run_async(main())
+
+
 def test_a_lost_session_makes_it_unready_until_it_is_registered_again(world: World) -> None:
     async def main() -> None:
         await world.found()
