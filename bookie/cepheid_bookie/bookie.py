@@ -288,12 +288,13 @@ class Bookie:
         return await self._deletion.delete_dead_logs()
 
     async def count_life(self) -> None:
-        """Now and then, so that an old copy of the disks is known as one. Raises what metadata raises: nothing is wrong then."""
+        """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise: only another process
+        under this id ends this one."""
         if self._life is None or self.state is not BookieState.SERVING:
             return
         try:
             await self._life.count()
-        except (CookieError, OSError) as error:  # another process under this id; or the disk
+        except CookieError as error:
             self._fail(error)
             raise
 

@@ -12,6 +12,8 @@ A copy that is younger than the last count (`gc_interval_s` apart) cannot be tol
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -19,6 +21,8 @@ from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.errors import CookieError
 from cepheid_ports import Worker
+
+log = logging.getLogger(__name__)
 
 _FILE = "LIFE"
 
@@ -53,10 +57,17 @@ class BookieLife:
 
     async def count(self) -> None:
         """One more. Raises CookieError (somebody else runs under this id), what the disk raises, and what metadata raises: then
-        the next call counts on."""
-        self.life += 1
-        life = self.life
-        await self._worker.run(lambda: self._save(life))
+        the next call counts on. A full disk is not counted on: it must start, and be read."""
+        life = self.life + 1
+        try:
+            await self._worker.run(lambda: self._save(life))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            hint = "an old copy of its disks that is made now would not be known as one; free space"
+            log.warning("bookie.life_not_counted", extra={"bookie": self._bookie_id, "error": str(error), "hint": hint})
+            return
+        self.life = life
         await self._records.save_life(self._bookie_id, life)
 
     def _save(self, life: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 
 import pytest
@@ -186,6 +187,29 @@ def test_metadata_away_costs_a_count_and_nothing_else() -> None:
         await bookie.count_life()
         assert await world.cookies.load_life("bookie-1") == 3
         await bookie.aclose()
+        await (await world.start()).aclose()
+
+    run_async(main())
+
+
+def test_a_full_disk_starts_and_serves() -> None:
+    async def main() -> None:
+        world = Snapshots()
+        await (await world.start()).aclose()
+
+        def on_operation(operation: str, path: str) -> None:
+            if operation == "pwrite" and path.startswith("LIFE"):
+                raise OSError(errno.ENOSPC, "no space left", path)
+
+        world.machine.disk.on_operation = on_operation
+        bookie = await world.start()
+        await bookie.count_life()
+        assert bookie.state is BookieState.SERVING
+        assert await world.cookies.load_life("bookie-1") == 1
+        world.machine.disk.on_operation = None
+        await bookie.count_life()
+        await bookie.aclose()
+        assert await world.cookies.load_life("bookie-1") == 2
         await (await world.start()).aclose()
 
     run_async(main())
