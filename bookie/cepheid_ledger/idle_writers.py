@@ -30,6 +30,10 @@ class IdleWriter(Protocol):
     @property
     def last_add_pushed(self) -> int: ...
 
+    @property
+    def may_rest(self) -> bool:
+        """Nothing of it will be confirmed without another append."""
+
     def lac_to_tell(self) -> tuple[tuple[str, ...], ExplicitLac] | None:
         """Whom to tell what. None: nothing to tell, or nothing to be told any more."""
 
@@ -75,15 +79,19 @@ class IdleWriters:
             pushed = writer.last_add_pushed
             if pushed != pushed_before:
                 self._awake[writer] = pushed
-            elif (told := writer.lac_to_tell()) is None or self._settings.explicit_lac_interval_s == 0:
+            elif (told := self._to_tell(writer)) is not None:
+                if len(due) < _WRITERS_PER_ROUND:
+                    due.append((writer, *told))
+            elif writer.may_rest:
                 del self._awake[writer]
                 writer.on_rest(now)
-            elif len(due) < _WRITERS_PER_ROUND:
-                due.append((writer, *told))
         if due and not self._tasks:  # else the round before is not through yet
             self._tasks.start(self._tell(due), name="explicit-lacs")
         if self._awake:
             self._arm()
+
+    def _to_tell(self, writer: IdleWriter) -> tuple[tuple[str, ...], ExplicitLac] | None:
+        return writer.lac_to_tell() if self._settings.explicit_lac_interval_s else None
 
     async def _tell(self, due: list[tuple[IdleWriter, tuple[str, ...], ExplicitLac]]) -> None:
         by_bookie: dict[str, list[tuple[IdleWriter, ExplicitLac]]] = {}

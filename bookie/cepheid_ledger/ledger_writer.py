@@ -220,6 +220,10 @@ class LedgerWriter:
 
     # Idleness
 
+    @property
+    def may_rest(self) -> bool:
+        return self.state is not WriterPhase.OPEN or self.last_add_confirmed == self.last_add_pushed
+
     def lac_to_tell(self) -> tuple[tuple[str, ...], ExplicitLac] | None:
         last = self.last_add_confirmed
         if self.state is not WriterPhase.OPEN or last <= self._lac_told:

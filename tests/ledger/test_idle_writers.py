@@ -52,6 +52,19 @@ def test_what_is_not_confirmed_is_not_told() -> None:
     run_async(main())
 
 
+def test_what_is_confirmed_late_is_told_late() -> None:
+    async def main() -> None:
+        async with ledger_world("a", settings=TALKATIVE.model_copy(update={"add_timeout_s": 5.0})) as world:
+            writer = await world.create(1, 1)
+            world.cluster["a"].delay_s = 0.3  # many intervals
+            await append(writer, [b"x"])
+            world.cluster["a"].delay_s = 0.0
+            await wait_until(lambda: world.cluster["a"].explicit_lacs.get(writer.ledger_id) == 0)
+            await wait_until(lambda: not idle_writers(world)._awake)
+
+    run_async(main())
+
+
 def test_a_bookie_that_hangs_keeps_no_other_from_hearing() -> None:
     async def main() -> None:
         async with ledger_world(settings=TALKATIVE) as world:
