@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_metadata import BrokerRegistration, broker_records, keys, list_names
+from cepheid_metadata import BrokerRegistration, broker_records, cluster_records, keys, list_names
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
 from tests.support import free_port
@@ -66,6 +66,19 @@ def registered(url: str, parent: str) -> list[str]:
     return asyncio.run(ask())
 
 
+def addresses_of(url: str, cluster: str) -> tuple[str, str]:
+    async def ask() -> tuple[str, str]:
+        store = await open_store(url, Ports())
+        try:
+            found = await cluster_records(store).get(cluster)
+            assert found is not None
+            return found.record.broker_service_url, found.record.service_url
+        finally:
+            await store.aclose()
+
+    return asyncio.run(ask())
+
+
 def bookie_flags(url: str, data: Path, name: str = "b1") -> list[object]:
     return ["bookie", "--metadata", url, "--data", data, "--id", name, "--port", free_port(), "--http-port", free_port()]
 
@@ -84,12 +97,14 @@ def founded() -> str:
 
 def test_a_cluster_is_founded_by_many_at_once_and_again() -> None:
     url = new_zookeeper_url()
-    command = [*CEPHEID, "init", "--metadata", url, "--cluster", "east"]
+    addresses = ["--service-url", "pulsar://a:1,b:1", "--admin-url", "http://a:2"]
+    command = [*CEPHEID, "init", "--metadata", url, "--cluster", "east", *addresses]
     founders = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) for _ in range(3)]
     said = [founder.communicate(timeout=60) for founder in founders]
     assert [founder.returncode for founder in founders] == [0, 0, 0], said
     assert len({out for out, _ in said}) == 1  # the same identity
     assert cepheid("init", "--metadata", url, "--cluster", "east")[1].encode() == said[0][0]
+    assert addresses_of(url, "east") == ("pulsar://a:1,b:1", "http://a:2")  # as said last, not emptied by who says nothing
     code, refused = cepheid("init", "--metadata", url, "--cluster", "west")
     assert code == 1
     assert "holds cluster 'east', not 'west'" in refused
