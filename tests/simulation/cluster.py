@@ -10,6 +10,7 @@ A crash is decided by the plan: at any disk operation, or from outside at any st
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import random
 from collections.abc import Callable
@@ -18,7 +19,17 @@ from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCoo
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
-from cepheid_metadata import LedgerIds, MetadataError, SessionState, ledger_records
+from cepheid_ledger.bookie_directory import BookieDirectory
+from cepheid_metadata import (
+    BookieRegistration,
+    LedgerIds,
+    MetadataError,
+    Registration,
+    SessionState,
+    available_bookies,
+    ledger_records,
+    readonly_bookies,
+)
 from cepheid_ports import CepheidError, Ports
 from tests.simulation.checks_ledger import ConnectionsProbe, LedgerClientProbe
 from tests.simulation.checks_storage import BookieProbe, DeletionProbe, check_promises, promises_of
@@ -26,7 +37,7 @@ from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
 from tests.simulation.node import Node, NodeCrashed
 from tests.simulation.sim_connection import SimConnections
-from tests.simulation.sim_directory import SimDirectory
+from tests.simulation.sim_directory import SESSION_S, SimDirectory
 from tests.simulation.sim_disk import SimDisk
 from tests.simulation.sim_network import Network
 from tests.simulation.sim_store import SimStore, SimTree
@@ -104,6 +115,7 @@ class SimBookie:
         *,
         on_down: Callable[[SimBookie], None] = lambda _: None,
         on_fence: Callable[[SimBookie], None] = lambda _: None,
+        registers: bool = False,
     ) -> None:
         self.id = bookie_id
         self.settings = bookie_settings(bookie_id)
@@ -123,6 +135,9 @@ class SimBookie:
         self._history = history
         self._on_down = on_down
         self._on_fence = on_fence
+        self._registers = registers
+        self._outside = contextvars.copy_context()  # of no process
+        self.store: SimStore | None = None
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
@@ -147,8 +162,8 @@ class SimBookie:
 
     async def _open(self, node: Node) -> None:
         ports = sim_ports(self._loop, self._plan.random, self._work_delay_s)
-        store = SimStore(self._tree, self._plan, f"{self.id}#{node.incarnation}")
-        node.on_crash.append(store.abandon)
+        store = self.store = SimStore(self._tree, self._plan, f"{self.id}#{node.incarnation}")
+        node.on_crash.append(lambda: self._loop.call_later(SESSION_S, store.abandon, context=self._outside))
         cookies = MetadataCookies(store, {})
         try:
             bookie = await Bookie.open(
@@ -173,6 +188,27 @@ class SimBookie:
         collector.start()
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
+        if self._registers:
+            await self._register(bookie, store, node)
+
+    async def _register(self, bookie: Bookie, store: SimStore, node: Node) -> None:
+        """As a bookie's role does, but that it shows no health page."""
+        addresses = {"grpc": self.id}
+        record = BookieRegistration(
+            bookie_id=self.id, incarnation=bookie.cookie.incarnation, addresses=addresses, process=f"{node.incarnation}"
+        )
+        places = available_bookies(store), readonly_bookies(store)
+        registration = Registration(
+            store,
+            self.id,
+            places,
+            record,
+            is_past=lambda found: found.addresses == addresses,
+            patience_s=10,
+            on_failed=self._on_failed,
+        )
+        bookie.on_writable = lambda writable: registration.move(0 if writable else 1)
+        await registration.start(0 if bookie.writable else 1)
 
     async def replay_copy(self, seed: str) -> None:
         """Power loss without the loss: opens a bookie on a copy of what is durable now, and asks it for all that was promised."""
@@ -279,11 +315,17 @@ class SimBroker:
         self.ports = sim_ports(self._loop, plan.random, lambda: plan.between(plan.faults.disk_delay_s))
         self.store = SimStore(self._tree, plan, process)
         self.store.subscribe(self._on_session)
-        connections = ConnectionsProbe(SimConnections(self._network, self.node), history, process)
-        placement = RandomPlacement(self._directory.writable, plan.random, LEDGER_SETTINGS.quarantine_s)
-        self.client = LedgerClient(
-            connections, ledger_records(self.store), LedgerIds(self.store, block=10), placement, LEDGER_SETTINGS, self.ports
-        )
+        ids = LedgerIds(self.store, block=10)
+        wires = SimConnections(self._network, self.node)
+        if self._directory is None:  # the real one, over registrations
+            directory = BookieDirectory(self.store, self.ports, connect=lambda bookie_id, address: wires.get(bookie_id))
+            directory.on_new_incarnation = ids.drop_block
+            self.node.start(self._follow(directory), name="follow bookies")
+            connections, writable = ConnectionsProbe(directory, history, process), directory.writable
+        else:
+            connections, writable = ConnectionsProbe(wires, history, process), self._directory.writable
+        placement = RandomPlacement(writable, plan.random, LEDGER_SETTINGS.quarantine_s)
+        self.client = LedgerClient(connections, ledger_records(self.store), ids, placement, LEDGER_SETTINGS, self.ports)
         self.ledgers = LedgerClientProbe(self.client, history, process)
         self.managed_ledgers = ManagedLedgers(
             self.ledgers if self.observed else self.client,  # type: ignore[arg-type] # behaves as one
@@ -292,6 +334,14 @@ class SimBroker:
             self.settings,
             self.ports,
         )
+
+    async def _follow(self, directory: BookieDirectory) -> None:
+        while True:
+            try:
+                return await directory.start()
+            except MetadataError as error:
+                self._history.note(f"{self.process} cannot list bookies: {error!r}")
+                await asyncio.sleep(0.3)
 
     def _on_session(self, state: SessionState) -> None:
         self.sessions_lost += state is SessionState.LOST

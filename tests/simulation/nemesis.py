@@ -39,6 +39,7 @@ class Nemesis:
             self._lose_disk,
             self._hit_ensemble,
             self._hit_ensemble,
+            self._expire_session_of_bookie,
         )
 
     def act(self) -> None:
@@ -56,6 +57,8 @@ class Nemesis:
             bookie.disk.full = False
             if bookie.node.paused:
                 bookie.node.resume()
+            if bookie.store is not None:
+                bookie.store.renew()
         for broker in world.brokers.values():
             if broker.node.paused:
                 broker.node.resume()
@@ -132,6 +135,12 @@ class Nemesis:
         self._world.plan.count("metadata session expired")
         broker.store.expire()
         self._world.later(self._random.choice((0.1, 1.0, 3.0)), broker.store.renew)
+
+    def _expire_session_of_bookie(self) -> None:
+        if (bookie := self._some_bookie()) is not None and bookie.store is not None:
+            self._world.plan.count("metadata session of a bookie expired")
+            bookie.store.expire()
+            self._world.later(self._random.choice((0.1, 1.0, 3.0)), bookie.store.renew)
 
     def _pause_broker(self) -> None:
         """Perhaps for longer than its session lives: it wakes up, and does not know."""

@@ -68,6 +68,9 @@ class SimConnection:
     async def aclose(self) -> None:
         pass
 
+    async def abandon(self, reason: str) -> None:
+        raise NotImplementedError("simulated bookies do not move")
+
     async def _ask(self, kind: str, ask: Callable[[Host], Coroutine[Any, Any, Any]]) -> Any:
         call = Call(self._network, self._node, self._bookie_id, kind)
 

@@ -44,15 +44,23 @@ class Stage:
         with LogWatch(self.history, self.loop):
             return self.loop.run(script)
 
-    def build(self, bookies: int, brokers: Sequence[str] = ("east", "west")) -> None:
+    def build(self, bookies: int, brokers: Sequence[str] = ("east", "west"), *, registers: bool = False) -> None:
+        """`registers`: bookies write where they are, and brokers read it; else everybody just knows."""
         names = [f"b{number}" for number in range(1, bookies + 1)]
         self.bookies = {
             name: SimBookie(
-                name, self.tree, self.network, self.plan, self.history, on_down=self.on_bookie_down, on_fence=self.on_fence
+                name,
+                self.tree,
+                self.network,
+                self.plan,
+                self.history,
+                on_down=self.on_bookie_down,
+                on_fence=self.on_fence,
+                registers=registers,
             )
             for name in names
         }
-        self.directory = SimDirectory(self.bookies)
+        self.directory = None if registers else SimDirectory(self.bookies)
         self.brokers = {name: self.new_broker(name) for name in brokers}
 
     def new_broker(self, name: str) -> SimBroker:

@@ -40,7 +40,7 @@ class World(Stage):
 
     async def _live(self) -> None:
         self.quorums = Quorums(*self.random.choice(_QUORUMS))
-        self.build(self.quorums.ensemble_size + self.random.randrange(3))
+        self.build(self.quorums.ensemble_size + self.random.randrange(3), registers=True)
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
         self.topic_workload = TopicWorkload("orders", self.random, self.history, self.quorums, weak_ledgers=not self.disks_to_lose)
