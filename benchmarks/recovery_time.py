@@ -57,6 +57,8 @@ async def write_and_wait(metadata_url: str, entries: int, entry_bytes: int) -> N
         payloads = [bytes(entry_bytes)] * GROUP_ENTRIES
 
         def on_done(outcome: Any) -> None:
+            if done.done():
+                return  # the last groups are answered one by one, after the last entry is confirmed
             if isinstance(outcome, Exception):
                 done.set_exception(outcome)
             elif writer.last_add_confirmed == entries - 1:

@@ -6,7 +6,9 @@ import time
 
 from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster
 
-TAKEOVER_S = 15.0
+TAKEOVER_S = 20.0
+"""The session ends after 2 s. A client that knows both brokers asks the dead one again and again, with pauses that double: when each
+second attempt hits it, the one that succeeds may come after 12.7 s (benchmarks/broker_failover.py has figures)."""
 
 
 def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster) -> None:
@@ -20,7 +22,7 @@ def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster) -
         chaos.processes.start(owner)
         work.goes_on(within_s=10)
         waits = work.ends_well()
-    assert waits["SIGKILL"] < TAKEOVER_S, waits
+    assert max(waits.values()) < TAKEOVER_S, waits
 
 
 def test_a_broker_that_sleeps_longer_than_its_session_wakes_up_without_its_topics(chaos: ChaosCluster) -> None:
