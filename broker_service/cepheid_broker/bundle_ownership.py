@@ -27,9 +27,11 @@ from collections.abc import Mapping
 from functools import partial
 
 from cepheid_broker.broker_directory import RETRY_S, BrokerDirectory
+from cepheid_broker.bundle_counts import BundleCounts
 from cepheid_broker.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.bundles import Bundle, bundle_of, preference
-from cepheid_broker.errors import NamespaceNotFoundError, ServiceNotReadyError
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.own_registration import OwnRegistration
 from cepheid_broker.owner_reach import OwnerReach
 from cepheid_broker.ownership import (
     KEEPS_CONNECTION,
@@ -41,33 +43,27 @@ from cepheid_broker.ownership import (
     There,
     health_topic,
 )
-from cepheid_broker.watched_records import WatchedRecord, WatchedRecords
 from cepheid_metadata import (
     BadVersionError,
-    BrokerRegistration,
     BundleHistory,
     BundleOwner,
     Found,
     KeyExistsError,
     MetadataError,
     MetadataStore,
-    NamespaceRecord,
     NoSuchKeyError,
     Op,
     SessionState,
     StoreClosedError,
-    broker_records,
     bundle_histories,
     bundle_owners,
-    namespace_records,
 )
-from cepheid_ports import CepheidError, Ports, TaskOwner
+from cepheid_ports import CepheidError, Ports, SingleFlight, TaskOwner
 from cepheid_wire import NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
-_DELETION_S = 5.0  # longer than a deletion of a namespace takes from its mark to its end
 _RELEASED_AT_ONCE = 4  # bundles; their topics are unloaded together
 
 
@@ -85,8 +81,6 @@ class BundleOwnership:
         """Known once started: it may be an address with a port that the system chose."""
         self.states = BundleStates(f"{ports.random.getrandbits(64):016x}")
         self._store = store
-        self._ports = ports
-        self._release = release
         self._timeout_s = timeout_s
         self._reach = reach
         self._addresses: dict[str, str] = {}
@@ -95,11 +89,10 @@ class BundleOwnership:
         self.directory = BrokerDirectory(store, self._tasks)
         self._owners = bundle_owners(store)
         self._histories = bundle_histories(store)
-        self._brokers = broker_records(store)
-        self._watched = WatchedRecords(store, self._tasks)
-        self._namespaces: dict[NamespaceName, tuple[int, WatchedRecord[NamespaceRecord]]] = {}
+        self._registration = OwnRegistration(store, self._tasks, ports, release)
+        self._counts = BundleCounts(store, self._tasks, self._on_namespace_gone)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
-        self._registering: asyncio.Task[None] | None = None
+        self._reads: SingleFlight[Bundle, Found[BundleOwner] | None] = SingleFlight("owner-reads", _stopped)
         self._started = self._stopping = False
         self._unsubscribe = store.subscribe(self.on_session)
 
@@ -114,7 +107,8 @@ class BundleOwnership:
         self._own_topic = health_topic(broker_id)  # whoever owns its bundle: a broker must be able to try itself
         self._started = True
         await self.directory.start()
-        await self._registered()
+        await asyncio.shield(self._registration.make_soon(self.broker_id, self._addresses))
+        await self.directory.refresh()
 
     def on_session(self, state: SessionState) -> None:
         """Rule 3."""
@@ -123,18 +117,13 @@ class BundleOwnership:
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
         elif state is SessionState.CONNECTED and self._started and not self._stopping:
-            self._register_soon()
+            self._registration.make_soon(self.broker_id, self._addresses)
 
     async def release_all(self) -> None:
         self._stopping = True
         if not self._started:
             return
-        if self._registering is not None:
-            self._registering.cancel()
-        try:
-            await self._brokers.delete(self.broker_id, None)
-        except MetadataError as error:  # the session ends with the process
-            log.warning("broker.not_deregistered", extra={"broker": self.broker_id, "error": str(error)})
+        await self._registration.delete(self.broker_id)
         turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
 
         async def release(bundle: Bundle) -> None:
@@ -153,52 +142,15 @@ class BundleOwnership:
         if self._reach is not None:
             await self._reach.aclose()
         await self._tasks.aclose()
-        for _, watched in self._namespaces.values():
-            self._watched.leave(watched, self)
-
-    def _register_soon(self) -> asyncio.Task[None]:
-        if self._registering is None or self._registering.done():
-            self._registering = self._tasks.start(self._register(), name="register")
-        return self._registering
-
-    async def _registered(self) -> None:
-        await asyncio.shield(self._register_soon())
-        await self.directory.refresh()
-
-    async def _register(self) -> None:
-        record = BrokerRegistration(
-            broker_id=self.broker_id,
-            addresses=self._addresses,
-            release=self._release,
-            started_at_ms=self._ports.wall_ms(),
-        )
-        while True:
-            try:
-                if (found := await self._brokers.get(self.broker_id)) is not None:
-                    if found.record.addresses != self._addresses:
-                        extra = {"broker": self.broker_id, "address": found.record.addresses, "retry_s": RETRY_S}
-                        log.warning("broker.id_taken", extra={**extra, "hint": "two brokers have one id, or one just moved: wait"})
-                        await asyncio.sleep(RETRY_S)
-                        continue
-                    await self._brokers.delete(self.broker_id, found.version)  # rule 5
-                await self._brokers.create(self.broker_id, record, ephemeral=True)
-                log.info("broker.registered", extra={"broker": self.broker_id, "addresses": self._addresses})
-                return
-            except (KeyExistsError, NoSuchKeyError, BadVersionError):
-                continue
-            except StoreClosedError:
-                return
-            except MetadataError as error:
-                log.warning("broker.not_registered", extra={"broker": self.broker_id, "error": str(error), "retry_s": RETRY_S})
-                await asyncio.sleep(RETRY_S)
+        self._counts.close()
 
     # Whose is it?
 
     def owns(self, topic: TopicName) -> bool:
         if topic == self._own_topic:
             return self._store.session_state is not SessionState.LOST
-        known = self._namespaces.get(topic.namespace)
-        return known is not None and self.states.owns(bundle_of(topic, known[0]))
+        count = self._counts.known(topic.namespace)
+        return count is not None and self.states.owns(bundle_of(topic, count))
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         if topic == self._own_topic and self.owns(topic):
@@ -239,7 +191,7 @@ class BundleOwnership:
 
     async def bundle_of(self, topic: TopicName) -> Bundle:
         """Raises NamespaceNotFoundError, ServiceNotReadyError."""
-        return bundle_of(topic, await self._count(topic.namespace))
+        return bundle_of(topic, await self._counts.get(topic.namespace))
 
     async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
         """As `locate`."""
@@ -263,7 +215,8 @@ class BundleOwnership:
             return Here()
         if not self._started or self._store.session_state is not SessionState.CONNECTED:
             raise self._not_now(bundle, "this broker has no session with the metadata store")
-        found = await self._owners.get(bundle.noun)
+        # One read for all that ask at the same time: after a failover a client looks up thousands of topics of few bundles.
+        found = await self._reads.run(bundle, self._read_owner)
         if found is not None and not self._may_take(found.record):
             return There(found.record.broker_id, found.record.addresses)
         if found is None and (there := await self._choose(bundle, authoritative=authoritative)) is not None:
@@ -274,6 +227,9 @@ class BundleOwnership:
             tenure = self.states.begin_acquire(bundle)
             self._acquiring[bundle] = self._tasks.start(self._acquire(tenure), name=f"acquire {bundle}")
         return None
+
+    async def _read_owner(self, bundle: Bundle) -> Found[BundleOwner] | None:
+        return await self._owners.get(bundle.noun)
 
     async def _choose(self, bundle: Bundle, *, authoritative: bool) -> There | None:
         """Who is to have what nobody has; None: this broker."""
@@ -295,48 +251,10 @@ class BundleOwnership:
     def _not_now(self, bundle: Bundle, why: str) -> ServiceNotReadyError:
         return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
 
-    async def _count(self, namespace: NamespaceName) -> int:
-        """Bundles of the namespace. Raises NamespaceNotFoundError, ServiceNotReadyError."""
-        if (known := self._namespaces.get(namespace)) is not None:
-            return known[0]
-        noun = (namespace.tenant, namespace.local_name)
-        key = namespace_records(self._store).key_of(noun)
-        try:
-            watched = await self._watched.use(key, NamespaceRecord, self, partial(self._on_namespace, namespace))
-        except MetadataError as error:
-            raise ServiceNotReadyError(f"namespace {namespace} cannot be read: {error} ({KEEPS_CONNECTION})") from error
-        record = watched.record
-        if record is None or record.deleted:
-            self._watched.leave(watched, self)
-            raise NamespaceNotFoundError(f"namespace {namespace} does not exist", namespace=str(namespace))
-        self._namespaces[namespace] = (record.bundles, watched)
-        return record.bundles
-
-    def _on_namespace(self, namespace: NamespaceName) -> None:
-        """It was made anew with other bundles: what is owned of the old ones goes. Or its deletion has begun, and may be refused."""
-        if (known := self._namespaces.get(namespace)) is None:
-            return
-        count, watched = known
-        if watched.record is not None and watched.record.bundles != count:
-            self._forget_namespace(namespace)
-        elif watched.record is not None and watched.record.deleted:
-            self._tasks.start(self._forget_if_gone(namespace), name=f"forget {namespace}")
-
-    async def _forget_if_gone(self, namespace: NamespaceName) -> None:
-        """A deletion that is refused takes its mark back at once: nobody's topics are closed for it."""
-        await asyncio.sleep(_DELETION_S)
-        try:
-            if not await namespace_records(self._store).exists((namespace.tenant, namespace.local_name)):
-                self._forget_namespace(namespace)
-        except MetadataError:
-            pass  # its bundles stay, without topics, until the session ends
-
-    def _forget_namespace(self, namespace: NamespaceName) -> None:
-        if (known := self._namespaces.pop(namespace, None)) is not None:
-            self._watched.leave(known[1], self)
-            for tenure in self.states.owned():
-                if tenure.bundle.namespace == namespace:
-                    self._tasks.start(self._release_quietly(tenure.bundle), name=f"release {tenure.bundle}")
+    def _on_namespace_gone(self, namespace: NamespaceName) -> None:
+        for tenure in self.states.owned():
+            if tenure.bundle.namespace == namespace:
+                self._tasks.start(self._release_quietly(tenure.bundle), name=f"release {tenure.bundle}")
 
     # Acquiring, and following what was acquired
 
@@ -458,3 +376,7 @@ class BundleOwnership:
             "bundle.released", extra={"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason}
         )
         return None
+
+
+def _stopped() -> ServiceNotReadyError:
+    return ServiceNotReadyError(f"this broker stops ({KEEPS_CONNECTION})")

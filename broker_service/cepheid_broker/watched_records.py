@@ -59,6 +59,8 @@ class WatchedRecords:
         self._by_key: dict[str, WatchedRecord[Record]] = {}
         self._stale: dict[str, None] = {}
         self._refreshing = False
+        self._unreachable = 0
+        """Failures since the store last answered: an outage is one line in the log, however many records there are."""
 
     def __repr__(self) -> str:
         return f"<WatchedRecords {len(self._by_key)}, {len(self._stale)} to be read>"
@@ -139,9 +141,14 @@ class WatchedRecords:
         except StoreClosedError:
             return  # nobody will write either
         except MetadataError as error:
-            log.warning("record.unreachable", extra={"key": watched.key, "error": str(error), "retry_s": RETRY_S})
+            self._unreachable += 1
+            if self._unreachable == 1:
+                log.warning("records.unreachable", extra={"key": watched.key, "error": str(error), "retry_s": RETRY_S})
             asyncio.get_running_loop().call_later(RETRY_S, self._refresh_soon, watched.key)  # rule 3
             return
+        if self._unreachable:
+            log.info("records.reachable", extra={"failures": self._unreachable})
+            self._unreachable = 0
         if changed:
             for on_change in list(watched.users.values()):
                 on_change()

@@ -40,7 +40,7 @@ from cepheid_broker.managed_ledger import (
 from cepheid_broker.ownership import NotOwnerError
 from cepheid_broker.peer_calls import PeerUnreachableError, RemoteRefusedError
 from cepheid_ledger import LedgerError
-from cepheid_metadata import MetadataError
+from cepheid_metadata import MetadataError, SessionLostError
 from cepheid_ports import CepheidError
 from cepheid_wire import ChecksumMismatchError, InvalidTopicNameError, ServerError
 
@@ -74,6 +74,7 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     InvalidTopicNameError: ServerError.NOT_ALLOWED_ERROR,
     ChecksumMismatchError: ServerError.CHECKSUM_ERROR,
     MetadataError: ServerError.METADATA_ERROR,
+    SessionLostError: ServerError.SERVICE_NOT_READY,  # until there is a new one, or another broker serves the topic
     ManagedLedgerError: ServerError.PERSISTENCE_ERROR,
     LedgerError: ServerError.PERSISTENCE_ERROR,
     TopicTerminatedError: ServerError.TOPIC_TERMINATED_ERROR,

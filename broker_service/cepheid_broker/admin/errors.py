@@ -34,7 +34,7 @@ from cepheid_broker.errors import (
 )
 from cepheid_broker.ownership import NotOwnerError
 from cepheid_broker.peer_calls import PeerUnreachableError, RemoteRefusedError
-from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError
+from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError, SessionLostError
 from cepheid_ports import CepheidError
 from cepheid_wire import InvalidTopicNameError
 
@@ -131,6 +131,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     KeyExistsError: HTTPStatus.CONFLICT,
     BadVersionError: HTTPStatus.CONFLICT,
     NotEmptyError: HTTPStatus.CONFLICT,
+    SessionLostError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 
