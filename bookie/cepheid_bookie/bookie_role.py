@@ -165,7 +165,7 @@ class BookieRole:
         return self._store
 
     def _new_registration(self, store: MetadataStore) -> Registration[BookieRegistration]:
-        incarnation = self.bookie.cookie.incarnation
+        incarnation = self.bookie.cookie.registered_as
         addresses = {"grpc": self.address, "http": self.http_url.removeprefix("http://")}
 
         def is_past(found: BookieRegistration) -> bool:

@@ -45,6 +45,11 @@ class Cookie:
             del fields["limbo_below"]
         return json.dumps(fields, sort_keys=True) + "\n"
 
+    @property
+    def registered_as(self) -> str:
+        """Another one for brokers whenever it lost something, also when it kept its incarnation (an old copy of its disks)."""
+        return f"{self.incarnation}.{self.limbo_below}" if self.limbo_below else self.incarnation
+
     def reborn(self, limbo_below: int) -> Cookie:
         """The same bookie on disks that know nothing of what it acknowledged for ledgers below `limbo_below`."""
         return replace(self, format_version=LIMBO_FORMAT_VERSION, limbo_below=limbo_below)

@@ -120,7 +120,7 @@ class LocalBookies:
 
     @staticmethod
     def _registration(bookie: Bookie, addresses: dict[str, str]) -> BookieRegistration:
-        return BookieRegistration(bookie_id=bookie.settings.bookie_id, incarnation=bookie.cookie.incarnation, addresses=addresses)
+        return BookieRegistration(bookie_id=bookie.settings.bookie_id, incarnation=bookie.cookie.registered_as, addresses=addresses)
 
 
 async def _open_bookie(directory: Path, bookie_id: str, cluster_id: str, store: MetadataStore, ports: Ports) -> Bookie:

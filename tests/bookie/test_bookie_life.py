@@ -82,6 +82,7 @@ def test_an_old_copy_is_accepted_into_limbo_with_what_it_has() -> None:
         for accept in (True, False):  # and it stays there
             bookie = await world.start(accept=accept)
             assert bookie.cookie.limbo_below == 1_001
+            assert bookie.cookie.registered_as == f"{bookie.cookie.incarnation}.1001", "brokers drop their ids of before"
             entries, missing = await read_all(bookie, LEDGER, 0, 5, fence=True)
             assert (list(entries), set(missing.values())) == ([0, 1, 2], {Status.UNKNOWN})
             (refused,) = await add(bookie, group_of(LEDGER + 1, 0))
