@@ -7,8 +7,8 @@ import time
 from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster
 
 TAKEOVER_S = 20.0
-"""The session ends after 2 s. A client that knows both brokers asks the dead one again and again, with pauses that double: when each
-second attempt hits it, the one that succeeds may come after 12.7 s (benchmarks/broker_failover.py has figures)."""
+"""The session ends after 2 s. A client that knows both brokers asks the dead one again and again, with pauses that double: the
+attempt that succeeds may come after 12.7 s (benchmarks/broker_failover.py)."""
 
 
 def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster) -> None:
