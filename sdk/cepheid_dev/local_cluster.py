@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cepheid_dev import member_commands as commands
-from cepheid_dev.cluster_file import ClusterFile, ClusterState, Kind, Member
+from cepheid_dev.cluster_file import Asked, ClusterFile, ClusterState, Kind, Member
 from cepheid_dev.free_ports import free_port
 from cepheid_dev.processes import ProcessState, spawn
 from cepheid_ports import CepheidError, Ports
@@ -65,7 +65,7 @@ class ProcessStatus:
 
 
 class LocalCluster:
-    """Blocking calls. Each takes the lock of the directory for as long as it changes something."""
+    """Blocking calls. The directory's lock is held while its file changes, and never while one waits: what hangs can be killed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
@@ -105,18 +105,17 @@ class LocalCluster:
                 state, "broker", brokers if brokers is not None else BROKERS if new else 0, usual_ports=usual_ports
             )
             self._file.save(state)
-            for member in state.members:
-                if member.process is not None:
-                    member.process.send(signal.SIGCONT)  # the paused ones too are brought back
-            self._start(["zookeeper"], timeout_s)
-            self._found(timeout_s)
-            self._start([member.name for member in state.members], timeout_s)
+        for member in state.members:
+            if member.process is not None:
+                member.process.send(signal.SIGCONT)  # the paused ones too are brought back
+        self._start(["zookeeper"], timeout_s)
+        self._found(timeout_s)
+        self._start([member.name for member in state.members], timeout_s)
 
     def down(self, timeout_s: float = 30.0) -> None:
         """Stops everything in good order: brokers, bookies, ZooKeeper. The data stays; `up` goes on with it."""
-        with self._file.locked():
-            for kind in reversed(_KINDS):
-                self._stop([member for member in self._state().members if member.kind == kind], timeout_s)
+        for kind in reversed(_KINDS):
+            self._stop([member for member in self._state().members if member.kind == kind], timeout_s)
 
     def status(self) -> list[ProcessStatus]:
         return [
@@ -128,19 +127,15 @@ class LocalCluster:
 
     def start(self, name: str, *, accept_empty_disk: bool = False, timeout_s: float = 60.0) -> None:
         """Returns when it serves; also when it did already. Raises StartFailedError with the end of its log."""
-        with self._file.locked():
-            self._require(name)
-            self._start([name], timeout_s, accept_empty_disk=accept_empty_disk)
+        self._start([name], timeout_s, accept_empty_disk=accept_empty_disk)
 
     def stop(self, name: str, timeout_s: float = 30.0) -> None:
         """In good order (SIGTERM). Raises LocalClusterError when it has to be killed."""
-        with self._file.locked():
-            self._stop([self._require(name)], timeout_s)
+        self._stop([self._require(name)], timeout_s)
 
     def kill(self, name: str) -> None:
         """SIGKILL: nothing is flushed, nothing is said."""
-        with self._file.locked():
-            self._kill(self._require(name))
+        self._kill(self._require(name))
 
     def pause(self, name: str) -> None:
         """SIGSTOP: its connections stay, and it answers nothing."""
@@ -152,12 +147,11 @@ class LocalCluster:
 
     def wipe(self, name: str) -> None:
         """A bookie loses its disk: it is killed if it runs, and its data is deleted. Its cookie stays in metadata."""
-        with self._file.locked():
-            member = self._require(name)
-            if member.kind != "bookie":
-                raise LocalClusterError(f"{name} is a {member.kind}: only bookies have a disk that can be wiped")
-            self._kill(member)
-            shutil.rmtree(self.directory / name / "data", ignore_errors=True)
+        member = self._require(name)
+        if member.kind != "bookie":
+            raise LocalClusterError(f"{name} is a {member.kind}: only bookies have a disk that can be wiped")
+        self._kill(member)
+        shutil.rmtree(self.directory / name / "data", ignore_errors=True)
 
     def add(self, kind: Literal["bookie", "broker"], timeout_s: float = 60.0) -> str:
         """One more; returns its name when it serves."""
@@ -165,9 +159,9 @@ class LocalCluster:
             state = self._state()
             count = len([member for member in state.members if member.kind == kind])
             self._file.save(_with_members(state, kind, count + 1))
-            name = f"{kind}-{count + 1}"
-            self._start([name], timeout_s)
-            return name
+        name = f"{kind}-{count + 1}"
+        self._start([name], timeout_s)
+        return name
 
     # What is where
 
@@ -212,7 +206,7 @@ class LocalCluster:
     def _log_path(self, member: Member) -> Path:
         return self.directory / member.name / f"{member.kind}.log"
 
-    # Underneath: the lock is held
+    # Underneath
 
     def _state(self) -> ClusterState:
         state = self._file.load()
@@ -237,29 +231,33 @@ class LocalCluster:
             return "paused"
         return "ready" if commands.is_ready(self.directory, member) else "starting"
 
-    def _note(self, member: Member) -> None:
-        self._file.save(self._state().with_member(replace(member, since_ms=self._wall_ms())))
+    def _note(self, name: str, asked: Asked) -> None:
+        with self._file.locked():
+            member = replace(self._require(name), asked=asked, since_ms=self._wall_ms())
+            self._file.save(self._state().with_member(member))
 
     def _start(self, names: Sequence[str], timeout_s: float, *, accept_empty_disk: bool = False) -> None:
         """All at once; those that run are only waited for."""
         logged = {name: _size(self.log_path(name)) for name in names}
         for name in names:
-            member = self._require(name)
-            state = ProcessState.GONE if member.process is None else member.process.state()
-            if state is ProcessState.PAUSED:
-                raise LocalClusterError(f"{name} is paused; let it go on: cepheid dev resume {name}")
-            if state is ProcessState.GONE:
-                self._spawn(member, accept_empty_disk=accept_empty_disk)
+            self._spawn(name, accept_empty_disk=accept_empty_disk)
         deadline = time.monotonic() + timeout_s
         for name in names:
             self._wait_ready(self._require(name), deadline, logged[name])
 
-    def _spawn(self, member: Member, *, accept_empty_disk: bool) -> None:
-        state = self._state()
-        commands.prepare(self.directory, state, member)
-        command = commands.command(self.directory, state, member, accept_empty_disk=accept_empty_disk)
-        process = spawn(command, self._log_path(member), commands.environment())
-        self._note(replace(member, pid=process.pid, born=process.born, asked="up"))
+    def _spawn(self, name: str, *, accept_empty_disk: bool) -> None:
+        """Unless it runs. Under the lock from the look to the note of its pid: nobody else starts it too."""
+        with self._file.locked():
+            state, member = self._state(), self._require(name)
+            found = ProcessState.GONE if member.process is None else member.process.state()
+            if found is ProcessState.PAUSED:
+                raise LocalClusterError(f"{name} is paused; let it go on: cepheid dev resume {name}")
+            if found is ProcessState.GONE:
+                commands.prepare(self.directory, state, member)
+                command = commands.command(self.directory, state, member, accept_empty_disk=accept_empty_disk)
+                process = spawn(command, self._log_path(member), commands.environment())
+                started = replace(member, pid=process.pid, born=process.born, asked="up", since_ms=self._wall_ms())
+                self._file.save(state.with_member(started))
 
     def _wait_ready(self, member: Member, deadline: float, logged: int) -> None:
         assert member.process is not None, f"{member.name} was started"
@@ -278,14 +276,14 @@ class LocalCluster:
             return "\n".join(log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def _found(self, timeout_s: float) -> None:
-        state = self._state()
-        if state.founded:
+        if self._state().founded:
             return
-        command = commands.init_command(state)
+        command = commands.init_command(self._state())
         done = subprocess.run(command, env=commands.environment(), capture_output=True, text=True, timeout=timeout_s)
         if done.returncode != 0:
             raise StartFailedError(f"the cluster could not be founded: {done.stderr.strip()}")
-        self._file.save(replace(state, founded=True))
+        with self._file.locked():
+            self._file.save(replace(self._state(), founded=True))
 
     def _stop(self, members: Sequence[Member], timeout_s: float) -> None:
         for member in members:
@@ -299,7 +297,7 @@ class LocalCluster:
                 stubborn.append(member.name)
                 self._kill(member)
             elif member.asked == "up":
-                self._note(replace(member, asked="stopped"))
+                self._note(member.name, "stopped")
         if stubborn:
             raise LocalClusterError(f"{', '.join(stubborn)} did not stop within {timeout_s:g} s and got killed; see the log")
 
@@ -307,7 +305,7 @@ class LocalCluster:
         if member.process is not None and member.asked == "up":
             member.process.send(signal.SIGKILL)
             member.process.wait_gone(10.0)
-            self._note(replace(member, asked="killed"))
+            self._note(member.name, "killed")
 
     def _signal(self, name: str, number: signal.Signals, done: Callable[[ProcessState], bool]) -> None:
         member = self._require(name)
