@@ -1,6 +1,7 @@
 """What the ensemble changes of all writers of a process share. A bookie's death makes thousands of them at once.
 
-    EnsembleChanger ──take──► so many at once, in the order of asking ──► metadata
+    EnsembleChanger ──begin_soon──► some in each turn of the loop
+                    ──take──► so many at once, in the order of asking ──► metadata
                     ──retry_later──► rounds, with pauses that grow while nothing helps ──► retry
 
 One timer for everybody who waits for a spare. While metadata is away a round asks with one ledger only; the rest follows once
@@ -10,6 +11,8 @@ that one got through.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +20,7 @@ from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import KeptBytes
 
 _LONGEST_PAUSE = 10  # times the first
-_PER_TURN = 200  # retries in one turn of the loop: publishers wait meanwhile
+_PER_TURN = 100  # changes begun, or retries, in one turn of the loop: publishers wait meanwhile
 
 
 class Retrying(Protocol):
@@ -42,6 +45,8 @@ class ChangeSlots:
         self.kept_bytes = KeptBytes(settings.channel_window_bytes)
         self._slots = asyncio.Semaphore(settings.ensemble_changes)  # serves in the order of asking
         self._first_pause_s = self._pause_s = settings.ensemble_retry_s
+        self._beginning: deque[Callable[[], None]] = deque()
+        self._beginner: asyncio.Handle | None = None
         self._waiting: dict[Retrying, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._metadata_is_away = False
@@ -54,6 +59,17 @@ class ChangeSlots:
     def statistics(self) -> EnsembleChangeStatistics:
         kept = self.kept_bytes
         return EnsembleChangeStatistics(self._changed, self._refused, len(self._waiting), kept.used_bytes, kept.overflows)
+
+    def begin_soon(self, begin: Callable[[], None]) -> None:
+        """In one of the next turns of the loop."""
+        self._beginning.append(begin)
+        if self._beginner is None:
+            self._beginner = asyncio.get_running_loop().call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        for _ in range(min(len(self._beginning), _PER_TURN)):
+            self._beginning.popleft()()
+        self._beginner = asyncio.get_running_loop().call_soon(self._begin_some) if self._beginning else None
 
     async def take(self) -> None:
         """Until it is this caller's turn to change metadata. `give_back` ends it."""
@@ -83,6 +99,7 @@ class ChangeSlots:
     def close(self) -> None:
         self._closed = True
         self._waiting.clear()
+        self._beginning.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -61,7 +61,11 @@ class EnsembleChanger:
         """Called by the pipeline, which waits for the outcome."""
         for bookie in change.failed:
             self._placement.quarantine(bookie)
-        self._task = self._tasks.start(self._run(), name="change-ensemble")
+        self._slots.begin_soon(self._start)
+
+    def _start(self) -> None:
+        if not self._pipeline.state.failed_for_good:  # else the writer was closed, or failed, in between
+            self._task = self._tasks.start(self._run(), name="change-ensemble")
 
     async def abandon(self) -> None:
         """Stops what is under way, before somebody else changes the record. `proposed` may be in force then."""
