@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -484,5 +485,65 @@ def test_a_namespace_that_is_deleted_gives_its_bundles_back_and_a_refused_deleti
             assert await bundle_owners(world.store).get(bundle.noun) is None
             assert await owner.ownership.locate(topic, authoritative=True) == Here()
             assert (await owner.ownership.bundle_of(topic)).range == bundle_of(topic, 8).range
+
+    run_async(main())
+
+
+class Paused:
+    """Openings of topics at one broker stand still when their ledger is open, until `go` is set."""
+
+    def __init__(self, broker: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        ledgers = broker.broker.managed_ledgers
+        open_ledger = ledgers.open
+
+        async def open_and_wait(*args: Any) -> Any:
+            opened = await open_ledger(*args)
+            self.reached.set()
+            await self.go.wait()
+            return opened
+
+        monkeypatch.setattr(ledgers, "open", open_and_wait)
+
+
+def test_a_release_waits_for_what_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner = world.brokers[0]
+            name = TopicName.parse(full(await world.topic_on(owner)))
+            bundle = await owner.ownership.bundle_of(name)
+            paused = Paused(owner, monkeypatch)
+            opening = asyncio.ensure_future(owner.broker.topics.get(name, may_create=True))
+            await paused.reached.wait()
+            releasing = asyncio.ensure_future(owner.ownership.release(bundle))
+            await asyncio.sleep(0.02)
+            assert not releasing.done()
+            assert await bundle_owners(world.store).get(bundle.noun) is not None, "nobody else takes it yet"
+            paused.go.set()
+            await releasing
+            (outcome,) = await asyncio.gather(opening, return_exceptions=True)
+            assert isinstance(outcome, ServiceNotReadyError)
+            assert not list(owner.broker.topics.loaded())
+            assert await bundle_owners(world.store).get(bundle.noun) is None
+
+    run_async(main())
+
+
+def test_what_was_being_opened_in_a_session_that_ended_is_not_served_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, heir = world.brokers
+            name = TopicName.parse(full(await world.topic_on(owner)))
+            paused = Paused(owner, monkeypatch)
+            opening = asyncio.ensure_future(owner.broker.topics.get(name, may_create=True))
+            await paused.reached.wait()
+            owner.session.expire()
+            owner.session.renew()
+            assert await heir.ownership.locate(name, authoritative=True) == Here()
+            paused.go.set()
+            (outcome,) = await asyncio.gather(opening, return_exceptions=True)
+            assert isinstance(outcome, Exception), outcome
+            assert not owner.has_open(str(name))
+            assert not (await heir.broker.topics.get(name, may_create=False)).closed
 
     run_async(main())
