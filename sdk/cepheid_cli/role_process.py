@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import sys
 import time
@@ -11,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from cepheid_cli.log_lines import start_logging
+
+log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005  # journal and reader threads need the interpreter for microseconds, but at once (default: 5 ms)
 
@@ -53,10 +56,21 @@ async def _serve(name: str, make: Callable[[], R], facts: Callable[[R], Sequence
         _say("  stop with Ctrl-C")
         _tame_garbage_collector()
         await role.wait_until_stopped(stop)
-    finally:
-        _say("stopping")
-        await role.aclose()
+    except BaseException:
+        await _close_failed(role)
+        raise
+    _say("stopping")
+    await role.aclose()
     _say("stopped")
+
+
+async def _close_failed(role: Role) -> None:
+    """As far as it goes: on a broken disk not even closing works, and the reason of the end is the first failure."""
+    _say("stopping")
+    try:
+        await role.aclose()
+    except Exception as error:
+        log.warning("stop.failed", extra={"error": repr(error)})
 
 
 async def _started(role: Role, stop: asyncio.Event) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_metadata import BrokerRegistration, broker_records, cluster_records, keys, list_names
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
+from cepheid_rpc import BookieUnavailableError, ExplicitLac, Status
 from tests.support import free_port
 from tests.zookeeper_support import new_zookeeper_url
 
@@ -160,6 +163,34 @@ def test_a_bookie_refuses_what_is_not_its_own(founded: str, tmp_path: Path) -> N
     assert (code, "its data is gone" in said) == (1, True), said
     with running(tmp_path / "log", *bookie_flags(founded, empty, "b2"), "--metadata-session-timeout-s", 6, "--accept-empty-disk"):
         pass
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits a process that runs")
+def test_a_bookie_whose_disk_fails_ends_with_its_reason(founded: str, tmp_path: Path) -> None:
+    flags = bookie_flags(founded, tmp_path / "data", "b5")
+    command = [*CEPHEID, *map(str, flags)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        while "stop with Ctrl-C" not in (line := process.stdout.readline()):
+            assert line, "it ended"
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, 0))  # every write to a file fails from here on
+
+        async def write() -> None:
+            connection = GrpcConnection("b5", f"127.0.0.1:{flags[flags.index('--port') + 1]}")
+            try:
+                assert await connection.write_lac(ExplicitLac(1, 5, b"k" * 16)) is not Status.OK
+            except BookieUnavailableError:
+                pass  # it was gone before it could say so
+            finally:
+                await connection.aclose()
+
+        asyncio.run(write())
+        assert process.wait(30) == 1
+        said = process.stdout.read()
+        assert "bookie.failed" in said
+        last = said.strip().splitlines()[-1]
+        assert last.startswith("cepheid: ")
+        assert "File too large" in last
 
 
 def test_ports_in_use_are_named(founded: str, tmp_path: Path) -> None:
