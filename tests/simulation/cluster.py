@@ -13,26 +13,30 @@ import asyncio
 import contextvars
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCookies, MetadataLedgers
+from cepheid_bookie.bookie_life import load_life
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import (
+    BookieLife,
     BookieRegistration,
     LedgerIds,
     MetadataError,
     Registration,
     SessionState,
     available_bookies,
+    keys,
     ledger_records,
     readonly_bookies,
 )
 from cepheid_ports import CepheidError, Ports
 from tests.simulation.checks_ledger import ConnectionsProbe, LedgerClientProbe
-from tests.simulation.checks_storage import BookieProbe, DeletionProbe, check_promises, promises_of
+from tests.simulation.checks_storage import BookieProbe, DeletionProbe, Promises, check_promises, promises_of
 from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
 from tests.simulation.node import Node, NodeCrashed
@@ -129,6 +133,9 @@ class SimBookie:
         self.work_delay_s: float | None = None  # for scripts: how long every work of its threads takes
         self.observed = True  # False: without checks of every entry, for scripts with very many
         self.accepts_empty_disk = False  # an operator's word, given with `lose_disk`
+        self.refused: CepheidError | None = None  # at the last start
+        self.may_refuse = False  # for scripts in which it must
+        self._copy: tuple[SimDisk, MemoryBlockIndex] | None = None
         self._tree = tree
         self._network = network
         self._plan = plan
@@ -178,7 +185,10 @@ class SimBookie:
             node.crash()
             return
         except CepheidError as error:
-            self._history.violated("S8", f"{self.id} refuses to start after a crash: {error!r}")
+            self.refused = error
+            node.crash()
+            if not self.may_refuse:
+                self._history.violated("S8", f"{self.id} refuses to start after a crash: {error!r}")
             return
         self.bookie = bookie
         bookie.on_failed = self._on_failed
@@ -210,11 +220,12 @@ class SimBookie:
         bookie.on_writable = lambda writable: registration.move(0 if writable else 1)
         await registration.start(0 if bookie.writable else 1)
 
-    async def replay_copy(self, seed: str) -> None:
+    def replay_copy(self, seed: str) -> Coroutine[Any, Any, None]:
         """Power loss without the loss: opens a bookie on a copy of what is durable now, and asks it for all that was promised."""
-        disk = self.disk.copy_after_power_loss(random.Random(seed))
-        index = _synced_copy(self.index)
-        promises = promises_of(self._history.bookie(self.id))
+        disk, index = self.disk.copy_after_power_loss(random.Random(seed)), _synced_copy(self.index)
+        return self._replay(seed, disk, index, promises_of(self._history.bookie(self.id)))
+
+    async def _replay(self, seed: str, disk: SimDisk, index: MemoryBlockIndex, promises: Promises) -> None:
         ports = sim_ports(self._loop, random.Random(f"{seed}/ports"), lambda: 0.0)
         try:
             bookie = await Bookie.open(self.settings, disk, index, ports)
@@ -231,12 +242,33 @@ class SimBookie:
 
     def lose_disk(self) -> None:
         """The machine burns down. It is rebuilt under its old id, on empty disks, and whoever starts it says so."""
+        self._forget(SimDisk(self._plan.random), MemoryBlockIndex())
+        self.accepts_empty_disk = True
+
+    def keep_copy(self) -> None:
+        """A snapshot of the disks as they are."""
+        self._copy = self.disk.copy_after_power_loss(random.Random(f"{self.id}/copy")), _synced_copy(self.index)
+
+    @property
+    def has_old_copy(self) -> bool:
+        """It was made before metadata heard of the bookie's life the last time: a younger one cannot be told from the original."""
+        node = self._tree.nodes.get(keys.bookie_life_key(self.id))
+        if self._copy is None or node is None:
+            return False
+        return load_life(self._copy[0], "copy") < BookieLife.decode(node.value, self.id).life
+
+    def restore_copy(self) -> None:
+        """Instead of the disks."""
+        assert self._copy is not None
+        self._forget(*self._copy)
+        self._copy = None
+
+    def _forget(self, disk: SimDisk, index: MemoryBlockIndex) -> None:
         if self.node.alive:
             self.crash(power=True)
         self._history.note(f"{self.id} lost its disks")
         self._history.bookie(self.id).forgotten_through = max(self._history.creators, default=-1)
-        self.disk, self.index = SimDisk(self._plan.random), MemoryBlockIndex()
-        self.accepts_empty_disk = True
+        self.disk, self.index = disk, index
 
     def _on_failed(self, error: BaseException) -> None:
         """The bookie gave up: its process ends, and is started again, a moment later."""

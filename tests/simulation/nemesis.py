@@ -218,9 +218,18 @@ class Nemesis:
             self._world.later(self._random.choice((0.1, 1.0, 4.0)), lambda: node.paused and node.resume())
 
     def _lose_disk(self) -> None:
-        """For good; at most so many in a run that every entry keeps a copy."""
+        """For good, or but for an old copy; at most so often in a run that every entry keeps a copy."""
         world = self._world
-        if world.disks_to_lose > 0 and self._random.random() < 0.5 and (bookie := self._some_bookie()) is not None:
-            world.disks_to_lose -= 1
+        if world.disks_to_lose == 0 or (bookie := self._some_bookie()) is None:
+            return
+        if not bookie.has_old_copy and self._random.random() < 0.5:
+            bookie.keep_copy()
+            return
+        world.disks_to_lose -= 1
+        if bookie.has_old_copy:
+            world.plan.count("old disks restored")
+            bookie.restore_copy()
+            bookie.accepts_empty_disk = True
+        else:
             world.plan.count("disks lost")
             bookie.lose_disk()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cepheid_ledger.master_key import master_key_of
 from cepheid_metadata import LedgerState
-from cepheid_rpc import ReadRequest
+from cepheid_rpc import EntryGroup, ReadRequest
 from tests.simulation.cluster import SimBookie, SimBroker
 from tests.simulation.faults import CALM, Faults
 from tests.simulation.sim_connection import SimConnections
@@ -74,6 +74,11 @@ class Script(Stage):
         told: list[Any] = []
         broker.node.context.run(writer.append, payloads, told.append)
         return told
+
+    async def told(self, outcomes: list[Any]) -> bool:
+        """Whether an append is told OK."""
+        await wait_until(lambda: bool(outcomes))
+        return isinstance(outcomes[0], EntryGroup)
 
     async def holds(self, bookie: SimBookie, ledger_id: int, *entry_ids: int) -> None:
         await wait_until(lambda: all(e in self.history.bookie(bookie.id).ok.get(ledger_id, {}) for e in entry_ids))

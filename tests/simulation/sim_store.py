@@ -8,7 +8,7 @@ Rules (those of ZooKeeper's servers and clients):
 2. A read may show the past (a follower's view), but nothing older than what the session has seen: its own writes, refused ones
    included, its earlier reads, the watches that fired, and `sync`.
 3. During an outage everything is refused and what was under way has an unknown outcome; the session lives, and is SUSPENDED.
-4. A process hears of its session in steps of its own: one that is paused hears of it when it resumes.
+4. A process hears of its session and its watches in steps of its own: one that is paused hears of them when it resumes.
 
 `SimTree` shows every committed write to whoever keeps the history, with the process that made it.
 """
@@ -33,6 +33,7 @@ from cepheid_metadata import (
     Watch,
 )
 from cepheid_metadata.session import SessionEvents
+from cepheid_metadata.tree import TreeBatch
 from tests.simulation.faults import FaultPlan
 from tests.simulation.node import current_node
 from tests.simulation.tree_past import TreePast
@@ -72,23 +73,32 @@ class SimTree(MemoryTree):
 
 
 class _Session(MemoryStore):
-    """Tells when a watch fires: the client reads nothing older from then on."""
+    """Its watches are heard in steps of the process that armed them, after a while, and never by one that has crashed."""
 
-    on_watch: Callable[[], None] = lambda: None
+    def __init__(self, tree: SimTree, deliver: Callable[[Callable[[], None]], None], on_watch: Callable[[], None]) -> None:
+        super().__init__(tree)
+        self._deliver = deliver
+        self._on_watch = on_watch
 
-    def fire(self, batch: Any) -> None:
+    def fire(self, batch: TreeBatch) -> None:
+        if len(self._watches) + len(self._child_watches):
+            self._deliver(lambda: self._fire(batch))
+
+    def _fire(self, batch: TreeBatch) -> None:
         armed = len(self._watches) + len(self._child_watches)
         super().fire(batch)
         if len(self._watches) + len(self._child_watches) != armed:
-            self.on_watch()
+            self._on_watch()
+
+    def _fail_watches(self, error: Exception) -> None:
+        self._deliver(lambda: super(_Session, self)._fail_watches(error))
 
 
 class SimStore:
     """The store of one process. Implements `MetadataStore`."""
 
     def __init__(self, tree: SimTree, plan: FaultPlan, process: str) -> None:
-        self.memory = _Session(tree)
-        self.memory.on_watch = self._see_next
+        self.memory = _Session(tree, self._deliver, self._see_all)
         self._tree = tree
         self._plan = plan
         self._process = process
@@ -221,9 +231,13 @@ class SimStore:
     def _see_all(self) -> None:
         self._seen = self._tree.past.commits
 
-    def _see_next(self) -> None:
-        """A watch fires in the middle of the commit that it tells of."""
-        self._seen = self._tree.past.commits + 1
+    def _deliver(self, step: Callable[[], None]) -> None:
+        """What the server tells of its own accord (rule 4)."""
+        delay_s = self._plan.between(self._plan.faults.metadata_delay_s) * self._tree.slow
+        if self._node is None:
+            asyncio.get_running_loop().call_later(delay_s, step)
+        else:
+            self._node.call_later(delay_s, step)
 
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from cepheid_bookie.errors import CookieError
 from cepheid_ledger import LedgerError, LedgerFencedError, RecoveryFailedError
 from tests.simulation.cluster import SimBookie
 from tests.simulation.history import InvariantViolation
@@ -203,6 +204,32 @@ def test_20_a_blank_bookie_denies_nothing_to_a_recovery() -> None:
 def test_20_a_blank_bookie_that_denies_truncates() -> None:
     with MUTANTS["limbo answers a certain no"](), pytest.raises(InvariantViolation, match=r"^S2|^S5"):
         Script(3).run(one_blank_bookie_in_a_recovery)
+
+
+# 21. restored-disk
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_21_restored_disk(accepted: bool) -> None:
+    """A bookie comes back with an older copy of its own disks: it does not start, or, if that is accepted, it denies nothing."""
+
+    async def course(script: Script) -> None:
+        writer = await script.new_ledger(script.east, 2, 2)
+        assert await script.told(script.append(script.east, writer, b"in the copy"))
+        script.b1.keep_copy()
+        assert await script.told(script.append(script.east, writer, b"behind it"))
+        await wait_until(lambda: script.b1.has_old_copy)
+        script.east.crash()
+        script.b1.restore_copy()
+        script.b1.may_refuse, script.b1.accepts_empty_disk = True, accepted
+        await script.b1.start()
+        assert script.b1.serving is accepted
+        assert isinstance(script.b1.refused, CookieError) is not accepted
+        if accepted:
+            end = await script.at(script.west, script.west.ledgers.recover(writer.ledger_id))
+            assert end.last_entry_id == 1
+
+    Script(2).run(course)
 
 
 # Seed 0x465: a bookie asks a follower for its cookie
