@@ -198,8 +198,6 @@ class CursorStore:
             await self.save_all()
         except Exception as error:  # defects were told to `on_error`, and other topics are saved in the same go
             log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
-            if self._dirty and not self._closed and self._keeper.lost is None:
-                self._flusher.note(self)
 
     async def aclose(self) -> None:
         """Saves what is dirty if that is still possible."""
@@ -253,6 +251,10 @@ class CursorStore:
             await self._save([saved for name, saved in dirty.items() if self._saved.get(name) is saved and saved.is_dirty])
         except Exception as error:
             self._dirty = {**dirty, **self._dirty}
+            if self._dirty and not self._closed and self._keeper.lost is None:
+                self._flusher.note(
+                    self
+                )  # whoever asked for this round: its caller may ask no more, or the flusher have had its turn
             if not isinstance(error, CepheidError | TimeoutError):
                 self._on_error(error)  # a defect: saving must not stop unnoticed
             return error
