@@ -15,8 +15,9 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.entry_log import EntryLogReader
@@ -28,6 +29,7 @@ from cepheid_rpc import MAX_MESSAGE_BYTES, EntryGroup, MissingEntries, ReadAnswe
 log = logging.getLogger(__name__)
 
 _MAX_BLOCKS = 256  # of one chunk: bounds a look into the index when blocks are small
+_MAX_PARTS = 512  # of one chunk: cached runs and the gaps between them
 
 
 @dataclass(slots=True)
@@ -112,16 +114,15 @@ class EntryReader:
             if answer is not None and position > first:
                 await asyncio.sleep(0)  # a long run of cached entries is not read in one turn
             if answer is None:
-                gap_end = self._cache.first_from(ledger_id, position)
-                gap_last = last if gap_end is None else min(last, gap_end - 1)
-                answer = await self._from_disk(ledger_id, position, gap_last, min(left, MAX_MESSAGE_BYTES), urgent=urgent)
+                parts = self._stripes(ledger_id, position, last, min(left, MAX_MESSAGE_BYTES))
+                answer = await self._from_disk(ledger_id, parts, min(left, MAX_MESSAGE_BYTES), urgent=urgent)
             left -= sum(len(group.data) for group in answer.groups)
             position = answer.next_entry_id
             yield answer
 
     async def read_one(self, ledger_id: int, entry_id: int) -> ReadAnswer:
         answer = self._from_cache(ledger_id, entry_id, entry_id, 1)
-        return answer if answer is not None else await self._from_disk(ledger_id, entry_id, entry_id, 1, urgent=True)
+        return answer if answer is not None else await self._from_disk(ledger_id, [(entry_id, entry_id)], 1, urgent=True)
 
     def _from_cache(self, ledger_id: int, position: int, last: int, max_bytes: int) -> ReadAnswer | None:
         """What the cache has from exactly `position` on, without a gap; None if it does not have `position`."""
@@ -137,26 +138,48 @@ class EntryReader:
         self.counters.cache_chunks += 1
         return ReadAnswer(tuple(groups), (), position)
 
-    async def _from_disk(self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool) -> ReadAnswer:
+    def _stripes(self, ledger_id: int, position: int, last: int, max_bytes: int) -> list[_Part]:
+        """What lies from `position` on, which is not cached: a gap, and if cached runs and gaps alternate (a striped ledger), those
+        too. All gaps are then looked up at once: a look for each would cost more than the entries."""
+        parts: list[_Part] = []
+        left = max_bytes
+        while position <= last and left > 0 and len(parts) < _MAX_PARTS:
+            group = self._cache.find(ledger_id, position)
+            if group is not None:
+                part = cut_group(group, position, last, left)
+                parts.append(part)
+                left -= len(part.data)
+                position = part.last_entry_id + 1
+            else:
+                gap_end = self._cache.first_from(ledger_id, position)
+                gap_last = last if gap_end is None else min(last, gap_end - 1)
+                parts.append((position, gap_last))
+                position = gap_last + 1
+        return parts
+
+    async def _from_disk(self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, *, urgent: bool) -> ReadAnswer:
         if urgent:
-            return await self._read_blocks(ledger_id, first, last, max_bytes)
+            return await self._read_blocks(ledger_id, parts, max_bytes)
         taken = await self._budget.take(MAX_MESSAGE_BYTES)
         try:
-            return await self._read_blocks(ledger_id, first, last, max_bytes)
+            return await self._read_blocks(ledger_id, parts, max_bytes)
         finally:
             self._budget.give_back(taken)
 
-    async def _read_blocks(self, ledger_id: int, first: int, last: int, max_bytes: int) -> ReadAnswer:
+    async def _read_blocks(self, ledger_id: int, parts: Sequence[_Part], max_bytes: int) -> ReadAnswer:
+        """The first of the parts is a gap."""
+        gaps = [part for part in parts if not isinstance(part, EntryGroup)]
+        first, last = gaps[0]
         if self._stopped:
             return ReadAnswer((), (MissingEntries(first, last, Status.STOPPED),), last + 1)
         given_up = False
 
-        def work() -> _Chunk | None:
-            return None if given_up else _read_chunk(self._index, self._logs, ledger_id, first, last, max_bytes)
+        def work() -> list[_Chunk] | None:
+            return None if given_up else _read_gaps(self._index, self._logs, ledger_id, gaps, max_bytes)
 
         try:
-            chunk = await self._worker.run(work)
-            assert chunk is not None
+            chunks = await self._worker.run(work)
+            assert chunks is not None
         except asyncio.CancelledError:
             given_up = True  # before its turn came: a slow disk must not read for those who have timed out and asked again
             raise
@@ -164,12 +187,17 @@ class EntryReader:
             log.error("read.failed", extra={"ledger_id": ledger_id, "entry_id": first, "error": repr(error)})
             return ReadAnswer((), (MissingEntries(first, last, Status.IO_ERROR),), last + 1)
         counters = self.counters
-        counters.disk_chunks += chunk.blocks > 0
-        counters.disk_blocks += chunk.blocks
-        counters.disk_bytes += chunk.read_bytes
-        counters.unreadable_blocks += chunk.unreadable
-        counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
-        return chunk.answer
+        counters.disk_chunks += any(chunk.blocks for chunk in chunks)
+        for chunk in chunks:
+            counters.disk_blocks += chunk.blocks
+            counters.disk_bytes += chunk.read_bytes
+            counters.unreadable_blocks += chunk.unreadable
+            counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
+        return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks)
+
+
+_Part: TypeAlias = EntryGroup | tuple[int, int]
+"""Cached entries, or the ids `first..last` (inclusive) of a gap between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +206,43 @@ class _Chunk:
     blocks: int
     read_bytes: int
     unreadable: int
+
+
+def _read_gaps(
+    index: BlockIndex, logs: EntryLogReader, ledger_id: int, gaps: Sequence[tuple[int, int]], max_bytes: int
+) -> list[_Chunk]:
+    """In a reader thread: one chunk per gap, in order, until `max_bytes`; the last may end before its gap does."""
+    chunks: list[_Chunk] = []
+    left = max_bytes
+    for first, last in gaps:
+        chunk = _read_chunk(index, logs, ledger_id, first, last, left)
+        chunks.append(chunk)
+        left -= sum(len(group.data) for group in chunk.answer.groups)
+        if left <= 0 or chunk.answer.next_entry_id <= last:
+            break
+    return chunks
+
+
+def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk]) -> ReadAnswer:
+    """Cached runs and what was found in the gaps between them, as far as the gaps were looked up."""
+    groups: list[EntryGroup] = []
+    missing: list[MissingEntries] = []
+    found = iter(chunks)
+    next_entry_id = -1
+    for part in parts:
+        if isinstance(part, EntryGroup):
+            groups.append(part)
+            next_entry_id = part.last_entry_id + 1
+            continue
+        chunk = next(found, None)
+        if chunk is None:
+            break
+        groups += chunk.answer.groups
+        missing += chunk.answer.missing
+        next_entry_id = chunk.answer.next_entry_id
+        if next_entry_id <= part[1]:
+            break
+    return ReadAnswer(tuple(groups), tuple(missing), next_entry_id)
 
 
 def _read_chunk(index: BlockIndex, logs: EntryLogReader, ledger_id: int, first: int, last: int, max_bytes: int) -> _Chunk:

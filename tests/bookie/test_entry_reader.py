@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -148,5 +149,39 @@ def test_a_cancelled_wait_gives_its_turn_on_whenever_it_is_cancelled() -> None:
         assert await second == 10
         budget.give_back(10)
         assert budget.used_bytes == 0
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cached_runs_written_blocks_and_gaps_are_read_as_one(seed: int) -> None:
+    """A striped ledger, half of it flushed: every id of every chunk is here or certainly not, in few looks at the disk."""
+
+    async def main() -> None:
+        rng = random.Random(seed)
+        machine = Machine(seed, small_settings(write_cache_bytes=1 << 20))
+        async with machine.bookie() as bookie:
+            held = sorted(rng.sample(range(400), 200))
+            for entry_id in held:
+                await added(bookie, group_of(7, entry_id))
+                if rng.random() < 0.01:
+                    await bookie.checkpoint()
+            looks = 0
+            run = machine.workers["read"].run
+
+            async def counted(work: object) -> object:
+                nonlocal looks
+                looks += 1
+                return await run(work)  # type: ignore[arg-type]
+
+            machine.workers["read"].run = counted  # type: ignore[method-assign, assignment]
+            for first, last, max_bytes in [(0, 399, 1 << 20), (rng.randrange(400), 399, 1 << 20), (0, 399, 500), (5, 300, 1)]:
+                entries, missing = await read_all(bookie, 7, first, last, max_bytes=max_bytes)
+                reached = max([*entries, *missing])
+                assert list(entries) == [e for e in held if first <= e <= reached]
+                assert list(missing) == [e for e in range(first, reached + 1) if e not in held]
+                assert set(missing.values()) <= {Status.NO_ENTRY}
+                assert reached == last or sum(map(len, entries.values())) >= max_bytes
+            assert looks <= 24, "gaps are looked up together"
 
     run_async(main())
