@@ -85,6 +85,7 @@ class GrpcConnection:
         self._write_lac = self._adds.unary_unary(method_path(WRITE_LAC))
         self._read = self._reads.unary_stream(method_path(READ))
         self._add_streams: dict[GrpcAddStream, None] = {}
+        self._given_up: str | None = None  # why
 
     def __repr__(self) -> str:
         return f"<GrpcConnection to bookie {self._bookie_id} at {self.address}, {len(self._add_streams)} add streams>"
@@ -94,6 +95,7 @@ class GrpcConnection:
         return self._bookie_id
 
     def open_add_stream(self, source: AddSource) -> GrpcAddStream:
+        self._check_open(ADD)
         stream = GrpcAddStream(self, self._adds.stream_stream(method_path(ADD))(), source, self._settings.add_timeout_s)
         self._add_streams[stream] = None
         return stream
@@ -102,6 +104,7 @@ class GrpcConnection:
         self._add_streams.pop(stream, None)
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
+        self._check_open(READ_LAC)
         timeout_s = self._settings.request_timeout_s + request.wait_ms / 1000
         data = await self._call(self._read_lac(encode_lac_request(request), timeout=timeout_s), READ_LAC)
         try:
@@ -110,6 +113,7 @@ class GrpcConnection:
             raise self.unavailable(READ_LAC, error) from error
 
     async def write_lac(self, request: ExplicitLac) -> Status:
+        self._check_open(WRITE_LAC)
         data = await self._call(self._write_lac(encode_explicit_lac(request), timeout=self._settings.request_timeout_s), WRITE_LAC)
         try:
             return decode_status(data)
@@ -117,6 +121,7 @@ class GrpcConnection:
             raise self.unavailable(WRITE_LAC, error) from error
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
+        self._check_open(READ)
         call = self._read(encode_read_request(request))
         try:
             while True:
@@ -127,10 +132,14 @@ class GrpcConnection:
                 yield decode_read_answer(data)
         except (grpc.aio.AioRpcError, TimeoutError, MalformedGroupError) as error:
             raise self.unavailable(READ, error) from error
+        except asyncio.CancelledError:
+            self._check_cancelled(READ)
+            raise
         finally:
             call.cancel()  # nothing happens if it ended by itself; else the bookie stops reading for nobody
 
     async def aclose(self) -> None:
+        self._given_up = self._given_up or "the connection was closed"
         for stream in list(self._add_streams):
             await stream.aclose()
         await self._adds.close()
@@ -138,6 +147,7 @@ class GrpcConnection:
 
     async def abandon(self, reason: str) -> None:
         """The bookie is elsewhere now: streams break, which their owners hear; calls under way get their time to end."""
+        self._given_up = reason
         for stream in list(self._add_streams):
             stream._break(ConnectionError(reason))
         await asyncio.gather(self._adds.close(self._settings.request_timeout_s), self._reads.close(self._settings.read_timeout_s))
@@ -147,6 +157,19 @@ class GrpcConnection:
             return await call
         except grpc.aio.AioRpcError as error:
             raise self.unavailable(method, error) from error
+        except asyncio.CancelledError:
+            self._check_cancelled(method)
+            raise
+
+    def _check_open(self, method: str) -> None:
+        if self._given_up is not None:
+            raise self.unavailable(method, ConnectionError(self._given_up))
+
+    def _check_cancelled(self, method: str) -> None:
+        """The library tells of a connection that ends under a call as if whoever waits for it had been cancelled."""
+        task = asyncio.current_task()
+        if self._given_up is not None and (task is None or not task.cancelling()):
+            raise self.unavailable(method, ConnectionError(self._given_up))
 
     def unavailable(self, method: str, error: BaseException) -> BookieUnavailableError:
         reason: Any = error

@@ -415,3 +415,46 @@ def test_a_connection_that_is_abandoned_breaks_its_streams_and_lets_reads_end() 
             await abandoning
 
     run_async(main())
+
+
+@pytest.mark.parametrize("how", ["abandon", "aclose"])
+def test_calls_cut_off_by_the_end_of_a_connection_are_unavailable_not_cancelled(how: str) -> None:
+    """Nobody cancelled those who wait: a reader at a bookie that moves asks elsewhere."""
+
+    async def ask(connection: GrpcConnection, wait_ms: int = 0) -> str:
+        with pytest.raises(BookieUnavailableError) as lac:
+            await connection.read_lac(LacRequest(1, KEY, above=0, wait_ms=wait_ms))
+        return str(lac.value)
+
+    async def read(connection: GrpcConnection) -> str:
+        with pytest.raises(BookieUnavailableError) as read:
+            await anext(connection.read(ReadRequest(1, 0, 0)))
+        return str(read.value)
+
+    async def main() -> None:
+        bookie = MemoryBookie()
+        bookie.speaks.clear()
+        server = BookieServer(bookie, "127.0.0.1", 0, BookieServerSettings(stop_grace_s=0.1))
+        await server.start()
+        limits = GrpcConnectionSettings(read_timeout_s=10.0, request_timeout_s=0.1)
+        connection = GrpcConnection("b1", f"127.0.0.1:{server.port}", limits)
+        waiting = [asyncio.create_task(ask(connection, wait_ms=20_000)), asyncio.create_task(read(connection))]
+        await wait_until(lambda: len(bookie.speaks._waiters) == 2)
+        if how == "abandon":
+            abandoning = asyncio.create_task(connection.abandon("bookie b1 moved"))
+            assert "bookie b1 moved" in await waiting.pop(0)
+            waiting.pop().cancel()  # has its time to end
+            await abandoning
+        else:
+            await connection.aclose()
+        assert all("the connection was closed" in said for said in await asyncio.gather(*waiting))
+        why = "bookie b1 moved" if how == "abandon" else "the connection was closed"
+        assert why in await ask(connection)
+        assert why in await read(connection)
+        with pytest.raises(BookieUnavailableError, match=why):
+            await connection.write_lac(ExplicitLac(1, 0, KEY))
+        with pytest.raises(BookieUnavailableError, match=why):
+            connection.open_add_stream(QueueSource())
+        await server.aclose()
+
+    run_async(main())
