@@ -10,7 +10,7 @@ from cepheid_broker.managed_ledger import ManagedLedger
 from cepheid_metadata import LedgerState, Position
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
-from tests.simulation.cluster import SimBroker
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.workload_ledgers import EXPECTED
 
 if TYPE_CHECKING:

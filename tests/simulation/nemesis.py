@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cepheid_metadata import SessionState
-from tests.simulation.cluster import SimBookie, SimBroker
+from tests.simulation.cluster import SimBookie
+from tests.simulation.sim_broker import SimBroker
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from cepheid_ledger.master_key import master_key_of
 from cepheid_metadata import LedgerState
 from cepheid_rpc import EntryGroup, ReadRequest
-from tests.simulation.cluster import SimBookie, SimBroker
+from tests.simulation.cluster import SimBookie
 from tests.simulation.faults import CALM, Faults
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_connection import SimConnections
 from tests.simulation.stage import Stage
 from tests.simulation.workload_ledgers import EXPECTED

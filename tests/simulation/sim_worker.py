@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cepheid_ports import OnDone
+from cepheid_ports import OnDone, Ports
 from tests.simulation.node import Node, NodeCrashed, current_node
 
 T = TypeVar("T")
+_WALL_START_MS = 1_700_000_000_000
 
 
 class SimWorker:
@@ -102,3 +103,11 @@ def sim_workers(rng: random.Random, *, shortest_s: float = 0.0, longest_s: float
         return SimWorker(name, threads, lambda: rng.uniform(shortest_s, longest_s))
 
     return new_worker
+
+
+def sim_ports(loop: asyncio.AbstractEventLoop, rng: random.Random, work_delay_s: Callable[[], float]) -> Ports:
+    return Ports(
+        wall_ms=lambda: _WALL_START_MS + int(loop.time() * 1000),
+        random=rng,
+        new_worker=lambda name, threads: SimWorker(name, threads, work_delay_s),
+    )

@@ -8,12 +8,13 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from tests.simulation.cluster import SimBookie, SimBroker
+from tests.simulation.cluster import SimBookie
 from tests.simulation.commits import CommitChecks
 from tests.simulation.faults import CALM, FaultPlan, Faults
 from tests.simulation.history import History
 from tests.simulation.log_watch import LogWatch
 from tests.simulation.node import Node, NodeCrashed
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_directory import SimDirectory
 from tests.simulation.sim_network import Network
 from tests.simulation.sim_store import SimTree

@@ -12,11 +12,11 @@ import pytest
 from cepheid_ledger import LedgerError, LedgerFencedError
 from cepheid_metadata import LedgerState
 from cepheid_rpc import EntryGroup
-from tests.simulation.cluster import LEDGER_SETTINGS
 from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.mutants_cluster import resend_from_the_lac_at_the_end_of_the_change
 from tests.simulation.script import Script
+from tests.simulation.sim_broker import LEDGER_SETTINGS
 from tests.support import wait_until
 
 # Until a silent bookie is given up (its clock ticks four times in a timeout), another is recorded and has the entries.

@@ -16,11 +16,11 @@ from cepheid_rpc import EntryGroup
 from cepheid_wire import TopicName
 from tests.simulation.audit import read_all
 from tests.simulation.checks_topic import check_all_entries
-from tests.simulation.cluster import SimBroker
 from tests.simulation.faults import CALM
 from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.script import Script
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.workload_ledgers import Quorums
 from tests.simulation.workload_topics import TopicWorkload
 from tests.simulation.world import World

@@ -33,9 +33,9 @@ from cepheid_metadata import Position
 from cepheid_ports import TaskOwner
 from cepheid_wire import CommandType, FrameSplitter, SendCommand, ServerError, TopicName, encode_tail, parse_command, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
-from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
 from tests.simulation.node import Node
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.workload_ledgers import EXPECTED, Quorums
 from tests.simulation.workload_owners import OwnershipWorkload
 

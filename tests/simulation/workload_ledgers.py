@@ -13,8 +13,8 @@ from typing import Any
 from cepheid_ledger import LedgerError
 from cepheid_ports import CepheidError
 from cepheid_rpc import EntryGroup
-from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
+from tests.simulation.sim_broker import SimBroker
 
 EXPECTED = (CepheidError, TimeoutError)
 """What an operation may raise while things break."""

@@ -17,8 +17,8 @@ from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedErro
 from cepheid_broker.ownership import Here
 from cepheid_metadata import BundleOwner, MemoryStore, NamespaceRecord, SessionState, keys, namespace_records
 from cepheid_wire import TopicName
-from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_store import SimTree
 from tests.simulation.workload_ledgers import EXPECTED
 

@@ -23,8 +23,8 @@ from cepheid_broker.managed_ledger import (
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
 from tests.simulation.checks_topic import acked_messages, check_entry, check_opened
-from tests.simulation.cluster import SimBroker
 from tests.simulation.history import History
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.topic_model import BATCH_MESSAGES, DEDUP, NOWHERE, WHOLE, Acked, CursorModel, TopicModel
 from tests.simulation.workload_ledgers import EXPECTED, Pending, Quorums
 from tests.simulation.workload_owners import OwnershipWorkload

@@ -11,9 +11,10 @@ import asyncio
 import random
 
 from tests.simulation.audit import audit
-from tests.simulation.cluster import SimBookie, SimBroker
+from tests.simulation.cluster import SimBookie
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
+from tests.simulation.sim_broker import SimBroker
 from tests.simulation.stage import Stage
 from tests.simulation.workload_dedup import DedupWorkload
 from tests.simulation.workload_ledgers import LedgerWorkload, Quorums
