@@ -298,3 +298,28 @@ def test_the_command_lines_client_follows_to_the_owner() -> None:
         assert refused.value.status == 404
 
     two_brokers(test)
+
+
+def test_unused_partitions_of_both_brokers_go_together() -> None:
+    async def test(world: BrokersWorld, first: Admin, second: Admin) -> None:
+        assert (await first("PUT", f"{TOPICS}/p/partitions", json=PARTS)).status_code == 204
+        policy = {
+            "inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
+            "maxInactiveDurationSeconds": 1,
+            "deleteWhileInactive": True,
+        }
+        nothing_is_kept = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+        assert (await first("POST", f"{NAMESPACE}/retention", json=nothing_is_kept)).status_code == 204
+        assert (await first("POST", f"{NAMESPACE}/inactiveTopicPolicies", json=policy)).status_code == 204
+        assert (await first("GET", f"{TOPICS}/p/partitioned-stats")).status_code == 200, "opens all"
+        assert all(list(broker.broker.topics.loaded()) for broker in world.brokers)
+        async with await world.brokers[1].client() as client:
+            busy = next(topic.name for topic in world.brokers[1].broker.topics.loaded())
+            await client.subscribe(str(busy), "s")
+            await asyncio.sleep(2.5)
+            assert (await first("GET", f"{TOPICS}/p/partitions")).json()["partitions"] == PARTS, "one of them has a client"
+        await wait_until(lambda: sum(broker.broker.inactive.deleted for broker in world.brokers) > 0)
+        assert (await first("GET", f"{TOPICS}/p/partitions")).status_code == 404
+        assert not any(list(broker.broker.topics.loaded()) for broker in world.brokers)
+
+    two_brokers(test, inactive_check_s=0.2, rate_window_s=0.1)

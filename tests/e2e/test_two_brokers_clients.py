@@ -57,6 +57,24 @@ def test_any_single_broker_is_enough_to_find_everything() -> None:
     run_async(main(), timeout_s=40)
 
 
+def test_lookups_over_http_follow_to_the_owner() -> None:
+    async def main() -> None:
+        async with BrokersWorld(admin=True) as world:
+            topics = [await world.topic_on(broker) for broker in world.brokers]
+
+            def use(url: str, topic: str) -> bytes:
+                with client_of(url) as client:
+                    consumer = client.subscribe(full(topic), f"s-{url[-5:]}", initial_position=EARLIEST)
+                    publish(client, full(topic), [url.encode()])
+                    return bytes(receive(consumer, 1)[0].data())
+
+            for broker in world.brokers:
+                for topic in topics:
+                    assert await asyncio.to_thread(use, broker.admin_url, topic)
+
+    run_async(main(), timeout_s=40)
+
+
 async def published_while(
     world: BrokersWorld, topic: str, disturb: Callable[[OneBroker], Awaitable[None]], *, times: int
 ) -> tuple[list[object], list[int]]:
