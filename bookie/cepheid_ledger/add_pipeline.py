@@ -84,7 +84,7 @@ class AddPipeline:
     def leave(self, error: LedgerError) -> None:
         """Ends it in good order: as `fail`, but bookies that lag behind the quorum still get what is queued for them.
 
-        What is kept for newcomers stays: see `supply_left`.
+        What is kept for newcomers stays until its owner lets it go: see `supply_left`.
         """
         if not self.state.failed_for_good:
             self.state.fail()
@@ -128,7 +128,6 @@ class AddPipeline:
                 self._send(bookie, self.unconfirmed.view(first, last), ensemble.index(bookie))
                 channel, lane = self._lanes.pop(bookie)
                 channel.leave_lane(lane)
-        self.unconfirmed.let_go()
 
     # Whether the ledger is still ours
 

@@ -59,8 +59,10 @@ class EnsembleChanger:
 
     def start(self, change: ChangeEnsemble) -> None:
         """Called by the pipeline, which waits for the outcome."""
+        dropped = self._pipeline.state.dropped
         for bookie in change.failed:
-            self._placement.quarantine(bookie)
+            if bookie not in dropped:  # else it failed long ago, and may be well for other ledgers
+                self._placement.quarantine(bookie)
         self._slots.begin_soon(self._start)
 
     def _start(self) -> None:

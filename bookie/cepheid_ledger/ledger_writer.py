@@ -192,12 +192,14 @@ class LedgerWriter:
             await self._record.change(self._plan_close)
         except LedgerError as error:
             self.state, self.failure = WriterPhase.FAILED, error
+            self._pipeline.unconfirmed.let_go()
             return error
         except (CepheidError, TimeoutError) as error:
             self._closing = None
             return error
         self.state = WriterPhase.CLOSED
         self._supply_newcomers(self._end.last_entry_id)
+        self._pipeline.unconfirmed.let_go()
         return self._end
 
     def _supply_newcomers(self, last_entry_id: int) -> None:

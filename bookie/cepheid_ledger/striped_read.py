@@ -181,6 +181,8 @@ async def _read_stripes(
         said.failure = ReplicaFailure(bookie, str(error))
     except TimeoutError:
         said.failure = ReplicaFailure(bookie, f"no answer within {settings.read_timeout_s:g} s")
+    if said.failure is None and said.until <= request.first_entry_id:
+        said.failure = ReplicaFailure(bookie, "an empty answer")  # else it would pass for an end for size
     return said, groups
 
 

@@ -29,7 +29,9 @@ class WriterRecord:
             self._is_changing = False
 
     async def reread(self) -> LedgerMetadata:
-        """Raises NoSuchLedgerError and what the store raises. A change under way keeps what it knows: it re-reads by itself."""
+        """Not from a follower that lags: what others did long ago must be seen. Raises NoSuchLedgerError and what the store raises.
+        A change under way keeps what it knows: it re-reads by itself."""
+        await self._records.store.sync(self._records.key_of(self.ledger.ledger_id))
         found = await read_ledger(self._records, self.ledger.ledger_id)
         if not self._is_changing and found.version > self._found.version:  # else a change overtook this read
             self._found = found

@@ -12,14 +12,15 @@ class FaultyStore:
     """Switches: `lose_answers` (how many writes are applied but reported as unknown), `lose_requests` (how many are not
     applied and reported as unknown), `refuse` (how many certainly fail), `unreadable` (how many reads fail), `hang` (writes
     wait for ever), `hang_reads`, `hang_after` (writes are applied, their answers never come), `delay_s` (of a write),
-    `refuse_after_loss` (what `refuse` becomes when an answer or request was lost), `lose_session` (how many reads end the
-    session). Otherwise the store in memory."""
+    `lose_session_at_write` (writes certainly fail, after the delay), `refuse_after_loss` (what `refuse` becomes when an answer
+    or request was lost), `lose_session` (how many reads end the session). Otherwise the store in memory."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self._store = MemoryStore(tree)
         self.lose_answers = self.lose_requests = 0
         self.refuse = self.refuse_after_loss = 0
         self.lose_session = 0
+        self.lose_session_at_write = False
         self.unreadable = 0
         self.hang = self.hang_reads = self.hang_after = False
         self.delay_s = 0.0
@@ -76,6 +77,8 @@ class FaultyStore:
             await asyncio.sleep(self.delay_s)
         finally:
             self._at_once -= 1
+        if self.lose_session_at_write:
+            raise SessionLostError("the session expired before the write was sent")
 
     def _after(self) -> None:
         if self.lose_answers:

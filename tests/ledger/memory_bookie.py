@@ -30,8 +30,9 @@ from cepheid_rpc import (
 class MemoryBookie:
     """Switches: `hang` (nothing is answered, adds are kept back), `down` (connections fail), `refuse` (adds get this status),
     `drop_adds` (adds are stored but never answered), `delay_s` (of every answer), `read_delay_s` (of range reads),
-    `lac_down` (LAC requests fail), `refuse_polls` (an older release: requests that wait fail), `limbo` (it may have forgotten
-    things: what it does not have is unknown), `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
+    `mute` (reads end without an answer), `lac_down` (LAC requests fail), `refuse_polls` (an older release: requests that wait
+    fail), `limbo` (it may have forgotten things: what it does not have is unknown),
+    `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -44,7 +45,7 @@ class MemoryBookie:
         self.refuse: Status | None = None
         self.drop_adds = False
         self.delay_s = self.read_delay_s = 0.0
-        self.lac_down = self.limbo = self.refuse_polls = False
+        self.lac_down = self.limbo = self.refuse_polls = self.mute = False
         self.lie_about_lac: int | None = None
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
@@ -255,6 +256,8 @@ class MemoryConnection:
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
         await self._bookie.answer_time()
         await asyncio.sleep(self._bookie.read_delay_s)
+        if self._bookie.mute:
+            return
         yield self._bookie.chunk(request)
 
     async def write_lac(self, request: ExplicitLac) -> Status:

@@ -269,6 +269,21 @@ def test_without_a_spare_the_writer_goes_on_and_takes_one_that_appears() -> None
     run_async(main())
 
 
+def test_a_bookie_that_is_well_again_is_not_in_quarantine_anew_when_its_old_place_is_given_away() -> None:
+    async def main() -> None:
+        async with ledger_world(settings=QUICK) as world:
+            writer = await fresh_loss(world)
+            await append(writer, [b"y"])
+            await wait_until(lambda: writer.under_replicated == ("b",))
+            fail(world, "b", "none")
+            world.placement._quarantines.clear()  # as if it were over
+            world.cluster.bookies["d"] = MemoryBookie("d")
+            await changed(writer)
+            assert world.placement.quarantined() == []
+
+    run_async(main())
+
+
 def test_one_spare_for_two_failed_bookies_is_taken_at_once_and_the_other_later() -> None:
     async def main() -> None:
         async with ledger_world(*"abcd", settings=QUICK) as world:
@@ -437,6 +452,49 @@ def test_ending_at_every_turn_of_a_change_leaves_nothing(turns: int, how: str) -
             await wait_until(lambda: all(s.lanes == 0 for s in world.client.statistics().values()))
             assert world.client._change_slots.kept_bytes.used_bytes == 0
             assert len(writer._tasks) == 0
+
+    run_async(main())
+
+
+def test_a_close_that_others_forestalled_gives_back_what_was_kept() -> None:
+    """Newcomers of a change in doubt wait for entries; the ledger is recovery's by now, and nobody will send them any."""
+
+    async def main() -> None:
+        async with ledger_world(*"abcd", settings=QUICK, store_of=FaultyStore) as world:
+            writer = await stuck_change(world)
+            kept = world.client._change_slots.kept_bytes
+            assert kept.used_bytes > 0
+            await set_in_recovery(world, writer.ledger_id)
+            world.store.hang = False
+            with pytest.raises(LedgerFencedError):
+                await writer.close()
+            assert kept.used_bytes == 0
+
+    run_async(main())
+
+
+def test_a_close_between_two_attempts_gives_back_what_was_kept() -> None:
+    """The first attempt failed for certain when the quorum was gone, so there is no proposal, and the next has not begun."""
+
+    async def main() -> None:
+        settings = QUICK.model_copy(update={"metadata_retry_s": 5.0, "metadata_timeout_s": 5.0})
+        async with ledger_world(*"abcd", settings=settings, store_of=FaultyStore) as world:
+            writer = await fresh_loss(world)
+            world.store.delay_s = 0.1
+            world.store.lose_session_at_write = True
+            for n in range(3):
+                await append(writer, [b"%d" % n])
+            fail(world, "c", "io-error")
+            pending = append(writer, [b"lost"])
+            await wait_until(lambda: writer._changer is not None and writer._changer._last_error is not None)
+            kept = world.client._change_slots.kept_bytes
+            assert writer._changer is not None
+            assert writer._changer.proposed is None
+            assert kept.used_bytes > 0
+            world.store.lose_session_at_write = False
+            await writer.close()
+            assert kept.used_bytes == 0
+            await asyncio.gather(pending, return_exceptions=True)
 
     run_async(main())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import pytest
 
 from cepheid_ledger import LedgerFencedError, LedgerSettings, NoSuchLedgerError, WriterPhase
 from cepheid_ledger.idle_writers import IdleWriters
+from cepheid_metadata import MemoryStore, MemoryTree, Versioned
 from cepheid_rpc import ExplicitLac
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world
@@ -161,6 +163,34 @@ def test_a_writer_whose_ledger_was_deleted_confirms_nothing() -> None:
             await other.delete(writer.ledger_id)
             forget_fences(world)
             with pytest.raises((NoSuchLedgerError, LedgerFencedError)):
+                await append(writer, [b"late"])
+
+    run_async(main())
+
+
+class LaggingStore(FaultyStore):
+    """A follower that shows the past until `sync` is called."""
+
+    past: MemoryTree | None = None
+
+    async def get(self, key: str) -> Versioned | None:
+        return await (MemoryStore(self.past).get(key) if self.past is not None else super().get(key))
+
+    async def sync(self, key: str) -> None:
+        self.past = None
+
+
+def test_a_follower_that_lags_does_not_hide_a_recovery_from_a_writer_that_slept() -> None:
+    async def main() -> None:
+        async with ledger_world(settings=SLEEPY, store_of=LaggingStore) as world:
+            writer = await world.create()
+            await append(writer, [b"x"])
+            await sleep_long(world)
+            past = copy.deepcopy(world.tree)
+            await world.another_client().recover(writer.ledger_id)
+            world.store.past = past
+            forget_fences(world)
+            with pytest.raises(LedgerFencedError, match="CLOSED"):
                 await append(writer, [b"late"])
 
     run_async(main())

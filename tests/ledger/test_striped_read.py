@@ -147,7 +147,7 @@ def test_a_striped_ledger_is_read_in_order(ensemble: str, write_quorum: int, max
     run_async(main())
 
 
-@pytest.mark.parametrize("fault", ["down", "hang", "damaged", "missing", "limbo"])
+@pytest.mark.parametrize("fault", ["down", "hang", "damaged", "missing", "limbo", "mute"])
 @pytest.mark.parametrize("bad", ["a", "b", "c", "d"])
 def test_what_one_bookie_does_not_give_another_of_the_stripe_gives(fault: str, bad: str) -> None:
     async def main() -> None:
