@@ -33,7 +33,15 @@ KEEP = bool(os.environ.get("CEPHEID_CHAOS_KEEP"))
 TOPICS_TRIED = 20
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "broker": {"ledger": {"add_timeout_s": ADD_TIMEOUT_S, "read_timeout_s": 1.0, "recovery_timeout_s": 2.0, "quarantine_s": 1.0}},
+    "broker": {
+        "ledger": {
+            "add_timeout_s": ADD_TIMEOUT_S,
+            "read_timeout_s": 1.0,
+            "recovery_timeout_s": 2.0,
+            "quarantine_s": 1.0,
+            "quarantine_max_s": 1.0,  # tests kill the same bookies every few seconds, and want them taken again
+        }
+    },
 }
 
 
