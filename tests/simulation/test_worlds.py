@@ -11,8 +11,8 @@ import pytest
 
 from tests.simulation.seeds import fresh_seeds, run_seed
 
-FIXED = 100
-FRESH = 50
+FIXED = 80
+FRESH = 40
 FEWEST_OPERATIONS = 200
 FEWEST_FAULTS = 3
 
