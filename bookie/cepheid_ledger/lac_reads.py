@@ -78,8 +78,9 @@ async def _poll_one(bookie: str, ledger: LedgerMetadata, above: int, connection_
         answer = await _ask_one(bookie, request, connection_of, settings.speculative_read_s + wait_ms / 1000)
         if answer is not None and (lac := lac_of(answer, ledger.ledger_id)) > above:
             return lac
-        # A bookie of an older release refuses long polls: every second time it is asked as it knows.
-        wait_ms = int(settings.long_poll_s * 1000) if answer is not None or wait_ms == 0 else 0
+        # Of an older release, or full of readers: a bookie that lets nobody wait is asked as it knows every second time.
+        refused = answer is None or answer.status is Status.OVERLOADED
+        wait_ms = 0 if refused and wait_ms > 0 else int(settings.long_poll_s * 1000)
         await asyncio.sleep(max(0.0, asked_at + settings.long_poll_pause_s - loop.time()))
 
 

@@ -148,7 +148,13 @@ class LedgerWriter:
         if self._closing is None:
             self._begin_close()
             self._closing = self._tasks.start(self._close(), name="close")
-        outcome = await asyncio.shield(self._closing)
+        try:
+            outcome = await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            if self._closing is not None and self._closing.cancelled():  # by `aclose`: nobody cancelled this call
+                name = f"the writer of ledger {self.ledger_id}"
+                raise LedgerClosedError(f"{name} was given up while it closed", ledger_id=self.ledger_id) from None
+            raise
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

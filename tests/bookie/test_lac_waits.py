@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cepheid_bookie import Bookie
+from cepheid_bookie.lac_waits import LacWaits
 from cepheid_rpc import ExplicitLac, LacAnswer, LacRequest, Status
 from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, settle
 from tests.support import run_async
@@ -149,5 +150,35 @@ def test_another_master_key_waits_for_nothing() -> None:
             answer = await bookie.read_lac(LacRequest(7, b"x" * 16, above=5, wait_ms=HOUR_MS))
             assert answer.status is Status.UNAUTHORIZED
             assert [a.status for a in await add(bookie, group_of(7, 1))] == [Status.OK]
+
+    run_async(main())
+
+
+def test_what_happens_while_the_answer_is_made_up_is_not_missed() -> None:
+    """The look may read from disk; the wake that comes meanwhile is of something that it has not seen."""
+
+    async def main() -> None:
+        waits = LacWaits(10, lambda _: False)
+        looks: list[LacAnswer] = [LacAnswer(Status.OK, 3), LacAnswer(Status.OK, 4)]
+
+        async def look(request: LacRequest) -> LacAnswer:
+            answer = looks.pop(0)
+            await asyncio.sleep(0)
+            waits.wake(request.ledger_id)
+            return answer
+
+        answer = await waits.answer(LacRequest(7, KEY, above=3, wait_ms=HOUR_MS), look)
+        assert answer.last_add_confirmed == 4
+        assert waits.parked == 0
+
+    run_async(main())
+
+
+def test_a_highest_entry_that_vanished_meanwhile_is_unknown_not_denied() -> None:
+    async def main() -> None:
+        async with Machine().bookie() as bookie:
+            await added(bookie, group_of(7, 0))
+            bookie._cache.drop(7)  # as a deletion does, between the look at the ledger and the look at the entry
+            assert (await bookie.connection().read_lac(LacRequest(7, KEY, fence=True))).status is Status.UNKNOWN
 
     run_async(main())

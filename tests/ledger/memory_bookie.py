@@ -31,7 +31,7 @@ class MemoryBookie:
     """Switches: `hang` (nothing is answered, adds are kept back), `down` (connections fail), `refuse` (adds get this status),
     `drop_adds` (adds are stored but never answered), `delay_s` (of every answer), `read_delay_s` (of range reads),
     `mute` (reads end without an answer), `lac_down` (LAC requests fail), `refuse_polls` (an older release: requests that wait
-    fail), `limbo` (it may have forgotten things: what it does not have is unknown),
+    fail), `full_of_readers` (they are refused), `limbo` (it may have forgotten things: what it does not have is unknown),
     `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
 
     def __init__(self, bookie_id: str) -> None:
@@ -45,7 +45,7 @@ class MemoryBookie:
         self.refuse: Status | None = None
         self.drop_adds = False
         self.delay_s = self.read_delay_s = 0.0
-        self.lac_down = self.limbo = self.refuse_polls = self.mute = False
+        self.lac_down = self.limbo = self.refuse_polls = self.full_of_readers = self.mute = False
         self.lie_about_lac: int | None = None
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
@@ -245,6 +245,8 @@ class MemoryConnection:
             raise BookieUnavailableError(f"{self.bookie_id} does not hear LAC requests")
         if request.wait_ms and self._bookie.refuse_polls:
             raise BookieUnavailableError(f"{self.bookie_id} is of an older release")
+        if request.wait_ms and self._bookie.full_of_readers:
+            return LacAnswer(Status.OVERLOADED)
         answer = self._bookie.lac(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000

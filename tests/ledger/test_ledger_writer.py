@@ -283,6 +283,24 @@ def test_a_ledger_in_recovery_is_not_closed_by_its_writer() -> None:
     run_async(main())
 
 
+@pytest.mark.parametrize("by", ["writer", "client"])
+def test_a_close_during_which_the_writer_is_given_up_says_so(by: str) -> None:
+    """Nobody cancelled those who wait for the close."""
+
+    async def main() -> None:
+        async with ledger_world(store_of=FaultyStore) as world:
+            writer = await world.create()
+            await append(writer, [b"x"])
+            world.store.hang = True
+            closes = [asyncio.create_task(writer.close()) for _ in range(2)]
+            await asyncio.sleep(0)
+            await (writer.aclose() if by == "writer" else world.client.aclose())
+            outcomes = await asyncio.gather(*closes, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [LedgerClosedError] * 2
+
+    run_async(main())
+
+
 def test_closing_the_client_answers_what_is_pending() -> None:
     async def main() -> None:
         async with ledger_world(settings=FAST.model_copy(update={"add_timeout_s": 60.0})) as world:

@@ -87,7 +87,7 @@ def test_an_idle_reader_sends_one_request_a_bookie() -> None:
     run_async(main())
 
 
-@pytest.mark.parametrize("fault", ["down", "limbo", "refuse_polls", "lac_down"])
+@pytest.mark.parametrize("fault", ["down", "limbo", "refuse_polls", "full_of_readers", "lac_down"])
 def test_one_bookie_that_tells_is_enough(fault: str) -> None:
     async def main() -> None:
         async with ledger_world(settings=SETTINGS) as world:
@@ -104,13 +104,14 @@ def test_one_bookie_that_tells_is_enough(fault: str) -> None:
     run_async(main())
 
 
-def test_bookies_of_an_older_release_are_asked_without_waiting() -> None:
+@pytest.mark.parametrize("fault", ["refuse_polls", "full_of_readers"])
+def test_bookies_that_let_nobody_wait_are_asked_without_waiting(fault: str) -> None:
     async def main() -> None:
         async with ledger_world(settings=SETTINGS) as world:
             writer = await world.create_on("abc", ack_quorum=3)
             await append(writer, [b"0"])
             for bookie in world.cluster.bookies.values():
-                bookie.refuse_polls = True
+                setattr(bookie, fault, True)
             async with reader_elsewhere(world, writer.ledger_id) as reader:
                 waiting = wait(reader, -1)
                 await parked(world, waiting)

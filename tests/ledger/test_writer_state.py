@@ -231,6 +231,42 @@ def test_nothing_is_confirmed_while_it_is_looked_up_whose_ledger_it_is() -> None
     assert state.release() is None
 
 
+def test_a_ledger_that_failed_while_it_was_looked_up_confirms_nothing() -> None:
+    state = WriterState(ABC, 2)
+    state.append(2)
+    state.hold_back()
+    for bookie in ABC:
+        state.on_added(bookie, 1)
+    state.fail()
+    assert state.release() is None
+    assert state.last_add_confirmed == -1
+
+
+def test_a_failed_ledger_looks_for_no_spare() -> None:
+    state = WriterState(ABC, 2)
+    state.on_add_failed("b")
+    state.on_change_impossible()
+    state.fail()
+    assert state.retry_change() == []
+
+
+def test_a_change_of_a_striped_ledger_stops_no_entry_that_it_does_not_concern() -> None:
+    state = WriterState(ABCD, 2, write_quorum=2)
+    state.append(6)
+    for bookie in ABCD:
+        state.on_added(bookie, 3)
+    state.on_add_failed("d")
+    state.begin_change()
+    state.on_added("a", 5)
+    assert state.on_added("b", 5) == Confirm(4), "entry 4 is on a and b; 5 waits for c"
+    assert state.on_added("c", 5) == Confirm(5)
+    state.append(2)
+    assert state.on_ensemble_changed({"d": "e"}) == [SendAdd(("e",), 4, 7)]
+    state.append(2)
+    assert [state.on_added(bookie, 9) for bookie in "abc"] == [None, None, None], "6 is on c and e"
+    assert state.on_added("e", 7) == Confirm(9), "8 and 9 are not on e"
+
+
 # Striping
 
 
