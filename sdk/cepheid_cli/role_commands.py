@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-Metadata = Annotated[str | None, typer.Option(help="Metadata store: zk://host:port[,host:port…][/chroot]")]
+METADATA_HELP = "Metadata store: zk://host:port,host:port/root (further servers and the root may be left out)"
+"""Without square brackets, which rich takes for its markup."""
+
+Metadata = Annotated[str | None, typer.Option(help=METADATA_HELP)]
 Host = Annotated[str | None, typer.Option(help="Address to bind. Default: 127.0.0.1")]
 AdvertisedHost = Annotated[str | None, typer.Option(help="Address that others are told. Default: the bound one")]
 AdvertisedPort = Annotated[int | None, typer.Option(help="Port that others are told. Default: the bound one")]
 SessionTimeout = Annotated[
-    float | None, typer.Option(help="Seconds of silence after which metadata takes it for dead. Default: 6", metavar="SECONDS")
+    float | None, typer.Option(help="Seconds of silence after which metadata takes it for dead. Default: 4", metavar="SECONDS")
 ]
 
 
 def init(
-    metadata: Annotated[str, typer.Option(help="Metadata store: zk://host:port[,host:port…][/chroot]")],
+    metadata: Annotated[str, typer.Option(help=METADATA_HELP)],
     cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "cepheid",
     service_url: Annotated[str, typer.Option(help="Service URL of its brokers, as the admin API shows it.")] = "",
     admin_url: Annotated[str, typer.Option(help="Admin URL of its brokers, likewise.")] = "",
@@ -41,8 +44,9 @@ def bookie(
     http_port: Annotated[int | None, typer.Option(help="Port of /health, /ready and /metrics. Default: 8000")] = None,
     metadata_session_timeout_s: SessionTimeout = None,
     accept_empty_disk: Annotated[
-        bool | None, typer.Option("--accept-empty-disk", help="Start although the disk of this known bookie is empty.")
-    ] = None,
+        bool,
+        typer.Option("--accept-empty-disk", help="For this one start: go on although the disk of this known bookie is empty."),
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BOOKIE_NAME")] = None,
 ) -> None:
     """Run one storage node of a cluster. Ctrl-C stops it."""
@@ -59,9 +63,8 @@ def bookie(
         "advertised_port": advertised_port,
         "http_port": http_port,
         "metadata_session_timeout_s": metadata_session_timeout_s,
-        "accept_empty_disk": accept_empty_disk,
     }
-    run_bookie(flags, config)
+    run_bookie(flags, config, accept_empty_disk=accept_empty_disk)
 
 
 def broker(
