@@ -111,8 +111,6 @@ def persistence(body: PersistenceBody) -> PersistencePolicy:
     sizes = body.bookkeeperEnsemble, body.bookkeeperWriteQuorum, body.bookkeeperAckQuorum
     if not sizes[0] >= sizes[1] >= sizes[2]:
         raise BadRequestError(f"Ensemble {sizes[0]} >= write quorum {sizes[1]} >= ack quorum {sizes[2]} does not hold")
-    if sizes[0] != sizes[1]:
-        raise NotServedError(f"Striping (ensemble {sizes[0]} above write quorum {sizes[1]}) is not served yet")
     if body.managedLedgerStorageClassName not in (None, "", DEFAULT_STORAGE_CLASS):
         raise NotServedError(f"There is one storage class here, {DEFAULT_STORAGE_CLASS!r}")
     return PersistencePolicy(
