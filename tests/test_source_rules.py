@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,12 @@ PACKAGES = {
 }
 WORLD = ROOT / "sdk/cepheid_ports"  # gives the real world to all others
 CORES = (
-    "writer_state", "recovery_state", "ack_set", "ledger_list", "ledger_counts", "ledger_part", "trim", "dispatch",
-    "dispatch_failover", "dispatch_shared", "dispatch_key_shared", "non_persistent_dispatch", "producer_access", "summed_stats",
-    "topic_stats",
+    "ack_set", "back_reader", "bundle_states", "chunk_owners", "counted_group", "cursor_state", "deduplication", "delayed_entries",
+    "delivery_counts", "dispatch", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "ended_totals", "entry_group",
+    "forward_reader", "frames", "holders", "key_owners", "key_places", "ledger_counts", "ledger_list", "ledger_part", "limbo",
+    "metadata_edits", "non_persistent_dispatch", "policy_resolution", "position_set", "producer_access", "recovery_state",
+    "striping", "summed_stats", "topic_stats", "tree", "trim", "turns", "unconfirmed", "waiting_keys", "writer_state",
+    "zookeeper_requests",
 )  # fmt: skip
 
 BANNED_CALLS = {
@@ -52,6 +56,20 @@ def test_there_is_something_to_check() -> None:
     assert len(names) > 100
 
 
+def test_every_package_has_a_floor_and_is_checked_for_types() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    there = {
+        path.parent.name
+        for folder in ("sdk", "metadata", "bookie", "broker_service")
+        for path in ROOT.glob(f"{folder}/*/__init__.py")
+    }
+    shipped = [path.split("/")[-1] for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+    (contract,) = project["tool"]["importlinter"]["contracts"]
+    on_floors = [package.strip() for floor in contract["layers"] for package in floor.split("|")]
+    for listed in (shipped, on_floors, project["tool"]["importlinter"]["root_packages"], project["tool"]["mypy"]["packages"]):
+        assert sorted(listed) == sorted(there)
+
+
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)
 def test_the_outside_world_is_reached_through_ports(path: Path) -> None:
     place = "/".join(path.parts[-3:] if path.parts[-2] in ("admin", "managed_ledger") else path.parts[-2:])
@@ -69,6 +87,6 @@ def test_cores_have_no_io_no_clock_and_no_order_by_hash(core: str) -> None:
     assert not imported & {"asyncio", "time", "random", "os", "socket", "threading"}, imported
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFunctionDef)]
     loops = [node.iter for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)]
-    sets = [loop for loop in loops if isinstance(loop, ast.Set | ast.SetComp)]
+    sets: list[ast.expr] = [loop for loop in loops if isinstance(loop, ast.Set | ast.SetComp)]
     sets += [loop for loop in loops if isinstance(loop, ast.Call) and ast.unparse(loop.func) in ("set", "frozenset")]
     assert not [loop.lineno for loop in sets]
