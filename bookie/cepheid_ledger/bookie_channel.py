@@ -183,6 +183,7 @@ class BookieChannel:
                 self.drop_stream(BookieProtocolError(f"bookie {self.bookie_id} answered {answer}, which it was not asked"))
             if self._stream is not stream:
                 return
+        self._lower_window_check()
 
     def drop_stream(self, error: BaseException) -> None:
         stream = self._stream
@@ -231,6 +232,7 @@ class BookieChannel:
                 lane.unanswered -= 1
                 self._waiting_bytes -= len(request.group.data) + _REQUEST_BYTES
         stream.sent.clear()
+        self._lower_window_check()
         return lanes
 
     # Answers
@@ -317,6 +319,12 @@ class BookieChannel:
         self._fail(spare, f"has more than {limit} bytes to answer")
         # Looked at again a quarter higher: a full window of lanes that need this bookie must not cost a scan per append.
         self._window_check_bytes = limit if self._waiting_bytes <= limit else self._waiting_bytes + limit // 4
+
+    def _lower_window_check(self) -> None:
+        """What was raised for lanes that need this bookie goes back as they are answered: the next to fill it may be others."""
+        limit = self._settings.channel_window_bytes
+        if self._window_check_bytes > limit:
+            self._window_check_bytes = max(limit, min(self._window_check_bytes, self._waiting_bytes + limit // 4))
 
     def _start_ticker(self) -> None:
         self._ticker = self._loop.call_later(self._settings.add_timeout_s / _TICKS_PER_TIMEOUT, self._on_tick)

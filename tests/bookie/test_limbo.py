@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from cepheid_bookie.cookie import Found, decide, is_reborn
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.memory_index import MemoryBlockIndex
-from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailableError
+from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailableError, Versioned
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, MissingEntries, ReadAnswer, Status
 from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all
@@ -47,6 +48,20 @@ class LostBookie:
             machine.settings, machine.disk, machine.index, machine.ports(), cookies=self.cookies, accept_empty_disk=accept
         )
         return Running(bookie)
+
+
+class LaggingStore(MemoryStore):
+    """A follower that shows the past until `sync` is called."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.past: MemoryStore | None = None
+
+    async def get(self, key: str) -> Versioned | None:
+        return await (self.past.get(key) if self.past is not None else super().get(key))
+
+    async def sync(self, key: str) -> None:
+        self.past = None
 
 
 class Running:
@@ -288,5 +303,21 @@ def test_two_machines_reborn_under_one_id_at_once() -> None:
         assert len(served) == 1, outcomes
         for running in served:
             await running.bookie.aclose()
+
+    run_async(main())
+
+
+def test_a_follower_that_lags_neither_lowers_the_watermark_nor_denies_the_bookie() -> None:
+    async def main() -> None:
+        lost = LostBookie()
+        tree = MemoryTree()
+        lost.store = store = LaggingStore(tree)
+        lost.cookies = FaultyCookies(store, {"data": ("/d",)})
+        past = MemoryStore(copy.deepcopy(tree))
+        await lost.live_and_lose()
+        store.past = past
+        assert await lost.cookies.next_ledger_id() == 1_001
+        store.past = past
+        assert await lost.cookies.load(lost.machine.settings.bookie_id) is not None
 
     run_async(main())

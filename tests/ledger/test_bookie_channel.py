@@ -488,3 +488,23 @@ def test_a_full_window_gives_up_those_who_can_do_without_this_bookie() -> None:
         assert s.channel.statistics().waiting_bytes == 10 + 600 + 2 * (36 + 512)
 
     in_setting(test, FAST.model_copy(update={"channel_window_bytes": 2_000}))
+
+
+@pytest.mark.parametrize("end", ["answered", "broken"])
+def test_a_window_that_was_overfull_is_as_small_as_before_when_it_has_drained(end: str) -> None:
+    async def test(s: Setting) -> None:
+        for first in range(10):
+            s.send((first, first), size=2_000)  # its publishers have as much unanswered
+        s.transport.take()
+        if end == "answered":
+            s.transport.answer((7, 0, 9))
+        else:
+            s.channel.drop_stream(ConnectionError("cut"))
+        assert s.channel.statistics().waiting_bytes == 0
+        spare = Listener(spare=True)
+        lane = s.channel.open_lane(8, spare)
+        for first in range(3):
+            s.channel.send(lane, add(8, first, first, size=500))
+        assert spare.failures, f"{s.channel!r}"
+
+    in_setting(test, FAST.model_copy(update={"channel_window_bytes": 2_000}))

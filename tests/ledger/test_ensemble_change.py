@@ -473,6 +473,21 @@ def test_a_close_that_others_forestalled_gives_back_what_was_kept() -> None:
     run_async(main())
 
 
+def test_a_writer_that_is_fenced_during_a_change_gives_back_what_was_kept() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abcd", settings=QUICK, store_of=FaultyStore) as world:
+            writer = await stuck_change(world)
+            kept = world.client._change_slots.kept_bytes
+            assert kept.used_bytes > 0
+            for bookie in "ac":
+                world.cluster[bookie].fence(writer.ledger_id)
+            with pytest.raises(LedgerFencedError):
+                await append(writer, [b"late"])
+            assert kept.used_bytes == 0
+
+    run_async(main())
+
+
 def test_a_close_between_two_attempts_gives_back_what_was_kept() -> None:
     """The first attempt failed for certain when the quorum was gone, so there is no proposal, and the next has not begun."""
 
@@ -522,6 +537,8 @@ def test_when_too_much_waits_for_the_newcomers_they_are_dropped_and_the_next_cha
             assert writer.under_replicated == ()
             assert kept.used_bytes == 0
             assert world.client.ensemble_change_statistics() == EnsembleChangeStatistics(2, 1, 0, 0, 1)
+            lanes = {bookie: channel.lanes for bookie, channel in world.client.statistics().items()}
+            assert {bookie for bookie, count in lanes.items() if count} == set(third.ensemble), "none to those let go"
 
     run_async(main())
 
