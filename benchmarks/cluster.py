@@ -25,7 +25,7 @@ READY_LIMIT_S = 60.0
 POLL_S = 0.1
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, bookies: int = 3, brokers: int = 1, session_timeout_s: float = 6.0) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, bookies: int = 3, brokers: int = 1, session_timeout_s: float = 4.0) -> None:
     parser.add_argument("--bookies", type=int, default=bookies)
     parser.add_argument("--brokers", type=int, default=brokers)
     parser.add_argument("--session-timeout-s", type=float, default=session_timeout_s, help="of bookies and brokers with ZooKeeper")

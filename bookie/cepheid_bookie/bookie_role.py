@@ -49,10 +49,12 @@ _WRITABLE, _READONLY = 0, 1  # places of the registration
 
 
 class BookieRole:
-    """`start` once, `aclose` once. Made inside the running loop."""
+    """`start` once, `aclose` once. Made inside the running loop. `accept_empty_disk` is an operator's word for this one start, and
+    no setting: in a file it would accept every later loss too."""
 
-    def __init__(self, settings: BookieRoleSettings, ports: Ports) -> None:
+    def __init__(self, settings: BookieRoleSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
         self.settings = settings
+        self._accept_empty_disk = accept_empty_disk
         self.bookie_id = settings.name
         self.bookie: Bookie
         self._ports = ports
@@ -139,7 +141,7 @@ class BookieRole:
             self._ports,
             journal_disk=RealDisk(journal_dir) if journal_dir is not None else None,
             cookies=MetadataCookies(store, directories),
-            accept_empty_disk=settings.accept_empty_disk,
+            accept_empty_disk=self._accept_empty_disk,
         )
 
     async def _import_grpc(self) -> None:

@@ -24,8 +24,11 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     """One storage node as a process."""
 
     metadata: str = Field(min_length=1, description="Metadata store of the cluster: zk://host:port[,host:port…][/chroot].")
+    # As long as a broker's, and for its reasons: see broker_role_settings.py.
     metadata_session_timeout_s: PositiveFloat = Field(
-        6.0, description="Silence after which the metadata store takes this bookie for dead. Longer: survives longer pauses."
+        4.0,
+        le=3600,
+        description="Silence after which the metadata store takes this bookie for dead. Longer: survives longer pauses.",
     )
     metadata_wait_s: PositiveFloat = Field(
         60.0, description="How long a start waits for a metadata store that cannot be reached, before it gives up."
@@ -45,11 +48,6 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     advertised_port: NonNegativeInt | None = Field(None, le=65535, description="Port that brokers are told. Unset: the bound one.")
     http_host: str | None = Field(None, description="Address of health and metrics. Unset: as `host`.")
     http_port: NonNegativeInt = Field(8000, le=65535, description="Port of /health, /ready and /metrics. 0: any free one.")
-    accept_empty_disk: bool = Field(
-        False,
-        description="Start although the disk of a bookie that metadata knows is empty. What it held is then unknown here, not "
-        "denied; it lives from the other replicas. For one start.",
-    )
     storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of the storage itself.")
 
     @property

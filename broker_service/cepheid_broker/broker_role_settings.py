@@ -17,8 +17,11 @@ class BrokerRoleSettings(ServingSettings):
     """One broker as a process."""
 
     metadata: str = Field(min_length=1, description="Metadata store of the cluster: zk://host:port[,host:port…][/chroot].")
+    # The C++ client tries to connect again about 3.1 s and 6.3 s after its broker died, then at 12.7 s: the session has to be over
+    # before 6.3 s. kazoo's own thread sends the heartbeats, so that a busy loop does not cost the session.
     metadata_session_timeout_s: PositiveFloat = Field(
-        6.0,
+        4.0,
+        le=3600,
         description="Silence after which the metadata store takes this broker for dead, and others serve its topics. Longer: "
         "survives longer pauses, clients of a dead broker wait longer.",
     )

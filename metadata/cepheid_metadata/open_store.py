@@ -32,7 +32,7 @@ class StoreUrlError(MetadataError):
 
 
 async def open_store(
-    url: str, ports: Ports, *, session_timeout_s: float = 6.0, open_timeout_s: float = 15.0, auth: str | None = None
+    url: str, ports: Ports, *, session_timeout_s: float = 4.0, open_timeout_s: float = 15.0, auth: str | None = None
 ) -> MetadataStore:
     """`auth`: "digest:user:password", else from the environment. Raises StoreUrlError; StoreOpenError, which names the place."""
     scheme, _, rest = url.partition(":")

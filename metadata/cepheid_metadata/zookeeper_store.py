@@ -93,7 +93,7 @@ class ZooKeeperStore:
         *,
         root: str = "",
         digest: Digest | None = None,
-        session_timeout_s: float = 6.0,
+        session_timeout_s: float = 4.0,
         request_timeout_s: float | None = None,
         patience_s: float = 3.0,
         open_timeout_s: float = 15.0,

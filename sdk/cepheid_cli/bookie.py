@@ -11,14 +11,19 @@ from cepheid_cli.role_process import run_role
 from cepheid_cli.settings_loader import load_settings
 from cepheid_ports import Ports
 
+NOT_KEPT = {
+    "accept_empty_disk": "one loss is accepted for one start, on the command line (--accept-empty-disk); a setting that stays "
+    "would accept every later loss too"
+}
 
-def run_bookie(flags: Mapping[str, Any], config: Path | None) -> None:
+
+def run_bookie(flags: Mapping[str, Any], config: Path | None, *, accept_empty_disk: bool = False) -> None:
     """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
     started = time.monotonic()
     from cepheid_bookie.bookie_role import BookieRole
     from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 
-    settings = load_settings(BookieRoleSettings, flags=flags, environment_prefix="CEPHEID_BOOKIE_", file=config)
+    settings = load_settings(BookieRoleSettings, flags=flags, environment_prefix="CEPHEID_BOOKIE_", file=config, refused=NOT_KEPT)
 
     def facts(role: BookieRole) -> list[str]:
         return [
@@ -28,4 +33,4 @@ def run_bookie(flags: Mapping[str, Any], config: Path | None) -> None:
             f"data      {settings.data_dir.resolve()}",
         ]
 
-    run_role("bookie", lambda: BookieRole(settings, Ports()), facts, started)
+    run_role("bookie", lambda: BookieRole(settings, Ports(), accept_empty_disk=accept_empty_disk), facts, started)

@@ -18,7 +18,7 @@ async def _found(metadata: str, cluster: str, service_url: str, admin_url: str, 
     from cepheid_metadata.patient_open import open_patiently
 
     ports = Ports()
-    store = await open_patiently(metadata, ports, session_timeout_s=6.0, wait_s=wait_s)
+    store = await open_patiently(metadata, ports, session_timeout_s=4.0, wait_s=wait_s)
     try:
         identity = await found_cluster(store, cluster, ports)
         await create_first_objects(store, cluster, admin_url=admin_url, service_url=service_url)

@@ -31,9 +31,11 @@ def load_settings(
     environment_prefix: str,
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> M:
     """An instance of `model` from `flags` (None = not given), `PREFIX_FIELD` variables, a TOML file and defaults.
 
+    `refused`: names that are no settings although somebody may take them for some, and why.
     Raises SettingsError naming the source and the field.
     """
     from pydantic import ValidationError
@@ -47,6 +49,8 @@ def load_settings(
         ("the command line", {name: value for name, value in flags.items() if value is not None}),
     ):
         for name, value in entries.items():
+            if refused is not None and name in refused:
+                raise SettingsError(f"{name!r} in {source} is no setting: {refused[name]}")
             if name not in known:
                 raise SettingsError(f"unknown setting {name!r} in {source}{_suggest(name, known)}")
             values[name], sources[name] = value, source

@@ -165,6 +165,16 @@ def test_a_bookie_refuses_what_is_not_its_own(founded: str, tmp_path: Path) -> N
         pass
 
 
+def test_the_loss_of_a_disk_is_accepted_on_the_command_line_alone(founded: str, tmp_path: Path) -> None:
+    """In a file or the environment it would accept every later loss too."""
+    config = tmp_path / "bookie.toml"
+    config.write_text("accept_empty_disk = true\n")
+    code, said = cepheid(*bookie_flags(founded, tmp_path / "data", "b6"), "--config", config)
+    assert (code, "'accept_empty_disk' in file" in said, "--accept-empty-disk" in said) == (1, True, True), said
+    code, said = cepheid(*bookie_flags(founded, tmp_path / "data", "b6"), environment={"CEPHEID_BOOKIE_ACCEPT_EMPTY_DISK": "1"})
+    assert (code, "in the environment is no setting" in said) == (1, True), said
+
+
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits a process that runs")
 def test_a_bookie_whose_disk_fails_ends_with_its_reason(founded: str, tmp_path: Path) -> None:
     flags = bookie_flags(founded, tmp_path / "data", "b5")

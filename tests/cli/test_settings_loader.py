@@ -56,3 +56,19 @@ def test_tables_of_a_file_are_checked_alike(tmp_path: Path) -> None:
         load(tmp_path, text="[connection]\nkeepalve_s = 5")
     with pytest.raises(SettingsError, match=r"setting connection.keepalive_s = -1 from file"):
         load(tmp_path, text="[connection]\nkeepalive_s = -1")
+
+
+@pytest.mark.parametrize("source", ["file", "env"])
+def test_what_is_no_setting_is_refused_with_the_reason(tmp_path: Path, source: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("accept_loss = true" if source == "file" else "")
+    environment = {"CEPHEID_EXAMPLE_ACCEPT_LOSS": "1"} if source == "env" else {}
+    with pytest.raises(SettingsError, match=r"'accept_loss' in (file .*|the environment) is no setting: one start only"):
+        load_settings(
+            Example,
+            flags={},
+            environment_prefix="CEPHEID_EXAMPLE_",
+            file=file,
+            environment=environment,
+            refused={"accept_loss": "one start only"},
+        )

@@ -38,7 +38,7 @@ def up(
     bookies: Annotated[int | None, typer.Option(min=1, max=99, help="Bookies, at least. Default of a new cluster: 4")] = None,
     brokers: Annotated[int | None, typer.Option(min=1, max=99, help="Brokers, at least. Default of a new cluster: 2")] = None,
     session_timeout: Annotated[
-        float | None, typer.Option(min=1, max=60, help="Seconds of silence after which a process counts as dead. Default: 6")
+        float | None, typer.Option(min=1, max=60, help="Seconds of silence after which a process counts as dead. Default: 4")
     ] = None,
     bookie_config: Annotated[Path | None, typer.Option(help="TOML file of settings for all bookies.")] = None,
     broker_config: Annotated[Path | None, typer.Option(help="TOML file of settings for all brokers.")] = None,
