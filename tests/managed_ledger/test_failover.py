@@ -363,6 +363,28 @@ def test_ledgers_that_take_nothing_use_up_one_time_together() -> None:
     run_async(main())
 
 
+def test_an_empty_ledger_that_a_rollover_led_to_has_its_own_time() -> None:
+    async def main() -> None:
+        settings = SETTINGS.model_copy(update={"ledger_failover_timeout_s": 0.5, "ledger_max_entries": 3})
+        async with topic_world("a", "b", "c", settings=settings) as world:
+            ledger = await world.broker().open(THREE_BOOKIES)
+            await append(ledger, b"m0")
+            fence(world, current(ledger))
+            await append(ledger, b"m1")
+            assert ledger.statistics().failovers == 1
+            over_at = asyncio.get_running_loop().time() + 0.5
+            for number in (2, 3):
+                await append(ledger, b"m%d" % number)
+            await wait_until(lambda: ledger.statistics().rollovers == 1 and not ledger._upkeep.is_rolling)
+            await wait_until(lambda: asyncio.get_running_loop().time() > over_at)
+            fence(world, current(ledger))
+            await append(ledger, b"m4")
+            assert ledger.statistics().failovers == 2
+            await assert_stored_once(world, ledger, [b"m%d" % number for number in range(5)])
+
+    run_async(main())
+
+
 def test_a_metadata_store_that_is_away_delays_the_next_ledger() -> None:
     async def main() -> None:
         async with topic_world() as world:

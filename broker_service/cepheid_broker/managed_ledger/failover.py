@@ -68,7 +68,7 @@ class Failover:
         self._on_end_known = on_end_known
         self._on_failed = on_failed
         self._deadline = 0.0
-        self._was_waited_for = False  # the ledger being written, when it was given its first appends
+        self._resumed: LedgerWriter | None = None  # the one that was given what waited for it
         self._in_vain = 0  # ledgers in a row that took nothing
         self.count = 0
 
@@ -99,13 +99,13 @@ class Failover:
         fields = {"topic": str(self._topic), "ledger_id": writer.ledger_id, "ledger_before": left.linked.ledger_id}
         ended = {"entries_before": end.last_entry_id + 1, "duration_ms": round((loop.time() - started_at) * 1000)}
         log.warning("ledger.replaced", extra={**fields, **ended, "error": str(broken_by)})
-        self._was_waited_for = self._appender.is_waited_for
+        self._resumed = writer if self._appender.is_waited_for else None
         self._appender.resume(writer)
 
     def _note_broken(self, broken: LedgerWriter) -> None:
-        """Rule 5."""
+        """Rule 5. What a rollover led to is no ledger of the one before, however empty."""
         now, timeout_s = asyncio.get_running_loop().time(), self._settings.ledger_failover_timeout_s
-        if self._ledgers.entries_of(broken.ledger_id) or not self._was_waited_for:
+        if self._ledgers.entries_of(broken.ledger_id) or broken is not self._resumed:
             self._deadline, self._in_vain = now + timeout_s, 0
         else:
             self._in_vain += 1
