@@ -7,6 +7,7 @@ create ──► LedgerWriter ──close──► closed         recover ──
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Mapping
 from typing import Protocol
@@ -22,6 +23,7 @@ from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import (
+    UNDELETED,
     BadVersionError,
     DeletedLedgers,
     Found,
@@ -35,6 +37,8 @@ from cepheid_metadata import (
 )
 from cepheid_ports import Ports, SingleFlight
 from cepheid_rpc import BookieConnection
+
+log = logging.getLogger(__name__)
 
 _PASSWORD_BYTES = 16
 _TOKEN_BITS = 63
@@ -149,15 +153,19 @@ class LedgerClient:
         found = await read_ledger(self._records, ledger_id)
         return LedgerReader(found.record, self._records, self._connections.get, self._writers.get(ledger_id), self._settings)
 
-    async def delete(self, ledger_id: int) -> None:
+    async def delete(self, ledger_id: int, *, spare_undeleted: bool = False) -> None:
         """Recovers first when it is not closed, so that no writer can add to what is gone. Raises NoSuchLedgerError.
 
-        For `deletion_grace_s` it can be brought back by `undelete`.
+        For `deletion_grace_s` it can be brought back by `undelete`. `spare_undeleted`: what was brought back stays, for who
+        repeats deletions that may have been done long ago.
         """
         self._check_open()
         found = await read_ledger(self._records, ledger_id)
         deleted, grace_ms = DeletedLedgers(self._records.store), int(self._settings.deletion_grace_s * 1000)
         while True:
+            if spare_undeleted and UNDELETED in found.record.custom:
+                log.warning("ledger.undeleted_stays", extra={"ledger_id": ledger_id})
+                return None
             if not found.record.is_closed:
                 await self.recover(ledger_id)
                 found = await read_ledger(self._records, ledger_id)

@@ -60,6 +60,50 @@ def test_what_an_earlier_owner_left_is_deleted_and_nothing_else() -> None:
     run_async(main())
 
 
+def test_what_an_operator_brought_back_is_no_orphan() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            before = await broker.open()
+            (position,) = await append_all(before, 1)
+            await before.aclose()
+            client = broker.client
+            ledger = await broker.open()
+            await ledger.truncate()
+            await append(ledger, b"b")
+            await ledger.truncate()
+            await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
+            assert position.ledger_id not in await world.ledger_records()
+            await client.undelete(position.ledger_id)
+            await broker.ledgers.orphans.run()
+            await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
+            assert position.ledger_id in await world.ledger_records()
+
+    run_async(main())
+
+
+def test_what_an_operator_brought_back_stays_although_the_queue_still_names_it() -> None:
+    """A ledger that was deleted leaves the queue with the next write of the chain, which on a quiet topic is the next owner's."""
+
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            (position,) = await append_all(ledger, 1)
+            await ledger.truncate()
+            await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
+            assert position.ledger_id in ledger.chain.deletions
+            await broker.client.undelete(position.ledger_id)
+            await broker.crash()
+            ledger = await world.broker(seed=2).open()
+            await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
+            assert position.ledger_id in await world.ledger_records()
+            await ledger.delete()
+            assert position.ledger_id in await world.ledger_records()
+
+    run_async(main())
+
+
 def test_an_owner_who_was_replaced_deletes_nothing() -> None:
     async def main() -> None:
         async with topic_world() as world:

@@ -56,8 +56,8 @@ class LedgerClientProbe:
     async def open_reader(self, ledger_id: int) -> ReaderProbe:
         return ReaderProbe(await self._client.open_reader(ledger_id), ledger_id, self._history)
 
-    async def delete(self, ledger_id: int) -> None:
-        await self._client.delete(ledger_id)
+    async def delete(self, ledger_id: int, **options: Any) -> None:
+        await self._client.delete(ledger_id, **options)
 
 
 class WriterProbe:

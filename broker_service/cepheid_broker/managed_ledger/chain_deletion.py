@@ -2,7 +2,8 @@
 
 Rules:
 1. A ledger is deleted only after a committed record says that it left the chain (the deletion queue is part of that record).
-2. Deleting is repeated until it succeeds; "already gone" is success. What a crash leaves is finished at the next opening.
+2. Deleting is repeated until it succeeds; "already gone" is success. What a crash leaves is finished at the next opening. The
+   queue may name what is long deleted: what an operator brought back since stays.
 3. A topic goes in this order: the chain is taken over and emptied, cursors, ledgers, the chain's record last.
 """
 
@@ -69,6 +70,6 @@ def _without_cursors(deletes: Sequence[Op], cursor_ledgers: Iterable[int], chain
 
 async def _delete(client: LedgerClient, ledger_id: int) -> None:
     try:
-        await client.delete(ledger_id)
+        await client.delete(ledger_id, spare_undeleted=True)
     except NoSuchLedgerError:
         pass

@@ -6,7 +6,8 @@
 Why that is certain: a ledger is recorded by a write that names the version of the chain which its maker had read, in the epoch
 of its opening. The chain has a later epoch, so every such write of an earlier one fails, whenever it arrives. Whether something
 names the ledger already is asked in the step that puts it into the queue, after its own record was read, and of the owner itself.
-Left alone: ledgers of the present epoch (a rollover may be about to record them), and of topics that are open nowhere or gone.
+Left alone: ledgers of the present epoch (a rollover may be about to record them), those of topics that are open nowhere or gone,
+and what an operator brought back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cepheid_broker.managed_ledger.errors import ManagedLedgerError
-from cepheid_metadata import Chain, LedgerMetadata, MetadataError, MetadataStore, ledger_records, list_ledgers
+from cepheid_metadata import UNDELETED, Chain, LedgerMetadata, MetadataError, MetadataStore, ledger_records, list_ledgers
 from cepheid_wire import InvalidTopicNameError, TopicName
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def custom_fields(topic: TopicName, chain: Chain, use: str) -> dict[str, str]:
 def is_of_an_earlier_epoch(ledger: LedgerMetadata, chain: Chain) -> bool:
     """Nobody can record it any more who has not yet. Ledgers of older releases do not say when they were made."""
     epoch = ledger.custom.get("epoch", "")
-    return ledger.custom.get("incarnation") == chain.incarnation and epoch.isdecimal() and int(epoch) < chain.epoch
+    is_ours = ledger.custom.get("incarnation") == chain.incarnation and UNDELETED not in ledger.custom
+    return is_ours and epoch.isdecimal() and int(epoch) < chain.epoch
 
 
 class OrphanScan:
