@@ -28,6 +28,8 @@ from cepheid_metadata.session import log as session_log
 
 MAX_CONNECT_S = 2.0  # for one address; then the next is tried
 RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 0.5
+HANDSHAKE_SHARE = 1 / 3
+"""Of the session timeout: so long the answer to a handshake may take, so that two more attempts come before the session ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,10 @@ class LoopInbox:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Where kazoo would run callbacks in threads of its own, they go into the inbox."""
 
-    def __init__(self, inbox: LoopInbox) -> None:
+    def __init__(self, inbox: LoopInbox, handshake_limit_s: float) -> None:
         super().__init__()
+        self._handshake_limit_s = handshake_limit_s
+        self._answered = False  # by the server, on the present connection
         self.callback_queue = self.completion_queue = inbox
         self._running = True  # always: else kazoo makes the last callbacks in its own thread
         self._socket: socket.socket | None = None
@@ -114,17 +118,24 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> socket.socket:
         made: socket.socket = super().create_connection(*args, timeout=min(timeout, MAX_CONNECT_S), **kwargs)
         self._socket = made
+        self._answered = False
         return made
 
     def select(self, readers: list[Any], writers: list[Any], _: list[Any], timeout: float | None) -> tuple[list[Any], ...]:
         """As kazoo's own, with one system call where that makes a new epoll each time: a request takes five of these."""
+        if not self._answered and timeout is not None:
+            # A server that is just starting was seen to take a connection and never answer on it. kazoo would wait for as long as
+            # the session may be silent, and the next attempt would find it ended.
+            timeout = min(timeout, self._handshake_limit_s)
         poll = select.poll()
         for reader in readers:
             poll.register(reader, select.POLLIN)
         for writer in writers:
             poll.register(writer, select.POLLOUT)
         ready = {fd for fd, _ in poll.poll(None if timeout is None else max(timeout, 0) * 1_000)}
-        return [each for each in readers if each.fileno() in ready], [each for each in writers if each.fileno() in ready], []
+        readable = [each for each in readers if each.fileno() in ready]
+        self._answered = self._answered or any(each is self._socket for each in readable)
+        return readable, [each for each in writers if each.fileno() in ready], []
 
     def cut(self) -> None:
         """Whatever kazoo's thread waits for on its connection ends now."""
@@ -144,7 +155,7 @@ class KazooConnection:
         inbox: LoopInbox,
         on_event: Callable[[ConnectionEvent], None],
     ) -> None:
-        self._handler = _Handler(inbox)
+        self._handler = _Handler(inbox, session_timeout_s * HANDSHAKE_SHARE)
         self._problems = _Problems()
         # kazoo tries a request once; this is about connecting, which goes on for ever.
         retry = KazooRetry(max_tries=-1, delay=RETRY_DELAY_S, max_delay=MAX_RETRY_DELAY_S, sleep_func=self._handler.sleep_func)
