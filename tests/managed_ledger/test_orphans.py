@@ -76,6 +76,7 @@ def test_what_an_operator_brought_back_is_no_orphan() -> None:
             assert position.ledger_id not in await world.ledger_records()
             await broker.client.undelete(position.ledger_id)
             await broker.ledgers.orphans.run()
+            assert broker.ledgers.orphans.found == 0
             await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
             assert position.ledger_id in await world.ledger_records()
 
