@@ -28,7 +28,7 @@ from cepheid_ledger.placement import Placement
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.writer_record import WriterRecord
 from cepheid_ledger.writer_state import BegunChange, ChangeEnsemble
-from cepheid_metadata import LedgerMetadata, LedgerState, MetadataError
+from cepheid_metadata import LedgerMetadata, LedgerState, MetadataError, StoreClosedError
 from cepheid_ports import TaskOwner
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,8 @@ class EnsembleChanger:
         try:
             await self._record.change(lambda ledger: _plan_change(ledger, first_entry_id, replaced))
         except (MetadataError, TimeoutError) as error:
-            is_unknown = isinstance(error, TimeoutError) or getattr(error, "outcome_unknown", False)
+            # A store that is closed under a write takes the outcome with it.
+            is_unknown = isinstance(error, TimeoutError | StoreClosedError) or getattr(error, "outcome_unknown", False)
             return self._take_failure(error, is_unknown)
         self.proposed = None
         self._slots.on_metadata(is_away=False)

@@ -41,7 +41,8 @@ async def read_ledger(records: LedgerRecords, ledger_id: int) -> FoundLedger:
 async def change_ledger(records: LedgerRecords, known: FoundLedger, plan: Plan, settings: LedgerSettings) -> FoundLedger:
     """The record that is in place in the end. Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError.
 
-    After TimeoutError, and an error that says `outcome_unknown`, the change may be in force, or may still come into force.
+    After TimeoutError, StoreClosedError, and an error that says `outcome_unknown`, the change may be in force, or may still come
+    into force.
     """
     doubtful_version: int | None = None  # an attempt on this version has an unknown outcome; on another it is decided
     async with asyncio.timeout(settings.metadata_timeout_s):

@@ -17,7 +17,7 @@ from cepheid_ledger import (
     WriterPhase,
 )
 from cepheid_ledger.metadata_edits import in_recovery
-from cepheid_metadata import MemoryStore, ledger_records
+from cepheid_metadata import LedgerMetadata, MemoryStore, StoreClosedError, Versioned, ledger_records
 from cepheid_rpc import Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
@@ -28,7 +28,11 @@ QUICK = FAST.model_copy(update={"ensemble_retry_s": 0.01, "metadata_timeout_s": 
 
 
 def fragments_of(writer: LedgerWriter) -> list[tuple[int, str]]:
-    return [(f.first_entry_id, "".join(f.ensemble)) for f in writer.metadata.fragments]
+    return fragments_of_record(writer.metadata)
+
+
+def fragments_of_record(record: LedgerMetadata) -> list[tuple[int, str]]:
+    return [(f.first_entry_id, "".join(f.ensemble)) for f in record.fragments]
 
 
 async def check_copies(world: LedgerWorld, writer: LedgerWriter, but: str = "") -> None:
@@ -140,6 +144,8 @@ def test_an_outage_of_metadata_costs_copies_but_no_progress_and_ends_with_a_chan
                 await append(writer, [b"%d" % n])
             assert writer.under_replicated == ("b",)
             assert len((await world.record(writer.ledger_id)).fragments) == 1
+            await wait_until(lambda: not writer._core.is_changing)
+            assert world.client._change_slots.kept_bytes.used_bytes == 0, "nobody will come for it"
             world.store.refuse = 0
             await changed(writer)
             await append(writer, [b"after"])
@@ -198,6 +204,56 @@ def test_without_a_quorum_a_short_outage_of_metadata_is_latency() -> None:
             assert fragments_of(writer) == [(0, "abc"), (1, "adc")]
 
     run_async(main())
+
+
+class ClosingStore(FaultyStore):
+    """Closed while a write is on its way: the write is applied, and its answer is the store's end."""
+
+    is_closing = False
+
+    async def put(self, key: str, value: bytes, expected_version: int) -> int:
+        version = await super().put(key, value, expected_version)
+        if self.is_closing:
+            raise StoreClosedError("the metadata store was closed")
+        return version
+
+    async def get(self, key: str) -> Versioned | None:
+        if self.is_closing:
+            raise StoreClosedError("the metadata store was closed")
+        return await super().get(key)
+
+
+def test_a_store_that_is_closed_under_a_change_leaves_it_in_doubt() -> None:
+    """L3: what the replaced bookie holds must not count, since metadata may name its successor by now."""
+
+    async def main() -> None:
+        settings = QUICK.model_copy(update={"add_timeout_s": 10.0})
+        async with ledger_world(*"abcd", settings=settings, store_of=ClosingStore) as world:
+            writer = await world.create_on("abc")
+            await append(writer, [b"x"])
+            await wait_until(lambda: all(world.cluster[b].ids(writer.ledger_id) == [0] for b in "abc"))
+            world.cluster["c"].hang = world.cluster["a"].hang = True
+            pending = append(writer, [b"on b alone"])
+            await wait_until(lambda: writer._core.acked_through("b") == 1)
+            world.store.is_closing = True
+            fail(world, "b", "io-error")
+            pending_too = append(writer, [b"z"])
+            await wait_until(lambda: writer._changer is not None and writer._changer._last_error is not None)
+            assert fragments_of_record(await record_of(world, writer)) == [(0, "abc"), (1, "adc")]
+            world.cluster["a"].hang = False
+            await wait_until(lambda: writer._core.acked_through("a") == 2)
+            assert writer.last_add_confirmed == 0, "a alone holds it of those whom the record names"
+            world.cluster["c"].hang = world.store.is_closing = False
+            await asyncio.gather(pending, pending_too)
+
+    run_async(main())
+
+
+async def record_of(world: LedgerWorld, writer: LedgerWriter) -> LedgerMetadata:
+    """As another session sees it."""
+    found = await ledger_records(MemoryStore(world.tree)).get(writer.ledger_id)
+    assert found is not None
+    return found.record
 
 
 # Failures around the change
@@ -624,6 +680,25 @@ def test_a_ledger_without_quorum_does_not_wait_for_ever_behind_others() -> None:
                 await append(second, [b"x"])
             await append(first, [b"y"])
             assert first.last_add_confirmed == 1
+
+    run_async(main())
+
+
+def test_a_ledger_with_a_quorum_waits_for_its_turn_however_long() -> None:
+    async def main() -> None:
+        settings = QUICK.model_copy(update={"ensemble_changes": 1, "ensemble_change_timeout_s": 0.05})
+        async with ledger_world(*"abcd", settings=settings) as world:
+            slots = world.client._change_slots
+            await slots.take()
+            writer = await fresh_loss(world)
+            until = asyncio.get_running_loop().time() + 0.2
+            while asyncio.get_running_loop().time() < until:
+                await append(writer, [b"y"])
+                await asyncio.sleep(0.01)
+            assert writer._core.is_changing
+            slots.give_back()
+            await changed(writer)
+            await append(writer, [b"z"])
 
     run_async(main())
 
