@@ -56,7 +56,7 @@ def _run_many(seeds: list[int]) -> int:
         checks.update(outcome.checks)
         if outcome.failure:
             failures.append(outcome)
-            print(outcome.describe())
+            print(outcome.describe(), flush=True)  # now, also into a file: a long campaign may be cut short
         if sys.stderr.isatty():
             print(f"\r{done}/{len(seeds)}", end="", file=sys.stderr)
     elapsed_s = time.monotonic() - began
