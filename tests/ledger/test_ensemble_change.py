@@ -133,6 +133,25 @@ def test_a_change_whose_request_was_lost_is_repeated_with_the_same_bookies() -> 
     run_async(main())
 
 
+def test_a_doubt_that_was_cleared_up_is_none_of_the_next_change() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abcde", settings=QUICK, store_of=FaultyStore) as world:
+            writer = await fresh_loss(world)
+            world.store.lose_answers, world.store.unreadable = 1, 1_000_000
+            await append(writer, [b"y"])
+            await wait_until(lambda: writer._changer is not None and writer._changer._in_doubt)
+            world.store.unreadable = 0
+            await changed(writer)
+            world.store.refuse = 1_000_000
+            fail(world, "c", "io-error")
+            await append(writer, [b"z"])
+            await wait_until(lambda: writer.under_replicated == ("c",), what="a change that is certainly refused")
+            world.store.refuse = 0
+            await changed(writer, 3)
+
+    run_async(main())
+
+
 def test_an_outage_of_metadata_costs_copies_but_no_progress_and_ends_with_a_change() -> None:
     """V3, and design: open ledgers go on while metadata is away."""
 
@@ -705,10 +724,10 @@ def test_a_ledger_with_a_quorum_waits_for_its_turn_however_long() -> None:
 
 def test_the_patience_of_a_ledger_begins_when_it_loses_its_quorum() -> None:
     async def main() -> None:
-        settings = QUICK.model_copy(update={"metadata_timeout_s": 0.02, "ensemble_change_timeout_s": 0.1})
+        settings = QUICK.model_copy(update={"metadata_timeout_s": 0.02, "ensemble_change_timeout_s": 0.5})
         async with ledger_world(*"abcde", settings=settings, store_of=FaultyStore) as world:
             writer = await stuck_change(world)
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.6)
             fail(world, "c", "io-error")
             pending = append(writer, [b"z"])
             await wait_until(lambda: not writer._core.has_quorum)

@@ -10,7 +10,7 @@ import pytest
 from cepheid_ledger import LedgerFencedError, LedgerSettings, NoSuchLedgerError, WriterPhase
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_metadata import MemoryStore, MemoryTree, Versioned
-from cepheid_rpc import ExplicitLac
+from cepheid_rpc import ExplicitLac, Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world
 from tests.support import run_async, wait_until
@@ -121,7 +121,7 @@ def test_a_lac_that_no_bookie_heard_is_told_again() -> None:
 
 # After a long silence
 
-SLEEPY = FAST.model_copy(update={"explicit_lac_interval_s": 0.01, "idle_check_s": 0.03, "idle_check_timeout_s": 0.2})
+SLEEPY = FAST.model_copy(update={"explicit_lac_interval_s": 0.01, "idle_check_s": 0.03, "idle_check_timeout_s": 1.0})
 
 
 async def sleep_long(world: LedgerWorld) -> None:
@@ -192,6 +192,35 @@ def test_a_follower_that_lags_does_not_hide_a_recovery_from_a_writer_that_slept(
             forget_fences(world)
             with pytest.raises(LedgerFencedError, match="CLOSED"):
                 await append(writer, [b"late"])
+
+    run_async(main())
+
+
+class SlowlyReadStore(FaultyStore):
+    """Answers of reads are late, and say what was the case when they were asked."""
+
+    gate: asyncio.Event | None = None
+
+    async def get(self, key: str) -> Versioned | None:
+        found = await super().get(key)
+        if self.gate is not None:
+            await self.gate.wait()
+        return found
+
+
+def test_a_look_at_the_record_that_a_change_overtook_is_forgotten() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abcd", settings=SLEEPY, store_of=SlowlyReadStore) as world:
+            writer = await world.create_on("abc")
+            await append(writer, [b"x"])
+            await sleep_long(world)
+            world.store.gate = asyncio.Event()
+            world.cluster["b"].refuse = Status.IO_ERROR
+            pending = append(writer, [b"y"])
+            await wait_until(lambda: writer.metadata.last_fragment.ensemble == ("a", "d", "c"))
+            world.store.gate.set()
+            await pending
+            assert writer.metadata.last_fragment.ensemble == ("a", "d", "c")
 
     run_async(main())
 
