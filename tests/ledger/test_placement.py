@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cepheid_ledger import NotEnoughBookiesError, RandomPlacement
-from tests.support import run_async, wait_until
+from tests.support import run_async
 
 
 def placement(bookies: str, quarantine_s: float = 10.0) -> RandomPlacement:
@@ -53,27 +53,25 @@ def test_a_replacement_is_outside_of_what_is_excluded() -> None:
     assert chooser.replacement(["a", "b"], ["c", "d"]) is None
 
 
-def test_a_bookie_that_fails_again_soon_is_avoided_twice_as_long_up_to_a_bound() -> None:
+def test_a_bookie_that_fails_again_soon_is_avoided_twice_as_long_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 0.02, 0.06)
-        now = asyncio.get_running_loop().time
-        lengths = []
-        for _ in range(4):
-            began = now()
+        chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 2.0, 6.0)
+        now = 100.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)  # nothing waits meanwhile
+        for length in (2.0, 4.0, 6.0, 6.0):
             for _ in range(100):
                 chooser.quarantine("a")  # a hundred writers, one failure
+            now += length - 0.1
             assert chooser.quarantined() == ["a"]
             assert chooser.replacement((), ()) == "b"
             assert chooser.replacement(("b",), (), doubtful=False) is None
-            await wait_until(lambda: chooser.quarantined() == [])
-            lengths.append(round(now() - began, 2))
-        assert lengths[0] < 0.04 <= lengths[1] < 0.06 <= lengths[2]
-        assert lengths[3] < 0.1, "the longest"
-        await asyncio.sleep(0.08)
-        began = now()
+            now += 0.2
+            assert chooser.quarantined() == []
+        now += 6.0
         chooser.quarantine("a")
-        await wait_until(lambda: chooser.quarantined() == [])
-        assert now() - began < 0.04, "well for long enough: it starts anew"
+        now += 2.1
+        assert chooser.quarantined() == [], "well for long enough: it starts anew"
+        monkeypatch.undo()
 
     run_async(main())
 
