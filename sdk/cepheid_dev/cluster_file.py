@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,6 +25,11 @@ _FILE, _LOCK = "cluster.json", "cluster.lock"
 
 Kind = Literal["zookeeper", "bookie", "broker"]
 Asked = Literal["up", "stopped", "killed"]
+_PORTS: Mapping[str, frozenset[str]] = {
+    "zookeeper": frozenset({"client"}),
+    "bookie": frozenset({"grpc", "http"}),
+    "broker": frozenset({"pulsar", "http"}),
+}
 
 
 class ClusterFileError(CepheidError):
@@ -75,9 +80,12 @@ class ClusterFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One command at a time. The lock ends with the process that holds it."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """One command at a time. The lock ends with the process that holds it. Raises ClusterFileError."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ClusterFileError(f"{self._directory} cannot hold a cluster: {error}") from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -92,15 +100,47 @@ class ClusterFile:
             if found != FORMAT:
                 raise ClusterFileError(f"{self._path} has format {found}, this release knows {FORMAT}")
             members = tuple(Member(**member) for member in fields.pop("members"))
-            return ClusterState(**fields, members=members)
+            state = ClusterState(**fields, members=members)
+            _check(state)
+            return state
         except FileNotFoundError:
             return None
         except NotADirectoryError:
             raise ClusterFileError(f"{self._directory} is no directory") from None
+        except OSError as error:
+            raise ClusterFileError(f"{self._path} cannot be read: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ClusterFileError(f"{self._path} is no record of a local cluster: {error}") from None
 
     def save(self, state: ClusterState) -> None:
+        """Raises ClusterFileError; what was there before is still there then."""
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n")
-        new.replace(self._path)
+        try:
+            new.write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n")
+            new.replace(self._path)
+        except OSError as error:
+            raise ClusterFileError(f"{self._path} cannot be written: {error}") from None
+
+    def delete(self) -> None:
+        """The directory too, when nothing else is in it."""
+        for path in (self._path, self._path.with_suffix(".new"), self._directory / _LOCK):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds what is not ours
+            self._directory.rmdir()
+
+
+def _check(state: ClusterState) -> None:
+    """What a file that was edited or damaged could say. Raises ValueError, TypeError, AttributeError."""
+    names = [member.name for member in state.members]
+    for member in state.members:
+        numbers = [number for number in member.ports.values() if type(number) is int and 0 < number < 65_536]
+        if frozenset(member.ports) != _PORTS.get(member.kind) or len(numbers) != len(member.ports):
+            raise ValueError(f"{member.name!r} of kind {member.kind!r} with ports {member.ports} is no member")
+        if "/" in member.name or member.name in ("", ".", ".."):  # it is a directory's
+            raise ValueError(f"{member.name!r} is no name of a member")
+        if not isinstance(member.pid, int | None) or type(member.since_ms) is not int:
+            raise ValueError(f"the process of {member.name!r} is unreadable")
+    if len(set(names)) != len(names) or len([member for member in state.members if member.kind == "zookeeper"]) > 1:
+        raise ValueError(f"a cluster has one ZooKeeper, and each name once, not {names}")
+    if not 0 < float(state.session_timeout_s) <= 3600 or not isinstance(state.settings, Mapping):
+        raise ValueError("its session timeout or settings are unreadable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Collection
@@ -20,11 +21,20 @@ def free_port(wanted: int | None = None, *, taken: Collection[int] = ()) -> int:
             return port
 
 
+def is_taken(port: int) -> bool:
+    """Whether somebody listens there."""
+    return _bind_error(port) == errno.EADDRINUSE
+
+
 def _is_free(port: int) -> bool:
+    return _bind_error(port) is None
+
+
+def _bind_error(port: int) -> int | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended a moment ago do not count
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.errno
+    return None

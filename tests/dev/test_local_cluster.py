@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
 import threading
 import time
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from cepheid_dev import member_commands
-from cepheid_dev.cluster_file import ClusterFile, ClusterState, Member
-from cepheid_dev.local_cluster import LocalCluster, LocalClusterError, StartFailedError, UnknownMemberError
+from cepheid_dev.cluster_file import ClusterFile, ClusterFileError, ClusterState, Member
+from cepheid_dev.local_cluster import LocalCluster, LocalClusterError, PortTakenError, StartFailedError, UnknownMemberError
+from cepheid_dev.processes import DetachedProcess
 
 SLEEP = "import time; print('slept', flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('slept', flush=True); time.sleep(60)"
@@ -40,7 +43,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path, monkeypatch)
     yield world
-    for name in world.cluster.names():
+    for name in world.cluster.names() if world.cluster.exists else ():
         world.cluster.kill(name)
 
 
@@ -155,3 +158,135 @@ def test_only_bookies_lose_disks_and_only_members_are_known(world: World) -> Non
         world.cluster.log_path("x")
     with pytest.raises(LocalClusterError, match="does not run"):
         world.cluster.resume("broker-1")
+
+
+def test_a_port_that_somebody_else_has_is_no_sign_of_serving(world: World) -> None:
+    """Another local cluster's broker answers on 8080 while ours is down: ours does not serve because of that."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file = ClusterFile(world.cluster.directory)
+        with file.locked():
+            state = file.load()
+            assert state is not None
+            file.save(state.with_member(Member("broker-1", "broker", {"pulsar": 3, "http": port})))
+        world.ready = lambda _: True
+        with pytest.raises(PortTakenError, match=rf"port {port} \(http\) of broker-1 is taken"):
+            world.cluster.start("broker-1")
+        with pytest.raises(PortTakenError):
+            world.cluster.up()
+        assert (world.state("bookie-1"), world.state("broker-1")) == ("stopped", "stopped")  # nothing was begun
+
+
+def test_who_ends_is_not_ready_whoever_answers(world: World) -> None:
+    world.program = "pass"
+    pid: list[int | None] = []
+
+    def ready(_: Path) -> bool:
+        wait_until(lambda: world.cluster.pid("bookie-1") is None)
+        pid.append(None)
+        return True
+
+    world.ready = ready
+    with pytest.raises(StartFailedError, match="bookie-1 ended"):
+        world.cluster.start("bookie-1")
+    assert pid
+
+
+def test_a_kill_finds_who_was_started_by_another_command_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note about an earlier process must not make the present one unkillable."""
+    cluster, other = world.cluster, LocalCluster(world.cluster.directory)
+    cluster.start("bookie-1")
+    wait_gone = DetachedProcess.wait_gone
+
+    def start_in_between(process: DetachedProcess, timeout_s: float) -> bool:
+        gone = wait_gone(process, timeout_s)
+        monkeypatch.setattr(DetachedProcess, "wait_gone", wait_gone)
+        other.start("bookie-1")
+        return gone
+
+    monkeypatch.setattr(DetachedProcess, "wait_gone", start_in_between)
+    cluster.kill("bookie-1")
+    assert world.state() == "ready"  # the other command's
+    cluster.kill("bookie-1")
+    assert world.state() == "killed"
+
+
+def test_a_disk_that_cannot_be_emptied_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = world.cluster.directory / "bookie-1" / "data"
+    world.cluster.wipe("bookie-1")  # there is none yet
+    data.mkdir(parents=True)
+    monkeypatch.setattr("shutil.rmtree", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(LocalClusterError, match=r"bookie-1/data cannot be deleted: .*Permission denied"):
+        world.cluster.wipe("bookie-1")
+
+
+def test_deleting_a_cluster_leaves_what_is_not_its_own(world: World) -> None:
+    directory = world.cluster.directory
+    world.cluster.start("bookie-1")
+    world.cluster.kill("bookie-1")
+    (directory / "thesis.txt").write_text("years of work")
+    world.cluster.delete()
+    assert [path.name for path in directory.iterdir()] == ["thesis.txt"]
+
+
+MEMBER = {"name": "bookie-1", "kind": "bookie", "ports": {"grpc": 1, "http": 2}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"members": [MEMBER, MEMBER]},
+        {"members": [{**MEMBER, "kind": "zoo"}]},
+        {"members": [{**MEMBER, "ports": {"grpc": "x", "http": 2}}]},
+        {"members": [{**MEMBER, "ports": {"grpc": 1}}]},
+        {"members": [{**MEMBER, "ports": {"grpc": 1, "http": 70_000}}]},
+        {"members": [{**MEMBER, "ports": 7}]},
+        {"members": [{**MEMBER, "pid": "y"}]},
+        {"members": [{**MEMBER, "since_ms": None}]},
+        {"members": [{**MEMBER, "name": "bookie-/../../etc"}]},
+        {"members": [{**MEMBER, "name": 7}]},
+        {"members": [{**MEMBER, "other": 1}]},
+        {"members": 7},
+        {"members": [], "session_timeout_s": "x"},
+        {"members": [], "settings": []},
+        {},
+    ],
+)
+def test_a_damaged_record_of_the_cluster_is_refused_and_not_acted_on(tmp_path: Path, fields: dict[str, object]) -> None:
+    (tmp_path / "cluster.json").write_text(json.dumps({"format": 1, **fields}))
+    with pytest.raises(ClusterFileError, match="is no record of a local cluster"):
+        LocalCluster(tmp_path).status()
+
+
+def test_a_directory_that_cannot_hold_a_cluster_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ClusterFileError, match=rf"{directory} (cannot hold a cluster|is no directory)"):
+            LocalCluster(directory).up()
+    (tmp_path / "cluster.json").mkdir()
+    with pytest.raises(ClusterFileError, match="cannot be read"):
+        LocalCluster(tmp_path).status()
+
+
+def test_where_no_cluster_is_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(LocalClusterError, match="cepheid dev up"):
+        LocalCluster(tmp_path / "nowhere").add("bookie")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_full_disk_loses_no_record_and_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.cluster.start("bookie-1")
+    before = (world.cluster.directory / "cluster.json").read_text()
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(ClusterFileError, match="No space left"):
+            world.cluster.kill("bookie-1")
+        patched.setattr(member_commands, "prepare", full)
+        with pytest.raises(StartFailedError, match=r"bookie-1 cannot be started: .*No space left"):
+            world.cluster.start("bookie-1")
+    assert (world.cluster.directory / "cluster.json").read_text() == before
+    assert world.state() == "died"

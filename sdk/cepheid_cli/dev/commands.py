@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import shutil
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -150,7 +149,9 @@ def add(kind: Annotated[Added, typer.Argument(help="bookie or broker")], directo
 
 @app.command()
 def down(
-    delete: Annotated[bool, typer.Option("--delete", help="Delete the directory too, with all data.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete its data and logs too, and what else is in the directory not.")
+    ] = False,
     directory: Directory = DIRECTORY,
 ) -> None:
     """Stop everything in good order. The data stays, `cepheid dev up` goes on with it."""
@@ -158,8 +159,8 @@ def down(
     with _console().status("stopping"):
         cluster.down()
     if delete:
-        shutil.rmtree(cluster.directory)
-    print(f"all members are stopped; {'the data is deleted' if delete else f'data and logs stay in {directory}'}")
+        cluster.delete()
+    print(f"all members are stopped; {'data and logs are deleted' if delete else f'data and logs stay in {directory}'}")
 
 
 def _cluster(directory: Path) -> LocalCluster:
