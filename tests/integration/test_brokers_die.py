@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster
 
 TAKEOVER_S = 20.0
-"""The session ends after 2 s. A client that knows both brokers asks the dead one again and again, with pauses that double: the
+"""The session ends after 4 s. A client that knows both brokers asks the dead one again and again, with pauses that double: the
 attempt that succeeds may come after 12.7 s (benchmarks/broker_failover.py)."""
 
 
-def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster) -> None:
-    with chaos.workload("kill-broker") as work:
+@pytest.mark.parametrize("types", ["Shared,Failover", "Exclusive,Key_Shared"])
+def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster, types: str) -> None:
+    with chaos.workload("kill-broker", types=types) as work:
         owner = chaos.owner(work.topic)
         with work.connections_end("SIGKILL"):
             chaos.processes.kill(owner)

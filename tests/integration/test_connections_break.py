@@ -44,7 +44,7 @@ def test_a_bookie_that_the_broker_cannot_reach_is_replaced(proxied: ProxiedClust
 
 
 def test_connections_to_bookies_that_break_now_and_then_repeat_nothing(proxied: ProxiedCluster) -> None:
-    with proxied.workload("bookies-cut") as work:
+    with proxied.workload("bookies-cut", types="Exclusive,Key_Shared") as work:
         for name, proxy in proxied.bookies.items():
             work.fault(f"cut of {name}")
             proxy.cut()

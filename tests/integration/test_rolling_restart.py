@@ -6,7 +6,7 @@ from tests.integration.chaos_cluster import ChaosCluster
 
 
 def test_every_process_restarted_in_turn_under_load(chaos: ChaosCluster) -> None:
-    with chaos.workload("rolling") as work:
+    with chaos.workload("rolling", types="Exclusive,Key_Shared") as work:
         for name in chaos.processes.names():
             if name.startswith("broker"):
                 with work.connections_end(f"restart of {name}"):

@@ -39,7 +39,7 @@ def test_open_topics_go_on_through_an_outage_of_zookeeper(chaos: ChaosCluster) -
 
 def test_a_bookie_killed_during_an_outage_of_zookeeper_is_done_without(chaos: ChaosCluster) -> None:
     """The ensemble cannot be changed now: two of three go on, and it is made whole afterwards."""
-    with chaos.workload("zk-outage-kill") as work:
+    with chaos.workload("zk-outage-kill", types="Exclusive,Key_Shared") as work:
         victim = chaos.ensemble(work.topic)[0]
         work.fault("outage")
         chaos.processes.kill("zookeeper")
