@@ -152,6 +152,10 @@ class BundleOwnership:
         count = self._counts.known(topic.namespace)
         return count is not None and self.states.owns(bundle_of(topic, count))
 
+    def keeps(self, topic: TopicName) -> bool:
+        count = self._counts.known(topic.namespace)
+        return self.owns(topic) or (count is not None and self.states.keeps(bundle_of(topic, count)))
+
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         if topic == self._own_topic and self.owns(topic):
             return Here()

@@ -69,6 +69,11 @@ class BundleStates:
         tenure = self._tenures.get(bundle)
         return tenure is not None and tenure.phase is Phase.OWNED
 
+    def keeps(self, bundle: Bundle) -> bool:
+        """Its record is ours: no other broker can have it."""
+        tenure = self._tenures.get(bundle)
+        return tenure is not None and tenure.phase is not Phase.ACQUIRING
+
     def holds(self, tenure: Tenure) -> bool:
         """It has not ended."""
         return self._tenures.get(tenure.bundle) is tenure

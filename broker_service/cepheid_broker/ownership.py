@@ -93,6 +93,9 @@ class Ownership(Protocol):
     def owns(self, topic: TopicName) -> bool:
         """This broker serves it now. At once, and from what is known: for whoever is about to open it."""
 
+    def keeps(self, topic: TopicName) -> bool:
+        """No other broker has it: it is served here, or on its way out. For what has to end before it goes."""
+
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         """Who serves it; what nobody owns is taken if it is this broker's to take, or `authoritative`: another broker chose this
         one. Raises ServiceNotReadyError (ask again), NamespaceNotFoundError."""
@@ -134,6 +137,9 @@ class SoleOwnership:
         return "<SoleOwnership>"
 
     def owns(self, topic: TopicName) -> bool:
+        return True
+
+    def keeps(self, topic: TopicName) -> bool:
         return True
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:

@@ -248,12 +248,13 @@ class PartitionedTopics:
         if (there := await self._remote.owner(topic)) is not None:  # rule 6
             await self._remote.finish_deleting(there, topic)
             return
-        await self._remove_all(parts, await self._remote.elsewhere(parts))
-        await self._remove_all(await self._remains(topic, parts), {})
-        await self._topics.remove(topic)
+        await self._remove_all(topic, parts, await self._remote.elsewhere(parts))
+        await self._remove_all(topic, await self._remains(topic, parts), {})
+        await self._topics.remove(topic, topic)
         log.info("topic.partitions_deleted", extra={"topic": str(topic), "partitions": found.record.partitions})
 
-    async def _remove_all(self, parts: Iterable[TopicName], elsewhere: Mapping[TopicName, There]) -> None:
+    async def _remove_all(self, topic: TopicName, parts: Iterable[TopicName], elsewhere: Mapping[TopicName, There]) -> None:
+        """While the topic's own name is ours (rule 6): whoever has it next goes on, and may have finished."""
         turns = asyncio.Semaphore(AT_ONCE)
 
         async def remove(part: TopicName) -> None:
@@ -261,7 +262,7 @@ class PartitionedTopics:
                 if part in elsewhere:
                     await self._remote.remove(elsewhere[part], part)
                 else:
-                    await self._topics.remove(part)
+                    await self._topics.remove(part, topic)
 
         outcomes = await asyncio.gather(*map(remove, parts), return_exceptions=True)
         if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:

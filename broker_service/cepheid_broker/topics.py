@@ -300,7 +300,7 @@ class Topics:
     async def _remove_in_time(self, name: TopicName) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
-                await self._remove(name)
+                await self._remove(name, name)
         except TimeoutError:
             message = f"topic {name} is still being deleted after {self._settings.request_timeout_s:g} s; ask again"
             raise ServiceNotReadyError(message, topic=str(name)) from None
@@ -328,10 +328,11 @@ class Topics:
         for name in names:
             await self._wait_until_settled(name)
 
-    async def remove(self, name: TopicName) -> None:
-        """As `delete` by force, also of what no record speaks of: remains of something that was interrupted."""
+    async def remove(self, name: TopicName, owned: TopicName) -> None:
+        """As `delete` by force, also of what no record speaks of: remains of something that was interrupted. By whoever serves the
+        topic `owned`, for as long as it does."""
         await self._wait_until_settled(name)
-        await self._remove(name)
+        await self._remove(name, owned)
 
     async def prepare(self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]) -> None:
         """Before anybody knows of it, a partition gets these durable subscriptions (name → properties), from its first entry on."""
@@ -349,17 +350,26 @@ class Topics:
         while (work := self._closing.get(name) or self._opening.get(name)) is not None:
             await asyncio.wait([work])
 
-    async def _remove(self, name: TopicName) -> None:
-        await self._close(name, partial(self._delete, name))
+    async def _remove(self, name: TopicName, owned: TopicName) -> None:
+        await self._close(name, partial(self._delete, name, owned))
 
-    async def _delete(self, name: TopicName) -> None:
+    async def _delete(self, name: TopicName, owned: TopicName) -> None:
+        """Step by step while it is ours: who has it next may have clients on it by now, and what they publish stays."""
+
+        def check() -> None:
+            if not self.ownership.keeps(owned):
+                message = f"the deletion of topic {name} has stopped: its bundle went to another broker; ask again"
+                raise ServiceNotReadyError(message, topic=str(name))
+
         if (topic := self._open.pop(name, None)) is not None:
             self._policies.release(name)
             await topic.unload("the topic is deleted")
         if name.is_persistent:
-            await self._managed_ledgers.delete(name)
+            await self._managed_ledgers.delete(name, check)
         for hook in self.on_deleting:
+            check()
             await hook(name)
+        check()
         await self._catalog.delete(name)
         self._removed += 1
         self._retry.pop(name, None)

@@ -225,8 +225,8 @@ def test_who_comes_back_at_once_makes_no_plain_topic_of_a_deleted_partition() ->
             await client.produce_on(PART[0])
             remove, held = Topics.remove, asyncio.Event()
 
-            async def slow(self: Topics, name: TopicName) -> None:
-                await remove(self, name)
+            async def slow(self: Topics, name: TopicName, owned: TopicName) -> None:
+                await remove(self, name, owned)
                 if name == TOPIC.partition(1):
                     await held.wait()
 
@@ -304,10 +304,10 @@ def test_an_interrupted_deletion_is_repeated_and_nobody_gets_in_between() -> Non
                 await client.publish(2, producer_id=index)
             remove = Topics.remove
 
-            async def fails(self: Topics, name: TopicName) -> None:
+            async def fails(self: Topics, name: TopicName, owned: TopicName) -> None:
                 if name == TOPIC.partition(1):
                     raise StoreUnavailableError("planted")
-                await remove(self, name)
+                await remove(self, name, owned)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Topics, "remove", fails)
@@ -350,9 +350,9 @@ def test_a_deletion_that_takes_long_answers_and_goes_on() -> None:
             await world.create_topic("split", 2)
             remove, held = Topics.remove, asyncio.Event()
 
-            async def slow(self: Topics, name: TopicName) -> None:
+            async def slow(self: Topics, name: TopicName, owned: TopicName) -> None:
                 await held.wait()
-                await remove(self, name)
+                await remove(self, name, owned)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Topics, "remove", slow)

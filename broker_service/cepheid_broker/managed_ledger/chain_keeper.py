@@ -65,6 +65,9 @@ class ChainKeeper:
         """Called with the ledgers as committed, in the same step: who keeps a list of them is never behind."""
         self.annotate: Callable[[Chain], Chain] = lambda chain: chain
         """Adds to a chain that is about to be written what is known of its ledgers besides."""
+        self.check: Callable[[], None] = lambda: None
+        """Called in the step in which a write begins; raises when the topic is not ours to write to any more. Versions alone do not
+        tell that: a topic that somebody else deleted and made anew counts them from 0."""
 
     def __repr__(self) -> str:
         return f"<ChainKeeper {self._topic} version {self._version}{' lost' if self.lost else ''}>"
@@ -139,6 +142,7 @@ class ChainKeeper:
     async def _write(self, ops: Sequence[Op]) -> None:
         if self.lost is not None:
             raise self.lost
+        self.check()
         try:
             await write(self._store, ops, self._settings, lambda: self.is_patient)
         except CONFLICTS as error:

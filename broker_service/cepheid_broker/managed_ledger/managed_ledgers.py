@@ -6,7 +6,7 @@ Rule: a topic has at most one open `ManagedLedger` per process; another opening 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
@@ -91,14 +91,18 @@ class ManagedLedgers:
             return known
         return await self._flights.run(topic, partial(self._open_anew, config))
 
-    async def delete(self, topic: TopicName) -> None:
-        """The topic's chain, cursors and ledgers; nothing when there are none. When it fails, repeat it."""
+    async def delete(self, topic: TopicName, check: Callable[[], None] = lambda: None) -> None:
+        """The topic's chain, cursors and ledgers; nothing when there are none. When it fails, repeat it.
+
+        `check` raises when the topic has gone to somebody else: what that one has made of it stays.
+        """
         known = self._open.get(topic)
         if known is not None:
             await known.delete()
             return
         shared = self._shared
         keeper = ChainKeeper(shared.store, topic, self._tasks, self._settings, lambda _: None)
+        keeper.check = check
         if await keeper.load() is not None:
             await finish(self._tasks, delete_chain(topic, keeper, shared.store, shared.client), name="delete-topic")
 
