@@ -18,6 +18,7 @@ from cepheid_broker.managed_ledger import (
     State,
     TooManyAppendsError,
 )
+from cepheid_broker.managed_ledger.chain_keeper import Plan
 from cepheid_metadata import LedgerState, Position
 from cepheid_rpc import AddRequest, Status
 from tests.managed_ledger.losing_store import LosingStore, changes
@@ -175,6 +176,37 @@ def test_a_group_that_a_ledgers_end_cuts_in_two_is_answered_once(stored: tuple[i
             assert last.ledger_id == ledger_ids[-1]
             assert (ledger.chain.messages or {})[before.ledger_id] == 1 + sum(range(1, stored[0] + 1))
             await assert_stored_once(world, ledger, [b"a", b"b", b"c", b"d", b"e", b"f"])
+
+    run_async(main())
+
+
+def test_nobody_reads_the_first_half_of_a_group_before_the_rest_is_stored() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open()
+            before = await append(ledger, b"a")
+            hang(world)
+            pending = append(ledger, b"b", b"c", b"d", b"e")
+            await asyncio.sleep(0.01)
+            recorded, commit = asyncio.Event(), ledger._keeper.commit
+
+            async def commit_later(plan: Plan) -> None:
+                await recorded.wait()
+                await commit(plan)
+
+            ledger._keeper.commit = commit_later  # type: ignore[method-assign]
+            half = Position(before.ledger_id, 1)
+            try:
+                break_down(world, ledger, stored=2)
+                await wait_until(lambda: ledger.ledgers.total_entries == 3)
+                assert await read_all(ledger, cached=False) == [b"a"]
+                assert await read_all(ledger) == [b"a"]
+                assert await ledger.read(half, max_entries=9, max_bytes=99) == []
+            finally:
+                recorded.set()
+            await pending
+            assert payloads_of(await ledger.read(half, max_entries=2, max_bytes=99)) == [b"b", b"c"]
+            await assert_stored_once(world, ledger, [b"a", b"b", b"c", b"d", b"e"])
 
     run_async(main())
 

@@ -254,10 +254,11 @@ class ManagedLedger:
         while True:
             self._check_usable()
             entry = self._entry_at(position)
-            if entry is None:
+            if entry is None or entry > self.last_confirmed:
                 return []
+            in_view = min(max_entries, self._in_view_from(entry))
             try:
-                return await self._reads.read(entry, max_entries=max_entries, max_bytes=max_bytes)
+                return await self._reads.read(entry, max_entries=in_view, max_bytes=max_bytes)
             except EntryTrimmedError:
                 continue
 
@@ -265,6 +266,13 @@ class ManagedLedger:
         """For counting: from exactly this entry on."""
         self._check_usable()
         return await self._reads.read(position, max_entries=max_entries, max_bytes=max_bytes)
+
+    def _in_view_from(self, entry: Position) -> int:
+        """Rule 2: of a group that a ledger's end cuts in two, one half is in the chain before the other is stored."""
+        last = self.last_confirmed
+        if entry.ledger_id != last.ledger_id or self._ledgers.entries_of(last.ledger_id) == last.entry_id + 1:
+            return 1 << 31
+        return last.entry_id - entry.entry_id + 1
 
     async def _read_one(self, position: Position) -> list[EntryGroup]:
         return await self.read(position, max_entries=1, max_bytes=1)
