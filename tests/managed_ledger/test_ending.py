@@ -183,7 +183,7 @@ def test_what_a_crash_left_in_the_deletion_queue_is_deleted_after_the_next_openi
             await rolled(ledger, 3)
             before = await world.ledger_records()
 
-            async def no_delete(ledger_id: int) -> None:
+            async def no_delete(ledger_id: int, **_: object) -> None:
                 raise TimeoutError("too slow")
 
             broker.client.delete = no_delete
@@ -297,12 +297,12 @@ def test_a_deletion_that_fails_in_the_middle_is_finished_by_repeating_it() -> No
                 await rolled(ledger, 3)
                 calls = 0
 
-                async def counted(ledger_id: int, delete=broker.client.delete, failing=failing) -> None:  # type: ignore[no-untyped-def]
+                async def counted(ledger_id: int, delete=broker.client.delete, failing=failing, **options) -> None:  # type: ignore[no-untyped-def]
                     nonlocal calls
                     calls += 1
                     if calls == failing:
                         raise TimeoutError("too slow")
-                    await delete(ledger_id)
+                    await delete(ledger_id, **options)
 
                 broker.client.delete = counted
                 try:
