@@ -139,7 +139,11 @@ class LedgerReader:
         self._last_add_confirmed = max(self._last_add_confirmed, told)
 
     def _take(self, ledger: LedgerMetadata) -> None:
-        """A newer version of the record, whole. What is before its last fragment is confirmed."""
+        """A newer version of the record, whole. What is before its last fragment is confirmed.
+
+        Nothing leaves CLOSED: what says so is of a follower that lags, and the known end must not fall."""
+        if self._ledger.is_closed and not ledger.is_closed:
+            return
         self._ledger = ledger
         self._last_add_confirmed = max(self._last_add_confirmed, ledger.last_fragment.first_entry_id - 1)
 

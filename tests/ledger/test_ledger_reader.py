@@ -270,6 +270,31 @@ class StaleStore(FaultyStore):
         self.past = None
 
 
+def test_a_follower_that_lags_does_not_open_a_closed_ledger_again() -> None:
+    """L9: the known end of one reader never falls, and no entry that it showed comes to be above it."""
+
+    async def main() -> None:
+        async with ledger_world(*"abc", store_of=StaleStore) as world:
+            writer = await world.create_on("abc")
+            await append(writer, [b"0", b"1"])
+            past = await world.store._store.get(world.records.key_of(writer.ledger_id))
+            await writer.close()
+            reader = await world.another_client().open_reader(writer.ledger_id)
+            reader._records = world.records  # the session that comes to lag
+            assert reader.known_end == 1
+            for bookie in "abc":
+                world.cluster[bookie].down = True
+            world.store.past = past
+            with pytest.raises(EntryUnavailableError):
+                await reader.read(1, 1, max_bytes=1)
+            assert reader.known_end == 1
+            for bookie in "abc":
+                world.cluster[bookie].down = False
+            assert payloads_of(await reader.read(1, 1, max_bytes=1)) == [b"1"]
+
+    run_async(main())
+
+
 def test_a_no_of_all_replicas_counts_only_under_the_record_in_force() -> None:
     """Repair has moved the ledger and the old bookies have dropped it; the follower that is asked has not heard of it."""
 
