@@ -22,10 +22,10 @@ HASH_END = 0xFFFF_FFFF
 
 class MetadataView:
     def __init__(self, metadata_url: str) -> None:
-        self._url = metadata_url
+        self.url = metadata_url
 
     def __repr__(self) -> str:
-        return f"<MetadataView {self._url}>"
+        return f"<MetadataView {self.url}>"
 
     def ledgers(self, topic: str) -> list[LedgerMetadata]:
         """The topic's chain, oldest first; without what is being deleted. Raises LookupError when there is no such topic."""
@@ -72,7 +72,7 @@ class MetadataView:
         from cepheid_metadata.open_store import open_store  # the store's library, only when used
 
         async def ask() -> T:
-            store = await open_store(self._url, Ports())
+            store = await open_store(self.url, Ports())
             try:
                 return await question(store)
             finally:
