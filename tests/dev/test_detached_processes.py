@@ -80,7 +80,9 @@ def test_the_state_of_a_cluster_survives_its_file(tmp_path: Path) -> None:
     with file.locked():
         assert file.load() is None
         state = ClusterState(3.0, {"bookie": {"storage": {"gc_interval_s": 5.0}}}, True)
-        state = state.with_member(Member("b1", "bookie", {"grpc": 1, "http": 2})).with_member(Member("br1", "broker", {"http": 3}))
+        state = state.with_member(Member("b1", "bookie", {"grpc": 1, "http": 2})).with_member(
+            Member("br1", "broker", {"pulsar": 3, "http": 4})
+        )
         state = state.with_member(Member("b1", "bookie", {"grpc": 1, "http": 2}, 7, "then", "up", 99))
         file.save(state)
     assert file.load() == state
