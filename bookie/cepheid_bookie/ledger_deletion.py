@@ -66,7 +66,8 @@ class LedgerDeletion:
         for state in states:
             state.fence_durable = True
         self.deleted_ledgers += len(states)
-        log.info("ledgers.deleted", extra={"count": len(states)})
+        if states:
+            log.info("ledgers.deleted", extra={"count": len(states)})
 
     async def forget_tombstones(self, before_ms: int) -> int:
         """Tombstones made before that time; a writer that slept since then is not alive any more."""
