@@ -22,9 +22,13 @@ GroupDone: TypeAlias = Callable[[EntryGroup | LedgerError], None]
 
 log = logging.getLogger(__name__)
 
+GROUP_BYTES = 256
+"""What a kept group takes beside its entries: small ones would fill five times the memory that their bytes say."""
+
 
 class KeptBytes:
-    """Confirmed groups that wait for newcomers to ensembles, of all writers of the process. Soft by one group."""
+    """Confirmed groups that wait for newcomers to ensembles, of all writers of the process, with what the groups themselves take.
+    Soft by one group."""
 
     __slots__ = ("limit_bytes", "overflows", "used_bytes")
 
@@ -38,13 +42,14 @@ class KeptBytes:
 
 
 class Unconfirmed:
-    __slots__ = ("_groups", "_keeping", "_kept", "_kept_bytes", "size_bytes")
+    __slots__ = ("_groups", "_keeping", "_kept", "_kept_bytes", "_kept_size", "size_bytes")
 
     def __init__(self, kept_bytes: KeptBytes) -> None:
         self._groups: deque[tuple[int, EntryGroup, GroupDone]] = deque()
         self.size_bytes = 0
         self._kept_bytes = kept_bytes
         self._kept: list[EntryGroup] = []
+        self._kept_size = 0
         self._keeping = False
 
     def __repr__(self) -> str:
@@ -82,8 +87,8 @@ class Unconfirmed:
 
     def let_go(self) -> None:
         self._keeping = False
-        self._kept_bytes.used_bytes -= sum(len(group.data) for group in self._kept)
-        self._kept = []
+        self._kept_bytes.used_bytes -= self._kept_size
+        self._kept, self._kept_size = [], 0
 
     def complete_through(self, last: int) -> None:
         """Answers the groups that end at or before `last`. A callback may push."""
@@ -105,7 +110,9 @@ class Unconfirmed:
     def _keep(self, group: EntryGroup) -> None:
         self._kept.append(group)
         budget = self._kept_bytes
-        budget.used_bytes += len(group.data)
+        size = len(group.data) + GROUP_BYTES
+        self._kept_size += size
+        budget.used_bytes += size
         if budget.used_bytes > budget.limit_bytes:
             budget.overflows += 1
             self.let_go()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 from cepheid_ledger import LedgerClosedError, LedgerError
-from cepheid_ledger.unconfirmed import KeptBytes, Unconfirmed
+from cepheid_ledger.unconfirmed import GROUP_BYTES, KeptBytes, Unconfirmed
 from cepheid_rpc import EntryGroup, encode_group
 
 
@@ -66,17 +67,36 @@ def test_what_is_confirmed_while_the_ensemble_changes_is_kept_for_the_newcomers(
 
 
 def test_what_is_kept_is_bounded_for_all_writers_together() -> None:
-    budget = KeptBytes(100)
+    size = 37 + GROUP_BYTES
+    budget = KeptBytes(3 * size - 1)
     queues = [Unconfirmed(budget) for _ in range(2)]
     for queue in queues:
         for entry_id in range(2):
             queue.push(entry_id, encode_group(7, entry_id, -1, 0, [b"x"]), lambda _: None)
         queue.keep()
         queue.complete_through(0)
-    assert (budget.used_bytes, budget.overflows) == (74, 0)
+    assert (budget.used_bytes, budget.overflows) == (2 * size, 0)
     queues[0].complete_through(1)
     assert [queue.is_keeping for queue in queues] == [False, True], "the one that goes over lets everything go"
-    assert (budget.used_bytes, budget.overflows) == (37, 1)
+    assert (budget.used_bytes, budget.overflows) == (size, 1)
     queues[0].keep()
     queues[1].let_go()
     assert budget.used_bytes == 0
+
+
+def test_what_is_kept_takes_the_memory_that_it_says_however_small_the_entries() -> None:
+    """An outage of metadata in the middle of a change, and publishers of small messages that go on."""
+    budget = KeptBytes(1 << 20)
+    queue = Unconfirmed(budget)
+    queue.keep()
+    tracemalloc.start()
+    try:
+        entry_id = 0
+        while not budget.overflows:
+            peak_bytes = tracemalloc.get_traced_memory()[0]
+            queue.push(entry_id, encode_group(7, entry_id, -1, 0, [b"x"]), lambda _: None)
+            queue.complete_through(entry_id)
+            entry_id += 1
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * budget.limit_bytes < peak_bytes < 1.25 * budget.limit_bytes
