@@ -54,8 +54,7 @@ async def change_ledger(records: LedgerRecords, known: FoundLedger, plan: Plan, 
             try:
                 try:
                     return Found(changed, await records.replace(ledger_id, changed, known.version))
-                except BadVersionError:
-                    doubtful_version = None
+                except BadVersionError:  # the attempt in doubt may be what changed it: not decided before the record is read
                     known = await read_ledger(records, ledger_id)
                 except NoSuchKeyError:
                     raise NoSuchLedgerError(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None

@@ -134,6 +134,37 @@ def test_a_refusal_after_an_attempt_without_answer_is_no_certainty() -> None:
     run_async(main())
 
 
+class LateStore(FaultyStore):
+    """The first write arrives just before the second, and nobody can read after that."""
+
+    late: tuple[str, bytes, int] | None = None
+    is_late = False
+
+    async def put(self, key: str, value: bytes, expected_version: int) -> int:
+        if self.is_late:
+            self.is_late, self.late = False, (key, value, expected_version)
+            raise StoreUnavailableError("connection lost", outcome_unknown=True)
+        if self.late is not None:
+            await super().put(*self.late)
+            self.unreadable = 1
+        return await super().put(key, value, expected_version)
+
+
+def test_a_conflict_with_an_attempt_without_answer_is_no_certainty_before_it_is_read() -> None:
+    """Taken for a refusal, a change of ensemble would be in force, and what the replaced bookie holds would count."""
+
+    async def main() -> None:
+        async with ledger_world(store_of=LateStore) as world:
+            found = await read_ledger(world.records, await setting(world))
+            world.store.is_late = True
+            with pytest.raises(StoreUnavailableError) as caught:
+                await change_ledger(world.records, found, plan, FAST)
+            assert (await world.record(found.record.ledger_id)).state is LedgerState.IN_RECOVERY, "it is in force"
+            assert caught.value.outcome_unknown
+
+    run_async(main())
+
+
 def test_a_session_that_ends_while_the_outcome_is_looked_up_leaves_it_unknown() -> None:
     async def main() -> None:
         async with ledger_world(store_of=FaultyStore) as world:
