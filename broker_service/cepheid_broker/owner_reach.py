@@ -1,11 +1,13 @@
 """Whether the owner that a lookup would name is there at all; if not, the lookup waits for the next one.
 
-    There(owner) ──► does it take connections? ── yes ──► There                       asked once a second at most
+    There(owner) ──► does it take connections? ── yes ──► There                  asked every 0.2 s at most
                                               └── no ──► look again every 0.2 s, for all lookups of the bundle together
 
 A broker that was killed owns its bundles until its session ends. A client that is sent there meanwhile is refused, and waits twice
 as long before each further attempt: with a session of 6 s, producers were seen to come back after 12 to 30 s. A lookup that waits
 is answered as soon as there is somebody to go to.
+
+An owner whose session outlives the wait runs, and it is we who cannot reach it: clients may. Lookups do not wait for it again.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from cepheid_ports import SingleFlight
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-BELIEVED_S = 1.0
-"""So long an owner that took a connection is believed to take more."""
+BELIEVED_S = 0.2
+"""So long an owner that took a connection is believed to take more: when it is killed, its clients ask for the next one at once."""
+OUT_OF_REACH_S = 300.0
+"""So long an owner that only we cannot reach is not waited for again."""
 CONNECT_LIMIT_S = 1.0
 
 Probe = Callable[[str], Awaitable[bool]]
@@ -37,6 +41,7 @@ class OwnerReach:
         self._patience_s = patience_s
         self._probe = probe or takes_connections
         self._answered_at: dict[str, float] = {}  # by address: as many as there are brokers
+        self._not_waited_for: dict[str, float] = {}  # by address: until then
         self._probes: SingleFlight[str, bool] = SingleFlight("owner-probes", _closed)
         self._waits: SingleFlight[Bundle, Location] = SingleFlight("owner-waits", _closed)
 
@@ -65,16 +70,20 @@ class OwnerReach:
             location = await look()
             if not isinstance(location, There) or location.broker_id != there.broker_id or await self._answers(location):
                 break
+        else:
+            self._not_waited_for[there.addresses["pulsar"]] = loop.time() + OUT_OF_REACH_S
+            hint = "it is registered, but this broker cannot connect to it: look at its advertised address, and at networks between"
+            log.warning("owner.out_of_reach", extra={**facts, "hint": hint})
         log.info("owner.waited_for", extra={**facts, "duration_ms": round(1000 * (loop.time() - began))})
         return location
 
     async def _answers(self, there: There) -> bool:
-        address, loop = there.addresses["pulsar"], asyncio.get_running_loop()
-        if loop.time() - self._answered_at.get(address, float("-inf")) < BELIEVED_S:
+        address, now = there.addresses["pulsar"], asyncio.get_running_loop().time()
+        if now - self._answered_at.get(address, float("-inf")) < BELIEVED_S or now < self._not_waited_for.get(address, 0.0):
             return True
         answers = await self._probes.run(address, self._probe)
         if answers:
-            self._answered_at[address] = loop.time()
+            self._answered_at[address] = asyncio.get_running_loop().time()
         return answers
 
 

@@ -53,21 +53,16 @@ class PeerCalls:
         self.made += 1
         try:
             async with asyncio.timeout(self._timeout_s):
-                for _ in range(_MAX_REDIRECTS):
-                    status, location, content = await _ask(address, method, target, body)
-                    if status != HTTPStatus.TEMPORARY_REDIRECT:
-                        break
-                    parts = urlsplit(location)  # its bundle has just moved
-                    address, target = parts.netloc, f"{parts.path}?{parts.query}" if parts.query else parts.path
-        except (OSError, TimeoutError, EOFError) as error:
+                status, content = await _follow(address, method, target, body)
+            if status < HTTPStatus.MULTIPLE_CHOICES:
+                return json.loads(content) if content else None
+        except (OSError, TimeoutError, EOFError, ValueError) as error:
             self.failed += 1
             message = f"broker {there.broker_id} at {address} does not answer {method} {target}: {error or 'timeout'}"
             raise PeerUnreachableError(message, broker=there.broker_id) from error
-        if status >= HTTPStatus.MULTIPLE_CHOICES:
-            self.failed += 1
-            message = f"broker {there.broker_id} answers {method} {target} with {status}: {_reason(content)}"
-            raise RemoteRefusedError(message, status=status, broker=there.broker_id)
-        return json.loads(content) if content else None
+        self.failed += 1
+        message = f"broker {there.broker_id} answers {method} {target} with {status}: {_reason(content)}"
+        raise RemoteRefusedError(message, status=status, broker=there.broker_id)
 
 
 def topic_path(topic: TopicName) -> str:
@@ -75,6 +70,17 @@ def topic_path(topic: TopicName) -> str:
     namespace = topic.namespace
     names = (quote(name, safe="") for name in (namespace.tenant, namespace.local_name, topic.local_name))
     return f"/admin/v2/{topic.domain}/{'/'.join(names)}"
+
+
+async def _follow(address: str, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    """Status and content, where redirects lead to. Raises as `_ask`."""
+    for _ in range(_MAX_REDIRECTS):
+        status, location, content = await _ask(address, method, target, body)
+        if status != HTTPStatus.TEMPORARY_REDIRECT:
+            return status, content
+        parts = urlsplit(location)  # its bundle has just moved
+        address, target = parts.netloc, f"{parts.path}?{parts.query}" if parts.query else parts.path
+    raise OSError(f"{_MAX_REDIRECTS} redirects, the last one to {address}: brokers do not agree yet who serves it")
 
 
 async def _ask(address: str, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:

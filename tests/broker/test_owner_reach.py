@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cepheid_broker.bundles import Bundle
-from cepheid_broker.owner_reach import OwnerReach, takes_connections
+from cepheid_broker.owner_reach import BELIEVED_S, POLL_S, OwnerReach, takes_connections
 from cepheid_broker.ownership import Here, Location, There
 from cepheid_wire import NamespaceName
 from tests.support import free_port, run_async
@@ -36,7 +36,7 @@ class World:
         return address in self.answering
 
 
-def test_an_owner_that_takes_connections_is_told_at_once_and_asked_once_a_second() -> None:
+def test_an_owner_that_takes_connections_is_told_at_once_and_asked_now_and_then() -> None:
     async def main() -> None:
         world = World(ALIVE)
         assert [await world.locate() for _ in range(10)] == [ALIVE] * 10
@@ -67,6 +67,37 @@ def test_an_owner_that_comes_back_is_told() -> None:
         await asyncio.sleep(0)
         world.answering.add("127.0.0.1:1")
         assert await waiting == DEAD
+        await world.reach.aclose()
+
+    run_async(main())
+
+
+def test_an_owner_that_cannot_be_reached_from_here_alone_costs_one_wait() -> None:
+    """Its session lives: clients may reach it where brokers do not, and each lookup would wait."""
+
+    async def main() -> None:
+        world = World(patience_s=0.3)
+        began = asyncio.get_running_loop().time()
+        assert [await world.locate() for _ in range(10)] == [DEAD] * 10
+        assert asyncio.get_running_loop().time() - began < 2 * 0.3 + POLL_S
+        world.found = ALIVE
+        assert await world.locate() == ALIVE
+        await world.reach.aclose()
+
+    run_async(main())
+
+
+def test_an_owner_is_not_believed_for_long() -> None:
+    async def main() -> None:
+        world = World(ALIVE)
+        assert await world.locate() == ALIVE
+        world.answering.clear()
+        await asyncio.sleep(2 * BELIEVED_S)  # killed meanwhile: its clients, which look their topics up at once, are to wait
+        waiting = asyncio.ensure_future(world.locate())
+        await asyncio.sleep(POLL_S)
+        assert not waiting.done()
+        assert BELIEVED_S < 0.1 + POLL_S, "clients come back 0.1 s after their connection broke"
+        waiting.cancel()
         await world.reach.aclose()
 
     run_async(main())

@@ -1,0 +1,81 @@
+"""Calls of another broker's admin API: what it answers, and what it should not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cepheid_broker.admin.errors import http_status_of
+from cepheid_broker.ownership import There
+from cepheid_broker.peer_calls import PeerCalls, PeerUnreachableError, RemoteRefusedError
+from tests.support import run_async
+
+
+@asynccontextmanager
+async def answering(answer: str) -> AsyncIterator[There]:
+    """A broker that answers everything like that; {address} in it is its own."""
+    address = ""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head, _, content = answer.replace("{address}", address).partition("\n\n")
+        lines = [*head.splitlines(), f"Content-Length: {len(content)}", "", content]
+        writer.write("\r\n".join(lines).encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield There("other", {"http": address})
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def test_brokers_that_send_each_other_the_same_call_are_no_redirect_for_the_caller() -> None:
+    """A 307 without a place to go to is what no client understands."""
+
+    async def main() -> None:
+        async with answering("HTTP/1.1 307 Temporary Redirect\nLocation: http://{address}/x") as there:
+            calls = PeerCalls(5.0)
+            with pytest.raises(PeerUnreachableError, match="GET /x") as refused:
+                await calls.call(there, "GET", "/x")
+            assert http_status_of(refused.value) == 503
+            assert refused.value.retriable
+            assert calls.failed == 1
+
+    run_async(main())
+
+
+def test_an_answer_that_is_no_json_names_the_broker() -> None:
+    async def main() -> None:
+        async with answering("HTTP/1.1 200 OK\n\n<html>a proxy</html>") as there:
+            with pytest.raises(PeerUnreachableError, match=r"broker other .*GET /x"):
+                await PeerCalls(5.0).call(there, "GET", "/x")
+
+    run_async(main())
+
+
+def test_a_place_that_is_no_address_names_the_broker() -> None:
+    async def main() -> None:
+        async with answering("HTTP/1.1 307 Temporary Redirect\nLocation: /elsewhere") as there:
+            with pytest.raises(PeerUnreachableError, match="broker other"):
+                await PeerCalls(5.0).call(there, "GET", "/x")
+
+    run_async(main())
+
+
+def test_refusals_keep_their_status_and_reason() -> None:
+    async def main() -> None:
+        async with answering('HTTP/1.1 412 Precondition Failed\n\n{"reason": "it has consumers"}') as there:
+            with pytest.raises(RemoteRefusedError, match="it has consumers") as refused:
+                await PeerCalls(5.0).call(there, "GET", "/x")
+            assert http_status_of(refused.value) == 412
+        async with answering("HTTP/1.1 204 No Content") as there:
+            assert await PeerCalls(5.0).call(there, "GET", "/x") is None
+
+    run_async(main())
