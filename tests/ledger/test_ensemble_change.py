@@ -17,7 +17,7 @@ from cepheid_ledger import (
     WriterPhase,
 )
 from cepheid_ledger.metadata_edits import in_recovery
-from cepheid_metadata import LedgerMetadata, MemoryStore, StoreClosedError, Versioned, ledger_records
+from cepheid_metadata import LedgerMetadata, MemoryStore, StoreClosedError, StoreUnavailableError, Versioned, ledger_records
 from cepheid_rpc import Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
@@ -498,6 +498,33 @@ def test_closing_the_client_while_changes_hang_leaves_nothing() -> None:
             await asyncio.gather(pending, return_exceptions=True)
             assert world.client._change_slots.kept_bytes.used_bytes == 0
             assert all(s.waiting_bytes == s.lanes == 0 for s in world.client.statistics().values())
+
+    run_async(main())
+
+
+def test_a_writer_that_is_given_up_after_a_close_that_failed_leaves_nothing() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abcd", settings=QUICK, store_of=FaultyStore) as world:
+            writer = await stuck_change(world)
+            world.store.hang, world.store.refuse = False, 1_000_000
+            with pytest.raises(StoreUnavailableError):
+                await writer.close()
+            assert world.client._change_slots.kept_bytes.used_bytes > 0, "for a close that succeeds"
+            await writer.aclose()
+            assert world.client._change_slots.kept_bytes.used_bytes == 0
+
+    run_async(main())
+
+
+def test_a_writer_that_is_given_up_waits_for_no_spare() -> None:
+    async def main() -> None:
+        async with ledger_world(settings=QUICK) as world:
+            writer = await fresh_loss(world)
+            await append(writer, [b"y"])
+            await wait_until(lambda: writer.under_replicated == ("b",) and not writer._core.is_changing)
+            assert world.client.ensemble_change_statistics().ledgers_waiting == 1
+            await writer.aclose()
+            assert world.client.ensemble_change_statistics().ledgers_waiting == 0
 
     run_async(main())
 
