@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster
+from cepheid_cli.admin_client import AdminClient
+from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster, new_topic
 
 TAKEOVER_S = 20.0
 """The session ends after 4 s. A client that knows both brokers asks the dead one again and again, with pauses that double: the
@@ -26,6 +27,19 @@ def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster, t
         work.goes_on(within_s=10)
         waits = work.ends_well()
     assert max(waits.values()) < TAKEOVER_S, waits
+
+
+def test_with_deduplication_what_is_sent_again_to_the_next_broker_is_stored_once(chaos: ChaosCluster) -> None:
+    topic = new_topic("once")
+    owner = next(iter(chaos.processes.broker_ports))
+    chaos.open_topic(topic, at=owner)
+    admin = AdminClient(chaos.processes.admin_urls[0])
+    admin.post(f"/admin/v2/{topic.replace('://', '/')}/deduplicationEnabled", True)
+    with chaos.workload("once", topic=topic, types="Shared", **{"messages-per-s": "600"}) as work:
+        with work.connections_end("SIGKILL"):
+            chaos.processes.kill(chaos.owner(topic))
+            work.goes_on(within_s=TAKEOVER_S)
+        work.ends_well(deduplication=True)
 
 
 def test_a_broker_that_sleeps_longer_than_its_session_wakes_up_without_its_topics(chaos: ChaosCluster) -> None:
