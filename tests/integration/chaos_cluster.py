@@ -18,7 +18,7 @@ from cepheid_cli.admin_client import AdminClient
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_testkit.metadata_view import MetadataView
 from tests.history.checker import check
-from tests.history.events import Event
+from tests.history.events import Event, save
 from tests.history.told import Progress, ToldWorkload
 from tests.history.verdict import Promises
 from tests.history.waits import longest_waits
@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class BrokenOnPurpose(ABC):
     """What every cluster under chaos has: clients that are watched, metadata that is asked, logs that are shown."""
 
+    directory: Path
     view: MetadataView
 
     @property
@@ -198,7 +199,9 @@ class ChaosWorkload:
             raise AssertionError(f"{failure}\n{self._cluster.last_words()}") from None
         violations = check(events, Promises(**promises))
         if violations:
-            raise AssertionError("\n".join([*map(str, violations[:20]), self._cluster.last_words()]))
+            kept = self._cluster.directory / f"{self.topic.rpartition('/')[2]}.jsonl"
+            save(events, kept)  # python -m tests.history --judge
+            raise AssertionError("\n".join([*map(str, violations[:20]), f"history: {kept}", self._cluster.last_words()]))
         refused = _refused(events)
         assert not refused, f"{refused}\n{self._cluster.last_words()}"
         bad = bad_copies(self._cluster.view.url, self.topic)
