@@ -114,6 +114,7 @@ class BundleOwnership:
         """Rule 3."""
         if state is SessionState.LOST:
             lost = self.states.on_session_lost()
+            self._registration.on_session_lost()
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
         elif state is SessionState.CONNECTED and self._started and not self._stopping:

@@ -1,4 +1,8 @@
-"""This broker's registration: the ephemeral record by which the others know it, made at the start and with every new session."""
+"""This broker's registration: the ephemeral record by which the others know it, made at the start and with every new session.
+
+Rule: an outage that the session outlives changes nothing. What this process made in this session stays, else all brokers would
+see it leave and come back, and choose others for bundles meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ class OwnRegistration:
         self._ports = ports
         self._release = release
         self._making: asyncio.Task[None] | None = None
+        self._made: BrokerRegistration | None = None  # in this session, for certain
         self._asked = 0
 
     def __repr__(self) -> str:
@@ -40,6 +45,9 @@ class OwnRegistration:
         if self._making is None or self._making.done():
             self._making = self._tasks.start(self._make(broker_id, dict(addresses)), name="register")
         return self._making
+
+    def on_session_lost(self) -> None:
+        self._made = None
 
     async def delete(self, broker_id: str) -> None:
         """What cannot be deleted ends with the session."""
@@ -57,6 +65,10 @@ class OwnRegistration:
             asked = self._asked
             try:
                 if (found := await self._records.get(broker_id)) is not None:
+                    if found.record == self._made:
+                        if asked == self._asked:
+                            return
+                        continue
                     if found.record.addresses != addresses:
                         extra = {"broker": broker_id, "address": found.record.addresses, "retry_s": RETRY_S}
                         log.warning("broker.id_taken", extra={**extra, "hint": "two brokers have one id, or one just moved: wait"})
@@ -65,6 +77,7 @@ class OwnRegistration:
                     # Of a process before this one: two cannot listen at one address.
                     await self._records.delete(broker_id, found.version)
                 await self._records.create(broker_id, record, ephemeral=True)
+                self._made = record
                 log.info("broker.registered", extra={"broker": broker_id, "addresses": addresses})
                 if asked == self._asked:
                     return

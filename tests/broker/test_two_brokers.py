@@ -11,7 +11,15 @@ from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.bundles import Bundle, bundle_of
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership import Here, NotOwnerError, There
-from cepheid_metadata import MemoryStore, NamespaceRecord, bundle_histories, bundle_owners, namespace_records, topic_changes
+from cepheid_metadata import (
+    MemoryStore,
+    NamespaceRecord,
+    bundle_histories,
+    bundle_owners,
+    keys,
+    namespace_records,
+    topic_changes,
+)
 from cepheid_ports import Ports
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -254,6 +262,25 @@ def test_an_outage_of_metadata_takes_nothing_and_gives_nothing() -> None:
                 answer = await client.ask(lookup_of(client, foreign), pb.CommandLookupTopicResponse)
                 assert answer.brokerServiceUrl == other.service_url
                 await client.publish(1, first_sequence_id=6)
+
+    run_async(main())
+
+
+def test_a_broker_whose_session_outlives_an_outage_stays_registered_without_a_gap() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            registration = world.brokers[0].ownership._registration
+            watch = await world.store.watch(keys.broker_key(world.brokers[0].id))
+            for _ in range(2):
+                world.brokers[0].session.cut()
+                world.brokers[0].session.mend()
+            assert registration._making is not None
+            await registration._making
+            assert not watch.has_fired
+            await world.store.delete(keys.broker_key(world.brokers[0].id), None)
+            world.brokers[0].session.mend()
+            await registration._making
+            assert await world.store.exists(keys.broker_key(world.brokers[0].id)), "deleted by somebody: it is made again"
 
     run_async(main())
 
