@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 from tests.history.events import Event, Position
 from tests.history.verdict import Facts, Promises, Violation
@@ -90,7 +91,7 @@ class _Watch:
         """Connections are gone: what is unacknowledged may come again, to anybody; acknowledgements just said may be lost."""
         self._break_sequences()
         self._counts.clear()
-        self._uncertain_until_s = event.at_s + self._promises.reconnect_s
+        self._uncertain_until_s = inf if event.kind == "restart" else event.at_s + self._promises.reconnect_s
         self._excuse_unacked(event.at_s, self._promises.ack_window_s)
 
     def _break_sequences(self) -> None:
@@ -214,6 +215,8 @@ class _Watch:
             if other is not consumer and rank in other.held:
                 text = f"{event.actor} got {event.position} while {other.opened.actor} holds it"
                 yield Violation("H9", text, (other.held[rank], event))
+        if event.at_s < self._uncertain_until_s:
+            return  # it may be from before the break, with a count that whoever serves next does not know
         before = self._counts.get(rank, 0)
         if event.redelivery_count < before:
             text = f"redelivery count of {event.position} fell from {before} to {event.redelivery_count}"

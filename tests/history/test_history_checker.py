@@ -211,6 +211,16 @@ def test_h9_a_count_falls() -> None:
     assert story.consumer("received", "a", 0, redelivery_count=1).rules() == {"H9"}
 
 
+def test_h9_counts_start_anew_with_a_broker_but_not_while_it_lives() -> None:
+    story = Story().stored(1).open("a", "Shared").add("restart")
+    story.consumer("received", "a", 0, redelivery_count=2)  # from the client's own queue: it was sent before
+    story.consumer("received", "a", 0, redelivery_count=0).add("restarted")
+    assert story.rules() == set()
+    story.clock_s += Promises().reconnect_s
+    story.consumer("received", "a", 0, redelivery_count=2).consumer("received", "a", 0, redelivery_count=1)
+    assert story.rules() == {"H9"}
+
+
 def test_h10_a_later_message_of_a_key_goes_elsewhere_too_early() -> None:
     story = Story().stored(2, keys="kk").open("a", "Key_Shared").open("b", "Key_Shared")
     story.consumer("received", "a", 0, key="k").consumer("received", "b", 1, key="k")
