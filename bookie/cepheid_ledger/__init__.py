@@ -7,6 +7,7 @@ from cepheid_ledger.client import BookieConnections, LedgerClient
 from cepheid_ledger.errors import (
     BookieProtocolError,
     EntryBeyondEndError,
+    EntryDamagedError,
     EntryUnavailableError,
     InvalidQuorumsError,
     LedgerClientClosedError,
@@ -19,6 +20,7 @@ from cepheid_ledger.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
     RecoveryFailedError,
+    TailDamagedError,
     UnauthorizedLedgerError,
 )
 from cepheid_ledger.ledger_reader import LedgerReader
@@ -36,6 +38,7 @@ __all__ = [
     "ClosedLedger",
     "EnsembleChangeStatistics",
     "EntryBeyondEndError",
+    "EntryDamagedError",
     "EntryUnavailableError",
     "GroupDone",
     "InvalidQuorumsError",
@@ -55,6 +58,7 @@ __all__ = [
     "Placement",
     "RandomPlacement",
     "RecoveryFailedError",
+    "TailDamagedError",
     "UnauthorizedLedgerError",
     "WriterPhase",
     "assert_legal_change",

@@ -71,7 +71,7 @@ class LedgerClient:
         self._change_slots = ChangeSlots(settings)
         self._idle_writers = IdleWriters(connections.get, settings)
         self._recovery_slots = asyncio.Semaphore(settings.recoveries)
-        self._recoveries: SingleFlight[int, ClosedLedger] = SingleFlight("recoveries", _closed_error)
+        self._recoveries: SingleFlight[tuple[int, bool], ClosedLedger] = SingleFlight("recoveries", _closed_error)
         # A reader of a ledger that is written here learns its LAC from the writer.
         self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
         self._closed = False
@@ -128,14 +128,15 @@ class LedgerClient:
                 self._writers[ledger.ledger_id] = writer
                 return writer
 
-    async def recover(self, ledger_id: int) -> ClosedLedger:
+    async def recover(self, ledger_id: int, *, despite_damage: bool = False) -> ClosedLedger:
         """Fences the writer, decides where the ledger ends, closes it there; or tells the end that others decided.
 
         Concurrent callers share one recovery. Raises NoSuchLedgerError, RecoveryFailedError, EntryUnavailableError,
-        TimeoutError, and what the metadata store raises: nothing is decided then, call again.
+        TimeoutError, and what the metadata store raises: nothing is decided then, call again. After a TailDamagedError who can
+        do without what the ledger has from the damaged entry on may have it closed before that one: `despite_damage`.
         """
         self._check_open()
-        return await self._recoveries.run(ledger_id, self._recover)
+        return await self._recoveries.run((ledger_id, despite_damage), self._recover)
 
     def has_healthy_bookies(self, count: int) -> bool:
         """A new ledger would get so many bookies that have not failed a moment ago."""
@@ -224,8 +225,10 @@ class LedgerClient:
         found = await self._records.get(ledger.ledger_id)
         return found if found is not None and found.record.creation_token == ledger.creation_token else None
 
-    async def _recover(self, ledger_id: int) -> ClosedLedger:
-        recovery = Recovery(ledger_id, self._records, self._connections.get, self._channel_of, self._placement, self._settings)
+    async def _recover(self, key: tuple[int, bool]) -> ClosedLedger:
+        ledger_id, despite_damage = key
+        shared = self._records, self._connections.get, self._channel_of, self._placement, self._settings
+        recovery = Recovery(ledger_id, *shared, despite_damage=despite_damage)
         async with self._recovery_slots:
             return await recovery.run()
 

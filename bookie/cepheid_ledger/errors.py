@@ -75,11 +75,24 @@ class EntryUnavailableError(LedgerError):
     hint: ClassVar[str] = "check the bookies named here; reading succeeds once one of them answers with a valid copy"
 
 
+class EntryDamagedError(EntryUnavailableError):
+    """Every replica answered with certainty, none has a valid copy, and at least one says that the copy it stores is damaged.
+    Asking again finds the same until somebody repairs a disk; whoever can do without the entry need not wait for that."""
+
+    hint: ClassVar[str] = "the copies on the bookies named here are damaged: look for older disks, or give the entry up"
+
+
 class RecoveryFailedError(LedgerError):
     """Too few bookies answered to decide where the ledger ends. It stays in recovery; the next attempt continues."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "bring the bookies named here back; nothing was decided or lost"
+
+
+class TailDamagedError(RecoveryFailedError):
+    """Every bookie was heard, and what cannot be decided is an entry of which there are damaged copies and no valid one."""
+
+    hint: ClassVar[str] = "whether the damaged entry was confirmed cannot be known: look for older disks of the bookies named here"
 
 
 class BookieProtocolError(LedgerError):

@@ -16,7 +16,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from cepheid_ledger.errors import EntryBeyondEndError, EntryUnavailableError, LedgerError, LedgerLostError, NoSuchEntryError
+from cepheid_ledger.errors import (
+    EntryBeyondEndError,
+    EntryDamagedError,
+    EntryUnavailableError,
+    LedgerError,
+    LedgerLostError,
+    NoSuchEntryError,
+)
 from cepheid_ledger.lac_reads import ask_lac, poll_lac
 from cepheid_ledger.ledger_writer import LedgerWriter, WriterPhase
 from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger
@@ -73,7 +80,7 @@ class LedgerReader:
         """Entries from `first` up to at most `last` (inclusive), verified, in order: about `max_bytes`, at least one entry.
 
         Raises EntryBeyondEndError (above what is confirmed), NoSuchEntryError and LedgerLostError (certain: data is lost),
-        EntryUnavailableError (try again), NoSuchLedgerError (deleted).
+        EntryUnavailableError (try again; certain when it is an EntryDamagedError), NoSuchLedgerError (deleted).
         """
         assert 0 <= first <= last, f"{first}..{last} is no range of entries"
         end = self.known_end if first <= self.known_end else await self.read_lac()
@@ -149,7 +156,7 @@ class LedgerReader:
 
     async def _look_again(self, error: LedgerError) -> None:
         """Re-reads the record after a failure under it. What was certain is so only if no other version is in force by now."""
-        certain = not isinstance(error, EntryUnavailableError)
+        certain = isinstance(error, EntryDamagedError) or not isinstance(error, EntryUnavailableError)
         try:
             if certain:
                 await self._records.store.sync(self._records.key_of(self.ledger_id))

@@ -4,7 +4,8 @@
 
 Rules 6 to 10 of the README. What is fenced and read, to the end, is the last fragment of that version of the record which
 says IN_RECOVERY: from then on the writer can neither change the ensemble nor close. A recovery that dies or gives up leaves
-IN_RECOVERY behind, and the next one continues.
+IN_RECOVERY behind, and the next one continues. An entry of which there are only damaged copies, by the word of the bookies that
+store them, stops every recovery; but that of an owner who can do without it (`despite_damage`) closes the ledger before it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from cepheid_ledger.bookie_calls import BookieCalls
 from cepheid_ledger.bookie_channel import BookieChannel
-from cepheid_ledger.errors import RecoveryFailedError
+from cepheid_ledger.errors import RecoveryFailedError, TailDamagedError
 from cepheid_ledger.ledger_writer import ClosedLedger
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed, in_recovery
@@ -57,14 +58,18 @@ class Recovery:
         channel_of: Callable[[str], BookieChannel],
         placement: Placement,
         settings: LedgerSettings,
+        *,
+        despite_damage: bool = False,
     ) -> None:
         self._ledger_id = ledger_id
+        self._despite_damage = despite_damage
         self._records = records
         self._connection_of = connection_of
         self._channel_of = channel_of
         self._placement = placement
         self._settings = settings
         self._unknown: dict[str, str] = {}  # bookie → why it could not answer, for the error
+        self._all_damage = True  # what is unknown is so because of damaged disks
         self._highest: EntryHeader | None = None  # of the entry with the largest id that any bookie showed
 
     async def run(self) -> ClosedLedger:
@@ -133,11 +138,12 @@ class Recovery:
             async with asyncio.timeout(self._settings.recovery_timeout_s):
                 answer = await self._connection_of(bookie).read_lac(request)
         except (BookieUnavailableError, TimeoutError) as error:
-            self._unknown[bookie] = str(error) or "no answer in time"
+            self._note_unknown(bookie, str(error) or "no answer in time")
             return None
-        if answer.status is Status.OK or answer.status.certain_no:
+        # A bad digest is that of its highest entry, which it looked at when it was fenced.
+        if answer.status is Status.OK or answer.status.certain_no or answer.status is Status.BAD_DIGEST:
             return answer
-        self._unknown[bookie] = answer.status.name
+        self._note_unknown(bookie, answer.status.name)
         return None
 
     def _take_lac(self, answer: LacAnswer) -> int:
@@ -166,7 +172,11 @@ class Recovery:
                     if position not in calls and not reads.is_heard(position):
                         calls.start(position, self._read(reads, ledger, position))
                 if not calls:
-                    raise self._failed(f"nobody knows whether entry {reads.next_entry_id} was confirmed")
+                    if self._all_damage and self._despite_damage:
+                        log.error("ledger.cut_off", extra={"ledger_id": self._ledger_id, "entry_id": reads.next_entry_id})
+                        return reads.next_entry_id - 1
+                    error = TailDamagedError if self._all_damage else RecoveryFailedError
+                    raise self._failed(f"nobody knows whether entry {reads.next_entry_id} was confirmed", error)
                 await calls.wait_next()
                 for group in reads.take_present():
                     write_back.push(group)
@@ -193,11 +203,11 @@ class Recovery:
                     if reads.decided:
                         break
         except (BookieUnavailableError, TimeoutError) as error:
-            self._unknown[bookie] = str(error) or "no answer in time"
+            self._note_unknown(bookie, str(error) or "no answer in time")
             reads.on_unknown(position, reached, last)
         else:
             if reads.next_entry_id == first and not reads.is_heard(position):  # it left out what it was asked first
-                self._unknown[bookie] = "an answer that says nothing of the entry"
+                self._note_unknown(bookie, "an answer that says nothing of the entry")
                 reads.on_unknown(position, first, last)
 
     def _take_answer(self, reads: RecoveryReads, bookie: str, position: int, answer: ReadAnswer, covered: tuple[int, int]) -> None:
@@ -209,7 +219,7 @@ class Recovery:
                 if is_valid:
                     reads.on_copies(part)
                 else:
-                    self._unknown[bookie] = f"entry {part.first_entry_id} is damaged"
+                    self._note_unknown(bookie, f"entry {part.first_entry_id} is damaged")
                     reads.on_unknown(position, part.first_entry_id, part.last_entry_id)
         for missing in answer.missing:
             if not _inside(missing.first_entry_id, missing.last_entry_id, covered):
@@ -217,7 +227,7 @@ class Recovery:
             if missing.status.certain_no:
                 reads.on_no(position, missing.first_entry_id, missing.last_entry_id)
             else:
-                self._unknown[bookie] = missing.status.name
+                self._note_unknown(bookie, missing.status.name, is_damage=missing.status is Status.BAD_DIGEST)
                 reads.on_unknown(position, missing.first_entry_id, missing.last_entry_id)
 
     # Closing
@@ -233,10 +243,15 @@ class Recovery:
         group = await read_entry(ledger, last_entry_id, self._connection_of, self._settings)
         return group.header(last_entry_id).length
 
-    def _failed(self, what: str) -> RecoveryFailedError:
+    def _note_unknown(self, bookie: str, why: str, *, is_damage: bool = False) -> None:
+        """`is_damage`: of its own disk, as it says. What is damaged when it arrives may be well where it came from."""
+        self._unknown[bookie] = why
+        self._all_damage = self._all_damage and is_damage
+
+    def _failed(self, what: str, error: type[RecoveryFailedError] = RecoveryFailedError) -> RecoveryFailedError:
         unknown = ", ".join(f"{bookie}: {why}" for bookie, why in self._unknown.items())
         message = f"ledger {self._ledger_id} cannot be recovered now, {what} (bookies without an answer: {unknown or 'none'})"
-        return RecoveryFailedError(message, ledger_id=self._ledger_id, bookies=tuple(self._unknown))
+        return error(message, ledger_id=self._ledger_id, bookies=tuple(self._unknown))
 
 
 def _plan_in_recovery(ledger: LedgerMetadata) -> LedgerMetadata | None:

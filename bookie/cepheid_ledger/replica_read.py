@@ -4,7 +4,8 @@
          ├── damaged, missing, unknown ──► next replica
          └── silent for `speculative_read_s` ──► next replica in addition; the first valid answer wins
 
-All failed: only if *every* replica said no with certainty does the entry not exist. One unknown among them means it may.
+All failed: only if *every* replica said no with certainty does the entry not exist. One unknown among them means it may. That a
+copy is damaged is certain when its bookie says so of its own disk; damage that shows here may have come with the transport.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cepheid_ledger.errors import EntryUnavailableError, LedgerError, LedgerLostError, NoSuchEntryError
+from cepheid_ledger.errors import EntryDamagedError, EntryUnavailableError, LedgerError, LedgerLostError, NoSuchEntryError
 from cepheid_ledger.recovery_state import write_set_positions
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import LedgerMetadata
@@ -53,7 +54,7 @@ class ReplicaCopies:
 async def read_range(
     request: ReadRequest, replicas: Sequence[str], connection_of: ConnectionOf, settings: LedgerSettings
 ) -> ReplicaCopies:
-    """Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError."""
+    """Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError (EntryDamagedError)."""
     if len(replicas) == 1:
         outcome = await _read_from(replicas[0], request, connection_of, settings)
         if isinstance(outcome, ReplicaCopies):
@@ -101,6 +102,8 @@ def explain(request: ReadRequest, failures: Sequence[ReplicaFailure]) -> LedgerE
         return LedgerLostError(f"no bookie knows ledger {request.ledger_id}, but its metadata exists ({why})", **facts)
     if all(status is not None and status.certain_no for status in statuses):
         return NoSuchEntryError(f"{entry} is on no replica ({why})", **facts)
+    if all(status is not None and (status.certain_no or status is Status.BAD_DIGEST) for status in statuses):
+        return EntryDamagedError(f"{entry} has no valid copy ({why})", **facts)
     return EntryUnavailableError(f"{entry} cannot be read now ({why})", **facts)
 
 

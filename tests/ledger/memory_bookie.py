@@ -32,7 +32,8 @@ class MemoryBookie:
     `drop_adds` (adds are stored but never answered), `delay_s` (of every answer), `read_delay_s` (of range reads),
     `mute` (reads end without an answer), `lac_down` (LAC requests fail), `refuse_polls` (an older release: requests that wait
     fail), `full_of_readers` (they are refused), `limbo` (it may have forgotten things: what it does not have is unknown),
-    `lie_about_lac` (what its highest entry claims, under a digest that is wrong)."""
+    `lie_about_lac` (what its highest entry claims, under a digest that is wrong), `checks_disk` (it says which of its copies are
+    damaged, as real bookies do; else the damage shows where they arrive)."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -47,6 +48,7 @@ class MemoryBookie:
         self.delay_s = self.read_delay_s = 0.0
         self.lac_down = self.limbo = self.refuse_polls = self.full_of_readers = self.mute = False
         self.lie_about_lac: int | None = None
+        self.checks_disk = False
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
         self.lac_requests: list[LacRequest] = []
@@ -139,6 +141,8 @@ class MemoryBookie:
             no = Status.UNKNOWN if self.limbo else no
             return LacAnswer(Status.OK if explicit >= 0 else no, explicit, explicit)
         highest = entries[max(entries)]
+        if self.checks_disk and not is_valid(highest):
+            return LacAnswer(Status.BAD_DIGEST)
         if self.lie_about_lac is not None:
             data = bytearray(highest.data)
             data[16:24] = self.lie_about_lac.to_bytes(8, "big")
@@ -168,6 +172,8 @@ class MemoryBookie:
             group = entries.get(entry_id)
             if group is None:
                 missing.append(MissingEntries(entry_id, entry_id, no))
+            elif self.checks_disk and not is_valid(group):
+                missing.append(MissingEntries(entry_id, entry_id, Status.BAD_DIGEST))
             else:
                 groups.append(group)
                 size += group.size_bytes

@@ -8,6 +8,7 @@ import pytest
 
 from cepheid_ledger import (
     EntryBeyondEndError,
+    EntryDamagedError,
     EntryUnavailableError,
     LedgerLostError,
     LedgerReader,
@@ -112,7 +113,7 @@ def test_readers_move_on_to_the_next_replica_after_a_while() -> None:
     run_async(main())
 
 
-NO_LEDGER, NO_ENTRY, IO_ERROR = Status.NO_LEDGER, Status.NO_ENTRY, Status.IO_ERROR
+NO_LEDGER, NO_ENTRY, IO_ERROR, BAD_DIGEST = Status.NO_LEDGER, Status.NO_ENTRY, Status.IO_ERROR, Status.BAD_DIGEST
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,10 @@ NO_LEDGER, NO_ENTRY, IO_ERROR = Status.NO_LEDGER, Status.NO_ENTRY, Status.IO_ERR
         ([NO_ENTRY, IO_ERROR, NO_ENTRY], EntryUnavailableError),  # it may be on the one that failed
         ([NO_ENTRY, None, NO_LEDGER], EntryUnavailableError),  # no answer, or a damaged copy
         ([Status.UNKNOWN] * 3, EntryUnavailableError),
+        ([BAD_DIGEST, NO_ENTRY, NO_LEDGER], EntryDamagedError),  # each says so of its own disk
+        ([BAD_DIGEST] * 3, EntryDamagedError),
+        ([BAD_DIGEST, BAD_DIGEST, IO_ERROR], EntryUnavailableError),
+        ([BAD_DIGEST, None, NO_ENTRY], EntryUnavailableError),
     ],
 )
 def test_only_certain_noes_of_all_replicas_mean_no(answers: list[Status | None], error: type[Exception]) -> None:

@@ -13,6 +13,7 @@ from cepheid_ledger import (
     LedgerFencedError,
     LedgerWriter,
     RecoveryFailedError,
+    TailDamagedError,
     assert_legal_change,
 )
 from cepheid_ledger.master_key import master_key_of
@@ -259,6 +260,47 @@ def test_damage_everywhere_stops_recovery_and_decides_nothing() -> None:
                 await world.client.recover(writer.ledger_id)
             assert (await world.record(writer.ledger_id)).state is LedgerState.IN_RECOVERY
             await assert_nothing_left(world.client, writer)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("damaged", ["ab", "a"])
+def test_what_is_damaged_on_every_disk_may_be_given_up(damaged: str) -> None:
+    async def main() -> None:
+        async with ledger_world("a", "b") as world:
+            writer = await world.create(2, 2)
+            for bookie in "ab":
+                world.cluster[bookie].hold(entries(writer, 0, 2, lac=-1))
+                world.cluster[bookie].checks_disk = True
+            for bookie in damaged:
+                world.cluster[bookie].damage(writer.ledger_id, 1)
+            if damaged == "a":
+                world.cluster["b"].down = True  # it may have a good copy
+                with pytest.raises(RecoveryFailedError) as told:
+                    await world.client.recover(writer.ledger_id, despite_damage=True)
+                assert not isinstance(told.value, TailDamagedError)
+                world.cluster["b"].down = False
+                assert await world.client.recover(writer.ledger_id, despite_damage=True) == ClosedLedger(2, 3)
+                return
+            with pytest.raises(TailDamagedError, match="entry 1"):
+                await world.client.recover(writer.ledger_id)
+            assert await world.client.recover(writer.ledger_id, despite_damage=True) == ClosedLedger(0, 1)
+            assert await world.client.recover(writer.ledger_id) == ClosedLedger(0, 1)
+            await assert_nothing_left(world.client, writer)
+
+    run_async(main())
+
+
+def test_a_bookie_whose_highest_entry_is_damaged_is_fenced_all_the_same() -> None:
+    async def main() -> None:
+        async with ledger_world("a", "b", "c") as world:
+            writer = await world.create(3, 2)
+            for bookie in "abc":
+                world.cluster[bookie].hold(entries(writer, 0, 2, lac=1))
+                world.cluster[bookie].checks_disk = True
+            for bookie in "ab":
+                world.cluster[bookie].damage(writer.ledger_id, 2)
+            assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
     run_async(main())
 

@@ -47,8 +47,8 @@ class LedgerClientProbe:
         history.writers[writer.ledger_id] = writer
         return WriterProbe(writer, history)
 
-    async def recover(self, ledger_id: int) -> ClosedLedger:
-        end = await self._client.recover(ledger_id)
+    async def recover(self, ledger_id: int, **options: Any) -> ClosedLedger:
+        end = await self._client.recover(ledger_id, **options)
         self._history.note(f"{self._process} recovered ledger {ledger_id} to {end.last_entry_id}")
         check_end(self._history, ledger_id, end, "a recoverer")
         return end
