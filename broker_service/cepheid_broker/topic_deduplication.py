@@ -98,7 +98,8 @@ class TopicDeduplication:
         cursor = self._ledger.cursors.get(DEDUP_CURSOR)
         if cursor is not None and self._policies().deduplication:
             self.sequences.restore(cursor.sequence_ids, self._now())
-            await self._replay(cursor.mark_delete)
+            # Of one that lost its sequence ids they are found anew, in all entries that there are.
+            await self._replay(self._ledger.first_position() if cursor.is_rewound else cursor.mark_delete)
             self._entries_since_snapshot = self.entries_replayed  # saved soon: the next opening need not read them again
             self._activate()
         else:

@@ -13,6 +13,7 @@ from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.policies import TopicPolicies
 from cepheid_broker.position import EARLIEST, Position
 from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
+from cepheid_metadata import CursorRecord, keys
 from cepheid_wire import ServerError, TopicName, add_checksum, encode_tail, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -165,6 +166,26 @@ def test_it_survives_the_topic_being_unloaded(published: int) -> None:
             assert deduplication(world).entries_replayed == 0, "saved when the topic closed"
             assert (await publish(client, published - 1, published))[0] == REPEATED
             assert await stored(world) == list(range(published + 1))
+
+    run_async(main())
+
+
+def test_sequence_ids_whose_record_is_damaged_are_found_anew_in_the_entries() -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, *range(5))
+            await world.broker.topics.unload(TOPIC)
+            await client.expect(pb.CommandCloseProducer)
+            key = keys.cursor_key(TOPIC, DEDUP_CURSOR)
+            node = world.tree.nodes[key]
+            record = CursorRecord.decode(node.value, key)
+            assert record.state is not None
+            damaged = record.replace(state=record.state[:-1] + bytes([record.state[-1] ^ 1]))
+            world.tree.nodes[key] = node._replace(value=damaged.encode())
+            assert await connect(client, epoch=1) == 4
+            assert await publish(client, 0, 4) == [REPEATED, REPEATED]
+            assert await stored(world) == list(range(5))
 
     run_async(main())
 

@@ -48,6 +48,8 @@ class Cursor:
         """Where its consumers read next; None: it has none that keep up. The tail cache keeps what active cursors need."""
         self.sequence_ids: Mapping[str, int] = {}
         """By producer: what deduplication knows of the entries up to the mark-delete position. Not to be changed in place."""
+        self.is_rewound = False
+        """What it knew was lost: sequence ids, and acknowledgements above a position that was saved earlier."""
         self.refused_acks = 0
         self._counts = DeliveryCounts()
         self._changes = 0  # of counts and sequence ids

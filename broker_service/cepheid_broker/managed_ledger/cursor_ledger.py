@@ -8,6 +8,8 @@ Rules:
 1. A snapshot counts only with all of its parts. Of a cursor's complete snapshots of its present generation the last counts.
 2. A cursor's record names the ledger only after a snapshot of that generation is durable in it.
 3. Recovery closes the ledger, which ends the old owner's saves; the new owner starts another one.
+4. What is lost or damaged for certain is passed over: the last whole snapshot counts. That repeats messages; a topic that never
+   opens would lose them. What is not certain is asked again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 
 from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
 from cepheid_broker.managed_ledger.errors import CursorStateDamagedError, CursorStateNewerError
-from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError, LedgerWriter, NoSuchEntryError
+from cepheid_ledger import EntryDamagedError, LedgerClient, LedgerError, LedgerWriter, NoSuchEntryError, TailDamagedError
 from cepheid_ports import CepheidError
 from cepheid_rpc import EntryGroup
 
@@ -138,12 +140,24 @@ class SnapshotReader:
         return len(self._found) == len(self._generations)
 
 
-async def recover_states(client: LedgerClient, ledger_id: int, generations: Mapping[str, int]) -> dict[str, CursorState]:
-    """The newest state of each of these cursors (name → generation) that the ledger has; those without any are missing.
+@dataclass(frozen=True, slots=True)
+class RecoveredStates:
+    states: Mapping[str, CursorState]
+    """The newest state of each cursor that the ledger has; those without any are missing."""
+    lost_entries: int
+    """Rule 4. Not 0: newer states may have been in them."""
+
+
+async def recover_states(client: LedgerClient, ledger_id: int, generations: Mapping[str, int]) -> RecoveredStates:
+    """Of these cursors (name → generation).
 
     Raises what is worth another attempt, NoSuchLedgerError and CursorStateNewerError.
     """
-    end: ClosedLedger = await client.recover(ledger_id)
+    lost_entries = 0
+    try:
+        end = await client.recover(ledger_id)
+    except TailDamagedError:
+        end, lost_entries = await client.recover(ledger_id, despite_damage=True), 1
     reader = await client.open_reader(ledger_id)
     found = SnapshotReader(generations)
     last = end.last_entry_id
@@ -154,8 +168,9 @@ async def recover_states(client: LedgerClient, ledger_id: int, generations: Mapp
         while next_entry_id <= last:
             try:
                 groups = await reader.read(next_entry_id, last, max_bytes=_READ_BYTES)
-            except NoSuchEntryError:
-                next_entry_id += 1  # certainly lost: an earlier snapshot may still be whole
+            except (NoSuchEntryError, EntryDamagedError):
+                next_entry_id += 1
+                lost_entries += 1
                 continue
             for group in groups:
                 payloads += group.payloads()
@@ -163,4 +178,4 @@ async def recover_states(client: LedgerClient, ledger_id: int, generations: Mapp
         for payload in reversed(payloads):
             found.feed(payload)
         last = first - 1
-    return found.states
+    return RecoveredStates(found.states, lost_entries + found.damaged)

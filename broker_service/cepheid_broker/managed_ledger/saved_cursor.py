@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.cursor import Cursor, CursorHome
-from cepheid_broker.managed_ledger.cursor_ledger import Snapshot, recover_states
+from cepheid_broker.managed_ledger.cursor_ledger import RecoveredStates, Snapshot, recover_states
 from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
 from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
@@ -99,7 +99,8 @@ class RecoveredCursors:
         self.stale: dict[str, int] = {}
         """Versions of records that belong to an earlier topic of this name: to be deleted."""
         self.rewound = 0
-        """Cursors whose state was lost for good: they start again from the last position in their record."""
+        """Cursors whose newest state was lost for good, or may have been: they start again from an older one, or from the last
+        position in their record."""
 
 
 async def recover_cursors(
@@ -121,9 +122,11 @@ async def recover_cursors(
         else:
             _restore(topic, saved, _inline_state(record), ledgers, recovered)
     for ledger_id, generations in in_ledgers.items():
-        states = await _ledger_states(topic, client, ledger_id, generations)
+        in_ledger = await _ledger_states(topic, client, ledger_id, generations)
+        if in_ledger.lost_entries:
+            recovered.rewound += len(in_ledger.states)
         for name in generations:
-            _restore(topic, recovered.saved[name], states.get(name), ledgers, recovered)
+            _restore(topic, recovered.saved[name], in_ledger.states.get(name), ledgers, recovered)
     return recovered
 
 
@@ -147,14 +150,17 @@ def _inline_state(record: CursorRecord) -> CursorState | None:
         return None
 
 
-async def _ledger_states(
-    topic: TopicName, client: LedgerClient, ledger_id: int, generations: Mapping[str, int]
-) -> dict[str, CursorState]:
+async def _ledger_states(topic: TopicName, client: LedgerClient, ledger_id: int, generations: Mapping[str, int]) -> RecoveredStates:
+    fields = {"topic": str(topic), "ledger_id": ledger_id, "hint": CursorStateDamagedError.hint}
     try:
-        return await recover_states(client, ledger_id, generations)
+        found = await recover_states(client, ledger_id, generations)
     except (NoSuchLedgerError, LedgerLostError) as error:
-        log.error("cursor.ledger_lost", extra={"topic": str(topic), "ledger_id": ledger_id, "error": str(error)})
-        return {}
+        log.error("cursor.ledger_lost", extra={**fields, "error": str(error)})
+        return RecoveredStates({}, 0)
+    if found.lost_entries:
+        cursors = {"subscriptions": len(generations), "older_states": len(found.states)}
+        log.error("cursor.ledger_damaged", extra={**fields, "lost_entries": found.lost_entries, **cursors})
+    return found
 
 
 def _restore(
@@ -163,6 +169,7 @@ def _restore(
     cursor = saved.cursor
     if state is None:
         recovered.rewound += 1
+        cursor.is_rewound = True
         state = CursorState(saved.record.mark_delete)
         fields = {"topic": str(topic), "subscription": cursor.name, "position": str(state.mark_delete)}
         log.error("cursor.rewound", extra={**fields, "hint": CursorStateDamagedError.hint})
