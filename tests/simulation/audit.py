@@ -1,4 +1,5 @@
-"""After the last fault: everything comes to rest within bounds (V1-V3, V9), and what is stored is what was promised (L5-L8, S2)."""
+"""After the last fault: everything comes to rest within bounds (V1-V3, V9), what is stored is what was promised
+(L5-L8, S2), and nothing is left behind (M8)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.managed_ledger import ManagedLedger
-from cepheid_metadata import LedgerState, Position
+from cepheid_metadata import UNDELETED, LedgerState, Position, keys
+from cepheid_wire import TopicName
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
+from tests.simulation.history import History
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.workload_ledgers import EXPECTED
 
@@ -53,6 +56,7 @@ async def audit(world: World) -> None:
     await _wait(world, "V4", done.done, "some topic cannot be opened, read and written")
     done = world.spawn(auditor.node, _read_deduplicated(world, auditor), "audit of deduplication")
     await _wait(world, "V4", done.done, "the topic with deduplication cannot be opened and read")
+    await _wait(world, "M8", lambda: not unnamed_ledgers(history), lambda: f"nothing names the ledgers {unnamed_ledgers(history)}")
     done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
     await _wait(world, "V1", done.done, "some ledger cannot be recovered and read")
     bookies = world.bookies.values()  # one may still have ended of what had struck it before
@@ -142,10 +146,27 @@ def _lives(world: World, process: str) -> bool:
     return any(broker.node.alive and broker.process == process for broker in world.brokers.values())
 
 
-async def _wait(world: World, rule: str, condition: Callable[[], bool], what: str, *, limit_s: float = _REST_S) -> None:
+def unnamed_ledgers(history: History) -> list[int]:
+    """Made for a topic in an earlier opening of it, and neither in its chain nor in the record of a cursor."""
+    of_cursors = [record.cursor_ledger_id for record in history.cursor_records.values()]
+    unnamed = []
+    for ledger_id, record in history.ledgers.items():
+        topic, made_in = record.custom.get("topic"), (record.custom.get("incarnation"), int(record.custom.get("epoch", 0)))
+        chain = None if topic is None else history.chains.get(keys.chain_key(TopicName.parse(topic)))
+        if chain is None or made_in[0] != chain.incarnation or made_in[1] >= chain.epoch or UNDELETED in record.custom:
+            continue
+        if ledger_id not in [ledger.ledger_id for ledger in chain.ledgers] and ledger_id not in of_cursors:
+            unnamed.append(ledger_id)
+    return unnamed
+
+
+async def _wait(
+    world: World, rule: str, condition: Callable[[], bool], what: str | Callable[[], str], *, limit_s: float = _REST_S
+) -> None:
     deadline = world.loop.time() + limit_s
     while not condition():
         if world.loop.time() > deadline:
-            world.history.violated(rule, f"{what}, {limit_s:g} s after the last fault")
+            told = what if isinstance(what, str) else what()
+            world.history.violated(rule, f"{told}, {limit_s:g} s after the last fault")
         await asyncio.sleep(0.1)
     world.history.check(rule, True, what)

@@ -1,9 +1,9 @@
-"""Checks of a ledger's record at each commit (L1-L3, L5, L6, L10, L12-L14), and of every end that somebody reports (L8)."""
+"""Checks of a ledger's record at each commit (L1-L3, L5, L6, L10, L12-L14, M7), and of every end that somebody reports (L8)."""
 
 from __future__ import annotations
 
 from cepheid_ledger import ClosedLedger
-from cepheid_metadata import LedgerMetadata, LedgerState
+from cepheid_metadata import UNDELETED, LedgerMetadata, LedgerState
 from tests.simulation.history import History, write_set_of
 
 _LEGAL = {
@@ -34,6 +34,9 @@ class LedgerRecordChecks:
     def on_created(self, record: LedgerMetadata, process: str) -> None:
         history = self._history
         ledger_id = record.ledger_id
+        if UNDELETED in record.custom:
+            self._on_back(record, process)
+            return
         history.check("L14", ledger_id not in history.creators, f"ledger {ledger_id} was created twice")
         history.check("L1", record.state is LedgerState.OPEN, f"ledger {ledger_id} begins as {record.state}")
         history.creators[ledger_id] = process
@@ -48,10 +51,26 @@ class LedgerRecordChecks:
         if record.is_closed and not before.is_closed:
             self._check_end(before, record, process)
 
-    def on_deleted(self, ledger_id: int) -> None:
-        record = self._history.ledgers.pop(ledger_id)
-        self._history.deleted[ledger_id] = record
-        self._history.check("L13", record.is_closed, f"ledger {ledger_id} was deleted while {record.state}: its writer may go on")
+    def _on_back(self, record: LedgerMetadata, process: str) -> None:
+        """An operator brings it back: as it was, and before bookies may have forgotten it."""
+        history, ledger_id = self._history, record.ledger_id
+        history.did("undelete")
+        history.note(lambda: f"{process} brings back {history.story(ledger_id)}")
+        history.check("S10", ledger_id in history.restorable, f"ledger {ledger_id} comes back when nobody keeps it any more")
+        before = history.deleted.pop(ledger_id)
+        history.ledgers[ledger_id] = record
+        same = record.replace(custom=before.custom) == before
+        history.check("L1", same, lambda: f"ledger {ledger_id} was {before} and comes back as {record}")
+
+    def on_deleted(self, ledger_id: int, process: str) -> None:
+        history = self._history
+        record = history.ledgers.pop(ledger_id)
+        history.deleted[ledger_id] = record
+        history.note(f"{process} deletes ledger {ledger_id}")
+        history.check("L13", record.is_closed, f"ledger {ledger_id} was deleted while {record.state}: its writer may go on")
+        for key, chain in history.chains.items():
+            named = any(ledger.ledger_id == ledger_id for ledger in chain.ledgers)
+            history.check("M7", not named, lambda key=key: f"{process} deletes ledger {ledger_id}, which {key} names")
 
     def _check_automaton(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
         name = f"ledger {after.ledger_id}"

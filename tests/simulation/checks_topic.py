@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cepheid_metadata import Chain, CursorRecord, Position
+from cepheid_metadata import Chain, CursorRecord, Position, keys
 from tests.simulation.history import History
 from tests.simulation.topic_model import DEDUP, WHOLE, CursorModel, TopicModel
 
@@ -70,11 +70,19 @@ class TopicRecordChecks:
             record.chain_epoch >= before.chain_epoch,
             lambda: f"{key}: epoch {before.chain_epoch} is followed by {record.chain_epoch}",
         )
+        chain = history.chains.get(f"{keys.CHAINS_KEY}{key.removeprefix(keys.CURSORS_KEY).rpartition('/')[0]}")
         moved_on = record.generation > before.generation or (
-            record.generation == before.generation and record.mark_delete >= before.mark_delete
+            record.generation == before.generation and _gap(chain, record.mark_delete) >= _gap(chain, before.mark_delete)
         )
         ends = [f"{saved.mark_delete} of generation {saved.generation}" for saved in (before, record)]
         history.check("C1", moved_on, lambda: f"{key}: {ends[0]} is followed by {ends[1]}")
+
+
+def _gap(chain: Chain | None, position: Position) -> Position:
+    """Several positions name one gap: the edge before a ledger is the last entry before it."""
+    ended = [] if chain is None else [ledger for ledger in chain.ledgers if ledger.entries]
+    before = [ledger for ledger in ended if ledger.ledger_id < position.ledger_id]
+    return Position(before[-1].ledger_id, before[-1].entries - 1) if before and position.entry_id == -1 else position
 
 
 def check_opened(history: History, topic: TopicModel, managed_ledger: Any) -> None:

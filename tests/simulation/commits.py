@@ -19,18 +19,20 @@ class CommitChecks:
         self._owners = OwnerRecordChecks(history)
 
     def on_commit(self, ops: Sequence[Op], process: str) -> None:
-        for op in ops:
+        deleted_tree = f"{keys.DELETED_LEDGERS_KEY}/"
+        for op in sorted(ops, key=lambda op: op.key.startswith(deleted_tree)):  # one that comes back was there until now
             if op.key.startswith(f"{keys.LEDGERS_KEY}/") and op.key not in keys.NOT_LEDGERS:
                 self._on_ledger(op, process)
-            elif op.key.startswith(f"{keys.DELETED_LEDGERS_KEY}/"):
+            elif op.key.startswith(deleted_tree):
                 self._on_deleted_ledger(op)
             elif op.key.startswith(f"{keys.CHAINS_KEY}/") and isinstance(op, Create | Put):
                 self._topics.on_chain(op.key, Chain.decode(op.value, op.key), process)
             elif op.key.startswith(f"{keys.CURSORS_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else CursorRecord.decode(op.value, op.key)
                 self._topics.on_cursor(op.key, record)
-            elif op.key.startswith(f"{keys.BUNDLES_KEY}/") and isinstance(op, Create | Put):
-                self._owners.on_owner(op.key, BundleOwner.decode(op.value, op.key), process)
+            elif op.key.startswith(f"{keys.BUNDLES_KEY}/") and not isinstance(op, Check):
+                record = None if isinstance(op, Delete) else BundleOwner.decode(op.value, op.key)
+                self._owners.on_owner(op.key, record, process)
 
     def _on_ledger(self, op: Op, process: str) -> None:
         match op:
@@ -39,7 +41,7 @@ class CommitChecks:
             case Put(key, value):
                 self._ledgers.on_changed(LedgerMetadata.decode(value, key), process)
             case Delete(key):
-                self._ledgers.on_deleted(_id_of(key, keys.LEDGERS_KEY))
+                self._ledgers.on_deleted(_id_of(key, keys.LEDGERS_KEY), process)
 
     def _on_deleted_ledger(self, op: Op) -> None:
         """Entries are kept while it can be brought back (S10)."""

@@ -73,6 +73,7 @@ class History:
         self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch
         self.chains: dict[str, Chain] = {}  # the committed records
         self.cursor_records: dict[str, CursorRecord] = {}
+        self.on_release: Callable[[str, str], None] = lambda key, process: None  # somebody deletes a bundle's owner record
 
     def __repr__(self) -> str:
         return f"<History {sum(self.operations.values())} operations, {sum(self.checked.values())} checks>"

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
+from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.bundle_states import BundleStates
 from cepheid_broker.bundles import Bundle
-from cepheid_broker.managed_ledger import ManagedLedgers
+from cepheid_broker.managed_ledger import ManagedLedgers, orphans
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.failover import Failover
 from cepheid_ledger import ClosedLedger
@@ -22,7 +24,7 @@ from cepheid_ledger.ensemble_change import EnsembleChanger
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.write_back import WriteBack
 from cepheid_ledger.writer_state import Confirm, SendAdd, WriterState
-from cepheid_metadata import LedgerMetadata
+from cepheid_metadata import UNDELETED, Chain, DeletedLedgers, LedgerMetadata, list_ledgers
 from cepheid_rpc import EntryGroup, encode_group
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -42,6 +44,41 @@ def take_a_blank_bookie_for_a_new_one() -> Iterator[None]:
 def limbo_answers_a_certain_no() -> Iterator[None]:
     """Regular adds are refused, but what was lost is denied."""
     with mock.patch.object(Limbo, "sure", lambda self, ledger_id, status: status):
+        yield
+
+
+@contextlib.contextmanager
+def limbo_denies_to_readers() -> Iterator[None]:
+    """Whoever asks for the end hears that it is unknown; whoever asks for an entry is denied it."""
+    with mock.patch.object(Limbo, "chunk", lambda self, ledger_id, answer: answer):
+        yield
+
+
+@contextlib.contextmanager
+def count_lives_in_metadata_first() -> Iterator[None]:
+    """A crash in between leaves disks that look like an old copy of themselves."""
+
+    async def count(self: BookieLife) -> None:
+        life = self.life + 1
+        await self._records.save_life(self._bookie_id, life)
+        await self._worker.run(lambda: self._save(life))
+        self.life = life
+
+    with mock.patch.object(BookieLife, "count", count):
+        yield
+
+
+@contextlib.contextmanager
+def collect_what_can_be_brought_back() -> Iterator[None]:
+    """Bookies ask for the living alone."""
+
+    async def living(self: DeletedLedgers) -> set[int]:
+        return {ledger_id async for ledger_id in list_ledgers(self._store)}
+
+    async def is_living(self: DeletedLedgers, ledger_id: int) -> bool:
+        return await self._living.exists(ledger_id)
+
+    with mock.patch.multiple(DeletedLedgers, listing=living, is_kept=is_living):
         yield
 
 
@@ -255,6 +292,53 @@ def record_an_end_that_recovery_did_not_find() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def resume_before_the_chain_names_the_next_ledger() -> Iterator[None]:
+    """Appends go to it at once, and are answered from a ledger that the next owner never hears of."""
+    record, resume = Failover._record, Appender.resume
+
+    async def late(self: Failover, left: Any, end: ClosedLedger, writer: Any) -> None:
+        resume(self._appender, writer)
+        await record(self, left, end, writer)
+
+    def resume_once(self: Appender, writer: Any) -> None:
+        if self.writer is not writer:
+            resume(self, writer)
+
+    with mock.patch.object(Failover, "_record", late), mock.patch.object(Appender, "resume", resume_once):
+        yield
+
+
+@contextlib.contextmanager
+def answer_what_lies_above_the_recovered_end() -> Iterator[None]:
+    """All that was sent to the broken ledger counts as stored there."""
+    settle = Failover._settle
+
+    def believe(self: Failover, broken: Any, end: ClosedLedger) -> None:
+        settle(self, broken, ClosedLedger(broken.last_add_pushed, broken.length))
+
+    with mock.patch.object(Failover, "_settle", believe):
+        yield
+
+
+@contextlib.contextmanager
+def take_ledgers_of_this_opening_for_orphans() -> Iterator[None]:
+    """A rollover may be about to record them."""
+
+    def is_unnamed(ledger: LedgerMetadata, chain: Chain) -> bool:
+        return ledger.custom.get("incarnation") == chain.incarnation and UNDELETED not in ledger.custom
+
+    with mock.patch.object(orphans, "is_of_an_earlier_epoch", is_unnamed):
+        yield
+
+
+@contextlib.contextmanager
+def look_for_no_orphans() -> Iterator[None]:
+    """What a broker made and did not record stays for ever."""
+    with mock.patch.object(orphans.OrphanScan, "_look_at"):
+        yield
+
+
+@contextlib.contextmanager
 def keep_what_is_open_when_the_session_is_lost() -> Iterator[None]:
     """Nobody fences it, so it goes on (apache/pulsar#20094)."""
     with mock.patch.object(ManagedLedgers, "on_session"):
@@ -279,6 +363,23 @@ def serve_bundles_whose_record_is_gone() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def give_bundles_away_before_topics_are_unloaded() -> Iterator[None]:
+    """The next owner opens them while producers of this one are still answered."""
+    release_outcome = BundleOwnership._release_outcome
+
+    async def early(self: BundleOwnership, tenure: Any, to: str, reason: str) -> Any:
+        user, self.user = self.user, mock.Mock(unload_bundle=mock.AsyncMock())
+        try:
+            return await release_outcome(self, tenure, to, reason)
+        finally:
+            self.user = user
+            await user.unload_bundle(tenure.bundle, reason)
+
+    with mock.patch.object(BundleOwnership, "_release_outcome", early):
+        yield
+
+
 def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
     """Answers of somebody who is believed to hold more than it answered."""
     on_added = WriterState.on_added
@@ -294,6 +395,9 @@ def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
 CLUSTER_MUTANTS: Iterable[Mutant] = (
     take_a_blank_bookie_for_a_new_one,
     limbo_answers_a_certain_no,
+    limbo_denies_to_readers,
+    count_lives_in_metadata_first,
+    collect_what_can_be_brought_back,
     count_what_departed_bookies_acknowledged,
     count_failed_bookies_while_they_are_replaced,
     count_newcomers_before_metadata_names_them,
@@ -304,6 +408,11 @@ CLUSTER_MUTANTS: Iterable[Mutant] = (
     append_again_what_recovery_found,
     answer_again_what_recovery_found,
     record_an_end_that_recovery_did_not_find,
+    resume_before_the_chain_names_the_next_ledger,
+    answer_what_lies_above_the_recovered_end,
+    take_ledgers_of_this_opening_for_orphans,
+    look_for_no_orphans,
     keep_what_is_open_when_the_session_is_lost,
     serve_bundles_whose_record_is_gone,
+    give_bundles_away_before_topics_are_unloaded,
 )

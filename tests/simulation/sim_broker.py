@@ -48,6 +48,7 @@ MANAGED_LEDGER_SETTINGS = ManagedLedgerSettings(
     ledger_failover_timeout_s=6.0,
     metadata_timeout_s=4.0,
     housekeeping_s=1.0,
+    orphan_scan_s=0.7,
     cursor_flush_s=0.1,
     cursor_inline_bytes=60,  # so that a few holes move a cursor to its ledger and back
     cursor_part_bytes=40,

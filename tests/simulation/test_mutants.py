@@ -33,6 +33,9 @@ RULES = {
     "let producers in while chunks are under way": {"H3"},
     "take a blank bookie for a new one": {"S11", "S2", "S5"},
     "limbo answers a certain no": {"S2", "S5"},
+    "limbo denies to readers": {"S2", "S5", "L5", "L10"},
+    "count lives in metadata first": {"S8"},
+    "collect what can be brought back": {"S10"},
     "count what departed bookies acknowledged": {"L3"},
     "count failed bookies while they are replaced": {"L3"},
     "count newcomers before metadata names them": {"L3"},
@@ -43,8 +46,13 @@ RULES = {
     "append again what recovery found": {"M3", "M4", "M5", "H3"},
     "answer again what recovery found": {"M3", "M4", "M5", "V9", "H3", "SimulationError"},  # a publish group counts its answers
     "record an end that recovery did not find": {"M2", "M3"},
+    "resume before the chain names the next ledger": {"M3", "SimulationError"},  # or the end of that ledger fits nothing
+    "answer what lies above the recovered end": {"M3"},
+    "take ledgers of this opening for orphans": {"M7", "SimulationError"},  # or the chain refuses to name it twice
+    "look for no orphans": {"M8"},
     "keep what is open when the session is lost": {"O1"},
     "serve bundles whose record is gone": {"O1"},
+    "give bundles away before topics are unloaded": {"O1"},
     "trim without asking the cursors": {"M6", "C3", "C6"},
 }
 

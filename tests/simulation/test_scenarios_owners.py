@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerConfig, Retention, State
-from cepheid_metadata import Op, Position, keys
+from cepheid_metadata import CursorRecord, Op, Position, keys
 from cepheid_rpc import EntryGroup
 from cepheid_wire import TopicName
 from tests.simulation.audit import read_all
@@ -325,5 +326,47 @@ def test_a_repetition_at_a_deposed_owner_claims_nothing() -> None:
         reopened = await script.at(script.west, workload.open(script.west))
         assert reopened is not None
         assert reopened.cursors["sub"].first_unacknowledged() == start
+
+    Script(1).run(course)
+
+
+# Seed 0x30daf: one gap by two names
+
+
+def test_a_trim_that_is_cut_short_moves_no_cursor_back() -> None:
+    """East moves a cursor to the edge of the next ledger and dies before the chain loses the ledger; to west the cursor is at the
+    last entry before that edge, which is the same."""
+
+    async def course(script: Script) -> None:
+        workload = TopicWorkload("orders", script.random, script.history, Quorums(1, 1, 1))
+        workload.config = replace(workload.config, retention=Retention())
+        topic = await opened(script, workload, script.east)
+        cursor = await script.at(script.east, topic.create_cursor("sub", topic.first_position()))
+        while len(topic.chain.ledgers) < 2:
+            assert await appended(script, workload, script.east, topic)
+
+        def dies(ops: Sequence[Op]) -> bool:
+            moves = any(op.key.startswith(f"{keys.CURSORS_KEY}/") for op in ops)
+            if moves and record().mark_delete.entry_id == -1:
+                script.later(0.0, script.east.crash)
+            return False
+
+        def record() -> CursorRecord:
+            (found,) = script.history.cursor_records.values()
+            return found
+
+        script.east.store.loses_answer = dies
+        script.east.node.context.run(cursor.acknowledge_cumulative, max(p for p in workload.model.stored if topic.is_valid(p)))
+        await wait_until(lambda: not script.east.node.alive)
+        edge = record().mark_delete
+        keeps = replace(workload.config, retention=Retention(time_ms=-1, size_bytes=-1))
+        reopened = await script.at(script.west, script.west.managed_ledgers.open(workload.topic, keeps))
+        assert reopened.chain.ledgers[0].ledger_id < edge.ledger_id, "the chain has lost nothing"
+        told: list[Any] = []
+        script.west.node.context.run(reopened.append, [b"the next"], lambda position, count: told.append(position))
+        await wait_until(lambda: bool(told))
+        reopened.cursors["sub"].count_redelivery(*told[0])
+        await script.at(script.west, reopened.cursors["sub"].saved())
+        assert record().mark_delete < edge
 
     Script(1).run(course)

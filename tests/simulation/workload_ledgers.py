@@ -1,4 +1,5 @@
-"""Clients of bare ledgers: writers that append and now and then vanish, recoverers that take ledgers from under them, readers.
+"""Clients of bare ledgers: writers that append and now and then vanish, recoverers that take ledgers from under them, readers,
+operators who delete ledgers and bring them back.
 
 Each is a loop in some broker's process and ends with it; what they did is in the history.
 """
@@ -47,6 +48,10 @@ class Pending:
             await self.changed.wait()
 
 
+BARE = {"workload": "ledgers"}
+"""Custom fields of a ledger that belongs to no topic."""
+
+
 class LedgerWorkload:
     def __init__(self, rng: random.Random, history: History, quorums: Quorums) -> None:
         self._random = rng
@@ -65,7 +70,7 @@ class LedgerWorkload:
                     ensemble_size=quorums.ensemble_size,
                     write_quorum=quorums.write_quorum,
                     ack_quorum=quorums.ack_quorum,
-                    custom={"workload": "ledgers"},
+                    custom=BARE,
                 )
             except EXPECTED as error:
                 self._history.note(f"{broker.process} cannot create a ledger: {error!r}")
@@ -108,6 +113,20 @@ class LedgerWorkload:
             await broker.ledgers.recover(ledger_id)
         except EXPECTED as error:
             self._history.note(f"{broker.process} cannot recover ledger {ledger_id}: {error}")
+
+    async def delete(self, broker: SimBroker, ledger_id: int) -> None:
+        """An operator's doing, of what belongs to no topic."""
+        self._history.did("delete")
+        try:
+            await broker.ledgers.delete(ledger_id)
+        except EXPECTED as error:
+            self._history.note(f"{broker.process} cannot delete ledger {ledger_id}: {error}")
+
+    async def bring_back(self, broker: SimBroker, ledger_id: int) -> None:
+        try:
+            await broker.ledgers.undelete(ledger_id)
+        except EXPECTED as error:
+            self._history.note(f"{broker.process} cannot bring back ledger {ledger_id}: {error}")
 
     async def read(self, broker: SimBroker, ledger_id: int) -> None:
         """Tails a ledger without recovering it: LAC, then what lies below it."""

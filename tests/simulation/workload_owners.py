@@ -13,7 +13,7 @@ import random
 
 from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.bundles import Bundle, bundle_of
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedError
+from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedError, State
 from cepheid_broker.ownership import Here
 from cepheid_metadata import BundleOwner, MemoryStore, NamespaceRecord, SessionState, keys, namespace_records
 from cepheid_wire import TopicName
@@ -33,9 +33,14 @@ class OpenTopics:
     def __init__(self) -> None:
         self.ownership: BundleOwnership | None = None
         self._open: dict[TopicName, ManagedLedger] = {}
+        self._opened: dict[TopicName, ManagedLedger] = {}  # the last one, closed or not
 
     def add(self, topic: TopicName, managed_ledger: ManagedLedger) -> None:
-        self._open[topic] = managed_ledger
+        self._open[topic] = self._opened[topic] = managed_ledger
+
+    def serves(self, bundle: Bundle) -> list[ManagedLedger]:
+        """What takes appends."""
+        return [ledger for topic, ledger in self._opened.items() if bundle.holds(topic) and ledger.state is State.OPEN]
 
     def drop_unowned(self) -> None:
         assert self.ownership is not None
@@ -57,6 +62,7 @@ class OwnershipWorkload:
         self._history = history
         self._tree = tree
         self._open: dict[str, OpenTopics] = {}  # by process
+        history.on_release = self._check_released
         self._doubtful_since_s: dict[str, float] = {}
 
     async def found(self, topic: TopicName) -> None:
@@ -107,6 +113,16 @@ class OwnershipWorkload:
         except EXPECTED as error:
             self._history.note(f"{broker.process} cannot release {topic}: {error}")
 
+    def _check_released(self, key: str, process: str) -> None:
+        """O1: a broker deletes its record. What it serves of the bundle was closed before: the next owner may begin at once."""
+        opened = self._open.get(process)
+        if opened is None or opened.ownership is None:
+            return
+        for bundle in opened.ownership.owned_bundles():
+            if keys.bundle_key(*bundle.noun) == key:
+                serves = opened.serves(bundle)
+                self._history.check("O1", not serves, lambda serves=serves: f"{process} gives {key} away and serves {serves}")
+
     def owners(self, brokers: list[SimBroker], topic: TopicName) -> list[str]:
         """Who believes to own it, among those that run."""
         return [broker.process for broker in brokers if broker.node.alive and self._believes(broker, topic)]
@@ -143,7 +159,11 @@ class OwnerRecordChecks:
         self._history = history
         self._epochs: dict[str, int] = {}
 
-    def on_owner(self, key: str, record: BundleOwner, process: str) -> None:
+    def on_owner(self, key: str, record: BundleOwner | None, process: str) -> None:
+        """None: it is deleted by somebody, and not with a session."""
+        if record is None:
+            self._history.on_release(key, process)
+            return
         before = self._epochs.get(key, 0)
         self._history.note(f"{process} owns {key} in epoch {record.epoch}")
         rises = record.epoch > before

@@ -178,12 +178,22 @@ class TopicWorkload:
         positions = [Position(start.ledger_id, start.entry_id + index) for start, count in runs for index in range(count)]
         for position, payload in zip(positions, payloads, strict=True):
             history.check("M3", position not in model.stored, f"{name}: two appends were told {position}")
+            self._check_is_there(position)
             model.stored[position] = payload
         last = positions[-1]
         history.check("M9", managed_ledger.last_confirmed >= last, f"{name}: told {last} before it can be read")
         before = model.answered.get(opening, (0, NOWHERE))
         history.check("M3", before < (number, first) and before[1] < first, f"{name}: told {first} after {before[1]}")
         model.answered[opening] = number, last
+
+    def _check_is_there(self, position: Position) -> None:
+        """M3, in this very moment: the committed chain names the ledger, which does not end before the entry."""
+        history, ledger_id = self._history, position.ledger_id
+        chain = history.chains[keys.chain_key(self.topic)]
+        named = any(ledger.ledger_id == ledger_id for ledger in chain.ledgers) or self.model.may_be_gone(position)
+        history.check("M3", named, lambda: f"{self.topic}: told {position}, of a ledger that is not in {chain}")
+        end = history.readable_end(ledger_id)
+        history.check("M3", position.entry_id <= end, lambda: f"{self.topic}: told {position}; {history.story(ledger_id)}")
 
     async def _read(self, managed_ledger: ManagedLedger) -> None:
         rng = self._random

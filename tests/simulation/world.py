@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+from cepheid_metadata import UNDELETED
 from tests.simulation.audit import audit
 from tests.simulation.cluster import SimBookie
 from tests.simulation.faults import Faults
@@ -34,6 +35,7 @@ class World(Stage):
         self.seed = seed
         self._wanted_operations = operations
         self._replays = 0
+        self._operator = random.Random(f"{seed}/operator")
 
     def run(self) -> None:
         """Raises InvariantViolation or SimulationError. What happened is in `history` and `plan`."""
@@ -112,3 +114,17 @@ class World(Stage):
         if self.history.ledgers and self.random.random() < 0.3:
             victim = self.random.choice(list(self.history.ledgers))
             self.spawn(broker.node, self.ledger_workload.read(broker, victim), f"read {victim}")
+        self._operate(broker)
+
+    def _operate(self, broker: SimBroker) -> None:
+        """Somebody deletes ledgers of no topic, those too that came back, and brings back what was deleted a moment ago."""
+        rng, history, work = self._operator, self.history, self.ledger_workload
+        bare = [
+            ledger_id for ledger_id, record in history.ledgers.items() if "topic" not in record.custom or UNDELETED in record.custom
+        ]
+        if bare and rng.random() < 0.03:
+            victim = rng.choice(bare)
+            self.spawn(broker.node, work.delete(broker, victim), f"delete {victim}")
+        if history.restorable and rng.random() < 0.2:
+            back = rng.choice(list(history.restorable))
+            self.spawn(broker.node, work.bring_back(broker, back), f"bring back {back}")
