@@ -243,6 +243,35 @@ def test_a_writer_that_closes_while_it_is_recovered_agrees_or_is_told(turns: int
     run_async(main())
 
 
+@pytest.mark.parametrize("by", ["another last fragment", "open again"])
+def test_a_record_that_changed_where_only_recovery_may_change_it_stops_the_recovery(by: str) -> None:
+    """L2: what was fenced and read is not what the closing change would be about."""
+
+    async def main() -> None:
+        async with ledger_world(*"abcd") as world:
+            writer = await world.create_on("abc")
+            await append(writer, [b"x"])
+            await writer.aclose()
+            for bookie in world.cluster.bookies.values():
+                bookie.read_delay_s = 0.5
+            patient = FAST.model_copy(update={"recovery_timeout_s": 5.0})
+            recovering = asyncio.ensure_future(world.another_client(patient).recover(writer.ledger_id))
+            await wait_until(lambda: sum(bool(bookie.lac_requests) for bookie in world.cluster.bookies.values()) >= 2)
+            found = await world.records.get(writer.ledger_id)
+            assert found is not None
+            assert found.record.state is LedgerState.IN_RECOVERY
+            if by == "open again":
+                changed = found.record.replace(state=LedgerState.OPEN)
+            else:
+                changed = found.record.replace(fragments=(Fragment(first_entry_id=0, ensemble=("a", "d", "c")),))
+            await world.records.replace(writer.ledger_id, changed, found.version)
+            with pytest.raises(RecoveryFailedError, match="changed where only recovery may"):
+                await recovering
+            assert await world.record(writer.ledger_id) == changed
+
+    run_async(main())
+
+
 def test_a_delete_fences_the_writer_first() -> None:
     """Scenario 25: what the old owner still sends to a ledger that is gone is acknowledged by nobody (L13, PR #4462)."""
 
