@@ -79,7 +79,7 @@ ROWS = (
             ({"bookkeeperEnsemble": 1, "bookkeeperWriteQuorum": 2, "bookkeeperAckQuorum": 1}, 400),
             ({"bookkeeperEnsemble": 0}, 400),
             ({}, 400),  # 2, 2, 2, and there is one bookie
-            ({"bookkeeperEnsemble": 2, "bookkeeperWriteQuorum": 1, "bookkeeperAckQuorum": 1}, 400),  # striped over more than there are
+            ({"bookkeeperEnsemble": 2, "bookkeeperWriteQuorum": 1, "bookkeeperAckQuorum": 1}, 400),  # striped over too many
             (
                 {
                     "bookkeeperEnsemble": 1,
