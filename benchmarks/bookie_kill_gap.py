@@ -108,9 +108,7 @@ def main() -> None:
     parser.add_argument("--entry-bytes", type=int, default=1000)
     parser.add_argument("--add-timeout-s", type=float, default=1.0, help="of the broker: after so long a silent bookie has failed")
     arguments = parser.parse_args()
-    with Cluster(
-        arguments, {"broker": {"ledger": {"add_timeout_s": arguments.add_timeout_s, "quarantine_s": 1.0, "quarantine_max_s": 1.0}}}
-    ) as cluster:
+    with Cluster(arguments, {"broker": {"ledger": {"add_timeout_s": arguments.add_timeout_s}}}) as cluster:
         kills, stops = load.run(measure(cluster, arguments))
         print_line(
             "bookie_kill_gap",

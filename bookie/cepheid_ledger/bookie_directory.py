@@ -53,13 +53,14 @@ Connect = Callable[[str, str], OpenedConnection]
 
 @dataclass(frozen=True, slots=True)
 class KnownBookie:
-    """`registered`: False when it is known from before only."""
+    """`registered`: False when it is known from before only. `process`: random, of one run."""
 
     bookie_id: str
     address: str
     incarnation: str
     registered: bool
     writable: bool
+    process: str | None = None
 
 
 class BookieDirectory:
@@ -80,6 +81,8 @@ class BookieDirectory:
         self._settled: asyncio.TimerHandle | None = None
         self.on_new_incarnation: Callable[[], None] = lambda: None
         """A bookie registered that was never seen before with these disks. Called before it is told to anybody."""
+        self.on_back: Callable[[str], None] = lambda bookie_id: None
+        """This one takes writes, and did not before, or it is another process that does. Called when `writable` says so."""
 
     def __repr__(self) -> str:
         return f"<BookieDirectory: {len(self.writable())} writable of {len(self._known)}, {len(self._connections)} connected>"
@@ -187,15 +190,22 @@ class BookieDirectory:
         for registrations, writable in ((readonly, False), (available, True)):
             for name, record in registrations.items():
                 if (address := record.addresses.get("grpc")) is not None:
-                    known[name] = KnownBookie(name, address, record.incarnation, registered=True, writable=writable)
+                    known[name] = KnownBookie(name, address, record.incarnation, True, writable, record.process)
         self._tell_changes(known)
         if any(bookie.registered and self._is_new(bookie) for bookie in known.values()):
             self.on_new_incarnation()
+        back = [bookie.bookie_id for bookie in known.values() if self._is_back(bookie)]
         self._known = dict(sorted(known.items()))
+        for bookie_id in back:
+            self.on_back(bookie_id)
 
     def _is_new(self, bookie: KnownBookie) -> bool:
         before = self._known.get(bookie.bookie_id)
         return before is None or before.incarnation != bookie.incarnation
+
+    def _is_back(self, bookie: KnownBookie) -> bool:
+        before = self._known.get(bookie.bookie_id)
+        return bookie.writable and (before is None or not before.writable or before.process != bookie.process)
 
     async def _read_place(self, parent: str, records: Records[str, BookieRegistration]) -> dict[str, BookieRegistration]:
         found: dict[str, BookieRegistration] = {}

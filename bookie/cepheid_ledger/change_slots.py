@@ -96,6 +96,13 @@ class ChangeSlots:
             self._arm(0)
         self._metadata_is_away = is_away
 
+    def retry_now(self) -> None:
+        """A spare may be there."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._pause_s = self._first_pause_s
+            self._arm(0)
+
     def close(self) -> None:
         self._closed = True
         self._waiting.clear()

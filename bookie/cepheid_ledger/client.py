@@ -148,6 +148,11 @@ class LedgerClient:
             found.append(bookie)
         return True
 
+    def on_bookie_back(self, bookie_id: str) -> None:
+        """It takes writes again: ledgers that lack copies need not wait for the end of its quarantine."""
+        self._placement.forgive(bookie_id)
+        self._change_slots.retry_now()
+
     async def open_reader(self, ledger_id: int) -> LedgerReader:
         """Reads without recovery: up to LAC while the ledger is open. Raises NoSuchLedgerError."""
         self._check_open()

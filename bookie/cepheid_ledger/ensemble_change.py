@@ -11,7 +11,8 @@ Rules:
 2. Neither a missing spare nor an outage of metadata stops a ledger that has Qa bookies. One that has fewer waits for metadata
    for `ensemble_change_timeout_s`, and fails at once when there is no spare: a new ledger finds bookies that this one may not
    take back.
-3. A bookie in quarantine is taken only when the ledger cannot go on otherwise.
+3. A bookie in quarantine is taken only when the ledger cannot go on otherwise, or lacked copies for
+   `quarantined_spare_after_s`. Each gets one chance: who left never comes back, so that this ends.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class EnsembleChanger:
     ) -> None:
         self.proposed: tuple[int, Mapping[str, str]] | None = None
         self._last_error: Exception | None = None
+        self._short_since: float | None = None  # loop time from which on bookies were done without
         self._in_doubt = False  # an attempt for `proposed` may have been, or may still come into force
         self._pipeline = pipeline
         self._record = record
@@ -81,7 +83,7 @@ class EnsembleChanger:
         pipeline = self._pipeline
         if pipeline.state.failed_for_good or pipeline.state.is_changing or not pipeline.state.dropped:
             return True
-        if self._placement.replacement(pipeline.state.unusable, (), doubtful=False) is None:
+        if self._placement.replacement(pipeline.state.unusable, (), doubtful=self._takes_doubtful()) is None:
             return False
         pipeline.retry_change()
         return True
@@ -132,6 +134,7 @@ class EnsembleChanger:
             fields = {"ledger_id": self._record.ledger.ledger_id, "entry_id": first_entry_id, "bookie": dict(replaced)}
             log.info("ledger.ensemble_changed", extra=fields)
             pipeline.change_ensemble(replaced)
+        self._note_shortage()
         if pipeline.state.dropped and not pipeline.state.failed_for_good:  # too few spares, or too much to supply them with
             self._slots.retry_later(self)
         return True
@@ -148,10 +151,24 @@ class EnsembleChanger:
         state = self._pipeline.state
         replaced: dict[str, str] = {}
         for old in begun.failed:
-            new = self._placement.replacement(state.unusable, replaced.values(), doubtful=not state.has_quorum)
+            new = self._placement.replacement(state.unusable, replaced.values(), doubtful=self._takes_doubtful())
             if new is not None:
                 replaced[old] = new
         return replaced
+
+    def _note_shortage(self) -> None:
+        if not self._pipeline.state.dropped:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = asyncio.get_running_loop().time()
+
+    def _takes_doubtful(self) -> bool:
+        """Rule 3."""
+        if not self._pipeline.state.has_quorum:
+            return True
+        if self._short_since is None:
+            return False
+        return asyncio.get_running_loop().time() - self._short_since >= self._settings.quarantined_spare_after_s
 
     def _take_failure(self, error: Exception, is_unknown: bool) -> bool:
         self._last_error = error
@@ -175,6 +192,7 @@ class EnsembleChanger:
         pipeline = self._pipeline
         before = pipeline.state.dropped
         pipeline.refuse_change()
+        self._note_shortage()
         if pipeline.state.failed_for_good:
             return
         if pipeline.state.dropped != before:  # a retry that did not help is no news

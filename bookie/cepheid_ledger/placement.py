@@ -6,6 +6,7 @@ Rule 2: a bookie that failed is in quarantine for a while, and twice as long whe
     `quarantine_max_s`, the longest quarantine. All writers of the process share that knowledge, and hundreds of them losing
     one bookie at once is one failure.
 Rule 3: a quarantined bookie is chosen only when there are not enough others.
+Rule 4: a bookie that came back is no longer in quarantine. Its failures are not forgotten for that: rule 2 counts them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cepheid_ledger.errors import NotEnoughBookiesError
@@ -28,6 +29,9 @@ class Placement(Protocol):
 
     def quarantine(self, bookie_id: str) -> None:
         """Tells that this bookie just failed."""
+
+    def forgive(self, bookie_id: str) -> None:
+        """Tells that it came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class RandomPlacement:
         available: Callable[[], Sequence[str]],
         rng: random.Random,
         quarantine_s: float = 10.0,
-        quarantine_max_s: float = 300.0,
+        quarantine_max_s: float = 60.0,
     ) -> None:
         self._available = available
         self._rng = rng
@@ -90,6 +94,12 @@ class RandomPlacement:
         if before is not None and before.until + self._quarantine_max_s > now:
             duration_s = min(2 * before.duration_s, self._quarantine_max_s)
         self._quarantines[bookie_id] = _Quarantine(now + duration_s, duration_s)
+
+    def forgive(self, bookie_id: str) -> None:
+        now = asyncio.get_running_loop().time()
+        before = self._quarantines.get(bookie_id)
+        if before is not None and before.until > now:
+            self._quarantines[bookie_id] = replace(before, until=now)
 
     def _candidates(self, excluded: Sequence[str]) -> tuple[list[str], list[str]]:
         """Healthy ones and quarantined ones, sorted: the choice must depend on the generator alone."""

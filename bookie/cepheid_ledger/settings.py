@@ -71,9 +71,15 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
         10.0,
         ge=0,
         description="A bookie that failed is not chosen for this long, unless there are too few others. Doubles when it fails "
-        "again soon after, up to `quarantine_max_s`.",
+        "again soon after, up to `quarantine_max_s`. Ends when it registers anew.",
     )
-    quarantine_max_s: float = Field(300.0, ge=0, description="Longest quarantine of a bookie that fails again and again.")
+    quarantine_max_s: float = Field(60.0, ge=0, description="Longest quarantine of a bookie that fails again and again.")
+    quarantined_spare_after_s: float = Field(
+        10.0,
+        ge=0,
+        description="A ledger that lacked copies for this long, as there was no other bookie, takes one in quarantine too. At "
+        "once, if it cannot go on without.",
+    )
     ensemble_changes: PositiveInt = Field(
         64, description="Ledgers whose bookies are being replaced in metadata at once; the others wait in the order of asking."
     )

@@ -133,6 +133,7 @@ class BrokerRole:
         )
         opened.push_async_callback(serving.aclose)
         bookies.on_new_incarnation = serving.drop_ledger_ids
+        bookies.on_back = serving.ledger_client.on_bookie_back
         serving.listen()
         await serving.start()
         await serving.start_admin()

@@ -39,8 +39,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "add_timeout_s": ADD_TIMEOUT_S,
             "read_timeout_s": 1.0,
             "recovery_timeout_s": 2.0,
-            "quarantine_s": 1.0,
-            "quarantine_max_s": 1.0,  # tests kill the same bookies every few seconds, and want them taken again
         }
     },
 }

@@ -232,6 +232,32 @@ def test_grpc_is_imported_by_who_uses_it_only() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_bookies_that_came_back_are_said_once_they_are_writable() -> None:
+    async def main() -> None:
+        async with started("a", "b") as (world, sessions):
+            told: list[str] = []
+
+            def on_back(bookie_id: str) -> None:
+                assert bookie_id in world.directory.writable()
+                told.append(bookie_id)
+
+            world.directory.on_back = on_back
+            await sessions["a"].aclose()
+            await wait_until(lambda: world.directory.writable() == ["b"])
+            readonly = await world.bookie("a", writable=False)
+            await wait_until(lambda: world.directory.known()["a"].registered)
+            assert told == []
+            await world.register(readonly, "a")
+            await wait_until(lambda: told == ["a"])
+            record = BookieRegistration(bookie_id="b", incarnation="of-b", addresses={"grpc": "b:3181"}, process="another")
+            b = available_bookies(world.store)
+            await b.replace("b", record, 0)  # so soon that nobody saw it gone
+            await world.bookie("c")
+            await wait_until(lambda: told == ["a", "b", "c"])
+
+    run_async(main())
+
+
 def test_a_bookie_with_other_disks_is_said_before_it_is_writable_again() -> None:
     async def main() -> None:
         async with started("a", "b") as (world, sessions):

@@ -55,6 +55,24 @@ def test_pauses_grow_while_there_is_no_spare_and_everybody_is_served_when_there_
     run_simulated(main())
 
 
+def test_when_a_bookie_came_back_nobody_waits_for_the_end_of_the_pause() -> None:
+    async def main() -> None:
+        slots = ChangeSlots(SETTINGS)
+        slots.retry_now()  # for nobody
+        ledger = Ledger(slots)
+        slots.retry_later(ledger)
+        await asyncio.sleep(10)
+        assert ledger.retried_at == [1, 3, 7]
+        slots.retry_now()
+        await asyncio.sleep(2)
+        assert ledger.retried_at == [1, 3, 7, 10, 12]
+        slots.close()
+        slots.retry_now()
+        assert slots._timer is None
+
+    run_simulated(main())
+
+
 def test_while_metadata_is_away_one_asks_and_the_others_follow_when_it_got_through() -> None:
     async def main() -> None:
         slots = ChangeSlots(SETTINGS)

@@ -388,6 +388,45 @@ def test_a_quarantined_spare_is_taken_only_by_a_ledger_without_quorum() -> None:
     run_async(main())
 
 
+def test_a_quarantined_spare_is_taken_at_once_when_it_came_back() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abcd", settings=QUICK.model_copy(update={"ensemble_retry_s": 60.0})) as world:
+            world.placement.quarantine("d")
+            writer = await fresh_loss(world)
+            await append(writer, [b"y"])
+            await wait_until(lambda: writer.under_replicated == ("b",))
+            world.client.on_bookie_back("d")
+            await changed(writer)
+            assert writer.metadata.last_fragment.ensemble == ("a", "d", "c")
+
+    run_async(main())
+
+
+def test_a_ledger_that_lacked_copies_for_long_takes_a_quarantined_spare_and_each_but_once() -> None:
+    async def main() -> None:
+        settings = QUICK.model_copy(update={"quarantined_spare_after_s": 0.3})
+        async with ledger_world(*"abcd", settings=settings) as world:
+            world.placement.quarantine("d")
+            writer = await fresh_loss(world)
+            await append(writer, [b"y"])
+            await wait_until(lambda: writer.under_replicated == ("b",))
+            short_since = writer._changer._short_since
+            assert short_since is not None
+            await changed(writer)
+            assert asyncio.get_running_loop().time() - short_since >= 0.3
+            assert writer.metadata.last_fragment.ensemble == ("a", "d", "c")
+            assert writer._changer._short_since is None
+            fail(world, "d", "io-error")
+            await append(writer, [b"z"])
+            await wait_until(lambda: writer.under_replicated == ("d",))
+            fail(world, "b", "none")
+            fail(world, "d", "none")
+            await asyncio.sleep(0.5)  # longer than it waits before it takes anybody
+            assert len(writer.metadata.fragments) == 2, "who left never comes back"
+
+    run_async(main())
+
+
 # Others who change the record
 
 

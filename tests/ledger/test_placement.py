@@ -76,6 +76,24 @@ def test_a_bookie_that_fails_again_soon_is_avoided_twice_as_long_up_to_a_bound(m
     run_async(main())
 
 
+def test_a_bookie_that_came_back_is_chosen_again_and_its_failures_still_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 2.0, 6.0)
+        now = 100.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        chooser.quarantine("a")
+        chooser.forgive("a")
+        chooser.forgive("b")  # it never failed
+        assert chooser.quarantined() == []
+        assert chooser.replacement(("b",), (), doubtful=False) == "a"
+        chooser.quarantine("a")
+        now += 3.9
+        assert chooser.quarantined() == ["a"], "twice as long"
+        monkeypatch.undo()
+
+    run_async(main())
+
+
 def test_what_is_no_longer_registered_is_never_chosen() -> None:
     registered = list("abcd")
     chooser = RandomPlacement(lambda: registered, random.Random(1))

@@ -99,6 +99,7 @@ class SimBroker:
         if self._directory is None:  # the real one, over registrations
             directory = BookieDirectory(self.store, self.ports, connect=lambda bookie_id, address: wires.get(bookie_id))
             directory.on_new_incarnation = ids.drop_block
+            directory.on_back = lambda bookie_id: self.client.on_bookie_back(bookie_id)
             self.node.start(self._follow(directory), name="follow bookies")
             connections, writable = ConnectionsProbe(directory, history, process), directory.writable
         else:
