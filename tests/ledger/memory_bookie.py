@@ -30,10 +30,11 @@ from cepheid_rpc import (
 class MemoryBookie:
     """Switches: `hang` (nothing is answered, adds are kept back), `down` (connections fail), `refuse` (adds get this status),
     `drop_adds` (adds are stored but never answered), `delay_s` (of every answer), `read_delay_s` (of range reads),
-    `mute` (reads end without an answer), `lac_down` (LAC requests fail), `refuse_polls` (an older release: requests that wait
-    fail), `full_of_readers` (they are refused), `limbo` (it may have forgotten things: what it does not have is unknown),
-    `lie_about_lac` (what its highest entry claims, under a digest that is wrong), `checks_disk` (it says which of its copies are
-    damaged, as real bookies do; else the damage shows where they arrive)."""
+    `mute` (reads end without an answer), `lac_down` (LAC requests fail), `lac_status` (they are answered so, and nothing is
+    fenced), `refuse_polls` (an older release: requests that wait fail), `full_of_readers` (they are refused), `limbo` (it may
+    have forgotten things: what it does not have is unknown), `lie_about_lac` (what its highest entry claims, under a digest that
+    is wrong), `checks_disk` (it says which of its copies are damaged, as real bookies do; else the damage shows where they
+    arrive)."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -48,6 +49,7 @@ class MemoryBookie:
         self.delay_s = self.read_delay_s = 0.0
         self.lac_down = self.limbo = self.refuse_polls = self.full_of_readers = self.mute = False
         self.lie_about_lac: int | None = None
+        self.lac_status: Status | None = None
         self.checks_disk = False
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
@@ -249,6 +251,8 @@ class MemoryConnection:
         await self._bookie.answer_time()
         if self._bookie.lac_down:
             raise BookieUnavailableError(f"{self.bookie_id} does not hear LAC requests")
+        if self._bookie.lac_status is not None:
+            return LacAnswer(self._bookie.lac_status)
         if request.wait_ms and self._bookie.refuse_polls:
             raise BookieUnavailableError(f"{self.bookie_id} is of an older release")
         if request.wait_ms and self._bookie.full_of_readers:

@@ -7,18 +7,21 @@ import asyncio
 import pytest
 
 from cepheid_ledger import (
+    ClosedLedger,
     EntryBeyondEndError,
     EntryDamagedError,
     EntryUnavailableError,
+    LedgerFencedError,
     LedgerLostError,
     LedgerReader,
     LedgerWriter,
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from cepheid_ledger.lac_reads import lac_of
 from cepheid_ledger.replica_read import ReplicaFailure, explain
 from cepheid_metadata import Fragment, Versioned
-from cepheid_rpc import ReadRequest, Status
+from cepheid_rpc import LacAnswer, ReadRequest, Status, encode_group
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
 from tests.support import run_async, wait_until
@@ -273,6 +276,27 @@ class StaleStore(FaultyStore):
     async def sync(self, key: str) -> None:
         self.syncs += 1
         self.past = None
+
+
+def test_a_reader_beside_a_writer_that_failed_hears_of_the_end_that_others_gave_the_ledger() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abc") as world:
+            writer = await world.create_on("abc")
+            await append(writer, [b"0"])
+            reader = await world.client.open_reader(writer.ledger_id)
+            world.cluster["a"].hold(encode_group(writer.ledger_id, 1, 0, 1, [b"1"]))  # half written
+            assert await world.another_client().recover(writer.ledger_id) == ClosedLedger(1, 2)
+            with pytest.raises(LedgerFencedError):
+                await append(writer, [b"1"])
+            assert await reader.read_lac() == 1
+            assert payloads_of(await reader.read(1, 1, max_bytes=1)) == [b"1"]
+
+    run_async(main())
+
+
+def test_of_a_bookie_that_is_not_sure_no_lac_is_believed() -> None:
+    assert lac_of(LacAnswer(Status.OK, 7, 7), 1) == 7
+    assert lac_of(LacAnswer(Status.UNKNOWN, 7, 7), 1) == -1
 
 
 def test_a_follower_that_lags_does_not_open_a_closed_ledger_again() -> None:

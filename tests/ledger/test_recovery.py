@@ -18,9 +18,10 @@ from cepheid_ledger import (
 )
 from cepheid_ledger.master_key import master_key_of
 from cepheid_metadata import Fragment, LedgerState, StoreUnavailableError
-from cepheid_rpc import AddRequest, EntryGroup, Status, encode_group
+from cepheid_rpc import AddRequest, EntryGroup, MissingEntries, ReadAnswer, ReadRequest, Status, encode_group
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
+from tests.ledger.memory_bookie import MemoryBookie
 from tests.support import run_async, wait_until
 
 SLOW = FAST.model_copy(update={"recovery_timeout_s": 30.0, "add_timeout_s": 30.0, "read_timeout_s": 30.0})
@@ -349,6 +350,55 @@ def test_without_coverage_nothing_is_decided_and_the_next_attempt_continues(size
     run_async(main())
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        Status.FENCED,
+        Status.UNAUTHORIZED,
+        Status.READ_ONLY,
+        Status.OVERLOADED,
+        Status.NO_SPACE,
+        Status.IO_ERROR,
+        Status.UNKNOWN,
+        Status.BAD_REQUEST,
+        Status.STOPPED,
+    ],
+)
+def test_a_bookie_that_does_not_say_that_it_is_fenced_is_not(status: Status) -> None:
+    """L11: nothing is read while the writer may still reach its quorum."""
+
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await written_to(world, 2)
+            for bookie in "ab":
+                world.cluster[bookie].lac_status = status
+            with pytest.raises(RecoveryFailedError, match="its writer cannot be fenced"):
+                await world.another_client().recover(writer.ledger_id)
+            assert not any(bookie.reads for bookie in world.cluster.bookies.values())
+            world.cluster["a"].lac_status = None
+            assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("next_entry_id", [1, 1 << 40])
+def test_an_answer_about_other_entries_than_asked_denies_nothing(next_entry_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunk(bookie: MemoryBookie, request: ReadRequest) -> ReadAnswer:
+        bookie.fence(request.ledger_id)
+        missing = MissingEntries(request.first_entry_id, max(request.first_entry_id, next_entry_id - 1), Status.NO_ENTRY)
+        return ReadAnswer((), (missing,), next_entry_id)
+
+    monkeypatch.setattr(MemoryBookie, "chunk", chunk)
+
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await written_to(world, 2)
+            with pytest.raises(RecoveryFailedError, match="an answer that says nothing of the entry"):
+                await world.client.recover(writer.ledger_id)
+
+    run_async(main())
+
+
 def test_an_entry_that_nobody_can_deny_stops_recovery() -> None:
     """Qw 3, Qa 2: one no and two unknown: the entry may be acknowledged."""
 
@@ -420,6 +470,26 @@ def test_a_long_tail_is_recovered_in_batches() -> None:
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(99, 100)
             reader = await world.client.open_reader(writer.ledger_id)
             assert len(payloads_of(await reader.read(0, 99, max_bytes=1 << 20))) == 100
+
+    run_async(main())
+
+
+def test_recovery_does_not_read_on_while_too_much_waits_to_be_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_ledger.recovery._WRITE_BACK_BYTES", 500)
+
+    async def main() -> None:
+        settings = FAST.model_copy(update={"recovery_batch_entries": 7, "refusal_retry_s": 30.0})
+        async with ledger_world(settings=settings) as world:
+            writer = await world.create()
+            world.cluster["a"].hold(entries(writer, 0, 99, lac=-1))
+            for bookie in "bc":
+                world.cluster[bookie].refuse = Status.OVERLOADED
+            recovery = asyncio.create_task(world.client.recover(writer.ledger_id))
+            await wait_until(lambda: len(world.cluster["b"].add_log) > 3)
+            assert len(world.cluster["a"].reads) <= 4, "7 entries of 37 bytes a time"
+            for bookie in "bc":
+                world.cluster[bookie].refuse = None
+            assert await recovery == ClosedLedger(99, 100)
 
     run_async(main())
 

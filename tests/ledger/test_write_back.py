@@ -151,3 +151,16 @@ def test_giving_up_leaves_nothing_behind() -> None:
             assert all(channel.lanes == channel.waiting_bytes == 0 for channel in world.client.statistics().values())
 
     run_async(main())
+
+
+def test_a_bookie_that_fails_is_in_quarantine_for_everybody() -> None:
+    async def main() -> None:
+        async with ledger_world(*"abcd") as world:
+            world.cluster["b"].refuse = Status.IO_ERROR
+            write_back = new_write_back(world, ledger("abc", 3, 3))
+            write_back.push(entries(5, 5))
+            await write_back.wait_below(0)
+            write_back.leave()
+            assert world.placement.quarantined() == ["b"]
+
+    run_async(main())
