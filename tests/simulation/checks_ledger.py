@@ -25,7 +25,7 @@ from cepheid_rpc import (
 from tests.simulation.checks_records import check_end
 from tests.simulation.history import History
 
-_FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY)
+_FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.BAD_DIGEST)
 
 
 class LedgerClientProbe:

@@ -29,7 +29,7 @@ from tests.simulation.sim_disk import SimDisk
 from tests.simulation.sim_network import ServedBookie
 
 _NO_ENTRY = 1 << 40  # an entry id that no writer reaches
-_FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY)
+_FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.BAD_DIGEST)
 
 
 class BookieProbe:

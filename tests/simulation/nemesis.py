@@ -23,6 +23,7 @@ class Nemesis:
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = world.plan.random
+        self._decaying: SimBookie | None = None
         self._acts: tuple[Callable[[], None], ...] = (
             self._lose_power,
             self._crash_bookie,
@@ -38,6 +39,7 @@ class Nemesis:
             self._slow_bookie,
             self._pause_bookie,
             self._lose_disk,
+            self._decay,
             self._hit_ensemble,
             self._hit_ensemble,
             self._expire_session_of_bookie,
@@ -217,6 +219,18 @@ class Nemesis:
             node = bookie.node
             node.pause()
             self._world.later(self._random.choice((0.1, 1.0, 4.0)), lambda: node.paused and node.resume())
+
+    def _decay(self) -> None:
+        """The medium of one bookie's entry logs, here and there. What is on it counts as lost (see `_lose_disk`)."""
+        world, rng = self._world, self._random
+        if self._decaying is None:
+            if world.disks_to_lose == 0 or (bookie := self._some_bookie()) is None or not bookie.disk.listdir("entrylog"):
+                return
+            world.disks_to_lose -= 1
+            self._decaying = bookie
+        for _ in range(rng.choice((1, 10))):
+            if self._decaying.disk.decay(rng, "entrylog"):
+                world.plan.count("bit of an entry log decayed")
 
     def _lose_disk(self) -> None:
         """For good, or but for an old copy; at most so often in a run that every entry keeps a copy."""

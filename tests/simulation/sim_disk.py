@@ -237,6 +237,14 @@ class SimDisk:
         if offset < len(inode.durable):
             inode.durable[offset] ^= 1 << bit
 
+    def decay(self, rng: random.Random, folder: str) -> bool:
+        """Damages one bit of some file in there. False: there is nothing."""
+        paths = [path for path, inode in self._names.files.items() if parent_of(path) == normal_path(folder) and inode.durable]
+        if paths:
+            path = rng.choice(paths)
+            self.flip_bit(path, rng.randrange(len(self._names.files[path].durable)), rng.randrange(8))
+        return bool(paths)
+
     def process_crash(self) -> SimDisk:
         """The process ended, the machine did not: all that was written is there."""
         self.dead = True
