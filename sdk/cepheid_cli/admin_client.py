@@ -37,12 +37,15 @@ class AdminUnreachableError(CepheidError):
 
 class AdminClient:
     def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 60.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise AdminUnreachableError(f"{url!r} is no admin address; it looks like {DEFAULT_URL}", url=url)
         self.url = url
         self._timeout_s = timeout_s
-        self._connection = self._connect(parts)
+        try:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("a scheme or a host is missing")
+            self._connection = self._connect(parts)
+        except ValueError as error:
+            raise AdminUnreachableError(f"{url!r} is no admin address: {error}; it looks like {DEFAULT_URL}", url=url) from None
 
     def __repr__(self) -> str:
         return f"<AdminClient {self.url}>"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from cepheid_cli.admin.units import shown_time
 from cepheid_cli.ledger_access import bookie_reach, reader_of, record_of
 from cepheid_cli.ledger_source import LedgerSource
+from cepheid_ledger import EntryBeyondEndError
 from cepheid_rpc import EntryGroup
 from cepheid_wire import WireError, decode_batch, decompress, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -26,6 +27,8 @@ async def print_entries(source: LedgerSource, ledger_id: int, first: int, last: 
     async with bookie_reach(source) as reach:
         reader = reader_of(source, ledger, reach)
         end = await reader.read_lac()
+        if first > max(end, 0):
+            raise EntryBeyondEndError(f"entry {ledger_id}:{first} is above the known end {end}")
         if last is None:
             last = end
         while first <= last:
@@ -55,7 +58,8 @@ def lines_of(ledger_id: int, entry_id: int, payload: memoryview) -> Iterator[str
         return
     messages = metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
     yield (
-        f"{place}  {shown_time(metadata.publish_time)}  producer {metadata.producer_name}  sequence {metadata.sequence_id}  "
+        f"{place}  {shown_time(metadata.publish_time)}  producer {_printable(metadata.producer_name)}  "
+        f"sequence {metadata.sequence_id}  "
         f"{messages} {'message' if messages == 1 else 'messages'}  {len(payload)} bytes"
     )
     indent = " " * (len(place) + 2)
@@ -78,7 +82,11 @@ def _messages(metadata: pb.MessageMetadata, body: memoryview) -> Iterator[str]:
 
 
 def _shown(key: str | None, payload: bytes) -> str:
-    text = payload[: 4 * _SHOWN_CHARS].decode(errors="backslashreplace")
-    text = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text[:_SHOWN_CHARS])
+    text = _printable(payload[: 4 * _SHOWN_CHARS].decode(errors="backslashreplace")[:_SHOWN_CHARS])
     more = "…" if len(payload) > len(text.encode()) else ""
-    return (f"key={key}  " if key is not None else "") + text + more
+    return (f"key={_printable(key)}  " if key is not None else "") + text + more
+
+
+def _printable(text: str) -> str:
+    """What clients chose must not command a terminal."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)

@@ -102,11 +102,13 @@ async def ledger_source(admin_url: str, metadata_url: str | None) -> AsyncIterat
     if metadata_url is None:
         yield AdminSource(admin_url)
         return
+    from cepheid_metadata import require_cluster
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
 
     store = await open_store(metadata_url, Ports())
     try:
+        await require_cluster(store)  # an empty listing would look as if all was gone
         yield StoreSource(store)
     finally:
         await store.aclose()

@@ -8,9 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from cepheid_cli.admin.common import print_json
-from cepheid_cli.ledger_access import bookie_reach, reader_of, record_of
+from cepheid_cli.ledger_access import BookieReach, bookie_reach, reader_of, record_of
 from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
 from cepheid_ledger.verification import Copy, Finding, LedgerReport, verify_ledger
+
+_MAX_LOOKS = 5  # of a ledger whose bookies are replaced each time
 
 
 async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, as_json: bool) -> bool:
@@ -18,12 +20,10 @@ async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, a
     reports: list[LedgerReport] = []
     async with bookie_reach(source) as reach:
         for view in views:
-            ledger = record_of(view)
             try:
-                last_entry_id = await reader_of(source, ledger, reach).read_lac()
+                report = await _verified(source, view, reach)
             except NoSuchLedgerHereError:
-                continue  # deleted since it was listed
-            report = await verify_ledger(ledger, last_entry_id, reach.get)
+                continue  # it went for good since it was listed, and its entries with it
             reports.append(report)
             if not as_json:
                 _print(report)
@@ -32,6 +32,21 @@ async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, a
     else:
         print(summary(reports))
     return all(report.is_sound for report in reports)
+
+
+async def _verified(source: LedgerSource, view: dict[str, Any], reach: BookieReach) -> LedgerReport:
+    """Of the record as it is: what is not sound is blamed on copies only if the record stayed the same while they were read.
+
+    Raises NoSuchLedgerHereError."""
+    ledger_id = record_of(view).ledger_id
+    ledger = record_of(await source.one(ledger_id))  # the listing may be long ago
+    for _ in range(_MAX_LOOKS):
+        last_entry_id = await reader_of(source, ledger, reach).read_lac()
+        ledger = record_of(await source.one(ledger_id))  # behind the end: it names the ensembles of all that is confirmed
+        report = await verify_ledger(ledger, last_entry_id, reach.get)
+        if report.is_sound or record_of(await source.one(ledger_id)).fragments == ledger.fragments:
+            break
+    return report
 
 
 def summary(reports: list[LedgerReport]) -> str:

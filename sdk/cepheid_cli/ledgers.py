@@ -14,7 +14,10 @@ from cepheid_cli.ledger_source import LedgerSource, ledger_source
 app = sub_app("ledgers", "Ledgers: what topics are stored in (docs/operations.md).")
 bookies_app = sub_app("bookies", "Bookies: where ledgers are stored.")
 
-Ledger = Annotated[int, typer.Argument(min=0, help="Ledger id.")]
+STATES = ("OPEN", "IN_RECOVERY", "CLOSED")
+MAX_ID = (1 << 63) - 1  # of a ledger and of an entry
+
+Ledger = Annotated[int, typer.Argument(min=0, max=MAX_ID, help="Ledger id.")]
 Metadata = Annotated[
     str | None,
     typer.Option("--metadata", envvar="CEPHEID_METADATA", help="Ask the metadata store (zk://host:port) instead of a broker."),
@@ -32,6 +35,8 @@ def list_all(
     metadata: Metadata = None,
 ) -> None:
     """List ledgers, oldest id first. Entries and bytes of an open one are known to its writer only."""
+    if state is not None and state.upper() not in STATES:
+        raise typer.BadParameter(f"{state!r} is no state of a ledger; there are {', '.join(STATES)}")
 
     async def main() -> list[dict[str, Any]]:
         async with ledger_source(admin_url, metadata) as source:
@@ -83,13 +88,15 @@ def show(ledger: Ledger, as_json: Json = False, admin_url: AdminUrl = DEFAULT_UR
 @app.command()
 def read(
     ledger: Ledger,
-    first: Annotated[int, typer.Option(min=0, help="First entry.")] = 0,
-    last: Annotated[int | None, typer.Option(min=0, help="Last entry. Default: the last that is confirmed.")] = None,
+    first: Annotated[int, typer.Option(min=0, max=MAX_ID, help="First entry.")] = 0,
+    last: Annotated[int | None, typer.Option(min=0, max=MAX_ID, help="Last entry. Default: the last that is confirmed.")] = None,
     raw: Annotated[bool, typer.Option(help="Payloads of entries as stored, one after the other, to standard output.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
     """Print a ledger's entries with their messages, read from the bookies, without recovery: a writer goes on."""
+    if last is not None and last < first:
+        raise typer.BadParameter(f"the last entry {last} is before the first, {first}")
     from cepheid_cli.ledger_reading import print_entries
 
     async def main() -> None:
@@ -101,7 +108,7 @@ def read(
 
 @app.command()
 def verify(
-    ledger: Annotated[int | None, typer.Argument(min=0, help="Ledger id.")] = None,
+    ledger: Annotated[int | None, typer.Argument(min=0, max=MAX_ID, help="Ledger id.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All ledgers, one after the other.")] = False,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,

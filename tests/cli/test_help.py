@@ -28,7 +28,8 @@ def test_all_parts_of_the_command_line_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_help_shows_each_option_and_its_text_as_written(path: tuple[str, ...]) -> None:
+def test_help_shows_each_option_and_its_text_as_written(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", WIDTH)  # it reads the environment once, for whichever test comes first
     shown = CliRunner().invoke(app, [*path, "--help"], env={"TERMINAL_WIDTH": str(WIDTH), "NO_COLOR": "1"})
     assert shown.exit_code == 0, shown.exception
     words = " ".join(shown.output.replace("│", " ").split())

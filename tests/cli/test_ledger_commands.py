@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
+from cepheid_cli import ledger_verifying
 from cepheid_cli.app import app
 from cepheid_cli.ledger_reading import lines_of
+from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
 from cepheid_cli.ledger_verifying import cure
 from cepheid_cli.wire_client import WireClient
 from cepheid_ledger.verification import Copy, Finding
+from cepheid_metadata import ClusterNotFoundedError, Fragment, LedgerMetadata, LedgerState
 from cepheid_ports import CepheidError
+from cepheid_rpc import BookieConnection, encode_group
 from cepheid_testkit import ProcessCluster
+from cepheid_wire import encode_tail
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.ledger.memory_bookie import MemoryBookie
+from tests.support import run_async
 
 TOPIC = "persistent://public/default/orders"
 
@@ -150,3 +160,124 @@ def test_each_finding_has_a_cure(ailment: Copy, valid: int, words: str) -> None:
 
 def test_bytes_that_are_no_message_are_shown_as_that() -> None:
     assert list(lines_of(3, 4, memoryview(b"\x00\x01"))) == ["3:4  2 bytes, no message"]
+
+
+class ChangingSource:
+    """Answers `one` with the next of its records; None: it is gone."""
+
+    def __init__(self, *records: LedgerMetadata | None) -> None:
+        self._records = list(records)
+
+    async def one(self, ledger_id: int) -> dict[str, Any]:
+        record = self._records.pop(0) if len(self._records) > 1 else self._records[0]
+        if record is None:
+            raise NoSuchLedgerHereError(f"ledger {ledger_id} does not exist")
+        return {"ledger": record.model_dump(mode="json")}
+
+
+def ledger_on(*fragments: tuple[int, str], last: int = 5) -> LedgerMetadata:
+    return LedgerMetadata(
+        ledger_id=5,
+        ensemble_size=2,
+        write_quorum=2,
+        ack_quorum=1,
+        state=LedgerState.CLOSED if last >= 0 else LedgerState.OPEN,
+        fragments=tuple(Fragment(first_entry_id=first, ensemble=tuple(names)) for first, names in fragments),
+        last_entry_id=last if last >= 0 else None,
+        length_bytes=0 if last >= 0 else None,
+        creation_token=1,
+        created_at_ms=0,
+    )
+
+
+def verified(
+    monkeypatch: pytest.MonkeyPatch, source: ChangingSource, bookies: dict[str, MemoryBookie], listed: LedgerMetadata
+) -> bool:
+    class Reach:
+        def get(self, name: str) -> BookieConnection:
+            return bookies[name].connection()
+
+    @asynccontextmanager
+    async def reach_of(_: object) -> AsyncIterator[Reach]:
+        yield Reach()
+
+    monkeypatch.setattr(ledger_verifying, "bookie_reach", reach_of)
+    view = {"ledger": listed.model_dump(mode="json")}
+    return run_async(ledger_verifying.verify_ledgers(cast(LedgerSource, source), [view], as_json=False))
+
+
+def bookies_holding(first: str, then: str) -> dict[str, MemoryBookie]:
+    """Entries 0..2 at `first`, 3..5 at `then`."""
+    bookies = {name: MemoryBookie(name) for name in (*first, *then)}
+    for names, at in ((first, 0), (then, 3)):
+        group = encode_group(5, at, 5, 0, [b"x"] * 3)
+        for name in names:
+            held = bookies[name].entries.setdefault(5, {})
+            held.update({entry_id: group.slice(entry_id, entry_id) for entry_id in range(at, at + 3)})
+    return bookies
+
+
+def test_an_ensemble_that_changed_since_the_listing_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed, now = ledger_on((0, "ab"), last=-1), ledger_on((0, "ab"), (3, "ac"), last=-1)
+    assert verified(monkeypatch, ChangingSource(now), bookies_holding("ab", "ac"), listed), capsys.readouterr().out
+
+
+def test_an_ensemble_that_changes_during_the_reading_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, now = ledger_on((0, "ab")), ledger_on((0, "ab"), (3, "ac"))
+    assert verified(monkeypatch, ChangingSource(before, now), bookies_holding("ab", "ac"), before), capsys.readouterr().out
+
+
+def test_a_ledger_that_went_for_good_since_the_listing_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = ledger_on((0, "ab"))
+    bookies = {name: MemoryBookie(name) for name in "ab"}  # and its entries were collected
+    for source in (ChangingSource(None), ChangingSource(listed, None)):
+        assert verified(monkeypatch, source, bookies, listed), capsys.readouterr().out
+    assert "0 ledgers" in capsys.readouterr().out
+    assert not verified(monkeypatch, ChangingSource(listed), bookies, listed)  # one that is still there lost them
+
+
+def test_what_a_producer_named_its_keys_is_no_command_to_a_terminal() -> None:
+    metadata = pb.MessageMetadata(producer_name="p\x1b]0;owned\x07", sequence_id=1, publish_time=0, partition_key="a\x1b[2J\nb")
+    entry = encode_tail(metadata, b"\x1b[31mred")
+    lines = list(lines_of(3, 4, memoryview(entry)))
+    assert all(line.isprintable() for line in lines), lines
+    assert lines[1].strip() == r"key=a\x1b[2J\x0ab  \x1b[31mred"
+
+
+@pytest.mark.parametrize("first", ["7", "99999999999"])
+def test_reading_beyond_the_end_is_said(cepheid: Commands, first: str) -> None:
+    with pytest.raises(CepheidError, match=r"entry \d+:\d+ is above the known end 2"):
+        cepheid("ledgers", "read", str(cepheid.ledger_of("orders")), "--first", first)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", str(2**63)),
+        ("read", str(2**63)),
+        ("read", "1", "--last", str(2**63)),
+        ("read", "1", "--first", "2", "--last", "1"),
+        ("list", "--state", "opne"),
+    ],
+)
+def test_what_cannot_be_is_refused(cepheid: Commands, words: tuple[str, ...]) -> None:
+    cepheid("ledgers", *words)
+    assert cepheid.exit_code == 2
+
+
+def test_a_store_without_a_cluster_shows_no_empty_list(tmp_path: Path) -> None:
+    for command in ("ledgers", "bookies"):
+        result = CliRunner().invoke(app, [command, "list", "--metadata", f"rocksdb://{tmp_path}/typo"])
+        assert isinstance(result.exception, ClusterNotFoundedError), result.output
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:x", "ftp://127.0.0.1", ""])
+def test_what_is_no_admin_address_is_named(url: str) -> None:
+    result = CliRunner().invoke(app, ["bookies", "list", "--admin-url", url])
+    assert isinstance(result.exception, CepheidError), result.output
