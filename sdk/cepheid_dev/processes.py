@@ -88,7 +88,9 @@ def _look(pid: int) -> tuple[str, str]:
         except OSError:
             return "", ""
         fields = stat.rpartition(")")[2].split()  # a name may hold anything, also parentheses; proc(5) counts from the pid
-        return fields[0], fields[19]
+        letter, threads, born = fields[0], int(fields[17]), fields[19]
+        # The first thread of a killed process ends before the others, which hold its ports and files for a moment longer.
+        return "D" if letter == "Z" and threads > 1 else letter, born
     # LC_ALL: the words of lstart must not depend on who asks.
     asked = subprocess.run(
         ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,12 @@ from cepheid_dev.free_ports import free_port
 from cepheid_dev.processes import DetachedProcess, ProcessState, spawn
 from cepheid_dev.toml_text import toml_text
 
+FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
 SLEEP = "import sys, time; print('hello', flush=True); time.sleep(60)"
 
 
@@ -32,8 +39,6 @@ def sleeper(tmp_path: Path) -> Iterator[DetachedProcess]:
 
 
 def wait_for(process: DetachedProcess, state: ProcessState) -> None:
-    import time
-
     deadline = time.monotonic() + 10
     while process.state() is not state:
         assert time.monotonic() < deadline, process.state()
@@ -51,6 +56,23 @@ def test_it_runs_in_a_session_of_its_own_is_paused_and_ends(sleeper: DetachedPro
     sleeper.send(signal.SIGKILL)
     assert sleeper.wait_gone(10)
     sleeper.send(signal.SIGTERM)  # to nobody
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="asks for threads in /proc")
+def test_it_is_gone_when_its_last_thread_is(tmp_path: Path) -> None:
+    """Until then it has its ports: who started its successor now would hear that they are taken."""
+    process = spawn([sys.executable, "-c", FIRST_THREAD_ENDS], tmp_path / "log", dict(os.environ))
+    try:
+        stat = Path(f"/proc/{process.pid}/stat")
+        deadline = time.monotonic() + 10
+        while ") Z " not in stat.read_text():
+            assert time.monotonic() < deadline, stat.read_text()
+            time.sleep(0.005)
+        assert process.state() is ProcessState.RUNNING
+        assert not process.wait_gone(0.05)
+    finally:
+        process.send(signal.SIGKILL)
+    assert process.wait_gone(10)
 
 
 def test_a_pid_that_somebody_else_has_now_is_not_ours(sleeper: DetachedProcess) -> None:
