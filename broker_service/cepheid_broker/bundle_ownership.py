@@ -92,6 +92,8 @@ class BundleOwnership:
         self._registration = OwnRegistration(store, self._tasks, ports, release)
         self._counts = BundleCounts(store, self._tasks, self._on_namespace_gone)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
+        self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
+        self._registered = asyncio.Event()
         self._reads: SingleFlight[Bundle, Found[BundleOwner] | None] = SingleFlight("owner-reads", _stopped)
         self._started = self._stopping = False
         self._unsubscribe = store.subscribe(self.on_session)
@@ -109,6 +111,7 @@ class BundleOwnership:
         await self.directory.start()
         await asyncio.shield(self._registration.make_soon(self.broker_id, self._addresses))
         await self.directory.refresh()
+        self._registered.set()
 
     def on_session(self, state: SessionState) -> None:
         """Rule 3."""
@@ -205,21 +208,27 @@ class BundleOwnership:
                 for _ in range(_ATTEMPTS):
                     if (location := await self._look(bundle, authoritative=authoritative)) is not None:
                         return location
-        except (MetadataError, TimeoutError) as error:
-            raise self._not_now(bundle, f"metadata cannot be asked who owns it: {error or 'timeout'}") from error
+        except MetadataError as error:
+            raise self._not_now(bundle, f"metadata cannot be asked who owns it: {error}") from error
+        except TimeoutError:
+            raise self._not_now(bundle, self._what_takes_so_long(bundle)) from None
         raise self._not_now(bundle, "others acquire and release it at the same time")
 
     async def _look(self, bundle: Bundle, *, authoritative: bool) -> Location | None:
         """None: something changed meanwhile, look again."""
         if (tenure := self.states.find(bundle)) is not None:
-            if tenure.phase is Phase.RELEASING:
-                raise self._not_now(bundle, "it is being unloaded")
+            if tenure.phase is Phase.RELEASING:  # clients that are refused wait twice as long each time
+                await asyncio.wait([self._releasing[bundle]])
+                return None
             if tenure.phase is Phase.ACQUIRING:
                 await asyncio.wait([self._acquiring[bundle]])
                 return Here() if self.states.owns(bundle) else None
             return Here()
-        if not self._started or self._store.session_state is not SessionState.CONNECTED:
+        if self._store.session_state is not SessionState.CONNECTED:
             raise self._not_now(bundle, "this broker has no session with the metadata store")
+        if not self._registered.is_set():  # it just starts
+            await self._registered.wait()
+            return None
         # One read for all that ask at the same time: after a failover a client looks up thousands of topics of few bundles.
         found = await self._reads.run(bundle, self._read_owner)
         if found is not None and not self._may_take(found.record):
@@ -252,6 +261,13 @@ class BundleOwnership:
     def _may_take(self, record: BundleOwner) -> bool:
         """Rules 4 and 5."""
         return self.states.is_own(record) or record.addresses == self._addresses
+
+    def _what_takes_so_long(self, bundle: Bundle) -> str:
+        if not self._registered.is_set():
+            return "this broker is not registered yet"
+        tenure = self.states.find(bundle)
+        releasing = tenure is not None and tenure.phase is Phase.RELEASING
+        return "it is being unloaded" if releasing else "metadata cannot be asked who owns it: timeout"
 
     def _not_now(self, bundle: Bundle, why: str) -> ServiceNotReadyError:
         return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
@@ -347,6 +363,7 @@ class BundleOwnership:
         """Not owned is success."""
         if (tenure := self.states.begin_release(bundle)) is not None:
             task = self._tasks.start(self._release_outcome(tenure, to, reason), name=f"release {bundle}")
+            self._releasing[bundle] = task
             if (error := await asyncio.shield(task)) is not None:
                 raise error
 
@@ -358,6 +375,15 @@ class BundleOwnership:
 
     async def _release_outcome(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
         """An error is a result here: it is no failed task."""
+        bundle = tenure.bundle
+        try:
+            return await self._release(tenure, to, reason)
+        finally:
+            self.states.on_kept(tenure)  # unless it was released, or lost
+            if self._releasing.get(bundle) is asyncio.current_task():
+                del self._releasing[bundle]
+
+    async def _release(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
         bundle = tenure.bundle
         await self.user.unload_bundle(bundle, reason)
         others = [name for name in self.directory.brokers if name != self.broker_id]
@@ -373,7 +399,6 @@ class BundleOwnership:
         except (BadVersionError, NoSuchKeyError):
             pass  # it is not ours any more
         except MetadataError as error:
-            self.states.on_kept(tenure)
             self._follow_soon(tenure)
             return self._not_now(bundle, f"it could not be released: {error}")
         self.states.on_released(tenure)

@@ -574,3 +574,77 @@ def test_what_was_being_opened_in_a_session_that_ended_is_not_served_in_the_next
             assert not (await heir.broker.topics.get(name, may_create=False)).closed
 
     run_async(main())
+
+
+def test_lookups_wait_for_a_release_and_are_told_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused ones would come back later and later: clients wait twice as long each time."""
+
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, heir = world.brokers
+            topic = await world.topic_on(owner)
+            name = TopicName.parse(full(topic))
+            paused = Paused(owner, monkeypatch)
+            opening = asyncio.ensure_future(owner.broker.topics.get(name, may_create=True))
+            await paused.reached.wait()
+            releasing = asyncio.ensure_future(owner.ownership.release(await owner.ownership.bundle_of(name), to=heir.id))
+            await asyncio.sleep(0)
+            looking = [asyncio.ensure_future(lookup(owner, topic)) for _ in range(3)]
+            await asyncio.sleep(0.1)  # that nobody is answered meanwhile is the subject
+            assert not any(task.done() for task in looking)
+            paused.go.set()
+            answers = await asyncio.gather(*looking)
+            assert {answer.response for answer in answers} == {pb.CommandLookupTopicResponse.Redirect}
+            assert {answer.brokerServiceUrl for answer in answers} == {heir.service_url}
+            await releasing
+            await asyncio.gather(opening, return_exceptions=True)
+
+    run_async(main())
+
+
+def test_a_lookup_that_a_release_outlasts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner = world.brokers[0]
+            topic = await world.topic_on(owner)
+            name = TopicName.parse(full(topic))
+            monkeypatch.setattr(owner.ownership, "_timeout_s", 0.1)
+            paused = Paused(owner, monkeypatch)
+            opening = asyncio.ensure_future(owner.broker.topics.get(name, may_create=True))
+            await paused.reached.wait()
+            releasing = asyncio.ensure_future(owner.ownership.release(await owner.ownership.bundle_of(name)))
+            await asyncio.sleep(0)
+            refused = await lookup(owner, topic)
+            assert refused.error == ServerError.SERVICE_NOT_READY
+            assert "it is being unloaded" in refused.message
+            paused.go.set()
+            await releasing
+            await asyncio.gather(opening, return_exceptions=True)
+
+    run_async(main())
+
+
+def test_lookups_wait_until_a_broker_that_starts_is_registered() -> None:
+    """Its port is open first: a client that comes meanwhile is not sent away for longer than the start takes."""
+
+    async def main() -> None:
+        async with BrokersWorld(1) as world:
+            name = TopicName.parse(full("t"))
+            store = MemoryStore(world.tree)
+            ownership = BundleOwnership(store, Ports(), timeout_s=2.0)
+            ownership.user = Nobody()
+            looking = asyncio.ensure_future(ownership.locate(name))
+            await asyncio.sleep(0.05)
+            assert not looking.done()
+            await ownership.start("broker-2", {"pulsar": "127.0.0.1:2"})
+            location = await looking
+            assert location == Here() or isinstance(location, There)
+            assert await ownership.locate(name) == location
+            await ownership.aclose()
+            await store.aclose()
+            late = BundleOwnership(MemoryStore(world.tree), Ports(), timeout_s=0.05)
+            with pytest.raises(ServiceNotReadyError, match="not registered yet"):
+                await late.locate(name)
+            await late.aclose()
+
+    run_async(main())
