@@ -508,3 +508,20 @@ def test_a_window_that_was_overfull_is_as_small_as_before_when_it_has_drained(en
         assert spare.failures, f"{s.channel!r}"
 
     in_setting(test, FAST.model_copy(update={"channel_window_bytes": 2_000}))
+
+
+@pytest.mark.parametrize("end", ["close", "fail"])
+def test_a_lane_that_ends_while_it_waits_to_repeat_repeats_nothing(end: str) -> None:
+    async def test(s: Setting) -> None:
+        s.send((0, 0))
+        s.transport.take()
+        s.transport.answer((7, 0, 0), status=Status.OVERLOADED)
+        assert len(s.channel._repeaters) == 1
+        if end == "close":
+            s.channel.close_lane(s.lane)
+        else:
+            await s.channel.aclose()
+            assert s.listener.failures == ["the ledger client was closed"]
+        assert s.channel._repeaters == {}
+
+    in_setting(test)

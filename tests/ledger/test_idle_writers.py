@@ -80,6 +80,23 @@ def test_a_bookie_that_hangs_keeps_no_other_from_hearing() -> None:
     run_async(main())
 
 
+def test_rounds_do_not_pile_up_behind_a_bookie_that_hangs() -> None:
+    async def main() -> None:
+        settings = TALKATIVE.model_copy(update={"read_timeout_s": 30.0})
+        async with ledger_world(settings=settings) as world:
+            writer = await world.create()
+            await append(writer, [b"x"])
+            for bookie in world.cluster.bookies.values():
+                bookie.hang = True
+            idle = idle_writers(world)
+            await wait_until(lambda: len(idle._tasks) > 0, what="a round")
+            for _ in range(10):
+                await asyncio.sleep(settings.explicit_lac_interval_s)
+                assert len(idle._tasks) == 1
+
+    run_async(main())
+
+
 def test_a_closed_writer_tells_nothing_and_is_not_held() -> None:
     async def main() -> None:
         async with ledger_world(settings=TALKATIVE) as world:

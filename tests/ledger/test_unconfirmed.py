@@ -66,6 +66,18 @@ def test_what_is_confirmed_while_the_ensemble_changes_is_kept_for_the_newcomers(
     assert ids(queue.view(3, 6)) == [(4, 6)]
 
 
+def test_a_change_that_begins_anew_keeps_from_its_own_start_on() -> None:
+    budget = KeptBytes(10_000)
+    queue = Unconfirmed(budget)
+    for entry_id in range(2):
+        queue.push(entry_id, encode_group(7, entry_id, -1, 0, [b"x"]), lambda _: None)
+    queue.keep()
+    queue.complete_through(0)
+    assert budget.used_bytes > 0
+    queue.keep()
+    assert (budget.used_bytes, ids(queue.view(0, 1))) == (0, [(1, 1)])
+
+
 def test_what_is_kept_is_bounded_for_all_writers_together() -> None:
     size = 37 + GROUP_BYTES
     budget = KeptBytes(3 * size - 1)
