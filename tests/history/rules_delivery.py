@@ -67,6 +67,8 @@ class _Watch:
             return
         if event.kind == "received":
             yield from self._on_received(consumer, event)
+        elif event.kind == "opened":
+            self._on_opened(consumer, event)
         elif event.kind == "ack":
             self._on_ack(consumer, event)
         elif event.kind == "nack":
@@ -114,6 +116,11 @@ class _Watch:
         self._let_restart()
         if self._type == "Failover" and len(self._consumers) > 1:
             self._excuse_unacked(event.at_s, GATHER_S)
+
+    def _on_opened(self, consumer: _Consumer, event: Event) -> None:
+        """When the server made it the active one, between its opening and now, nobody knows."""
+        if self._type == "Failover" and len(self._consumers) > 1:
+            self._excuse_unacked(event.at_s, event.at_s - consumer.opened.at_s + GATHER_S)
 
     def _on_ack(self, consumer: _Consumer, event: Event) -> None:
         rank = self._rank_of(event)

@@ -181,6 +181,28 @@ def test_h8_a_gap_of_acknowledged_ones_is_none() -> None:
     assert story.rules() == set()
 
 
+@pytest.mark.parametrize(("asked_s", "answered_s", "rules"), [(2.0, 5.0, set()), (4.0, 5.0, {"H7"})])
+def test_h7_who_becomes_active_while_it_opens_gets_what_was_acknowledged_meanwhile(
+    asked_s: float, answered_s: float, rules: set[str]
+) -> None:
+    story = Story().stored(2).open("a", "Failover").consumer("received", "a", 0)
+
+    def at(time_s: float) -> Story:
+        story.clock_s = time_s
+        return story
+
+    steps = [
+        (asked_s, lambda: story.open("b", "Failover")),
+        (3.0, lambda: story.consumer("ack", "a", 0)),
+        (answered_s, lambda: story.add("opened", "b", subscription="s")),
+        (6.0, lambda: story.consumer("received", "b", 0).consumer("received", "b", 1)),
+    ]
+    for time_s, step in sorted(steps, key=lambda each: each[0]):
+        at(time_s)
+        step()
+    assert story.rules() == rules
+
+
 def test_h8_the_next_active_consumer_leaves_something_out() -> None:
     story = Story().stored(3).open("a", "Failover").consumer("received", "a", 0).consumer("received", "a", 1).close("a")
     story.open("b", "Failover").consumer("received", "b", 1).consumer("received", "b", 2)

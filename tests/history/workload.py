@@ -194,6 +194,7 @@ class _Run:
         except pulsar.PulsarException:
             note("close", name, subscription=subscription)
             raise
+        note("opened", name, subscription=subscription)
         ends_s = time.monotonic() + rng.uniform(0.5, 4.0)
         # On an ordered subscription everything comes again with each: few, so that acknowledged ones are seen to stay away.
         nacks = 0.15 if kind in ("Shared", "Key_Shared") else 0.02
@@ -235,6 +236,7 @@ class _Run:
         name, subscription = f"{kind}-last", f"sub-{kind}"
         self._recorder.note("open", name, subscription=subscription, type=kind)
         consumer = self._subscribe(kind, name)
+        self._recorder.note("opened", name, subscription=subscription)
         quiet_since_s = time.monotonic()
         while time.monotonic() - quiet_since_s < self._plan.quiet_s:
             message = _receive(consumer, 200)
