@@ -8,6 +8,7 @@ Rules:
 1. Bookies collect a ledger that is in neither tree. Who looks for one asks the living, the deleted, and the living again: it may
    have been brought back in between.
 2. What came back belongs to no topic any more. Its custom fields say so (`UNDELETED`), so that nobody takes it for an orphan.
+3. Versions go on where they ended. A writer from before still holds one, and would open the ledger again by compare-and-set.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cepheid_metadata.errors import BadVersionError, NoSuchKeyError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers
 from cepheid_metadata.repositories import Found, deleted_ledger_records, ledger_records
-from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.store import Create, MetadataStore, Op, Put
 
 UNDELETED = "undeleted_at_ms"
 """Custom field of a ledger that was brought back."""
@@ -36,7 +37,7 @@ class DeletedLedgers:
         if grace_ms <= 0 or ledger.last_entry_id == -1:
             await self._living.delete(ledger.ledger_id, version)
             return
-        record = DeletedLedger(ledger=ledger, deleted_at_ms=now_ms, purge_after_ms=now_ms + grace_ms)
+        record = DeletedLedger(ledger=ledger, deleted_at_ms=now_ms, purge_after_ms=now_ms + grace_ms, version=version)
         await self._store.multi(
             [self._living.delete_op(ledger.ledger_id, version), self._deleted.create_op(ledger.ledger_id, record)]
         )
@@ -54,10 +55,21 @@ class DeletedLedgers:
         ledger = found.record.ledger
         ledger = ledger.replace(custom={**ledger.custom, UNDELETED: str(now_ms)})
         try:
-            await self._store.multi([self._deleted.delete_op(ledger_id, found.version), self._living.create_op(ledger_id, ledger)])
+            await self._store.multi(
+                [self._deleted.delete_op(ledger_id, found.version), *self._return_ops(ledger, (found.record.version or 0) + 1)]
+            )
         except (BadVersionError, NoSuchKeyError):
             return None
         return ledger
+
+    def _return_ops(self, ledger: LedgerMetadata, version: int) -> list[Op]:
+        """Rule 3: it is made, and put until it has this version. Nobody sees what is in between, so that is left empty."""
+        key = self._living.key_of(ledger.ledger_id)
+        return [
+            Create(key, b""),
+            *(Put(key, b"", before) for before in range(version - 1)),
+            self._living.replace_op(ledger.ledger_id, ledger, version - 1),
+        ]
 
     async def purge(self, now_ms: int) -> list[int]:
         """Forgets those whose time is over; returns their ids. Any number of processes may do it at once."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from cepheid_metadata.record import Record, RecordPart
+from cepheid_metadata.record import GrownRecord, Record, RecordPart
 
 
 class LedgerState(enum.StrEnum):
@@ -86,14 +87,17 @@ class LedgerMetadata(Record):
         return self.fragments[index - 1]
 
 
-class DeletedLedger(Record):
+class DeletedLedger(GrownRecord):
     """A ledger that was deleted, with all that is needed to bring it back: bookies keep its entries while this record is there."""
 
     NAME: ClassVar[str] = "deleted ledger"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"version": 2}
 
     ledger: LedgerMetadata
     deleted_at_ms: NonNegativeInt
     purge_after_ms: NonNegativeInt = Field(description="Wall clock: from then on it may vanish for good.")
+    version: NonNegativeInt | None = Field(None, description="Of the ledger's record when it was deleted.")
 
 
 class LedgerIdCounter(Record):

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from cepheid_metadata import (
     UNDELETED,
+    BadVersionError,
+    DeletedLedger,
     DeletedLedgers,
     Found,
     Fragment,
@@ -11,6 +15,7 @@ from cepheid_metadata import (
     LedgerState,
     MemoryStore,
     MemoryTree,
+    deleted_ledger_records,
     ledger_records,
 )
 from tests.metadata.store_harness import Harness
@@ -59,6 +64,41 @@ def test_a_deleted_ledger_can_be_brought_back_until_it_is_purged(harness: Harnes
             assert not await deleted.is_kept(IDS[1])
             assert await deleted.undelete(IDS[1], 3000) is None
             assert await deleted.listing() == {IDS[0]}
+
+    run_async(main())
+
+
+def test_who_held_a_version_from_before_the_deletion_cannot_change_what_came_back(harness: Harness) -> None:
+    async def main() -> None:
+        async with harness.session() as store:
+            deleted, living = DeletedLedgers(store), ledger_records(store)
+            before = closed(7).replace(state=LedgerState.OPEN, last_entry_id=None, length_bytes=None)
+            opened = await made(store, before)
+            found = Found(closed(7), await living.replace(7, closed(7), opened.version))
+            versions = {opened.version, found.version}
+            for _ in range(3):
+                await deleted.delete(found, 1000, HOUR_MS)
+                assert await deleted.undelete(7, 2000) is not None
+                for version in sorted(versions):
+                    with pytest.raises(BadVersionError):
+                        await living.replace(7, before, version)
+                again = await living.get(7)
+                assert again is not None
+                found = again
+                assert found.version not in versions
+                versions.add(found.version)
+
+    run_async(main())
+
+
+def test_a_ledger_whose_deletion_remembered_no_version_comes_back(harness: Harness) -> None:
+    async def main() -> None:
+        async with harness.session() as store:
+            record = DeletedLedger(ledger=closed(7), deleted_at_ms=1000, purge_after_ms=1000 + HOUR_MS)
+            assert record.format == 1
+            await deleted_ledger_records(store).create(7, record)
+            assert await DeletedLedgers(store).undelete(7, 2000) is not None
+            assert await ledger_records(store).get(7) is not None
 
     run_async(main())
 

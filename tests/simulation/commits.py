@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cepheid_metadata import BundleOwner, Chain, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
 from tests.simulation.checks_records import LedgerRecordChecks
@@ -19,6 +20,7 @@ class CommitChecks:
         self._owners = OwnerRecordChecks(history)
 
     def on_commit(self, ops: Sequence[Op], process: str) -> None:
+        ops = _merged(ops)
         deleted_tree = f"{keys.DELETED_LEDGERS_KEY}/"
         for op in sorted(ops, key=lambda op: op.key.startswith(deleted_tree)):  # one that comes back was there until now
             if op.key.startswith(f"{keys.LEDGERS_KEY}/") and op.key not in keys.NOT_LEDGERS:
@@ -50,6 +52,22 @@ class CommitChecks:
                 self._history.restorable[_id_of(key, keys.DELETED_LEDGERS_KEY)] = None
             case Delete(key):
                 self._history.restorable.pop(_id_of(key, keys.DELETED_LEDGERS_KEY), None)
+
+
+def _merged(ops: Sequence[Op]) -> list[Op]:
+    """What is made and then put in one write counts as made so: nobody sees what is in between."""
+    merged: list[Op] = []
+    made: dict[str, int] = {}  # where in it, by key
+    for op in ops:
+        if isinstance(op, Put) and op.key in made:
+            create = merged[made[op.key]]
+            assert isinstance(create, Create)
+            merged[made[op.key]] = replace(create, value=op.value)
+            continue
+        if isinstance(op, Create):
+            made[op.key] = len(merged)
+        merged.append(op)
+    return merged
 
 
 def _id_of(key: str, tree: str) -> int:
