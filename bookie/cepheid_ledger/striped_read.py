@@ -169,6 +169,7 @@ async def _read_stripes(
             async for answer in answers:
                 for group in answer.groups:
                     if group.ledger_id != request.ledger_id or not _inside(group, request):
+                        said.failure = ReplicaFailure(bookie, "answered what it was not asked")
                         continue
                     for part, is_valid in verified_parts(group):
                         if is_valid:

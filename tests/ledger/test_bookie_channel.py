@@ -10,6 +10,7 @@ import pytest
 
 from cepheid_ledger import LedgerSettings
 from cepheid_ledger.bookie_channel import BookieChannel
+from cepheid_ledger.lane import Lane
 from cepheid_rpc import (
     AddAnswer,
     AddRequest,
@@ -285,7 +286,7 @@ def test_pauses_between_attempts_grow() -> None:
         await wait_until(lambda: len(s.transport.sources) == 4)
         assert asyncio.get_running_loop().time() - broken_at > 0.03, "10 ms, 20 ms, then 40 ms"
 
-    in_setting(test)
+    in_setting(test, FAST.model_copy(update={"add_timeout_s": 60.0}))  # no tick comes in between
 
 
 @pytest.mark.parametrize("status", [Status.FENCED, Status.UNAUTHORIZED])
@@ -525,3 +526,13 @@ def test_a_lane_that_ends_while_it_waits_to_repeat_repeats_nothing(end: str) -> 
         assert s.channel._repeaters == {}
 
     in_setting(test)
+
+
+def test_pauses_before_refused_entries_go_again_grow_up_to_a_bound() -> None:
+    lane = Lane(7, Listener())
+    pauses = []
+    for _ in range(7):
+        lane.start_refusal(now=0.0, first_delay_s=1.0)
+        pauses.append(lane.delay_s)
+        lane.repeat()
+    assert pauses == [1, 2, 4, 8, 16, 25, 25]

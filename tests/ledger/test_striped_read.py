@@ -147,7 +147,7 @@ def test_a_striped_ledger_is_read_in_order(ensemble: str, write_quorum: int, max
     run_async(main())
 
 
-@pytest.mark.parametrize("fault", ["down", "hang", "damaged", "missing", "limbo", "mute"])
+@pytest.mark.parametrize("fault", ["down", "hang", "damaged", "missing", "limbo", "mute", "another's"])
 @pytest.mark.parametrize("bad", ["a", "b", "c", "d"])
 def test_what_one_bookie_does_not_give_another_of_the_stripe_gives(fault: str, bad: str) -> None:
     async def main() -> None:
@@ -161,6 +161,9 @@ def test_what_one_bookie_does_not_give_another_of_the_stripe_gives(fault: str, b
             elif fault == "missing":
                 for entry_id in bookie.ids(reader.ledger_id)[3:]:
                     del bookie.entries[reader.ledger_id][entry_id]
+            elif fault == "another's":
+                for entry_id in bookie.ids(reader.ledger_id)[3:]:
+                    bookie.entries[reader.ledger_id][entry_id] = encode_group(99, entry_id, -1, 0, [b"of another ledger"])
             else:
                 setattr(bookie, fault, True)
                 if fault == "limbo":
