@@ -16,12 +16,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.bookie_metrics import bookie_families
 from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.disk import RealDisk
+from cepheid_bookie.errors import DirectoryUnusableError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
 from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers
@@ -35,7 +37,7 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_metadata.patient_open import open_patiently
-from cepheid_ports import FirstFailure, Ports
+from cepheid_ports import FirstFailure, Ports, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
 
@@ -73,11 +75,11 @@ class BookieRole:
     @property
     def address(self) -> str:
         """Where brokers reach it."""
-        return f"{self.settings.shown_host}:{self.settings.advertised_port or self._server.port}"
+        return host_port(self.settings.shown_host, self.settings.advertised_port or self._server.port)
 
     @property
     def http_url(self) -> str:
-        return f"http://{self.settings.shown_http_host}:{self._health.port}"
+        return f"http://{host_port(self.settings.shown_http_host, self._health.port)}"
 
     @property
     def ready(self) -> bool:
@@ -134,6 +136,11 @@ class BookieRole:
         directories: dict[str, tuple[str, ...]] = {"data": (str(data_dir),)}
         if journal_dir is not None:
             directories["journal"] = (str(journal_dir),)
+        for setting, (directory,) in directories.items():
+            try:
+                RealDisk(Path(directory)).mkdir("")
+            except OSError as error:
+                raise DirectoryUnusableError(f"{directory} cannot be the {setting} directory: {error}") from None
         return await Bookie.open(
             settings.of_storage(cluster_id),
             RealDisk(data_dir),

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
 from cepheid_bookie.settings import BOOKIE_ID_PATTERN, BookieSettings, StorageSettings
-from cepheid_ports import CepheidError
+from cepheid_ports import HOST_PATTERN, CepheidError, host_port
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
@@ -43,7 +43,9 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     host: str = Field("127.0.0.1", description="Address to bind. 0.0.0.0: all of them.")
     port: NonNegativeInt = Field(3181, le=65535, description="gRPC port, for brokers and readers. 0: any free one.")
     advertised_host: str | None = Field(
-        None, description="Host that brokers are told. Unset: the bound one, or this machine's name when that is all addresses."
+        None,
+        pattern=HOST_PATTERN,
+        description="Host that brokers are told. Unset: the bound one, or this machine's name when that is all addresses.",
     )
     advertised_port: NonNegativeInt | None = Field(None, le=65535, description="Port that brokers are told. Unset: the bound one.")
     http_host: str | None = Field(None, description="Address of health and metrics. Unset: as `host`.")
@@ -65,7 +67,7 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
             return self.bookie_id
         if self.port == 0:
             raise BookieNameError("a bookie on any free port has no stable address to be named by", port=0)
-        return f"{self.advertised_host or socket.gethostname()}:{self.advertised_port or self.port}"
+        return host_port(self.advertised_host or socket.gethostname(), self.advertised_port or self.port)
 
     def of_storage(self, cluster_id: str) -> BookieSettings:
         return BookieSettings(bookie_id=self.name, cluster_id=cluster_id, **dict(self.storage))

@@ -52,6 +52,12 @@ class CookieError(BookieError):
     """The directories do not belong to this bookie as metadata knows it."""
 
 
+class DirectoryUnusableError(BookieError):
+    """A directory of the bookie is none, and cannot be made."""
+
+    hint = "name another one (`--data`, `--journal`), or mend its permissions"
+
+
 class PortInUseError(BookieError):
     """A port of the bookie cannot be opened."""
 

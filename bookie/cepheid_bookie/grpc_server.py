@@ -22,6 +22,7 @@ import grpc.aio
 from pydantic import BaseModel, Field, PositiveInt
 
 from cepheid_bookie.errors import PortInUseError
+from cepheid_ports import host_port
 from cepheid_rpc import (
     ADD,
     READ,
@@ -99,7 +100,7 @@ class BookieServer:
         server = grpc.aio.server(options=server_options())
         server.add_generic_rpc_handlers((self._handlers(),))
         try:
-            self.port = server.add_insecure_port(f"{self._host}:{self.port}")
+            self.port = server.add_insecure_port(host_port(self._host, self.port))
         except RuntimeError as error:
             raise PortInUseError(f"cannot listen on {self._host}:{self.port}: {error}", port=self.port) from error
         await server.start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -54,7 +55,7 @@ class HealthServer:
         try:
             self._server = await asyncio.start_server(self._on_connection, self._host, self.port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
             message = f"cannot listen on {self._host}:{self.port} for health and metrics: {error.strerror}"
             raise PortInUseError(message, host=self._host, port=self.port) from None

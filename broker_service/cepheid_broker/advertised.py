@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.settings import BrokerSettings
+from cepheid_ports import host_port
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
@@ -11,7 +12,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::", "")
 def advertised_url(scheme: str, settings: BrokerSettings, port: int, reached_host: str) -> str:
     """`reached_host` is the local address of the client's connection. `port` is the one that clients reach."""
     host = settings.advertised_host or (reached_host if settings.host in _ANY_ADDRESS else settings.host)
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{host_port(host, port)}"
 
 
 def check_listener(name: str) -> None:

@@ -26,7 +26,7 @@ from cepheid_broker.serving import Serving
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import MetadataStore, RegistrationTakenError, SessionState, broker_records, require_cluster
 from cepheid_metadata.patient_open import open_patiently
-from cepheid_ports import FirstFailure, Ports
+from cepheid_ports import FirstFailure, Ports, host_port
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -66,8 +66,8 @@ class BrokerRole:
         """Where clients and other brokers reach it, by scheme."""
         settings, host = self.settings, self.settings.shown_host
         return {
-            "pulsar": f"{host}:{settings.advertised_port or self.broker.port}",
-            "http": f"{host}:{settings.advertised_admin_port or self._serving.admin_port}",
+            "pulsar": host_port(host, settings.advertised_port or self.broker.port),
+            "http": host_port(host, settings.advertised_admin_port or self._serving.admin_port),
         }
 
     @property

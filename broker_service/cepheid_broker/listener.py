@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 
 from cepheid_broker.connection import Connection
 from cepheid_broker.services import Services
@@ -46,7 +47,7 @@ class Listener:
         try:
             self._server = await asyncio.get_running_loop().create_server(self._accept, host, port, backlog=BACKLOG)
         except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
             raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", host=host, port=port) from None
         self.port = self._server.sockets[0].getsockname()[1]

@@ -28,7 +28,7 @@ from cepheid_broker.settings import (
 )
 from cepheid_ledger import BookieConnections, LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_metadata import LedgerIds, MetadataStore, ledger_records
-from cepheid_ports import Ports
+from cepheid_ports import HOST_PATTERN, Ports
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -40,7 +40,9 @@ class ServingSettings(BaseModel, frozen=True, extra="forbid"):
     """Settings that every process with a broker in it has."""
 
     host: str = Field("127.0.0.1", description="Address to bind, for clients and admin API. 0.0.0.0: all of them.")
-    advertised_host: str | None = Field(None, description="Address that lookups tell clients. Unset: the bound one.")
+    advertised_host: str | None = Field(
+        None, pattern=HOST_PATTERN, description="Address that lookups tell clients. Unset: the bound one."
+    )
     port: NonNegativeInt = Field(6650, le=65535, description="Port of the binary protocol. 0: any free one.")
     admin_port: NonNegativeInt = Field(8080, le=65535, description="Port of the admin API and metrics. 0: any free one.")
     tail_cache_bytes: PositiveInt = Field(

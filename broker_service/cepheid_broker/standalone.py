@@ -25,7 +25,7 @@ from cepheid_broker.managed_ledger import ManagedLedgerConfig
 from cepheid_broker.serving import Serving, ServingSettings
 from cepheid_metadata import found_cluster
 from cepheid_metadata.rocks_store import RocksStore
-from cepheid_ports import FirstFailure, Ports, TaskOwner
+from cepheid_ports import FirstFailure, Ports, TaskOwner, host_port
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -76,11 +76,11 @@ class Standalone:
 
     @property
     def service_url(self) -> str:
-        return f"pulsar://{self._shown_host}:{self.broker.port}"
+        return f"pulsar://{host_port(self._shown_host, self.broker.port)}"
 
     @property
     def admin_url(self) -> str:
-        return f"http://{self._shown_host}:{self._serving.admin_port}"
+        return f"http://{host_port(self._shown_host, self._serving.admin_port)}"
 
     async def start(self) -> None:
         """Returns when clients are served; the admin API follows within a second. Raises CepheidError, having closed everything."""
@@ -127,7 +127,7 @@ class Standalone:
         opened.push_async_callback(self._serving.aclose)
         self._serving.listen()
         # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
-        configured = f"pulsar://{self._shown_host}:{settings.port}"
+        configured = f"pulsar://{host_port(self._shown_host, settings.port)}"
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=configured)
         await self._serving.start()
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)

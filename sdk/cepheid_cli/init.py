@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import ClassVar
 
-from cepheid_ports import Ports
+from cepheid_ports import CepheidError, Ports
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:=-]{1,200}")
+
+
+class ClusterNameError(CepheidError):
+    """It would not survive URLs and metrics."""
+
+    hint: ClassVar[str] = "letters, digits and _ . : = -, at most 200"
 
 
 def run_init(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float) -> None:
-    """Raises OtherClusterError, and what opening the store raises."""
+    """Raises ClusterNameError, OtherClusterError, and what opening the store raises."""
+    if not NAME_PATTERN.fullmatch(cluster):
+        raise ClusterNameError(f"{cluster[:100]!r} cannot be the name of a cluster")
     print(asyncio.run(_found(metadata, cluster, service_url, admin_url, wait_s)))
 
 

@@ -60,6 +60,11 @@ def load_settings(
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
         name, source = ".".join(path) or "?", sources.get(path[0], "defaults") if path else "defaults"
+        if first["type"] == "missing":
+            flag, variable = name.replace("_", "-"), environment_prefix + "_".join(path).upper()
+            raise SettingsError(f"setting {name} is missing: --{flag}, {variable}, or the file of --config") from None
+        if not path:
+            raise SettingsError(first["msg"].removeprefix("Value error, ")) from None
         if first["type"] == "extra_forbidden":
             raise SettingsError(f"unknown setting {name!r} in {source}{_suggest(path[-1], _fields_at(model, path[:-1]))}") from None
         raise SettingsError(f"setting {name} = {first['input']!r} from {source}: {first['msg']}") from None

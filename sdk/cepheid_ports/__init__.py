@@ -1,5 +1,6 @@
 """Ports to the outside world (threads, clock, randomness), owned tasks, and the root of all errors."""
 
+from cepheid_ports.addresses import HOST_PATTERN, host_port
 from cepheid_ports.errors import CepheidError
 from cepheid_ports.first_failure import FirstFailure, ProcessFailedError
 from cepheid_ports.ports import Ports
@@ -8,6 +9,7 @@ from cepheid_ports.tasks import TaskOwner
 from cepheid_ports.worker import OnDone, ThreadWorker, Worker
 
 __all__ = [
+    "HOST_PATTERN",
     "CepheidError",
     "FirstFailure",
     "OnDone",
@@ -17,4 +19,5 @@ __all__ = [
     "TaskOwner",
     "ThreadWorker",
     "Worker",
+    "host_port",
 ]

@@ -294,3 +294,49 @@ def test_settings_come_from_the_flag_then_the_environment_then_the_file(tmp_path
     assert "'of the flag' from the command line" in said
     said = cepheid("bookie", "--config", file, environment={"CEPHEID_BOOKIE_PROT": "1"})[1]
     assert "unknown setting 'prot' in the environment; did you mean 'port'?" in said
+
+
+def test_roles_on_ipv6_tell_addresses_that_can_be_used(founded: str, tmp_path: Path) -> None:
+    """Others take what is registered apart at its colons: an IPv6 address stands in brackets."""
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    quorums = ["--ensemble-size", 1, "--write-quorum", 1, "--ack-quorum", 1]
+    with (
+        running(tmp_path / "bookie.log", *bookie_flags(founded, tmp_path / "data", "b7"), "--host", "::1"),
+        running(tmp_path / "broker.log", *broker_flags(founded), "--host", "::1", *quorums),
+    ):
+        said = (tmp_path / "broker.log").read_text()
+        clients, admin = (
+            next(line.split()[1] for line in said.splitlines() if line.startswith(f"  {word}")) for word in ("clients", "admin")
+        )
+        assert clients.startswith("pulsar://[::1]:")
+        code, said = cepheid("bookies", "list", "--admin-url", admin)
+        assert (code, "  [::1]:" in said) == (0, True), said
+        code, said = cepheid("produce", "over-six", "hello", "--url", clients)
+        assert code == 0, said
+        code, said = cepheid("ledgers", "verify", "--all", "--admin-url", admin)
+        assert (code, "1 ledger, 1 copies: 1 valid" in said) == (0, True), said
+
+
+@pytest.mark.parametrize("role", ["bookie", "broker"])
+def test_what_cannot_be_listened_on_or_written_to_is_named(founded: str, tmp_path: Path, role: str) -> None:
+    flags = bookie_flags(founded, tmp_path / "data", "b8") if role == "bookie" else broker_flags(founded)
+    for host in ("nosuch.invalid", "999.1.1.1"):
+        code, said = cepheid(*flags, "--host", host)
+        last = said.strip().splitlines()[-1]
+        assert (code, last.startswith(f"cepheid: cannot listen on {host}:")) == (1, True), said
+    code, said = cepheid(*flags, "--advertised-host", "a b")
+    assert (code, "advertised_host" in said) == (1, True), said
+    code, said = cepheid(role, environment={})
+    assert (code, f"setting metadata is missing: --metadata, CEPHEID_{role.upper()}_METADATA" in said) == (1, True), said
+    if role == "bookie":
+        (tmp_path / "file").write_text("")
+        code, said = cepheid(*bookie_flags(founded, tmp_path / "file", "b8"))
+        last = said.strip().splitlines()[-1]
+        assert (code, last.startswith(f"cepheid: {tmp_path}/file cannot be the data directory: ")) == (1, True), said
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 201])
+def test_what_cannot_name_a_cluster_is_refused(name: str) -> None:
+    code, said = cepheid("init", "--metadata", "zk://127.0.0.1:1", "--cluster", name)
+    assert (code, "cannot be the name of a cluster" in said) == (1, True), said

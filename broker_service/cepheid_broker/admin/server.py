@@ -94,7 +94,7 @@ class AdminServer:
             listening.setblocking(False)
         except OSError as error:
             listening.close()
-            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
             message = f"cannot listen on {self._host}:{self.port} for the admin API: {error.strerror}"
             raise PortInUseError(message, host=self._host, port=self.port) from None
