@@ -185,7 +185,7 @@ def test_h8_a_gap_of_acknowledged_ones_is_none() -> None:
 def test_h7_who_becomes_active_while_it_opens_gets_what_was_acknowledged_meanwhile(
     asked_s: float, answered_s: float, rules: set[str]
 ) -> None:
-    story = Story().stored(2).open("a", "Failover").consumer("received", "a", 0)
+    story = Story().open("a", "Failover")
 
     def at(time_s: float) -> Story:
         story.clock_s = time_s
@@ -193,7 +193,7 @@ def test_h7_who_becomes_active_while_it_opens_gets_what_was_acknowledged_meanwhi
 
     steps = [
         (asked_s, lambda: story.open("b", "Failover")),
-        (3.0, lambda: story.consumer("ack", "a", 0)),
+        (3.0, lambda: story.stored(2).consumer("received", "a", 0).consumer("ack", "a", 0)),
         (answered_s, lambda: story.add("opened", "b", subscription="s")),
         (6.0, lambda: story.consumer("received", "b", 0).consumer("received", "b", 1)),
     ]
