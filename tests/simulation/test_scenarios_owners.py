@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerConfig, Retention, State
-from cepheid_metadata import CursorRecord, Op, Position, keys
+from cepheid_ledger import LedgerError
+from cepheid_metadata import CursorRecord, LedgerState, Op, Position, keys
 from cepheid_rpc import EntryGroup
 from cepheid_wire import TopicName
 from tests.simulation.audit import read_all
@@ -160,6 +161,32 @@ def test_26_a_handle_that_outlives_its_session_is_found_out() -> None:
     Script(1).run(course)
     with MUTANTS["keep what is open when the session is lost"](), pytest.raises(InvariantViolation, match=r"^O1"):
         Script(1).run(course)
+
+
+# Seed 0x4dd: a writer that slept while its ledger was deleted and came back
+
+
+def test_a_ledger_that_came_back_is_not_opened_by_its_old_writer() -> None:
+    """East sleeps; west recovers its ledger, deletes it and brings it back; a bookie ends, and east, awake, replaces it in the
+    record of which it knows the first version."""
+
+    async def course(script: Script) -> None:
+        writer = await script.new_ledger(script.east, 3, 2)
+        assert await script.told(script.append(script.east, writer, b"0"))
+        script.east.node.pause()
+        ledgers = script.west.ledgers
+        await script.at(script.west, ledgers.recover(writer.ledger_id))
+        await script.at(script.west, ledgers.delete(writer.ledger_id))
+        await script.at(script.west, ledgers.undelete(writer.ledger_id))
+        script.bookies[script.ensemble_of(writer.ledger_id)[0]].crash(power=False)
+        script.east.node.resume()
+        told = script.append(script.east, writer, b"1")
+        await wait_until(lambda: bool(told))
+        assert isinstance(told[0], LedgerError)
+        await asyncio.sleep(5)
+        assert script.state_of(writer.ledger_id) is LedgerState.CLOSED
+
+    Script(4).run(course)
 
 
 # 27. close-lost-then-auditor
