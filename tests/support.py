@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from cepheid_dev import free_ports
 
 T = TypeVar("T")
 
@@ -31,8 +32,11 @@ async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, wha
         await asyncio.sleep(0.002)
 
 
+_given_ports: set[int] = set()
+
+
 def free_port() -> int:
-    """A port of loopback that nobody had a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback that nobody has, that is not given out for outgoing connections, and that no other caller got."""
+    port = free_ports.free_port(taken=_given_ports)
+    _given_ports.add(port)
+    return port

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from cepheid_dev.free_ports import free_port
 
 STARTED = "ready after"
 POLL_S = 0.01
@@ -31,7 +32,8 @@ class ProcessCluster:
         self.data_dir = Path(self._temporary.name) if self._temporary else Path(data_dir or "")
         self._flags = ("--bookies", str(bookies), *flags)
         self._log_path = Path(tempfile.mkstemp(prefix="cepheid-log-")[1])
-        self.port, self.admin_port = _free_ports(2)
+        self.port = free_port()
+        self.admin_port = free_port(taken=[self.port])
         self.process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -50,18 +52,20 @@ class ProcessCluster:
         return self._log_path.read_text(errors="replace")
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self._remove_files()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self.stop()
         finally:
-            self._log_path.unlink(missing_ok=True)
-            if self._temporary is not None:
-                self._temporary.cleanup()
+            self._remove_files()
 
-    def start(self, timeout_s: float = 30.0) -> float:
+    def start(self, timeout_s: float = 60.0) -> float:
         """Returns how long it took until it served."""
         assert self.process is None, "it runs already"
         began = time.monotonic()
@@ -102,11 +106,7 @@ class ProcessCluster:
         if code != 0:
             raise RuntimeError(f"the cluster ended with code {code}:\n{self.log_text[-4000:]}")
 
-
-def _free_ports(count: int) -> list[int]:
-    """Free now; they may be taken before they are used, which the start then says."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listening.getsockname()[1]) for listening in sockets]
-    for listening in sockets:
-        listening.close()
-    return ports
+    def _remove_files(self) -> None:
+        self._log_path.unlink(missing_ok=True)
+        if self._temporary is not None:
+            self._temporary.cleanup()

@@ -8,6 +8,7 @@ from cepheid_broker.bundles import Bundle
 from cepheid_broker.owner_reach import BELIEVED_S, POLL_S, OwnerReach, takes_connections
 from cepheid_broker.ownership import Here, Location, There
 from cepheid_wire import NamespaceName
+from tests.simulation.virtual_loop import run_simulated
 from tests.support import free_port, run_async
 
 BUNDLE = Bundle(NamespaceName("t", "n"), 0, 1)
@@ -43,7 +44,7 @@ def test_an_owner_that_takes_connections_is_told_at_once_and_asked_now_and_then(
         assert (world.looks, world.probes) == (0, 1)
         await world.reach.aclose()
 
-    run_async(main())
+    run_simulated(main())
 
 
 def test_lookups_of_a_dead_owners_bundle_wait_together_for_the_next_one() -> None:
@@ -57,7 +58,7 @@ def test_lookups_of_a_dead_owners_bundle_wait_together_for_the_next_one() -> Non
         assert world.looks <= 10, "they look together"
         await world.reach.aclose()
 
-    run_async(main())
+    run_simulated(main())
 
 
 def test_an_owner_that_comes_back_is_told() -> None:
@@ -69,7 +70,7 @@ def test_an_owner_that_comes_back_is_told() -> None:
         assert await waiting == DEAD
         await world.reach.aclose()
 
-    run_async(main())
+    run_simulated(main())
 
 
 def test_an_owner_that_cannot_be_reached_from_here_alone_costs_one_wait() -> None:
@@ -84,7 +85,7 @@ def test_an_owner_that_cannot_be_reached_from_here_alone_costs_one_wait() -> Non
         assert await world.locate() == ALIVE
         await world.reach.aclose()
 
-    run_async(main())
+    run_simulated(main())
 
 
 def test_an_owner_is_not_believed_for_long() -> None:
@@ -100,7 +101,7 @@ def test_an_owner_is_not_believed_for_long() -> None:
         waiting.cancel()
         await world.reach.aclose()
 
-    run_async(main())
+    run_simulated(main())
 
 
 def test_patience_ends() -> None:
@@ -109,7 +110,7 @@ def test_patience_ends() -> None:
         assert await world.locate() == DEAD
         await world.reach.aclose()
 
-    run_async(main())
+    run_simulated(main())
 
 
 def test_only_who_listens_takes_connections() -> None:

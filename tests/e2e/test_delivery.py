@@ -12,7 +12,7 @@ import pulsar
 import pytest
 
 from cepheid_testkit import ProcessCluster
-from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, assert_silent, client_of, payloads_of, publish, receive
+from tests.e2e.official_client import AT_ONCE_S, EARLIEST, TIMEOUT_MS, assert_silent, client_of, payloads_of, publish, receive
 
 Shared, Exclusive, Failover = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover
 
@@ -247,7 +247,7 @@ def test_read_compacted_is_refused_with_a_reason(cluster: ProcessCluster, topic:
         started = time.monotonic()
         with pytest.raises(pulsar.NotAllowedError):
             client.subscribe(topic, "s", is_read_compacted=True)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < AT_ONCE_S
 
 
 def test_trap_23_a_subscription_that_may_not_be_made_by_use_fails_at_once(cluster: ProcessCluster) -> None:
@@ -261,7 +261,7 @@ def test_trap_23_a_subscription_that_may_not_be_made_by_use_fails_at_once(cluste
         started = time.monotonic()
         with pytest.raises(pulsar.NotAllowedError):
             client.subscribe(topic, "s")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < AT_ONCE_S
         admin(cluster, "PUT", "persistent/public/strict/t/subscription/s", '{"ledgerId": -1, "entryId": -1}')
         assert payloads_of(receive(client.subscribe(topic, "s"), 2)) == numbered(2)
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
