@@ -6,6 +6,8 @@
 Rules
 1. When the ledger fails, the topic closes its producers and consumers and is opened anew from the records: what the client then
    resends starts at its first unanswered message, so nothing is stored out of order (protocol.md §10.4, §25).
+2. A durable subscription is there as long as its cursor is, also when whoever created or deleted it was told that the metadata
+   store takes too long, and it is done only later.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from cepheid_broker.counted_group import CountedGroup, count_group
 from cepheid_broker.dispatcher import READ_ENTRIES, ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError, TooManyError
-from cepheid_broker.managed_ledger import TopicTerminatedError
+from cepheid_broker.managed_ledger import CursorExistsError, NoSuchCursorError, TopicTerminatedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
@@ -70,6 +72,8 @@ class PersistentTopic(Topic):
         self._told = ledger.last_confirmed  # subscriptions have heard of what was appended up to here
         ledger.on_appended += (self._on_appended, self.deduplication.on_appended)
         ledger.on_failed.append(self._on_ledger_failed)
+        ledger.on_cursor_created.append(self._on_cursor_created)
+        ledger.on_cursor_deleted.append(self._on_cursor_deleted)
 
     async def open(self) -> None:
         """Before it serves anybody. Raises what its ledger raises."""
@@ -140,11 +144,14 @@ class PersistentTopic(Topic):
                 raise NotAllowedError(f"subscription name {name!r} is used by the broker itself; choose another one")
             self._check_room()
             check_properties(properties)
-            cursor = await self.ledger.create_cursor(name, self._before(position), properties=properties)
+            try:
+                await self.ledger.create_cursor(name, self._before(position), properties=properties)
+            except CursorExistsError:  # an earlier request, which was told that it takes too long, has got through
+                pass
             self.check_open()
             extra = {"topic": str(self.name), "subscription": name, "position": str(position)}
             log.info("subscription.created", extra=extra)
-            return self._adopt(name, cursor)
+            return self._durable(self.subscriptions[name])
 
     def _check_room(self) -> None:
         limit = self._settings.max_subscriptions_per_topic
@@ -212,6 +219,18 @@ class PersistentTopic(Topic):
         self.subscriptions[name] = subscription
         return subscription
 
+    def _on_cursor_created(self, cursor: Cursor) -> None:
+        """Rule 2."""
+        if not self.closed and cursor.name != DEDUP_CURSOR and cursor.name not in self.subscriptions:
+            self._adopt(cursor.name, cursor)
+
+    def _on_cursor_deleted(self, cursor: Cursor) -> None:
+        """Rule 2."""
+        subscription = self.subscriptions.get(cursor.name)
+        if subscription is not None and subscription.cursor is cursor:
+            subscription.close("the subscription is deleted")
+            del self.subscriptions[cursor.name]
+
     def _on_unused(self, subscription: Subscription) -> None:
         """A reader's subscription without a reader."""
         subscription.close("its reader is gone")
@@ -238,6 +257,8 @@ class PersistentTopic(Topic):
     async def _delete_cursor(self, name: str, cursor: Cursor) -> None:
         try:
             await self.ledger.delete_cursor(name)
+        except NoSuchCursorError:  # an earlier request, which was told that it takes too long, has got through
+            pass
         except Exception:
             if not self.closed and self.ledger.cursors.get(name) is cursor:
                 self._adopt(name, cursor)  # it goes on holding what it needs: it must be seen, and deleted again

@@ -92,6 +92,9 @@ class CursorStore:
         self._next_round: asyncio.Future[None] | None = None
         self._running = False
         self._closed = False
+        self.on_created: Callable[[Cursor], None] = lambda _: None
+        self.on_deleted: Callable[[Cursor], None] = lambda _: None
+        """When it is done: whoever asked for it may have given up long ago, for the store was away."""
         self.rounds = 0
         self.rewound = 0
 
@@ -380,6 +383,7 @@ class CursorStore:
         await self._keeper.commit(lambda _: (None, [self._records.create_op((self._topic, name), record)]))
         cursor = Cursor(name, ack_set, self._ledgers, self, dict(properties))
         self._saved[name] = SavedCursor(cursor, record, 0)
+        self.on_created(cursor)
         return cursor
 
     async def _delete(self, name: str) -> None:
@@ -387,6 +391,7 @@ class CursorStore:
         await self._commit([self._records.delete_op((self._topic, name), saved.version)], {name: None})
         del self._saved[name]
         self._dirty.pop(name, None)
+        self.on_deleted(saved.cursor)
         self._on_saved()  # it may have held ledgers
 
     def _known(self, name: str) -> SavedCursor:

@@ -22,6 +22,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.appender import AppendDone, Appender, AppendHooks
@@ -90,6 +91,9 @@ class ManagedLedger:
         """Called once per answered group."""
         self.on_failed: list[Callable[[ManagedLedgerError], None]] = []
         """Called once: drop this object, close it, open the topic again."""
+        self.on_cursor_created: list[Callable[[Cursor], None]] = []
+        self.on_cursor_deleted: list[Callable[[Cursor], None]] = []
+        """Durable ones, and also when whoever asked for it was told that it takes too long."""
         self._shared = shared
         self._on_closed = on_closed
         self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
@@ -126,6 +130,8 @@ class ManagedLedger:
             self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, lambda: self.config,
             shared.settings, shared.ports, self._positions, self._on_cursors_saved, self._on_defect,
         )  # fmt: skip
+        self._cursors.on_created = partial(_tell, self.on_cursor_created)
+        self._cursors.on_deleted = partial(_tell, self.on_cursor_deleted)
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
         self.publish_times = PublishTimes(self._tail.peek, self._read_one, shared.publish_times)
@@ -498,3 +504,8 @@ class ManagedLedger:
 
     def _all_cursors(self) -> Iterable[Cursor]:
         return [*self._cursors.by_name.values(), *self._readers.values()]
+
+
+def _tell(hooks: Sequence[Callable[[Cursor], None]], cursor: Cursor) -> None:
+    for hook in hooks:
+        hook(cursor)

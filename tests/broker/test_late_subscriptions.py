@@ -1,0 +1,88 @@
+"""The metadata store is away while a subscription is created or deleted: the client is told so, and it is done later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from cepheid_broker.managed_ledger import ManagedLedgerSettings
+from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.position import EARLIEST
+from cepheid_metadata import Op, OpResult, StoreUnavailableError
+from cepheid_wire import TopicName
+from tests.broker.broker_world import BrokerWorld
+from tests.support import run_async, wait_until
+
+IMPATIENT = ManagedLedgerSettings(metadata_timeout_s=0.1)
+
+
+async def open_topic(world: BrokerWorld) -> PersistentTopic:
+    topic = await world.broker.topics.get(TopicName.parse("t"), may_create=True)
+    assert isinstance(topic, PersistentTopic)
+    return topic
+
+
+def hold_writes(world: BrokerWorld) -> asyncio.Event:
+    """Nothing is written until it is set."""
+    back, multi = asyncio.Event(), world.store.multi
+
+    async def later(ops: Sequence[Op]) -> list[OpResult]:
+        await back.wait()
+        return await multi(ops)
+
+    world.store.multi = later  # type: ignore[method-assign]
+    return back
+
+
+@pytest.mark.parametrize("retried", ["meanwhile", "later", "never"])
+def test_a_subscription_that_is_created_late_is_there(retried: str) -> None:
+    async def main() -> None:
+        async with BrokerWorld(ledgers=IMPATIENT) as world:
+            topic = await open_topic(world)
+            back = hold_writes(world)
+            with pytest.raises(StoreUnavailableError):
+                await topic.create_subscription("sub", EARLIEST)
+            again = None
+            if retried == "meanwhile":
+                again = asyncio.ensure_future(topic.create_subscription("sub", EARLIEST))
+                await asyncio.sleep(0.01)
+            back.set()
+            await wait_until(lambda: "sub" in topic.ledger.cursors)
+            if retried == "later":
+                again = asyncio.ensure_future(topic.create_subscription("sub", EARLIEST))
+            found = topic.subscriptions["sub"] if again is None else await again
+            assert found.cursor is topic.ledger.cursors["sub"]
+            assert list(topic.subscriptions) == ["sub"]
+            await topic.delete_subscription("sub")
+            assert not topic.ledger.cursors
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("retried", ["meanwhile", "later", "never"])
+def test_a_subscription_that_is_deleted_late_is_gone(retried: str) -> None:
+    async def main() -> None:
+        async with BrokerWorld(ledgers=IMPATIENT) as world:
+            topic = await open_topic(world)
+            await topic.create_subscription("sub", EARLIEST)
+            back = hold_writes(world)
+            with pytest.raises(StoreUnavailableError):
+                await topic.delete_subscription("sub")
+            assert "sub" in topic.subscriptions, "nobody knows yet"
+            again = None
+            if retried == "meanwhile":
+                again = asyncio.ensure_future(topic.delete_subscription("sub"))
+                await asyncio.sleep(0.01)
+            back.set()
+            await wait_until(lambda: not topic.ledger.cursors)
+            if retried == "later":
+                again = asyncio.ensure_future(topic.delete_subscription("sub"))
+            if again is not None:
+                await again
+            assert not topic.subscriptions
+            new = await topic.create_subscription("sub", EARLIEST)
+            assert new.cursor is topic.ledger.cursors["sub"]
+
+    run_async(main())
