@@ -10,8 +10,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from cepheid_broker.ownership import Here
+from cepheid_cli.admin import namespaces
 from cepheid_cli.admin_client import AdminClient, AdminError
 from cepheid_metadata import topic_records
 from cepheid_wire import TopicName
@@ -296,6 +299,25 @@ def test_the_command_lines_client_follows_to_the_owner() -> None:
         with pytest.raises(AdminError) as refused:
             await asyncio.to_thread(client.delete, f"{TOPICS}/{topic}/subscription/none")
         assert refused.value.status == 404
+
+    two_brokers(test)
+
+
+def test_a_bundle_is_moved_by_the_command_line() -> None:
+    async def test(world: BrokersWorld, first: Admin, second: Admin) -> None:
+        owner, other = world.brokers
+        name = TopicName.parse(full(await world.topic_on(owner)))
+        bundle = await owner.ownership.bundle_of(name)
+
+        async def unload(*words: str) -> Result:
+            asked = ["unload", "public/default", "--admin-url", other.admin_url, *words]
+            return await asyncio.to_thread(CliRunner().invoke, namespaces.app, asked)
+
+        for broker in (other, owner):
+            done = await unload("--bundle", bundle.range, "--to", broker.id)
+            assert done.exit_code == 0, done.output
+            assert await broker.ownership.locate(name) == Here()
+        assert (await unload("--to", other.id)).exit_code == 2, "brokers are given bundles, not namespaces"
 
     two_brokers(test)
 

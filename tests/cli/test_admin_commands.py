@@ -43,6 +43,8 @@ def test_tenants_and_namespaces_come_and_go(cepheid: Commands) -> None:
     cepheid("namespaces", "create", "acme/web")
     assert cepheid.lines("namespaces", "list", "acme") == ["acme/web"]
     assert json.loads(cepheid("namespaces", "show", "acme/web"))["bundles"]["numBundles"] == 4
+    cepheid("namespaces", "unload", "acme/web")
+    cepheid("namespaces", "unload", "acme/web", "--bundle", "0x00000000_0x40000000")
     cepheid("namespaces", "delete", "acme/web")
     cepheid("tenants", "delete", "acme")
     assert "acme" not in cepheid.lines("tenants", "list")

@@ -46,6 +46,24 @@ def delete(
     done(f"namespace {namespace} deleted")
 
 
+@app.command()
+def unload(
+    namespace: Namespace,
+    bundle: Annotated[str, typer.Option("--bundle", help="This one alone, as 0x00000000_0x40000000.")] = "",
+    to: Annotated[str, typer.Option("--to", help="The broker that is to have the bundle: its id, or host:port of its API.")] = "",
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Let other brokers serve it; clients follow by themselves. Without another broker its topics are closed and opened anew."""
+    if to and not bundle:
+        raise typer.BadParameter("a broker is given one bundle at a time: name it by --bundle")
+    client, path = AdminClient(admin_url), namespace_path(namespace)
+    if bundle:
+        client.put(f"{path}/{quoted(bundle)}/unload", **({"destinationBroker": to} if to else {}))
+    else:
+        client.put(f"{path}/unload")
+    done(f"{f'bundle {bundle} of ' if bundle else ''}namespace {namespace} unloaded{f', to {to}' if to else ''}")
+
+
 @app.command("set", help=f"Set a policy; it is in force within a second. Values: {_FORMS}.")
 def set_(
     namespace: Namespace,
