@@ -536,3 +536,60 @@ def test_pauses_before_refused_entries_go_again_grow_up_to_a_bound() -> None:
         pauses.append(lane.delay_s)
         lane.repeat()
     assert pauses == [1, 2, 4, 8, 16, 25, 25]
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.IO_ERROR, Status.FENCED])
+def test_who_left_hears_nothing_more(status: Status) -> None:
+    async def test(s: Setting) -> None:
+        s.send((0, 0))
+        s.transport.take()
+        s.channel.leave_lane(s.lane)
+        s.transport.answer((7, 0, 0), status=status)
+        assert (s.listener.added, s.listener.failures, s.listener.refusals) == ([], [], [])
+        assert s.lane.closed
+
+    in_setting(test)
+
+
+def test_what_goes_again_after_a_long_pause_has_its_time_to_be_answered() -> None:
+    async def test(s: Setting) -> None:
+        s.send((0, 0))
+        s.transport.take()
+        s.transport.answer((7, 0, 0), status=Status.OVERLOADED)
+        await wait_until(lambda: bool(s.lane.queue))
+        s.transport.take()
+        ticks = s.channel._tick
+        await wait_until(lambda: s.channel._tick >= ticks + 2, what="two of the four ticks of a timeout")
+        assert s.listener.failures == []
+        s.transport.answer((7, 0, 0))
+        assert s.listener.added == [0]
+
+    in_setting(test, FAST.model_copy(update={"add_timeout_s": 0.4, "refusal_delay_s": 1.0, "refusal_retry_s": 30.0}))
+
+
+def test_the_patience_with_refusals_begins_anew_after_an_ok() -> None:
+    async def test(s: Setting) -> None:
+        for entry_id in range(2):
+            s.send((entry_id, entry_id))
+            s.transport.take()
+            s.transport.answer((7, entry_id, entry_id), status=Status.OVERLOADED)
+            assert s.listener.failures == []
+            await wait_until(lambda: bool(s.lane.queue))
+            s.transport.take()
+            s.transport.answer((7, entry_id, entry_id))
+            await asyncio.sleep(0.06)
+        assert s.listener.added == [0, 1]
+
+    in_setting(test, FAST.model_copy(update={"refusal_retry_s": 0.05}))
+
+
+def test_a_refusal_for_a_lane_that_closed_meanwhile_keeps_nothing() -> None:
+    async def test(s: Setting) -> None:
+        s.send((0, 0), (1, 1))
+        s.transport.take()
+        s.channel.close_lane(s.lane)
+        s.transport.answer((7, 0, 1), status=Status.OVERLOADED)
+        assert s.channel.statistics().waiting_bytes == 0
+        assert s.lane.refused is None
+
+    in_setting(test)
