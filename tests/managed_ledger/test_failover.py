@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -19,13 +19,14 @@ from cepheid_broker.managed_ledger import (
     TooManyAppendsError,
 )
 from cepheid_broker.managed_ledger.chain_keeper import Plan
-from cepheid_metadata import LedgerState, Position
+from cepheid_metadata import LedgerState, Op, OpResult, Position, StoreUnavailableError, keys
 from cepheid_rpc import AddRequest, Status
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
 from tests.managed_ledger.topic_world import (
     SETTINGS,
     THREE_BOOKIES,
+    TOPIC,
     TopicWorld,
     append,
     append_all,
@@ -464,6 +465,51 @@ def test_a_lost_answer_of_the_chains_write_is_looked_up(lost: str) -> None:
     run_async(main())
 
 
+class DeafStore(LosingStore):
+    """Applies one write of a chain, and neither tells nor shows it."""
+
+    deaf = False
+
+    async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        if not (self.deaf and changes(ops, "chains")):
+            return await super().multi(ops)
+        await super().multi(ops)
+        self.lost += 1
+        raise StoreUnavailableError("the connection broke", outcome_unknown=True)
+
+    async def get(self, key: str):  # type: ignore[no-untyped-def]
+        if self.deaf and self.lost and key == keys.chain_key(TOPIC):
+            raise StoreUnavailableError("the store is away")
+        return await super().get(key)
+
+
+@pytest.mark.parametrize("change", ["failover", "rollover"])
+def test_a_next_ledger_that_the_chain_may_name_is_not_deleted(change: str) -> None:
+    async def main() -> None:
+        settings = SMALL.model_copy(update={"metadata_timeout_s": 0.1, "drain_timeout_s": 0.1})
+        async with topic_world(settings=settings) as world:
+            store = DeafStore(world.tree)
+            ledger = await world.broker(store=store).open()
+            await append(ledger, b"m0")
+            store.deaf = True
+            if change == "failover":
+                fence(world, current(ledger))
+                lost = append(ledger, b"lost")
+            else:
+                for number in range(1, 5):
+                    lost = append(ledger, b"m%d" % number)
+            await wait_until(lambda: store.lost == 1)
+            await ledger.aclose()
+            await asyncio.gather(lost, return_exceptions=True)
+            assert len((await world.chain()).ledgers) == 2, "the write did arrive"
+            await assert_nothing_dangles(world)
+            again = await world.broker(seed=2).open()
+            assert (await read_all(again))[:1] == [b"m0"]
+            await append(again, b"goes on")
+
+    run_async(main())
+
+
 def test_what_waits_for_a_ledger_is_bounded() -> None:
     async def main() -> None:
         settings = SETTINGS.model_copy(update={"append_window_bytes": 100})
@@ -495,7 +541,9 @@ def test_closing_does_not_wait_for_a_ledger_that_cannot_be_replaced() -> None:
             fence(world, current(ledger))
             pending = append(ledger, b"x")
             await wait_until(lambda: ledger._appender is not None and ledger._appender.is_broken)
+            began = asyncio.get_running_loop().time()
             await ledger.aclose()
+            assert asyncio.get_running_loop().time() - began < SETTINGS.ledger_failover_timeout_s / 2
             with pytest.raises(ManagedLedgerClosedError):
                 await pending
             for bookie in world.cluster.bookies.values():

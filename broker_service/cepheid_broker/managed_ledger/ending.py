@@ -74,12 +74,16 @@ class Ending:
         """`usable`: it ends where it is, which spares the next opening a recovery, and counting its messages. Else, or when that
         fails, recovery it is."""
         writer = self._appender.writer
-        if usable:
+        if usable and self._is_last(writer):
             try:
                 await self._record_end(writer)
             except (CepheidError, TimeoutError) as error:
                 log.info("managed_ledger.left_open", extra={"topic": str(self._topic), "error": str(error)})
         await writer.aclose()
+
+    def _is_last(self, writer: LedgerWriter) -> bool:
+        """Of the chain. A rollover that failed may have left one that the chain does not name, as far as we know."""
+        return self._keeper.lost is None and self._keeper.chain.ledgers[-1].ledger_id == writer.ledger_id
 
     async def _record_end(self, writer: LedgerWriter) -> None:
         end = await writer.close()
