@@ -2,6 +2,9 @@
 
 
 def main() -> None:
-    from cepheid_cli.app import run
+    try:
+        from cepheid_cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # where no command had begun: what runs ends in its own way
+        raise SystemExit(130) from None

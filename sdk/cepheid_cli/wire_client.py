@@ -60,7 +60,7 @@ class WireClient:
     def __init__(self, service_url: str, topic: str, *, timeout_s: float = 30.0) -> None:
         self._topic = topic
         self._requests = 0
-        self._open(*_host_port(service_url), timeout_s)
+        self._open_any(service_url, timeout_s)
         lookup = pb.BaseCommand(type=pb.BaseCommand.LOOKUP)
         lookup.lookupTopic.topic = topic
         lookup.lookupTopic.request_id = self._next_request()
@@ -70,6 +70,18 @@ class WireClient:
         if (where := _host_port(answer.brokerServiceUrl)) != self._peer:
             self.close()
             self._open(*where, timeout_s)
+
+    def _open_any(self, service_url: str, timeout_s: float) -> None:
+        """The first broker of the URL that takes the connection."""
+        scheme, slashes, hosts = service_url.partition("://")
+        *others, last = hosts.split(",")
+        for host in others:
+            try:
+                self._open(*_host_port(f"{scheme}{slashes}{host}"), timeout_s)
+                return
+            except ServerUnreachableError:
+                continue
+        self._open(*_host_port(f"{scheme}{slashes}{last}"), timeout_s)
 
     def __enter__(self) -> WireClient:
         return self
@@ -239,7 +251,11 @@ def _messages_of(message_id: pb.MessageIdData, tail: memoryview) -> list[Receive
 
 
 def _host_port(service_url: str) -> tuple[str, int]:
-    parts = urlsplit(service_url)
-    if parts.scheme != "pulsar" or not parts.hostname:
-        raise ServerUnreachableError(f"{service_url!r} is no service URL; expected pulsar://HOST:PORT")
-    return parts.hostname, parts.port or 6650
+    try:
+        parts = urlsplit(service_url)
+        host, port = parts.hostname, parts.port or 6650
+    except ValueError:
+        host = None
+    if not host or parts.scheme != "pulsar":
+        raise ServerUnreachableError(f"{service_url!r} is no service URL; expected pulsar://HOST:PORT[,HOST:PORT…]")
+    return host, port

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from cepheid_dev import member_commands as commands
-from cepheid_dev.cluster_file import Asked, ClusterFile, ClusterState, Kind, Member
+from cepheid_dev.cluster_file import Asked, ClusterFile, ClusterFileError, ClusterState, Kind, Member
 from cepheid_dev.free_ports import free_port, is_taken
 from cepheid_dev.processes import ProcessState, spawn
 from cepheid_ports import CepheidError, Ports
@@ -285,7 +285,11 @@ class LocalCluster:
                 except OSError as error:
                     raise StartFailedError(f"{name} cannot be started: {error}", name=name) from None
                 started = replace(member, pid=process.pid, born=process.born, asked="up", since_ms=self._wall_ms())
-                self._file.save(state.with_member(started))
+                try:
+                    self._file.save(state.with_member(started))
+                except ClusterFileError:  # on a full disk nobody would know of it, and its ports would be taken
+                    process.send(signal.SIGKILL)
+                    raise
 
     def _wait_ready(self, member: Member, deadline: float, logged: int) -> None:
         assert member.process is not None, f"{member.name} was started"

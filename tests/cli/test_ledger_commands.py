@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
+import cepheid_cli
 from cepheid_cli import ledger_verifying
 from cepheid_cli.app import app
 from cepheid_cli.ledger_reading import lines_of
@@ -25,7 +26,7 @@ from cepheid_testkit import ProcessCluster
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.ledger.memory_bookie import MemoryBookie
-from tests.support import run_async
+from tests.support import free_port, run_async
 
 TOPIC = "persistent://public/default/orders"
 
@@ -281,3 +282,23 @@ def test_a_store_without_a_cluster_shows_no_empty_list(tmp_path: Path) -> None:
 def test_what_is_no_admin_address_is_named(url: str) -> None:
     result = CliRunner().invoke(app, ["bookies", "list", "--admin-url", url])
     assert isinstance(result.exception, CepheidError), result.output
+
+
+def test_a_service_url_may_name_several_brokers(cluster: ProcessCluster) -> None:
+    """As `cepheid dev up` prints it; one of them may be down."""
+    alive = cluster.service_url.removeprefix("pulsar://")
+    for hosts in (f"127.0.0.1:{free_port()},{alive}", f"{alive},127.0.0.1:{free_port()}"):
+        assert CliRunner().invoke(app, ["produce", "several", "hello", "--url", f"pulsar://{hosts}"]).exit_code == 0
+    for url in ("pulsar://", "pulsar://a:b", "pulsar://[::1", "http://a:1", ",", ""):
+        with pytest.raises(CepheidError, match="is no service URL"):
+            WireClient(url, "t")
+
+
+def test_ctrl_c_before_a_command_begins_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cepheid_cli.app.run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cepheid_cli.main()
+    assert ended.value.code == 130

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_dev import member_commands
+from cepheid_dev import local_cluster, member_commands
 from cepheid_dev.cluster_file import ClusterFile, ClusterFileError, ClusterState, Member
 from cepheid_dev.local_cluster import LocalCluster, LocalClusterError, PortTakenError, StartFailedError, UnknownMemberError
 from cepheid_dev.processes import DetachedProcess
@@ -290,3 +290,22 @@ def test_a_full_disk_loses_no_record_and_is_said(world: World, monkeypatch: pyte
             world.cluster.start("bookie-1")
     assert (world.cluster.directory / "cluster.json").read_text() == before
     assert world.state() == "died"
+
+
+def test_who_cannot_be_written_down_is_not_left_running(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[DetachedProcess] = []
+    spawn = local_cluster.spawn
+
+    def spawn_noted(*arguments: object) -> DetachedProcess:
+        spawned.append(spawn(*arguments))  # type: ignore[arg-type]
+        return spawned[-1]
+
+    def full(*_: object) -> None:
+        raise ClusterFileError("cluster.json cannot be written: No space left on device")
+
+    monkeypatch.setattr(local_cluster, "spawn", spawn_noted)
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterFile, "save", full)
+        with pytest.raises(ClusterFileError, match="No space left"):
+            world.cluster.start("bookie-1")
+    assert [process.wait_gone(10) for process in spawned] == [True]
