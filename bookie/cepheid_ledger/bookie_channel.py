@@ -222,6 +222,13 @@ class BookieChannel:
         if self._ready:
             self._open_stream()
 
+    def reopen_now(self) -> None:
+        """The bookie came back: what waits for the pause to end need not."""
+        self._reopen_delay_s = self._settings.reconnect_delay_s
+        if self._reopener is not None:
+            self._reopener.cancel()
+            self._reopen()
+
     def _detach(self, stream: ChannelStream) -> Iterable[Lane]:
         """Cuts the stream off; returns the lanes that had something unanswered on it."""
         stream.owner = self._stream = None

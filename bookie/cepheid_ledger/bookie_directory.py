@@ -1,13 +1,16 @@
 """Where the bookies of a cluster are, and a connection to each: what their registrations say, as fresh as watches allow.
 
     start ──► watch /bookies/available and /bookies/readonly ──► read all ──► known        a watch that fired: the same again
-    get(id) ──► known address ──► the connection to it; another address than before: a new one, the old one is given up
+    get(id) ──► known address ──► the connection to it; another address or process than before: a new one, the old one is given up
 
 Rule 1: a bookie whose registration vanished keeps its last address: it may be cut off from metadata and serve what it holds.
 Rule 2: an outage of metadata changes nothing; what was known stays, and it is asked again until it answers.
 Rule 3: only registered bookies get new ledgers, and only those registered as available.
 Rule 4: when our own session was lost the bookies' probably were too: for `SETTLE_S` after the next one began, who was writable
 counts as writable, though not yet registered again.
+Rule 5: a connection remembers its failures for a second, and refuses at once what it is asked meanwhile. A bookie that runs anew
+gets a new one, or it would fail for the first ledger that it is given; except one that carries a stream, which found the new
+process by itself or is about to break.
 """
 
 from __future__ import annotations
@@ -44,6 +47,10 @@ SETTLE_S = 3.0
 class OpenedConnection(BookieConnection, Protocol):
     """A connection that can be given up: its streams break, as if the bookie had gone."""
 
+    @property
+    def is_adding(self) -> bool:
+        """It carries a stream of adds."""
+
     async def abandon(self, reason: str) -> None: ...
 
 
@@ -71,7 +78,7 @@ class BookieDirectory:
         self._ports = ports
         self._connect = connect
         self._known: dict[str, KnownBookie] = {}
-        self._connections: dict[str, tuple[str, OpenedConnection]] = {}
+        self._connections: dict[str, tuple[KnownBookie, OpenedConnection]] = {}
         self._tasks = TaskOwner("bookie-directory")
         self._due = asyncio.Event()
         self._watches: list[Watch] = []
@@ -102,14 +109,14 @@ class BookieDirectory:
                 self._due.set()  # it may be newer than the last look
             message = f"bookie {bookie_id} is not registered; known are {', '.join(self._known) or 'none'}"
             raise BookieUnavailableError(message, bookie=bookie_id)
-        address, connection = self._connections.get(bookie_id, ("", None))
-        if connection is None or address != bookie.address:
-            if connection is not None:
-                moved = f"bookie {bookie_id} moved from {address} to {bookie.address}"
-                self._tasks.start(connection.abandon(moved), name=f"abandon {bookie_id}")
+        before, connection = self._connections.get(bookie_id, (bookie, None))
+        if connection is not None and (why := _why_replaced(before, bookie, connection)):
+            self._tasks.start(connection.abandon(why), name=f"abandon {bookie_id}")
+            connection = None
+        if connection is None:
             assert self._connect is not None, f"{self!r} was not started"
             connection = self._connect(bookie_id, bookie.address)
-            self._connections[bookie_id] = bookie.address, connection
+            self._connections[bookie_id] = bookie, connection
         return connection
 
     def writable(self) -> list[str]:
@@ -219,6 +226,15 @@ class BookieDirectory:
             if self._known.get(name) != bookie:
                 state = "writable" if bookie.writable else "readonly" if bookie.registered else "gone"
                 log.info("bookie.known", extra={"bookie": name, "address": bookie.address, "state": state})
+
+
+def _why_replaced(before: KnownBookie, now: KnownBookie, connection: OpenedConnection) -> str:
+    """Empty: it stays."""
+    if before.address != now.address:
+        return f"bookie {now.bookie_id} moved from {before.address} to {now.address}"
+    if before.process != now.process and not connection.is_adding:
+        return f"bookie {now.bookie_id} runs anew"
+    return ""
 
 
 def _gone(bookie: KnownBookie) -> KnownBookie:

@@ -151,6 +151,8 @@ class LedgerClient:
     def on_bookie_back(self, bookie_id: str) -> None:
         """It takes writes again: ledgers that lack copies need not wait for the end of its quarantine."""
         self._placement.forgive(bookie_id)
+        if (channel := self._channels.get(bookie_id)) is not None:
+            channel.reopen_now()
         self._change_slots.retry_now()
 
     async def open_reader(self, ledger_id: int) -> LedgerReader:

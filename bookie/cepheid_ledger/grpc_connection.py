@@ -94,6 +94,11 @@ class GrpcConnection:
     def bookie_id(self) -> str:
         return self._bookie_id
 
+    @property
+    def is_adding(self) -> bool:
+        """It carries a stream of adds."""
+        return bool(self._add_streams)
+
     def open_add_stream(self, source: AddSource) -> GrpcAddStream:
         self._check_open(ADD)
         stream = GrpcAddStream(self, self._adds.stream_stream(method_path(ADD))(), source, self._settings.add_timeout_s)

@@ -289,6 +289,22 @@ def test_pauses_between_attempts_grow() -> None:
     in_setting(test, FAST.model_copy(update={"add_timeout_s": 60.0}))  # no tick comes in between
 
 
+def test_a_bookie_that_came_back_is_not_kept_waiting_for_the_end_of_a_pause() -> None:
+    async def test(s: Setting) -> None:
+        s.channel.reopen_now()  # for nobody
+        s.send((0, 0))
+        s.transport.take()
+        s.transport.source.on_broken(BookieUnavailableError("reset"))
+        again = s.channel.open_lane(8, Listener())
+        s.channel.send(again, add(8, 0, 0))
+        assert len(s.transport.sources) == 1
+        s.channel.reopen_now()
+        assert len(s.transport.sources) == 2
+        assert s.transport.take() == [(8, 0, 0)]
+
+    in_setting(test, FAST.model_copy(update={"reconnect_delay_s": 60.0, "add_timeout_s": 60.0}))
+
+
 @pytest.mark.parametrize("status", [Status.FENCED, Status.UNAUTHORIZED])
 def test_a_fatal_refusal_ends_the_lane(status: Status) -> None:
     async def test(s: Setting) -> None:

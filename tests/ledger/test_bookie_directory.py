@@ -28,6 +28,7 @@ class Connection:
     def __init__(self, bookie_id: str, address: str) -> None:
         self.bookie_id, self.address = bookie_id, address
         self.abandoned = ""
+        self.is_adding = False
         self.closed = False
 
     async def abandon(self, reason: str) -> None:
@@ -151,6 +152,27 @@ def test_a_bookie_that_comes_back_elsewhere_is_found_there() -> None:
             await wait_until(lambda: bool(world.connections[0].abandoned), what="the old connection given up")
             assert world.connections[0].abandoned == "bookie b1 moved from b1:3181 to elsewhere:4000"
             assert world.directory.get("b1") is after
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("is_adding", [False, True])
+def test_a_bookie_that_runs_anew_gets_a_connection_that_knows_no_failures(is_adding: bool) -> None:
+    async def main() -> None:
+        async with started("b1") as (world, _):
+            before = world.directory.get("b1")
+            (connection,) = world.connections
+            connection.is_adding = is_adding
+            record = BookieRegistration(bookie_id="b1", incarnation="of-b1", addresses={"grpc": "b1:3181"}, process="another")
+            await available_bookies(world.store).replace("b1", record, 0)
+            world.directory._due.set()  # a listing does not show it
+            await wait_until(lambda: world.directory.known()["b1"].process == "another")
+            assert (world.directory.get("b1") is before) == is_adding
+            connection.is_adding = False
+            after = world.directory.get("b1")
+            assert after is not before
+            assert world.directory.get("b1") is after
+            await wait_until(lambda: connection.abandoned == "bookie b1 runs anew")
 
     run_async(main())
 

@@ -68,6 +68,10 @@ class SimConnection:
     async def aclose(self) -> None:
         pass
 
+    @property
+    def is_adding(self) -> bool:
+        return True  # it remembers nothing of failures: no need for another one
+
     async def abandon(self, reason: str) -> None:
         raise NotImplementedError("simulated bookies do not move")
 
