@@ -663,7 +663,7 @@ def test_when_too_much_waits_for_the_newcomers_they_are_dropped_and_the_next_cha
         settings = QUICK.model_copy(update={"channel_window_bytes": 2_000, "metadata_timeout_s": 5.0})
         async with ledger_world(*"abcde", settings=settings, store_of=FaultyStore) as world:
             writer = await fresh_loss(world)
-            world.store.delay_s = 0.1
+            world.store.delay_s = 1.5  # the change outlasts the appends
             for n in range(50):
                 await append(writer, [b"%d" % n * 50])
             kept = world.client._change_slots.kept_bytes
