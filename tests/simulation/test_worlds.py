@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.seeds import fresh_seeds, run_seed
 
 FIXED = 80
-FRESH = 40
+FRESH = int(os.environ.get("CEPHEID_FRESH_SEEDS", "10"))
 FEWEST_OPERATIONS = 200
 FEWEST_FAULTS = 3
 
