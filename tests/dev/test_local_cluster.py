@@ -12,9 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from cepheid_cli.dev.status_table import status_table
 from cepheid_dev import local_cluster, member_commands
 from cepheid_dev.cluster_file import ClusterFile, ClusterFileError, ClusterState, Member
-from cepheid_dev.local_cluster import LocalCluster, LocalClusterError, PortTakenError, StartFailedError, UnknownMemberError
+from cepheid_dev.local_cluster import (
+    LocalCluster,
+    LocalClusterError,
+    PortTakenError,
+    ProcessStatus,
+    StartFailedError,
+    UnknownMemberError,
+)
 from cepheid_dev.processes import DetachedProcess
 
 SLEEP = "import time; print('slept', flush=True); time.sleep(60)"
@@ -309,3 +317,8 @@ def test_who_cannot_be_written_down_is_not_left_running(world: World, monkeypatc
         with pytest.raises(ClusterFileError, match="No space left"):
             world.cluster.start("bookie-1")
     assert [process.wait_gone(10) for process in spawned] == [True]
+
+
+def test_who_was_never_started_is_there_since_never() -> None:
+    table = status_table([ProcessStatus("bookie-1", "bookie", "stopped", None, {"grpc": 1, "http": 2}, 0)], 1_700_000_000_000)
+    assert [list(column.cells) for column in table.columns][-1] == ["-"]

@@ -18,8 +18,9 @@ def status_table(members: Sequence[ProcessStatus], now_ms: int) -> Table:
     for member in members:
         alive = member.state in ("ready", "starting", "paused")
         ports = " ".join(f"{use}:{port}" for use, port in member.ports.items())
+        since = duration(now_ms - member.since_ms) if member.since_ms else "-"  # it was never started
         state = f"[{_STYLES[member.state]}]{member.state}[/]"
-        table.add_row(member.name, state, str(member.pid) if alive else "-", ports, duration(now_ms - member.since_ms))
+        table.add_row(member.name, state, str(member.pid) if alive else "-", ports, since)
     return table
 
 
