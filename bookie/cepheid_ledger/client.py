@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
 from cepheid_ledger.change_slots import ChangeSlots, EnsembleChangeStatistics
-from cepheid_ledger.errors import InvalidQuorumsError, LedgerClientClosedError, NoSuchLedgerError
+from cepheid_ledger.errors import InvalidQuorumsError, LedgerClientClosedError, NoSuchLedgerError, TailDamagedError
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
@@ -175,7 +175,7 @@ class LedgerClient:
                 log.warning("ledger.undeleted_stays", extra={"ledger_id": ledger_id})
                 return None
             if not found.record.is_closed:
-                await self.recover(ledger_id)
+                await self._end_before_deletion(ledger_id)
                 found = await read_ledger(self._records, ledger_id)
             try:
                 return await deleted.delete(found, self._ports.wall_ms(), grace_ms)
@@ -183,6 +183,12 @@ class LedgerClient:
                 found = await read_ledger(self._records, ledger_id)
             except NoSuchKeyError:
                 raise NoSuchLedgerError(f"ledger {ledger_id} was deleted already", ledger_id=ledger_id) from None
+
+    async def _end_before_deletion(self, ledger_id: int) -> None:
+        try:
+            await self.recover(ledger_id)
+        except TailDamagedError:  # what goes need not be whole
+            await self.recover(ledger_id, despite_damage=True)
 
     async def undelete(self, ledger_id: int) -> LedgerMetadata:
         """Brings a deleted ledger back, closed, with all its entries; it belongs to no topic. Raises NoSuchLedgerError."""

@@ -76,7 +76,7 @@ class AccessDeniedError(MetadataError):
 
 
 class StoreClosedError(MetadataError):
-    """The store was closed by its owner; nothing was attempted."""
+    """The store was closed by its owner: nothing more is attempted. A write that was under way may have happened."""
 
 
 class StoreOpenError(MetadataError):

@@ -292,6 +292,20 @@ def test_what_is_damaged_on_every_disk_may_be_given_up(damaged: str) -> None:
     run_async(main())
 
 
+def test_a_ledger_with_a_damaged_tail_can_be_deleted() -> None:
+    async def main() -> None:
+        async with ledger_world("a", "b") as world:
+            writer = await world.create(2, 2)
+            for bookie in "ab":
+                world.cluster[bookie].hold(entries(writer, 0, 2, lac=-1))
+                world.cluster[bookie].checks_disk = True
+                world.cluster[bookie].damage(writer.ledger_id, 1)
+            await world.client.delete(writer.ledger_id)
+            assert await world.records.get(writer.ledger_id) is None
+
+    run_async(main())
+
+
 def test_a_bookie_whose_highest_entry_is_damaged_is_fenced_all_the_same() -> None:
     async def main() -> None:
         async with ledger_world("a", "b", "c") as world:

@@ -28,6 +28,7 @@ from cepheid_metadata import (
     Op,
     Put,
     SessionLostError,
+    StoreClosedError,
     StoreUnavailableError,
     chain_records,
 )
@@ -153,7 +154,7 @@ class ChainKeeper:
                 raise
             message = f"{self._topic}: what a write to its records did could not be found out"
             self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
-        except SessionLostError as error:
+        except (SessionLostError, StoreClosedError) as error:  # whether it came through, nobody tells any more
             message = f"{self._topic}: the session with the metadata store ended"
             self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
 
