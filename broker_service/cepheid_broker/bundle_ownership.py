@@ -87,6 +87,7 @@ class BundleOwnership:
         self._own_topic: TopicName | None = None
         self._tasks = TaskOwner("ownership")
         self.directory = BrokerDirectory(store, self._tasks)
+        self.directory.on_changed = self._on_brokers_changed
         self._owners = bundle_owners(store)
         self._histories = bundle_histories(store)
         self._registration = OwnRegistration(store, self._tasks, ports, release)
@@ -121,6 +122,12 @@ class BundleOwnership:
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
         elif state is SessionState.CONNECTED and self._started and not self._stopping:
+            self._registration.make_soon(self.broker_id, self._addresses)
+
+    def _on_brokers_changed(self) -> None:
+        """Our own registration may go by itself: deleted by hand, or by another process that took it for its own."""
+        is_ours_to_make = self._registered.is_set() and not self._stopping
+        if is_ours_to_make and self.broker_id not in self.directory.brokers and self._store.session_state is SessionState.CONNECTED:
             self._registration.make_soon(self.broker_id, self._addresses)
 
     async def release_all(self) -> None:

@@ -50,11 +50,13 @@ class OwnRegistration:
         self._made = None
 
     async def delete(self, broker_id: str) -> None:
-        """What cannot be deleted ends with the session."""
+        """Ours alone: another broker may have the id. What cannot be deleted ends with the session."""
         if self._making is not None:
             self._making.cancel()
         try:
-            await self._records.delete(broker_id, None)
+            found = await self._records.get(broker_id)
+            if found is not None and found.record == self._made:
+                await self._records.delete(broker_id, found.version)
         except MetadataError as error:
             log.warning("broker.not_deregistered", extra={"broker": broker_id, "error": str(error)})
 

@@ -14,6 +14,7 @@ from cepheid_broker.ownership import Here, NotOwnerError, There
 from cepheid_metadata import (
     MemoryStore,
     NamespaceRecord,
+    broker_records,
     bundle_histories,
     bundle_owners,
     keys,
@@ -646,5 +647,45 @@ def test_lookups_wait_until_a_broker_that_starts_is_registered() -> None:
             with pytest.raises(ServiceNotReadyError, match="not registered yet"):
                 await late.locate(name)
             await late.aclose()
+
+    run_async(main())
+
+
+def test_a_broker_that_finds_its_id_taken_leaves_the_registration_alone() -> None:
+    async def main() -> None:
+        async with BrokersWorld(1) as world:
+            (first,) = world.brokers
+            store = MemoryStore(world.tree)
+            second = BundleOwnership(store, Ports())
+            second.user = Nobody()
+            starting = asyncio.ensure_future(second.start(first.id, {"pulsar": "127.0.0.1:2", "http": "127.0.0.1:3"}))
+            await wait_until(lambda: bool(second.directory.brokers))
+            await asyncio.sleep(0.05)
+            assert not starting.done()
+            starting.cancel()
+            await second.release_all()
+            await second.aclose()
+            await store.aclose()
+            found = await broker_records(world.store).get(first.id)
+            assert found is not None
+            assert found.record.addresses["pulsar"] == f"127.0.0.1:{first.port}"
+
+    run_async(main())
+
+
+def test_a_broker_whose_registration_vanished_makes_it_anew() -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            first, other = world.brokers
+            topic = await world.topic_on(first)
+            before = other.ownership.directory.brokers[first.id]
+            await broker_records(world.store).delete(first.id, None)  # by hand, or by a process that took it for its own
+            known = other.ownership.directory
+            await wait_until(lambda: known.brokers.get(first.id) not in (None, before))
+            assert first.ownership.owns(TopicName.parse(full(topic))), "nothing else has changed"
+            await first.stop()
+            await wait_until(lambda: list(other.ownership.directory.brokers) == [other.id])
+            await asyncio.sleep(0.05)
+            assert await broker_records(world.store).get(first.id) is None, "it stopped"
 
     run_async(main())
