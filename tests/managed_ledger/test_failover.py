@@ -21,6 +21,7 @@ from cepheid_broker.managed_ledger import (
 from cepheid_broker.managed_ledger.chain_keeper import Plan
 from cepheid_metadata import LedgerState, Op, OpResult, Position, StoreUnavailableError, keys
 from cepheid_rpc import AddRequest, Status
+from cepheid_wire import TopicName
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
 from tests.managed_ledger.topic_world import (
@@ -590,5 +591,23 @@ def test_many_appends_go_to_the_next_ledger_in_turns_and_in_order() -> None:
                 groups = await ledger.read(ledger.next_position(last), max_entries=100, max_bytes=1 << 30)
                 found += payloads_of(groups)
             assert [payload.rstrip(b"\0") for payload in found] == [b"%d" % number for number in range(30)]
+
+    run_async(main())
+
+
+def test_many_topics_lose_their_ledgers_together() -> None:
+    async def main() -> None:
+        async with topic_world("a", "b", "c") as world:
+            broker = world.broker()
+            topics = [TopicName.parse(f"persistent://public/default/t{number}") for number in range(60)]
+            ledgers = [await broker.open(THREE_BOOKIES, topic) for topic in topics]
+            await asyncio.gather(*(append(ledger, b"a") for ledger in ledgers))
+            for ledger in ledgers:
+                fence(world, current(ledger))
+            await asyncio.gather(*(append(ledger, b"%d" % number) for number in range(3) for ledger in ledgers))
+            for ledger in ledgers:
+                assert ledger.statistics().failovers == 1
+                assert len(ledger.chain.ledgers) == 2
+                assert await read_all(ledger, cached=False) == [b"a", b"0", b"1", b"2"]
 
     run_async(main())
