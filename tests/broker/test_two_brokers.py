@@ -689,3 +689,24 @@ def test_a_broker_whose_registration_vanished_makes_it_anew() -> None:
             assert await broker_records(world.store).get(first.id) is None, "it stopped"
 
     run_async(main())
+
+
+def test_a_broker_that_stops_takes_nothing_also_when_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with BrokersWorld(1) as world:
+            (owner,) = world.brokers
+            name, later = TopicName.parse(full("topic-0")), TopicName.parse(full("topic-1"))
+            assert await owner.ownership.bundle_of(name) != await owner.ownership.bundle_of(later)
+            paused = Paused(owner, monkeypatch)
+            opening = asyncio.ensure_future(owner.broker.topics.get(name, may_create=True))
+            await paused.reached.wait()
+            stopping = asyncio.ensure_future(owner.ownership.release_all())
+            await wait_until(lambda: not owner.ownership.owns(name))
+            for authoritative in (False, True):
+                with pytest.raises(ServiceNotReadyError, match="stops"):
+                    await owner.ownership.locate(later, authoritative=authoritative)
+            assert await bundle_owners(world.store).get((await owner.ownership.bundle_of(later)).noun) is None
+            paused.go.set()
+            await asyncio.gather(opening, stopping, return_exceptions=True)
+
+    run_async(main())
