@@ -10,11 +10,13 @@ ahead: whoever does not answer, or is not sure, costs freshness alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
+from dataclasses import dataclass
 
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.replica_read import ConnectionOf
 from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.striping import write_windows
 from cepheid_metadata import LedgerMetadata
 from cepheid_rpc import (
     NO_ENTRY_ID,
@@ -27,13 +29,34 @@ from cepheid_rpc import (
 )
 
 
-async def ask_lac(ledger: LedgerMetadata, connection_of: ConnectionOf, settings: LedgerSettings) -> int:
+@dataclass(frozen=True, slots=True)
+class ToldLac:
+    """`silent`: bookies of the last fragment that told nothing, not even that there is nothing."""
+
+    last_add_confirmed: int
+    silent: tuple[str, ...]
+
+
+async def ask_lac(ledger: LedgerMetadata, connection_of: ConnectionOf, settings: LedgerSettings) -> ToldLac:
     """The largest that a bookie of the last fragment tells, -1 when none does."""
     request = LacRequest(ledger.ledger_id, master_key_of(ledger))
     ensemble = ledger.last_fragment.ensemble
     timeout_s = settings.speculative_read_s
     answers = await asyncio.gather(*(_ask_one(bookie, request, connection_of, timeout_s) for bookie in ensemble))
-    return max(NO_ENTRY_ID if answer is None else lac_of(answer, ledger.ledger_id) for answer in answers)
+    silent = tuple(
+        bookie
+        for bookie, answer in zip(ensemble, answers, strict=True)
+        if answer is None or not (answer.status is Status.OK or answer.status.certain_no)
+    )
+    told = max(NO_ENTRY_ID if answer is None else lac_of(answer, ledger.ledger_id) for answer in answers)
+    return ToldLac(told, silent)
+
+
+def may_hide_entries(ledger: LedgerMetadata, silent: Collection[str]) -> bool:
+    """Whether bookies that tell nothing are so many that they alone may hold an acknowledged entry."""
+    ensemble = ledger.last_fragment.ensemble
+    windows = write_windows(ledger.ensemble_size, ledger.write_quorum)
+    return any(sum(ensemble[place] in silent for place in window) >= ledger.ack_quorum for window in windows)
 
 
 async def poll_lac(

@@ -24,7 +24,7 @@ from cepheid_ledger.errors import (
     LedgerLostError,
     NoSuchEntryError,
 )
-from cepheid_ledger.lac_reads import ask_lac, poll_lac
+from cepheid_ledger.lac_reads import ask_lac, may_hide_entries, poll_lac
 from cepheid_ledger.ledger_writer import LedgerWriter, WriterPhase
 from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger
 from cepheid_ledger.replica_read import ConnectionOf, read_range
@@ -57,6 +57,7 @@ class LedgerReader:
         self._settings = settings
         self._turn = ledger.ledger_id % ledger.ensemble_size  # readers of many ledgers start at different replicas
         self._stayed_bytes = 0
+        self.silent: tuple[str, ...] = ()  # bookies of an open ledger that told no LAC when they were asked last
         self._avoided: tuple[int, ...] = ()  # positions of a striped ensemble that failed since the last turn
 
     def __repr__(self) -> str:
@@ -75,6 +76,11 @@ class LedgerReader:
         if self._writer is not None:
             return max(self._writer.last_add_confirmed, self._last_add_confirmed)
         return self._last_add_confirmed
+
+    @property
+    def may_miss_entries(self) -> bool:
+        """So many bookies told no LAC that all who hold the next confirmed entries may be among them."""
+        return bool(self.silent) and not self._ledger.is_closed and may_hide_entries(self._ledger, self.silent)
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
         """Entries from `first` up to at most `last` (inclusive), verified, in order: about `max_bytes`, at least one entry.
@@ -105,7 +111,8 @@ class LedgerReader:
             self._take((await read_ledger(self._records, self.ledger_id)).record)
             if not self._ledger.is_closed:
                 told = await ask_lac(self._ledger, self._connection_of, self._settings)
-                self._last_add_confirmed = max(self._last_add_confirmed, told)
+                self._last_add_confirmed = max(self._last_add_confirmed, told.last_add_confirmed)
+                self.silent = told.silent
         return self.known_end
 
     async def wait_for_lac(self, above: int, timeout_s: float) -> int:

@@ -63,7 +63,10 @@ class Finding:
 
 @dataclass(slots=True)
 class LedgerReport:
-    """`last_entry_id`: what was checked to; of an open ledger its LAC. Copies are counted, entries times replicas."""
+    """`last_entry_id`: what was checked to; of an open ledger its LAC. Copies are counted, entries times replicas.
+
+    `end_unknown_for`: bookies of an open ledger that told no LAC, if entries may lie behind `last_entry_id` that only they have.
+    """
 
     ledger_id: int
     state: str
@@ -72,11 +75,12 @@ class LedgerReport:
     copies_wanted: int = 0
     copies_valid: int = 0
     lost_entries: int = 0
+    end_unknown_for: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
-        return not self.findings
+        return not self.findings and not self.end_unknown_for
 
 
 async def verify_ledger(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from cepheid_cli.admin.units import shown_time
 from cepheid_cli.ledger_access import bookie_reach, reader_of, record_of
 from cepheid_cli.ledger_source import LedgerSource
-from cepheid_ledger import EntryBeyondEndError
+from cepheid_ledger import EntryBeyondEndError, EntryUnavailableError
 from cepheid_rpc import EntryGroup
 from cepheid_wire import WireError, decode_batch, decompress, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -29,6 +29,7 @@ async def print_entries(source: LedgerSource, ledger_id: int, first: int, last: 
         end = await reader.read_lac()
         if first > max(end, 0):
             raise EntryBeyondEndError(f"entry {ledger_id}:{first} is above the known end {end}")
+        wants_all = last is None
         if last is None:
             last = end
         while first <= last:
@@ -36,6 +37,9 @@ async def print_entries(source: LedgerSource, ledger_id: int, first: int, last: 
                 for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
                     _print_entry(group, entry_id, raw=raw)
                 first = group.last_entry_id + 1
+    if wants_all and reader.may_miss_entries:
+        message = f"ledger {ledger_id} may have entries above {end}: {', '.join(reader.silent)} told nothing"
+        raise EntryUnavailableError(message, ledger_id=ledger_id, known_end=end)
     if not raw and end < 0:
         print(f"ledger {ledger_id} has no confirmed entry")
 

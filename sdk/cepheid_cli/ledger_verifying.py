@@ -41,9 +41,12 @@ async def _verified(source: LedgerSource, view: dict[str, Any], reach: BookieRea
     ledger_id = record_of(view).ledger_id
     ledger = record_of(await source.one(ledger_id))  # the listing may be long ago
     for _ in range(_MAX_LOOKS):
-        last_entry_id = await reader_of(source, ledger, reach).read_lac()
+        reader = reader_of(source, ledger, reach)
+        last_entry_id = await reader.read_lac()
         ledger = record_of(await source.one(ledger_id))  # behind the end: it names the ensembles of all that is confirmed
         report = await verify_ledger(ledger, last_entry_id, reach.get)
+        if reader.may_miss_entries:
+            report.end_unknown_for = reader.silent
         if report.is_sound or record_of(await source.one(ledger_id)).fragments == ledger.fragments:
             break
     return report
@@ -53,6 +56,8 @@ def summary(reports: list[LedgerReport]) -> str:
     wanted, valid = sum(report.copies_wanted for report in reports), sum(report.copies_valid for report in reports)
     bad, lost = sum(not report.is_sound for report in reports), sum(report.lost_entries for report in reports)
     text = f"{len(reports)} {'ledger' if len(reports) == 1 else 'ledgers'}, {wanted} copies: {valid} valid"
+    if unknown := sum(bool(report.end_unknown_for) for report in reports):
+        text += f"; the end of {unknown} open {'ledger' if unknown == 1 else 'ledgers'} is not known"
     if wanted == valid:
         return text
     return f"{text}, {wanted - valid} not, in {bad} {'ledger' if bad == 1 else 'ledgers'}; {lost} entries without a valid copy"
@@ -76,12 +81,16 @@ def cure(finding: Finding, ack_quorum: int) -> str:
 def _print(report: LedgerReport) -> None:
     if report.is_sound:
         return
-    print(f"ledger {report.ledger_id} ({report.state}), entries 0..{report.last_entry_id}:")
+    entries = f"entries 0..{report.last_entry_id}" if report.last_entry_id >= 0 else "no entry seen"
+    print(f"ledger {report.ledger_id} ({report.state}), {entries}:")
     for finding in report.findings:
         first, last = finding.first_entry_id, finding.last_entry_id
         entries = f"entry {first}" if first == last else f"entries {first}..{last}"
         print(f"  {entries} at {finding.bookie}: {finding.ailment.name.lower()} ({finding.reason})")
         print(f"      {cure(finding, report.ack_quorum)}")
+    if report.end_unknown_for:
+        print(f"  its end is not known: {', '.join(report.end_unknown_for)} told nothing, and may have entries behind that")
+        print("      start them or look into their logs, then verify again")
     sys.stdout.flush()
 
 

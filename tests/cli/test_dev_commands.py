@@ -83,6 +83,13 @@ def received(cluster: LocalCluster, count: int, subscription: str) -> list[bytes
     return found
 
 
+def asked(cluster: LocalCluster, *words: str) -> tuple[int, str]:
+    """`cepheid ledgers …`, with no broker's help."""
+    command = [*CEPHEID, "ledgers", *words, "--metadata", cluster.metadata_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.timeout(240)
 def test_a_cluster_from_up_to_down(shell: Shell) -> None:
     said = shell.ok("up", "--bookies", "3", "--brokers", "1", "--session-timeout", "5", "--any-ports")
@@ -92,6 +99,18 @@ def test_a_cluster_from_up_to_down(shell: Shell) -> None:
     everybody = ["zookeeper", "bookie-1", "bookie-2", "bookie-3", "broker-1"]
     assert shell.states() == dict.fromkeys(everybody, "ready")
     sent = published(cluster, 20)
+
+    for number in (1, 2, 3):
+        shell.ok("kill", f"bookie-{number}")
+    code, said = asked(cluster, "verify", "--all")
+    assert "its end is not known: bookie-" in said, "nobody told how far the open ledger goes: that is not sound"
+    assert "the end of 1 open ledger is not known" in said
+    assert code == 1
+    code, said = asked(cluster, "read", "1")
+    assert "may have entries above -1" in said
+    assert code == 1
+    shell.ok("up")
+    assert asked(cluster, "verify", "--all")[0] == 0
 
     pid = cluster.pid("bookie-1")
     assert "cepheid dev start bookie-1" in shell.ok("kill", "bookie-1")

@@ -184,6 +184,30 @@ def test_a_reader_follows_its_own_process_writer_exactly() -> None:
     run_async(main())
 
 
+def test_it_says_when_all_who_may_know_more_are_silent() -> None:
+    async def main() -> None:
+        async with ledger_world() as world:
+            writer = await world.create_on("abc", ack_quorum=2)
+            other = world.another_client()
+            reader = await other.open_reader(writer.ledger_id)
+            await append(writer, [b"0"])
+            await reader.read_lac()
+            assert (reader.silent, reader.may_miss_entries) == ((), False)
+            world.cluster["a"].down = True
+            await reader.read_lac()
+            assert (reader.silent, reader.may_miss_entries) == (("a",), False), "an entry with two copies is on b or c"
+            world.cluster["b"].down = True
+            await reader.read_lac()
+            assert (reader.silent, reader.may_miss_entries) == (("a", "b"), True)
+            world.cluster["a"].down = world.cluster["b"].down = False
+            await writer.close()
+            await reader.read_lac()
+            assert not reader.may_miss_entries
+            await other.aclose()
+
+    run_async(main())
+
+
 def test_a_reader_elsewhere_learns_lac_from_bookies_and_the_end_from_metadata() -> None:
     async def main() -> None:
         async with ledger_world() as world:
