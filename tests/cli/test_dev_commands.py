@@ -90,7 +90,7 @@ def asked(cluster: LocalCluster, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 def test_a_cluster_from_up_to_down(shell: Shell) -> None:
     said = shell.ok("up", "--bookies", "3", "--brokers", "1", "--session-timeout", "5", "--any-ports")
     cluster = LocalCluster(shell.directory)
