@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from cepheid_broker.managed_ledger import (
+    ChainDamagedError,
     ManagedLedger,
     ManagedLedgerClosedError,
     ManagedLedgerError,
@@ -19,6 +20,7 @@ from cepheid_broker.managed_ledger import (
     TooManyAppendsError,
 )
 from cepheid_broker.managed_ledger.chain_keeper import Plan
+from cepheid_ledger import ClosedLedger
 from cepheid_metadata import LedgerState, Op, OpResult, Position, StoreUnavailableError, keys
 from cepheid_rpc import AddRequest, Status
 from cepheid_wire import TopicName
@@ -305,6 +307,60 @@ def test_a_ledger_breaks_while_the_topic_comes_to_its_end(end: str) -> None:
             assert await read_all(again) == [b"m%d" % number for number in range(10)]
 
     run_async(main())
+
+
+def test_terminating_waits_for_the_next_ledger_although_everything_is_answered() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open()
+            await append(ledger, b"a")
+            hang(world)
+            pending = append(ledger, b"b")
+            await asyncio.sleep(0.01)
+            recorded, commit = asyncio.Event(), ledger._keeper.commit
+
+            async def commit_later(plan: Plan) -> None:
+                await recorded.wait()
+                await commit(plan)
+
+            ledger._keeper.commit = commit_later  # type: ignore[method-assign]
+            terminating = asyncio.ensure_future(ledger.terminate())
+            await asyncio.sleep(0.01)
+            break_down(world, ledger, stored=1)
+            position = await pending
+            await asyncio.sleep(0.05)
+            recorded.set()
+            assert await terminating == position
+            assert ledger.state is State.TERMINATED
+            assert ledger.chain.terminated_at == position
+            assert not any(item.is_open for item in ledger.chain.ledgers)
+            assert await read_all(ledger, cached=False) == [b"a", b"b"]
+            await ledger.aclose()
+            await assert_nothing_dangles(world)
+
+    run_async(main())
+
+
+def test_a_ledger_that_ends_below_what_was_answered_is_never_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            await append(ledger, b"a")
+            before = await world.chain()
+
+            async def recover_to_nothing(_: int) -> ClosedLedger:
+                return ClosedLedger(-1, 0)
+
+            broker.client.recover = recover_to_nothing
+            fence(world, current(ledger))
+            with pytest.raises(ChainDamagedError, match="ends at -1"):
+                await append(ledger, b"x")
+            assert ledger.state is State.FAILED
+            assert (await world.chain()).ledgers == before.ledgers
+
+    run_async(main())
+    assert "ledger.end_impossible" in {record.message for record in caplog.records}
 
 
 def test_a_topic_is_terminated_although_somebody_else_ended_its_ledger() -> None:

@@ -201,6 +201,7 @@ class Appender:
         current.linked = True
         while current.held and self.failure is None:
             self._answer(current.held.popleft())
+        self._tell_changed()
 
     # Failover
 
@@ -234,6 +235,7 @@ class Appender:
         for item in self._pending:
             item.take_back()
         self._unsent = deque(self._pending)
+        self._tell_changed()
 
     def resume(self, writer: LedgerWriter) -> None:
         """The chain names this ledger behind the one that was settled."""
