@@ -46,8 +46,8 @@ RULES = {
     "append again what recovery found": {"M3", "M4", "M5", "H3"},
     "answer again what recovery found": {"M3", "M4", "M5", "V9", "H3", "SimulationError"},  # a publish group counts its answers
     "record an end that recovery did not find": {"M2", "M3"},
-    "resume before the chain names the next ledger": {"M3", "SimulationError"},  # or the end of that ledger fits nothing
-    "answer what lies above the recovered end": {"M3"},
+    "resume before the chain names the next ledger": {"M3", "H3", "SimulationError"},  # or the end of that ledger fits nothing
+    "answer what lies above the recovered end": {"M3", "H3"},
     "take ledgers of this opening for orphans": {"M7", "SimulationError"},  # or the chain refuses to name it twice
     "look for no orphans": {"M8"},
     "keep what is open when the session is lost": {"O1"},
