@@ -710,3 +710,26 @@ def test_a_broker_that_stops_takes_nothing_also_when_it_is_the_only_one(monkeypa
             await asyncio.gather(opening, stopping, return_exceptions=True)
 
     run_async(main())
+
+
+def test_a_bundle_that_another_broker_took_since_the_look_is_not_taken_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with BrokersWorld() as world:
+            owner, late = world.brokers
+            name = TopicName.parse(full(await world.topic_on(owner)))
+            owners = late.ownership._owners
+            seen = [None]  # as it was a moment ago
+            read = owners.get
+
+            async def read_late(noun: Any) -> Any:
+                return seen.pop() if seen else await read(noun)
+
+            monkeypatch.setattr(owners, "get", read_late)
+            location = await late.ownership.locate(name, authoritative=True)
+            assert isinstance(location, There)
+            assert location.broker_id == owner.id
+            assert owner.ownership.owns(name)
+            assert not late.ownership.owns(name)
+            assert owner.ownership.states.lost == 0
+
+    run_async(main())
