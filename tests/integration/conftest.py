@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from pathlib import Path
 
 import pytest
 
 from tests.integration.chaos_cluster import ChaosCluster
 
-TIMEOUT_S = 400.0
-"""Longer than all that a test may wait for one after the other: a test that says what it waited for in vain is worth more."""
 ROUNDS = int(os.environ.get("CEPHEID_CHAOS_ROUNDS", "1"))
 HERE = Path(__file__).parent
 TEST_LIMIT_S = 300
@@ -28,12 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 class _Shared:
