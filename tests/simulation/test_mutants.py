@@ -53,7 +53,7 @@ RULES = {
     "keep what is open when the session is lost": {"O1"},
     "serve bundles whose record is gone": {"O1"},
     "give bundles away before topics are unloaded": {"O1"},
-    "trim without asking the cursors": {"M6", "C3", "C6"},
+    "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
 }
 
 
