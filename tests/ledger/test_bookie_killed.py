@@ -11,6 +11,8 @@ import random
 import statistics
 from pathlib import Path
 
+import pytest
+
 from cepheid_ledger import GroupDone, LedgerClient, LedgerError, LedgerSettings, LedgerWriter, RandomPlacement
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
@@ -20,6 +22,7 @@ from tests.support import run_async, wait_until
 
 KILLS = int(os.environ.get("CEPHEID_BOOKIE_KILLS", "2"))
 SLACK_S = 0.3 if "CEPHEID_BOOKIE_KILLS" in os.environ else 1.5  # beside the rest of the suite the machine itself may stand still
+LIMIT_S = 240 + 10 * KILLS  # each round starts processes, which takes many times longer on a busy machine
 SETTINGS = LedgerSettings(add_timeout_s=1.0, reconnect_delay_s=0.02, quarantine_s=0.1, quarantine_max_s=0.1, ensemble_retry_s=0.05)
 PACE_S = 0.002
 
@@ -94,6 +97,7 @@ async def one_round(cluster: BookieProcesses, tree: MemoryTree, ack_quorum: int,
         await client.aclose()
 
 
+@pytest.mark.timeout(LIMIT_S + 30)
 def test_killed_and_paused_bookies_cost_publishers_what_was_promised(tmp_path: Path) -> None:
     """Killed: p99 < 300 ms. With Qa 2 of 3 the other two confirm meanwhile; with Qa 3 the gap is the change itself.
     Paused: nothing with Qa 2, else within the add timeout, a tick of it (a quarter) and 300 ms."""
@@ -110,4 +114,4 @@ def test_killed_and_paused_bookies_cost_publishers_what_was_promised(tmp_path: P
                 print(f"Qa {ack_quorum}: paused, gap {paused_s * 1000:.0f} ms")
                 assert paused_s < SLACK_S + (1.25 * SETTINGS.add_timeout_s if ack_quorum == 3 else 0)
 
-    run_async(main(), timeout_s=60 + 10 * KILLS)
+    run_async(main(), timeout_s=LIMIT_S)
