@@ -85,6 +85,7 @@ class GrpcConnection:
         self._write_lac = self._adds.unary_unary(method_path(WRITE_LAC))
         self._read = self._reads.unary_stream(method_path(READ))
         self._add_streams: dict[GrpcAddStream, None] = {}
+        self._broken_streams: list[GrpcAddStream] = []  # whose tasks may be on their way to their end
         self._given_up: str | None = None  # why
 
     def __repr__(self) -> str:
@@ -106,7 +107,9 @@ class GrpcConnection:
         return stream
 
     def forget(self, stream: GrpcAddStream) -> None:
-        self._add_streams.pop(stream, None)
+        if stream in self._add_streams:
+            del self._add_streams[stream]
+            self._broken_streams = [*(broken for broken in self._broken_streams if broken.is_running), stream]
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         self._check_open(READ_LAC)
@@ -145,7 +148,7 @@ class GrpcConnection:
 
     async def aclose(self) -> None:
         self._given_up = self._given_up or "the connection was closed"
-        for stream in list(self._add_streams):
+        for stream in [*self._add_streams, *self._broken_streams]:
             await stream.aclose()
         await self._adds.close()
         await self._reads.close()
@@ -207,6 +210,11 @@ class GrpcAddStream:
 
     def __repr__(self) -> str:
         return f"<GrpcAddStream to bookie {self._connection.bookie_id}, {self._unanswered_entries} entries unanswered>"
+
+    @property
+    def is_running(self) -> bool:
+        """Its tasks have not all ended."""
+        return bool(self._tasks)
 
     def wake(self) -> None:
         self._due.set()
