@@ -20,3 +20,13 @@ def test_a_wait_belongs_to_the_first_fault_while_it_lasted() -> None:
     ]
     found = {name: round(wait_s, 3) for name, wait_s in longest_waits(events).items()}
     assert found == {"": 0.2, "kill": 1.6, "start": 0.1}
+
+
+def test_a_send_in_the_middle_of_a_restart_waits_because_of_the_restart() -> None:
+    events = [
+        Event("restart", 1.0),
+        Event("send", 1.2, uid="a"),
+        Event("restarted", 1.5),
+        Event("sent", 2.0, uid="a"),
+    ]
+    assert longest_waits(events) == {"": 0.0, "restart": 0.8}

@@ -30,9 +30,10 @@ def waits(events: Sequence[Event]) -> Iterator[Wait]:
 def longest_waits(events: Sequence[Event]) -> dict[str, float]:
     """The longest wait in seconds for each fault or restart, by what it was; "" is for what none of them touched.
 
-    A wait belongs to the first thing that happened while it lasted; if nothing did, to the last thing that happened before.
+    A wait belongs to the first thing that happened while it lasted; if nothing did, to the last thing that happened before. That a
+    restart is over makes nobody wait: a send that was asked for during the restart waits because of the restart.
     """
-    marks = [(0.0, "")] + [(event.at_s, _name(event)) for event in events if event.kind in ("fault", "restart", "restarted")]
+    marks = [(0.0, "")] + [(event.at_s, _name(event)) for event in events if event.kind in ("fault", "restart")]
     longest = dict.fromkeys((name for _, name in marks), 0.0)
     for wait in waits(events):
         meanwhile = [name for at_s, name in marks if wait.asked_at_s <= at_s <= wait.asked_at_s + wait.wait_s]
