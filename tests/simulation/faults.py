@@ -49,11 +49,14 @@ CALM = Faults().without(
 
 
 class FaultPlan:
-    def __init__(self, seed: str, faults: Faults) -> None:
+    def __init__(self, seed: str, faults: Faults, *, suppressed: frozenset[int] = frozenset()) -> None:
         self.random = random.Random(seed)  # a str seeds by its bytes, not by its hash: the same in every process
         self.faults = faults
+        self.suppressed = suppressed  # ordinals of faults that are drawn and left out: how a failing run is shrunk
+        self.dealt = 0
         self.counts: dict[str, int] = {}
         self.active = True
+        self._seed = seed
 
     def __repr__(self) -> str:
         return f"<FaultPlan {'active' if self.active else 'healed'}: {self.counts}>"
@@ -62,11 +65,19 @@ class FaultPlan:
         """Draws once; a hit is counted."""
         if not self.active or not probability or self.random.random() >= probability:
             return False
-        self.count(kind)
+        return self.deals(kind)
+
+    def deals(self, kind: str) -> bool:
+        """Gives a fault its ordinal and counts it, right before it happens. False: it is suppressed, and must not happen."""
+        ordinal, self.dealt = self.dealt, self.dealt + 1
+        if ordinal in self.suppressed:
+            return False
+        self.counts[kind] = self.counts.get(kind, 0) + 1
         return True
 
-    def count(self, kind: str) -> None:
-        self.counts[kind] = self.counts.get(kind, 0) + 1
+    def stream(self, name: str) -> random.Random:
+        """Randomness of its own for one purpose: what others draw does not change its course."""
+        return random.Random(f"{self._seed}/{name}")
 
     def total(self) -> int:
         return sum(self.counts.values())

@@ -22,7 +22,7 @@ _SESSION_S = 3.0
 class Nemesis:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._random = world.plan.random
+        self._random = world.plan.stream("nemesis")  # its own: a fault left out does not change what others are drawn
         self._decaying: SimBookie | None = None
         self._acts: tuple[Callable[[], None], ...] = (
             self._lose_power,
@@ -85,25 +85,21 @@ class Nemesis:
         return self._random.choice(up) if up else None
 
     def _lose_power(self) -> None:
-        if (bookie := self._some_bookie()) is not None:
-            self._world.plan.count("power loss")
+        if (bookie := self._some_bookie()) is not None and self._world.plan.deals("power loss"):
             bookie.crash(power=True)
 
     def _lose_power_everywhere(self) -> None:
-        if self._random.random() < 0.3:
-            self._world.plan.count("power loss everywhere")
+        if self._random.random() < 0.3 and self._world.plan.deals("power loss everywhere"):
             for bookie in self._world.bookies.values():
                 if bookie.node.alive:
                     bookie.crash(power=True)
 
     def _crash_bookie(self) -> None:
-        if (bookie := self._some_bookie()) is not None:
-            self._world.plan.count("bookie crash")
+        if (bookie := self._some_bookie()) is not None and self._world.plan.deals("bookie crash"):
             bookie.crash(power=False)
 
     def _crash_broker(self) -> None:
-        if (broker := self._some_broker()) is not None:
-            self._world.plan.count("broker crash")
+        if (broker := self._some_broker()) is not None and self._world.plan.deals("broker crash"):
             broker.crash()
             self._world.later(self._random.choice((0.1, 0.5, 2.0)), lambda: broker.node.alive or self._world.begin(broker))
 
@@ -115,14 +111,14 @@ class Nemesis:
         ways = self._random.choice(
             (((broker.name, bookie.id),), ((bookie.id, broker.name),), ((broker.name, bookie.id), (bookie.id, broker.name)))
         )
-        self._world.plan.count("partition, one way" if len(ways) == 1 else "partition")
+        if not self._world.plan.deals("partition, one way" if len(ways) == 1 else "partition"):
+            return
         for way in ways:
             network.block(*way)
         self._world.later(self._random.choice((0.2, 1.0, 6.0)), lambda: [network.unblock(*way) for way in ways])
 
     def _fill_disk(self) -> None:
-        if (bookie := self._some_bookie()) is not None:
-            self._world.plan.count("disk full")
+        if (bookie := self._some_bookie()) is not None and self._world.plan.deals("disk full"):
             bookie.disk.full = True
 
             def free() -> None:
@@ -135,20 +131,20 @@ class Nemesis:
         broker = self._some_broker()
         if broker is None or broker.store.memory.session_state is SessionState.LOST:
             return
-        self._world.plan.count("metadata session expired")
+        if not self._world.plan.deals("metadata session expired"):
+            return
         broker.store.expire()
         self._world.later(self._random.choice((0.1, 1.0, 3.0)), broker.store.renew)
 
     def _expire_session_of_bookie(self) -> None:
-        if (bookie := self._some_bookie()) is not None and bookie.store is not None:
-            self._world.plan.count("metadata session of a bookie expired")
+        bookie = self._some_bookie()
+        if bookie is not None and bookie.store is not None and self._world.plan.deals("metadata session of a bookie expired"):
             bookie.store.expire()
             self._world.later(self._random.choice((0.1, 1.0, 3.0)), bookie.store.renew)
 
     def _pause_broker(self) -> None:
         """Perhaps for longer than its session lives: it wakes up, and does not know."""
-        if (broker := self._some_broker()) is not None:
-            self._world.plan.count("broker paused")
+        if (broker := self._some_broker()) is not None and self._world.plan.deals("broker paused"):
             node, store, pause_s = broker.node, broker.store, self._random.choice((0.1, 1.0, 7.0))
             node.pause()
             if pause_s > _SESSION_S:
@@ -159,15 +155,13 @@ class Nemesis:
     def _lose_metadata(self) -> None:
         """Nobody reaches the store; sessions live on."""
         tree = self._world.tree
-        if not tree.out:
-            self._world.plan.count("metadata outage")
+        if not tree.out and self._world.plan.deals("metadata outage"):
             tree.begin_outage()
             self._world.later(self._random.choice((0.2, 1.0, 4.0, 9.0)), lambda: tree.out and tree.end_outage())
 
     def _lag_metadata(self) -> None:
         """A broker reads from a follower that is behind."""
-        if (broker := self._some_broker()) is not None:
-            self._world.plan.count("metadata follower behind")
+        if (broker := self._some_broker()) is not None and self._world.plan.deals("metadata follower behind"):
             store = broker.store
             store.lag_s = self._random.choice((0.05, 0.3, 1.5))
 
@@ -179,7 +173,8 @@ class Nemesis:
     def _slow_metadata(self) -> None:
         """So that much happens between a request and its answer."""
         tree = self._world.tree
-        self._world.plan.count("slow metadata")
+        if not self._world.plan.deals("slow metadata"):
+            return
         tree.slow = self._random.choice((50.0, 300.0))
 
         def recover() -> None:
@@ -192,9 +187,8 @@ class Nemesis:
         takes its time to hear of it."""
         world, rng = self._world, self._random
         open_ledgers = [record for record in world.history.ledgers.values() if not record.is_closed]
-        if not open_ledgers:
+        if not open_ledgers or not world.plan.deals("ensemble hit"):
             return
-        world.plan.count("ensemble hit")
         ensemble = list(rng.choice(open_ledgers).last_fragment.ensemble)
         rng.shuffle(ensemble)
         ends, late = ensemble[0], ensemble[1 : rng.randrange(len(ensemble)) + 1]
@@ -207,15 +201,13 @@ class Nemesis:
 
     def _slow_bookie(self) -> None:
         """It answers, many times later."""
-        if (bookie := self._some_bookie()) is not None:
-            self._world.plan.count("slow bookie")
+        if (bookie := self._some_bookie()) is not None and self._world.plan.deals("slow bookie"):
             network, name = self._world.network, bookie.id
             network.slow[name] = self._random.choice((50.0, 50.0, 1_000.0))
             self._world.later(self._random.choice((0.5, 2.0, 8.0)), lambda: network.slow.pop(name, None))
 
     def _pause_bookie(self) -> None:
-        if (bookie := self._some_bookie()) is not None and not bookie.node.paused:
-            self._world.plan.count("bookie paused")
+        if (bookie := self._some_bookie()) is not None and not bookie.node.paused and self._world.plan.deals("bookie paused"):
             node = bookie.node
             node.pause()
             self._world.later(self._random.choice((0.1, 1.0, 4.0)), lambda: node.paused and node.resume())
@@ -230,7 +222,7 @@ class Nemesis:
             self._decaying = bookie
         for _ in range(rng.choice((1, 10))):
             if self._decaying.disk.decay(rng, "entrylog"):
-                world.plan.count("bit of an entry log decayed")
+                world.plan.deals("bit of an entry log decayed")
 
     def _lose_disk(self) -> None:
         """For good, or but for an old copy; at most so often in a run that every entry keeps a copy."""
@@ -240,11 +232,11 @@ class Nemesis:
         if not bookie.has_old_copy and self._random.random() < 0.5:
             bookie.keep_copy()
             return
+        if not world.plan.deals("old disks restored" if bookie.has_old_copy else "disks lost"):
+            return
         world.disks_to_lose -= 1
         if bookie.has_old_copy:
-            world.plan.count("old disks restored")
             bookie.restore_copy()
             bookie.accepts_empty_disk = True
         else:
-            world.plan.count("disks lost")
             bookie.lose_disk()

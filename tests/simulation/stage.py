@@ -26,9 +26,9 @@ T = TypeVar("T")
 class Stage:
     """`play` runs a coroutine on it, once. Bookies and brokers are made by `build` and not started."""
 
-    def __init__(self, seed: str, faults: Faults = CALM, *, trace: bool = False) -> None:
+    def __init__(self, seed: str, faults: Faults = CALM, *, trace: bool = False, suppressed: frozenset[int] = frozenset()) -> None:
         self.random = random.Random(f"{seed}/stage")  # a str seeds by its bytes, the same in every process
-        self.plan = FaultPlan(f"{seed}/faults", faults)
+        self.plan = FaultPlan(f"{seed}/faults", faults, suppressed=suppressed)
         self.loop = VirtualLoop()
         self.history = History(self.loop)
         if trace:

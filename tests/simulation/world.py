@@ -13,6 +13,7 @@ import random
 from cepheid_metadata import UNDELETED
 from tests.simulation.audit import audit
 from tests.simulation.cluster import SimBookie
+from tests.simulation.cuts import NO_CUTS, Cuts
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.sim_broker import SimBroker
@@ -30,10 +31,14 @@ _ORDERLY = 0.5
 
 
 class World(Stage):
-    def __init__(self, seed: int, *, faults: Faults | None = None, operations: int = 220, trace: bool = False) -> None:
-        super().__init__(f"{seed}", faults or Faults(), trace=trace)
+    def __init__(
+        self, seed: int, *, faults: Faults | None = None, operations: int = 220, trace: bool = False, cuts: Cuts = NO_CUTS
+    ) -> None:
+        super().__init__(f"{seed}", faults or Faults(), trace=trace, suppressed=cuts.faults)
         self.seed = seed
-        self._wanted_operations = operations
+        self.skipped = cuts.actions
+        self.actions = 0
+        self._wanted_operations = operations if cuts.operations is None else cuts.operations
         self._replays = 0
         self._operator = random.Random(f"{seed}/operator")
 
@@ -59,7 +64,7 @@ class World(Stage):
         for client in self.dedup_workload.clients:
             self.start_outside(self.dedup_workload.produce(client), client.name)
         nemesis = Nemesis(self)
-        while self._operations() < self._wanted_operations or self.plan.total() < _FEWEST_FAULTS:
+        while self._operations() < self._wanted_operations or self.plan.dealt < _FEWEST_FAULTS:
             await asyncio.sleep(self.random.expovariate(10.0))
             self._visit_ledgers()
             self.owners.watch(list(self.brokers.values()), self.topic_workload.topic)
@@ -74,6 +79,11 @@ class World(Stage):
     def _operations(self) -> int:
         """But those of producers that only wait for each other."""
         return sum(self.history.operations.values()) - self.dedup_workload.operations
+
+    def does(self) -> bool:
+        """Gives an action of visitors and operators its ordinal, right before it happens. False: it is left out."""
+        ordinal, self.actions = self.actions, self.actions + 1
+        return ordinal not in self.skipped
 
     def begin(self, broker: SimBroker) -> None:
         """Starts a broker's process and what runs in it."""
@@ -110,10 +120,12 @@ class World(Stage):
             return
         if open_ledgers and self.random.random() < 0.15:
             victim = self.random.choice(open_ledgers)
-            self.spawn(broker.node, self.ledger_workload.recover(broker, victim), f"recover {victim}")
+            if self.does():
+                self.spawn(broker.node, self.ledger_workload.recover(broker, victim), f"recover {victim}")
         if self.history.ledgers and self.random.random() < 0.3:
             victim = self.random.choice(list(self.history.ledgers))
-            self.spawn(broker.node, self.ledger_workload.read(broker, victim), f"read {victim}")
+            if self.does():
+                self.spawn(broker.node, self.ledger_workload.read(broker, victim), f"read {victim}")
         self._operate(broker)
 
     def _operate(self, broker: SimBroker) -> None:
@@ -124,7 +136,9 @@ class World(Stage):
         ]
         if bare and rng.random() < 0.03:
             victim = rng.choice(bare)
-            self.spawn(broker.node, work.delete(broker, victim), f"delete {victim}")
+            if self.does():
+                self.spawn(broker.node, work.delete(broker, victim), f"delete {victim}")
         if history.restorable and rng.random() < 0.2:
             back = rng.choice(list(history.restorable))
-            self.spawn(broker.node, work.bring_back(broker, back), f"bring back {back}")
+            if self.does():
+                self.spawn(broker.node, work.bring_back(broker, back), f"bring back {back}")
