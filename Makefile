@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DATA   ?= data
 SEEDS  ?= 200
+CORES  ?= 1
 BENCH  ?= all
 
 .PHONY: help demo run test check bench simulate proto clean
@@ -14,7 +15,7 @@ help:
 	@echo "make test              the whole test suite"
 	@echo "make check             ruff, mypy --strict, import contract"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1 compares with benchmarks/bars.toml)"
-	@echo "make simulate SEEDS=n  n seeds of the simulator"
+	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen)"
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: install it (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
@@ -40,7 +41,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH) $(if $(CHECK),--check)
 
 simulate: $(STAMP)
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --cores $(CORES) $(if $(FRESH),--fresh)
 
 clean:
 	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

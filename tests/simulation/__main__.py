@@ -1,70 +1,90 @@
 """Runs seeds and says what they did.
 
-python -m tests.simulation --seeds 200            the seeds 0..199
-python -m tests.simulation --seeds 50 --fresh     seeds nobody has seen
-python -m tests.simulation --seed 0x5eed --trace  one seed, step by step
+python -m tests.simulation --seeds 200 --cores 2      the seeds 0..199, in two processes
+python -m tests.simulation --seeds 50 --fresh         seeds nobody has seen
+python -m tests.simulation --seed 0x5eed --trace      one seed, step by step
+python -m tests.simulation --seed 0x5eed --shrink     a failing one, made smaller, step by step
+python -m tests.simulation --seed 0x5eed --digest     a hash of all that happens: compare it with another machine's
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections import Counter
 
+from tests.simulation.campaign import run_campaign
+from tests.simulation.cuts import Cuts, parse_numbers
+from tests.simulation.mutants import MUTANTS
 from tests.simulation.seeds import FIRST_FRESH, Outcome, fresh_seeds, run_seed
+from tests.simulation.shrink import shrink
 
 
 def main() -> int:
     arguments = _parse()
-    if arguments.seed is not None:
-        return _run_one(arguments.seed, trace=arguments.trace)
-    seeds = fresh_seeds(arguments.seeds) if arguments.fresh else range(arguments.start, arguments.start + arguments.seeds)
-    return _run_many(list(seeds))
+    cuts = Cuts(arguments.without, arguments.skip, arguments.operations)
+    if arguments.seed is None:
+        fresh = fresh_seeds(arguments.seeds) if arguments.fresh else range(arguments.start, arguments.start + arguments.seeds)
+        return _run_many(list(fresh), arguments.cores, arguments.mutant)
+    if arguments.shrink:
+        return _shrink(arguments.seed, cuts, arguments.mutant)
+    outcome = run_seed(arguments.seed, trace=arguments.trace or arguments.digest, cuts=cuts, mutant=arguments.mutant)
+    if arguments.trace:
+        print("\n".join(outcome.trace))
+    if arguments.digest:
+        print(print(f"{outcome.digest()}  {len(outcome.trace)} lines, Python {sys.version_info.major}.{sys.version_info.minor}"))
+    print(outcome.describe())
+    return 1 if outcome.failure else 0
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+
+    def number(text: str) -> int:
+        return int(text, 0)
+
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (100)")
-    parser.add_argument("--start", type=lambda text: int(text, 0), default=0, help="the first of them (0)")
+    parser.add_argument("--start", type=number, default=0, help="the first of them (0)")
     parser.add_argument("--fresh", action="store_true", help=f"random seeds from {FIRST_FRESH:#x} on instead")
-    parser.add_argument("--seed", type=lambda text: int(text, 0), help="run this one only")
+    parser.add_argument("--cores", type=int, default=1, help="in so many processes (1)")
+    parser.add_argument("--seed", type=number, help="run this one only")
     parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happens")
+    parser.add_argument("--digest", action="store_true", help="with --seed: print a hash of everything that happens")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: leave out all that the failure does not need")
+    parser.add_argument("--without", type=parse_numbers, default=frozenset(), help="faults to leave out, by number: 3-9,14")
+    parser.add_argument("--skip", type=parse_numbers, default=frozenset(), help="actions of visitors and operators to leave out")
+    parser.add_argument("--operations", type=int, help="with --seed: how many client operations are wanted before the faults end")
+    parser.add_argument("--mutant", choices=MUTANTS, metavar="NAME", help="with this known mistake put into the code")
     return parser.parse_args()
 
 
-def _run_one(seed: int, *, trace: bool) -> int:
-    outcome = run_seed(seed, trace=trace)
-    if trace:
-        print("\n".join(outcome.trace))
-    print(outcome.describe())
-    return 1 if outcome.failure else 0
+def _run_many(seeds: list[int], cores: int, mutant: str | None) -> int:
+    done = 0
 
-
-def _run_many(seeds: list[int]) -> int:
-    operations: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
-    checks: Counter[str] = Counter()
-    failures: list[Outcome] = []
-    began = time.monotonic()
-    for done, seed in enumerate(seeds, 1):
-        outcome = run_seed(seed)
-        operations.update(outcome.operations)
-        faults.update(outcome.faults)
-        checks.update(outcome.checks)
-        if outcome.failure:
-            failures.append(outcome)
+    def tell(outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        if outcome.failure is not None:
             print(outcome.describe(), flush=True)  # now, also into a file: a long campaign may be cut short
         if sys.stderr.isatty():
             print(f"\r{done}/{len(seeds)}", end="", file=sys.stderr)
-    elapsed_s = time.monotonic() - began
-    print(f"seeds       {len(seeds)} in {elapsed_s:.1f} s: {len(seeds) / elapsed_s:.2f}/s, {len(failures)} failed")
-    for title, counter in (("operations", operations), ("faults", faults), ("checks", checks)):
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(counter.items()))
-        print(f"{title:11} {counter.total()} ({counter.total() / elapsed_s:.0f}/s): {kinds}")
-    return 1 if failures else 0
+
+    totals = run_campaign(seeds, cores=cores, mutant=mutant, on_outcome=tell)
+    print("\n".join(totals.lines()))
+    return 1 if totals.failures else 0
+
+
+def _shrink(seed: int, cuts: Cuts, mutant: str | None) -> int:
+    shrinker = shrink(seed, cuts=cuts, mutant=mutant)
+    if shrinker is None:
+        print(f"seed {seed:#x} holds: there is nothing to shrink")
+        return 0
+    best = shrinker.best
+    print("\n".join(best.trace))
+    print(f"{shrinker.first.size()} became {best.size()} in {shrinker.runs} runs")
+    print(best.describe())
+    return 1
 
 
 if __name__ == "__main__":

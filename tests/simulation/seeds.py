@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import random
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from tests.simulation.cuts import NO_CUTS, Cuts
 from tests.simulation.world import World
 
 FIRST_FRESH = 1 << 32
 """Seeds below are fixed ones; fresh ones lie above, so that a failing one can be told from the fixed set."""
+
+_KEPT = Path(__file__).with_name("kept_seeds.txt")
 
 
 def fresh_seeds(count: int) -> list[int]:
@@ -19,43 +26,95 @@ def fresh_seeds(count: int) -> list[int]:
     return [FIRST_FRESH + system.getrandbits(31) for _ in range(count)]
 
 
+def kept_seeds() -> dict[int, str]:
+    """Seeds that found a bug once, and which."""
+    lines = [line for line in _KEPT.read_text().splitlines() if line and not line.startswith("#")]
+    return {int(seed, 16): found for seed, found in (line.split(maxsplit=1) for line in lines)}
+
+
 @dataclass(slots=True)
 class Outcome:
+    """What became of a seed; plain values only, so that it travels between processes."""
+
     seed: int
-    failure: BaseException | None
+    failure: str | None  # what was violated, and where that was
+    rule: str = ""  # the number of the invariant that failed, or the name of an exception
+    cuts: Cuts = NO_CUTS
+    mutant: str | None = None
     operations: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     checks: dict[str, int] = field(default_factory=dict)
     trace: Sequence[str] = ()
+    faults_dealt: int = 0  # those that were left out too: how far their numbers go
+    actions_taken: int = 0
     virtual_s: float = 0.0
+    cpu_s: float = 0.0
 
-    @property
-    def rule(self) -> str:
-        """The number of the invariant that failed; "" for none."""
-        return getattr(self.failure, "rule", type(self.failure).__name__ if self.failure else "")
+    def size(self) -> str:
+        return f"{sum(self.operations.values())} operations, {sum(self.faults.values())} faults, {self.virtual_s:.1f} simulated s"
 
     def describe(self) -> str:
         """One line when it held, else the failure and how to see it again."""
-        done = f"{sum(self.operations.values())} operations, {sum(self.faults.values())} faults, {self.virtual_s:.1f} simulated s"
         if self.failure is None:
-            return f"seed {self.seed:#x}: {done}, all held"
-        cause = self.failure.__cause__
-        lines = [f"seed {self.seed:#x} FAILED after {done}: {self.failure}"]
-        if cause is not None:
-            lines += [line.rstrip() for line in traceback.format_exception(cause)[-6:]]
-        lines.append(f"replay: python -m tests.simulation --seed {self.seed:#x} --trace")
-        return "\n".join(lines)
+            return f"seed {self.seed:#x}: {self.size()}, all held"
+        return f"seed {self.seed:#x} FAILED after {self.size()}: {self.failure}\nreplay: {self.replay()} --trace"
+
+    def replay(self) -> str:
+        """The command that runs it again."""
+        mutant = f'--mutant "{self.mutant}"' if self.mutant else ""
+        return " ".join(filter(None, (f"python -m tests.simulation --seed {self.seed:#x}", self.cuts.flags(), mutant)))
+
+    def digest(self) -> str:
+        """Of everything that happened; needs the trace. Equal on two machines: they saw the same."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
 
-def run_seed(seed: int, *, trace: bool = False, new_world: Callable[..., World] = World) -> Outcome:
-    world = new_world(seed, trace=trace)
-    failure: BaseException | None = None
-    try:
-        world.run()
-    except AssertionError as error:
-        failure = error
-    history = world.history
-    outcome = Outcome(seed, failure, history.operations, world.plan.counts, history.checked, history.trace or (), history.now_s)
-    del world, history
+def run_seed(
+    seed: int, *, trace: bool = False, cuts: Cuts = NO_CUTS, mutant: str | None = None, new_world: Callable[..., World] = World
+) -> Outcome:
+    began_s = time.process_time()
+    world = new_world(seed, trace=trace, cuts=cuts)
+    failure, rule = None, ""
+    with _mutation(mutant):
+        try:
+            world.run()
+        except AssertionError as error:
+            failure, rule = _tell(error), getattr(error, "rule", type(error).__name__)
+    history, plan = world.history, world.plan
+    outcome = Outcome(
+        seed,
+        failure,
+        rule,
+        cuts,
+        mutant,
+        operations=history.operations,
+        faults=plan.counts,
+        checks=history.checked,
+        trace=history.trace or (),
+        faults_dealt=plan.dealt,
+        actions_taken=world.actions,
+        virtual_s=history.now_s,
+    )
+    del world, history, plan
     gc.collect()  # between runs, never inside: see virtual_loop
+    outcome.cpu_s = time.process_time() - began_s
     return outcome
+
+
+def run_seeds(seeds: Iterable[int], *, mutant: str | None = None) -> Iterable[Outcome]:
+    for seed in seeds:
+        yield run_seed(seed, mutant=mutant)
+
+
+def _mutation(name: str | None) -> contextlib.AbstractContextManager[None]:
+    if name is None:
+        return contextlib.nullcontext()
+    from tests.simulation.mutants import MUTANTS  # most runs have none, and the module reaches into all of the product
+
+    return MUTANTS[name]()
+
+
+def _tell(error: AssertionError) -> str:
+    if error.__cause__ is None:
+        return str(error)
+    return "\n".join([str(error), *(line.rstrip() for line in traceback.format_exception(error.__cause__)[-6:])])

@@ -39,6 +39,7 @@ class World(Stage):
         self.skipped = cuts.actions
         self.actions = 0
         self._wanted_operations = operations if cuts.operations is None else cuts.operations
+        self._fewest_faults = _FEWEST_FAULTS if cuts.operations is None else 0
         self._replays = 0
         self._operator = random.Random(f"{seed}/operator")
 
@@ -64,7 +65,7 @@ class World(Stage):
         for client in self.dedup_workload.clients:
             self.start_outside(self.dedup_workload.produce(client), client.name)
         nemesis = Nemesis(self)
-        while self._operations() < self._wanted_operations or self.plan.dealt < _FEWEST_FAULTS:
+        while self._operations() < self._wanted_operations or self.plan.dealt < self._fewest_faults:
             await asyncio.sleep(self.random.expovariate(10.0))
             self._visit_ledgers()
             self.owners.watch(list(self.brokers.values()), self.topic_workload.topic)
