@@ -1,0 +1,356 @@
+"""Ledgers: opening, appending, recovering, reading, and what becomes of their entries. Entries are named by their payloads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cepheid_ledger import ClosedLedger, LedgerError, LedgerFencedError
+from cepheid_metadata import LedgerMetadata, LedgerState
+from cepheid_rpc import EntryGroup
+from tests.simulation.cluster import SimBookie
+from tests.simulation.scenario_language import ScenarioError, kind, parts_of, several, step
+from tests.simulation.scene import REFUSALS, Scene
+from tests.simulation.sim_broker import LEDGER_SETTINGS, SimBroker
+
+RESUMES_S = LEDGER_SETTINGS.add_timeout_s * 1.25 + 0.2
+"""Until a silent bookie is given up (its clock ticks four times in a timeout), another is recorded and has the entries."""
+_GROUP = 50
+
+_PAYLOAD = '"[^"]*"'
+
+
+@dataclass(slots=True)
+class OpenLedger:
+    name: str
+    broker: SimBroker
+    writer: Any
+
+    @property
+    def id(self) -> int:
+        return int(self.writer.ledger_id)
+
+
+@dataclass(slots=True)
+class Appended:
+    ledger: OpenLedger
+    entry_id: int  # that it has if the ledger took it
+    outcome: list[Any]  # empty until its writer is told
+
+    @property
+    def told_ok(self) -> bool:
+        return bool(self.outcome) and isinstance(self.outcome[0], EntryGroup)
+
+
+@dataclass(slots=True)
+class LedgerCourse:
+    """What has been set going on ledgers."""
+
+    scene: Scene
+    appended: dict[bytes, Appended] = field(default_factory=dict)
+    recoveries: dict[tuple[str, str], asyncio.Task[ClosedLedger]] = field(default_factory=dict)
+    readers: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def entry(self, payload: bytes) -> Appended:
+        if payload not in self.appended:
+            raise ScenarioError(f'nobody has appended "{payload.decode()}"')
+        return self.appended[payload]
+
+
+def of(scene: Scene) -> LedgerCourse:
+    return scene.part(LedgerCourse)
+
+
+@kind("new_ledger", "[A-Z]", "A")
+def new_ledger(scene: Scene, text: str) -> str:
+    return text
+
+
+@kind("ledger", "[A-Z]", "A")
+def ledger(scene: Scene, text: str) -> OpenLedger:
+    found: OpenLedger = scene.find("ledger", text)
+    return found
+
+
+@kind("payload", _PAYLOAD, '"x"')
+def payload(scene: Scene, text: str) -> bytes:
+    return text[1:-1].encode()
+
+
+@kind("payloads", rf'(?:"\d+" to "\d+"|{several(_PAYLOAD)})', '"x" and "y", or "0" to "999"')
+def payloads(scene: Scene, text: str) -> list[bytes]:
+    if " to " not in text:
+        return [part[1:-1].encode() for part in parts_of(text)]
+    first, last = (int(part[1:-1]) for part in text.split(" to "))
+    return [b"%d" % n for n in range(first, last + 1)]
+
+
+@kind("state", "(?:OPEN|IN_RECOVERY|CLOSED)", "OPEN, or IN_RECOVERY, CLOSED")
+def state(scene: Scene, text: str) -> LedgerState:
+    return LedgerState(text)
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------
+
+
+@step("{broker} opens ledger {new_ledger} on {bookies}, Qw {number} Qa {number}")
+async def opens(scene: Scene, broker: SimBroker, name: str, bookies: Sequence[SimBookie], qw: int, qa: int) -> None:
+    """A new ledger, of which this broker is the writer. Its ensemble is as large as there are bookies named."""
+    assert scene.directory is not None
+    scene.directory.only = [each.id for each in bookies]
+    create = broker.ledgers.create(ensemble_size=len(bookies), write_quorum=qw, ack_quorum=qa, custom={})
+    scene.bind("ledger", name, OpenLedger(name, broker, await scene.at(broker, create)))
+    scene.directory.only = None
+
+
+@step("{broker} appends {payloads} to {ledger}")
+def appends(scene: Scene, broker: SimBroker, payloads: Sequence[bytes], ledger: OpenLedger) -> None:
+    """Sends entries to the ledger's bookies, and waits for nothing. Each payload occurs once in a scenario: it names the entry."""
+    course, writer = of(scene), ledger.writer
+    if broker is not ledger.broker:
+        raise ScenarioError(f"the writer of {ledger.name} is {ledger.broker.name}")
+    for start in range(0, len(payloads), _GROUP):
+        group, outcome = payloads[start : start + _GROUP], list[Any]()
+        for entry_id, each in enumerate(group, writer.last_add_pushed + 1):
+            if each in course.appended:
+                raise ScenarioError(f'"{each.decode()}" was appended before')
+            course.appended[each] = Appended(ledger, entry_id, outcome)
+        broker.node.context.run(writer.append, group, outcome.append)
+
+
+@step("{bookies} (stores|store) {payloads}")
+async def store(scene: Scene, bookies: Sequence[SimBookie], payloads: Sequence[bytes]) -> None:
+    """Waits until each of these bookies has answered OK for each of these entries."""
+    for bookie in bookies:
+        for each in payloads:
+            what = f'{bookie.id} stores "{each.decode()}"'
+            await scene.wait_until(lambda bookie=bookie, each=each: has(scene, bookie.id, each), what)
+
+
+@step("only {bookies} (stores|store) {payloads}")
+async def only_store(scene: Scene, bookies: Sequence[SimBookie], payloads: Sequence[bytes]) -> None:
+    """Waits likewise; no other bookie has answered OK for any of them by then."""
+    await store(scene, bookies, payloads)
+    lack(scene, [each for each in scene.bookies.values() if each not in bookies], payloads)
+
+
+@step("{bookies} (lacks|lack) {payloads}")
+def lack(scene: Scene, bookies: Sequence[SimBookie], payloads: Sequence[bytes]) -> None:
+    """None of these bookies has answered OK for any of these entries so far."""
+    for bookie in bookies:
+        for each in payloads:
+            scene.require(not has(scene, bookie.id, each), f'{bookie.id} has "{each.decode()}"')
+
+
+def has(scene: Scene, bookie_id: str, payload: bytes) -> bool:
+    entry = of(scene).entry(payload)
+    return entry.entry_id in scene.history.bookie(bookie_id).ok.get(entry.ledger.id, {})
+
+
+@step("{broker} closes {ledger}, which ends with {payload}")
+async def closes(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload: bytes) -> None:
+    """Its writer does, after everything that it appended was told."""
+    ends_with(scene, await scene.at(broker, ledger.writer.close()), payload)
+
+
+# -- what writers are told ----------------------------------------------------------------------------------------------
+
+
+@step("{broker} is told OK for {payloads}")
+async def told_ok(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> None:
+    """Waits for it, as long as a bookie that fails may delay it (2.7 s)."""
+    await told_ok_within(scene, broker, payloads, RESUMES_S)
+
+
+@step("{broker} is told OK for {payloads} within {seconds}")
+async def told_ok_within(scene: Scene, broker: SimBroker, payloads: Sequence[bytes], limit_s: float) -> None:
+    """Waits for it so long."""
+    for each, entry in entries(scene, broker, payloads):
+        await scene.wait_until(lambda entry=entry: bool(entry.outcome), f'{broker.name} is told of "{each}"', limit_s)
+        scene.require(entry.told_ok, lambda entry=entry: f"{broker.name} is told {entry.outcome}")
+
+
+@step("{broker} is told FENCED for {payloads}")
+async def told_fenced(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> None:
+    """Waits for it. Somebody recovers the ledger: its writer is out."""
+    await told_error(scene, broker, payloads, LedgerFencedError)
+
+
+@step("{broker} is told of an error for {payloads}")
+async def told_error(scene: Scene, broker: SimBroker, payloads: Sequence[bytes], wanted: type[LedgerError] = LedgerError) -> None:
+    """Waits for it, whatever the error is."""
+    for each, entry in entries(scene, broker, payloads):
+        await scene.wait_until(lambda entry=entry: bool(entry.outcome), f'{broker.name} is told of "{each}"')
+        scene.require(isinstance(entry.outcome[0], wanted), lambda entry=entry: f"{broker.name} is told {entry.outcome}")
+
+
+@step("{broker} is told nothing of {payloads}")
+def told_nothing(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> None:
+    """So far: neither OK nor an error."""
+    for each, entry in entries(scene, broker, payloads):
+        scene.require(not entry.outcome, f'{broker.name} was told {entry.outcome} for "{each}"')
+
+
+@step("{broker} is not told OK for {payloads}")
+def not_told_ok(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> None:
+    """So far: an error, or nothing."""
+    for each, entry in entries(scene, broker, payloads):
+        scene.require(not entry.told_ok, f'{broker.name} was told OK for "{each}"')
+
+
+def entries(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> Iterator[tuple[str, Appended]]:
+    for each in payloads:
+        entry = of(scene).entry(each)
+        if entry.ledger.broker is not broker:
+            raise ScenarioError(f'"{each.decode()}" was appended by {entry.ledger.broker.name}')
+        yield each.decode(), entry
+
+
+# -- recovering ---------------------------------------------------------------------------------------------------------
+
+
+@step("{broker} recovers {ledger}, which ends with {payload}")
+async def recovers(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload: bytes) -> None:
+    """Fences it, finds its end, copies what needs it, and closes it; waits until that is done."""
+    ends_with(scene, await scene.at(broker, broker.ledgers.recover(ledger.id)), payload)
+
+
+@step("{broker} recovers {ledger}, which ends empty")
+async def recovers_empty(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> None:
+    """Likewise: no entry is in it."""
+    end = await scene.at(broker, broker.ledgers.recover(ledger.id))
+    scene.require(end.last_entry_id == -1, f"it ends at entry {end.last_entry_id}")
+
+
+@step("{broker} begins to recover {ledger}")
+def begins_to_recover(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> None:
+    """And the course goes on meanwhile."""
+    recovery = broker.node.start(broker.ledgers.recover(ledger.id), name="recover")
+    of(scene).recoveries[broker.name, ledger.name] = recovery
+
+
+@step("{broker}'s recovery of {ledger} ends it with {payload}")
+async def recovery_ends(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload: bytes) -> None:
+    """Waits for what was begun."""
+    ends_with(scene, await _recovery(scene, broker, ledger), payload)
+
+
+@step("{broker}'s recovery of {ledger} fails")
+async def recovery_fails(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> None:
+    """Waits for what was begun: too few bookies know, and nobody may guess."""
+    recovery = _recovery(scene, broker, ledger)
+    await scene.wait_until(recovery.done, "the recovery is over")
+    error = recovery.exception()
+    scene.require(isinstance(error, REFUSALS), lambda: f"it ended: {recovery!r}")
+
+
+def _recovery(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> asyncio.Task[ClosedLedger]:
+    found = of(scene).recoveries.get((broker.name, ledger.name))
+    if found is None:
+        raise ScenarioError(f"{broker.name} has not begun to recover {ledger.name}")
+    return found
+
+
+def ends_with(scene: Scene, end: ClosedLedger, payload: bytes) -> None:
+    entry_id = of(scene).entry(payload).entry_id
+    message = f'it ends at entry {end.last_entry_id}; "{payload.decode()}" is entry {entry_id}'
+    scene.require(end.last_entry_id == entry_id, message)
+
+
+@step("{broker} has heard from {number} bookies that {payload} is absent")
+async def has_heard(scene: Scene, broker: SimBroker, count: int, payload: bytes) -> None:
+    """Waits until so many answered its recovery reads with a certain no."""
+    entry = of(scene).entry(payload)
+    negatives = scene.history.recoverer(broker.process, entry.ledger.id).negatives
+
+    def denying() -> int:
+        return sum(any(first <= entry.entry_id <= last for first, last in ranges) for ranges in negatives.values())
+
+    await scene.wait_until(lambda: denying() >= count, lambda: f"{count} deny it, and not {denying()}")
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+@step("{broker} opens {ledger} for reading")
+async def opens_reader(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> None:
+    """Without recovering it: a reader that follows a living ledger."""
+    of(scene).readers[broker.name, ledger.name] = await scene.at(broker, broker.ledgers.open_reader(ledger.id))
+
+
+@step("{broker} reads that {ledger} is confirmed up to {payload} at most")
+async def reads_at_most(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload: bytes) -> None:
+    """What bookies tell a reader about the last entry confirmed (LAC)."""
+    lac = await scene.at(broker, of(scene).readers[broker.name, ledger.name].read_lac())
+    scene.require(lac <= of(scene).entry(payload).entry_id, f"it reads LAC {lac}")
+
+
+@step("{broker} reads that {ledger} is confirmed up to {payload}")
+async def reads_lac(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload: bytes) -> None:
+    """And reads every entry up to it (its bytes are compared: L7)."""
+    reader = of(scene).readers[broker.name, ledger.name]
+    lac = await scene.at(broker, reader.read_lac())
+    scene.require(lac == of(scene).entry(payload).entry_id, f"it reads LAC {lac}")
+    read = 0
+    while read <= lac:
+        groups = await scene.at(broker, reader.read(read, lac, max_bytes=1 << 20))
+        read = groups[-1].last_entry_id + 1
+
+
+# -- metadata -----------------------------------------------------------------------------------------------------------
+
+
+@step("{ledger} is {state}")
+async def is_in_state(scene: Scene, ledger: OpenLedger, state: LedgerState) -> None:
+    """Waits until metadata says so."""
+    await scene.wait_until(lambda: record(scene, ledger).state is state, lambda: f"it is {record(scene, ledger).state}")
+
+
+@step("metadata names {bookies} for {ledger}")
+async def named(scene: Scene, bookies: Sequence[SimBookie], ledger: OpenLedger) -> None:
+    """Waits until these are the ensemble of its last fragment, in whatever order."""
+    wanted = sorted(each.id for each in bookies)
+    await scene.wait_until(lambda: sorted(ensemble(scene, ledger)) == wanted, lambda: f"it names {ensemble(scene, ledger)}")
+
+
+@step("metadata does not name {bookies} for {ledger}")
+def not_named(scene: Scene, bookies: Sequence[SimBookie], ledger: OpenLedger) -> None:
+    """At present, in its last fragment."""
+    found = [each.id for each in bookies if each.id in ensemble(scene, ledger)]
+    scene.require(not found, f"it names {found}")
+
+
+@step("metadata names {bookies} for {ledger} from {payload} on")
+async def named_from(scene: Scene, bookies: Sequence[SimBookie], ledger: OpenLedger, payload: bytes) -> None:
+    """Likewise: a fragment begins with that entry."""
+    await named(scene, bookies, ledger)
+    first = record(scene, ledger).last_fragment.first_entry_id
+    scene.require(first == of(scene).entry(payload).entry_id, f"that fragment begins with entry {first}")
+
+
+@step("metadata names {bookies} for {ledger} behind {payload}")
+async def named_behind(scene: Scene, bookies: Sequence[SimBookie], ledger: OpenLedger, payload: bytes) -> None:
+    """Likewise: a fragment begins with the entry after that one."""
+    await named(scene, bookies, ledger)
+    first = record(scene, ledger).last_fragment.first_entry_id
+    scene.require(first == of(scene).entry(payload).entry_id + 1, f"that fragment begins with entry {first}")
+
+
+@step("{payloads} (is|are) on {number} bookies that metadata names")
+def on_named(scene: Scene, payloads: Sequence[bytes], count: int) -> None:
+    """At least so many of each entry's write set have answered OK for it."""
+    for each in payloads:
+        entry = of(scene).entry(each)
+        holders = scene.history.holders(record(scene, entry.ledger), entry.entry_id)
+        scene.require(len(holders) >= count, f'"{each.decode()}" is on {holders}')
+
+
+def record(scene: Scene, ledger: OpenLedger) -> LedgerMetadata:
+    return scene.history.ledgers[ledger.id]
+
+
+def ensemble(scene: Scene, ledger: OpenLedger) -> tuple[str, ...]:
+    """Of its last fragment."""
+    return tuple(record(scene, ledger).last_fragment.ensemble)

@@ -1,0 +1,86 @@
+"""Runs one scenario, line by line, on a stage that is calm but for what the lines do. All invariants are checked all the time.
+
+run("01")                                 it must hold
+run("01", mutant="fence not by reads")    the known mistake is put in: it must fail, by one of the rules its head names
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.scenario_language import KINDS, Line, Scenario, ScenarioError, Step, match, scenario_named
+from tests.simulation.scene import Scene
+
+VERBS = ("scenario_stage", "scenario_ledgers")
+"""Modules that register kinds and steps."""
+
+for _module in VERBS:
+    importlib.import_module(f"tests.simulation.{_module}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    scenario: str
+    mutant: str | None
+    failure: BaseException | None
+    line: Line | None  # where it failed
+    trace: Sequence[str]
+
+    @property
+    def rule(self) -> str:
+        """The number of the invariant that failed: by itself, or by the line that speaks of it; "" for none."""
+        if self.failure is None:
+            return ""
+        named: str = getattr(self.failure, "rule", "")
+        return named or (self.line.rule if self.line is not None else "")
+
+    def describe(self) -> str:
+        """One line when it held, else the failure and how to see it again."""
+        who = f"scenario {self.scenario}" + (f" with the mutant {self.mutant!r}" if self.mutant else "")
+        if self.failure is None:
+            return f"{who}: all held"
+        lines = [f"{who} FAILED: {self.failure or repr(self.failure)}", f"  in {self.line}"]
+        cause = self.failure.__cause__
+        if cause is not None:
+            lines += [text.rstrip() for text in traceback.format_exception(cause)[-6:]]
+        replay = f"python -m tests.simulation --scenario {self.scenario}" + (f" --mutant {self.mutant!r}" if self.mutant else "")
+        return "\n".join([*lines, f"replay: {replay} --trace"])
+
+
+def run(name: str, mutant: str | None = None, trace: bool = False) -> Outcome:
+    """Runs the scenario of that number or name. Raises ScenarioError for a text that cannot be understood."""
+    return play(scenario_named(name), mutant, trace)
+
+
+def play(scenario: Scenario, mutant: str | None = None, trace: bool = False) -> Outcome:
+    course = [(line, *match(line)) for line in scenario.lines]
+    if mutant is not None and mutant not in MUTANTS:
+        raise ScenarioError(f"there is no mutant {mutant!r}")
+    scene = Scene(scenario.stem, trace=trace)
+    failure: BaseException | None = None
+    with MUTANTS[mutant]() if mutant is not None else contextlib.nullcontext():
+        try:
+            scene.play(_perform(scene, course))
+        except AssertionError as error:
+            failure = error
+    return Outcome(scenario.stem, mutant, failure, scene.line if failure else None, scene.history.trace or ())
+
+
+async def _perform(scene: Scene, course: Sequence[tuple[Line, Step, tuple[str, ...]]]) -> None:
+    for line, step, texts in course:
+        scene.line = line
+        scene.history.note(lambda line=line: f"-- {line}")
+        try:
+            arguments: list[Any] = [KINDS[kind].find(scene, text) for kind, text in zip(step.kinds, texts, strict=True)]
+            done = step.act(scene, *arguments)
+            if inspect.isawaitable(done):
+                await done
+        except ScenarioError as error:
+            raise ScenarioError(f"{line}\n  {error}") from error

@@ -1,0 +1,24 @@
+"""Every scenario holds; and with a known mistake put in, it fails by a rule that speaks of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.scenario_language import Scenario, all_scenarios
+from tests.simulation.scenario_runner import play
+
+SCENARIOS = all_scenarios()
+MISTAKES = [(scenario, mutant) for scenario in SCENARIOS for mutant in scenario.mutants]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.stem)
+def test_it_holds(scenario: Scenario) -> None:
+    outcome = play(scenario, trace=True)
+    assert outcome.failure is None, "\n".join([*outcome.trace[-40:], outcome.describe()])
+
+
+@pytest.mark.parametrize(("scenario", "mutant"), MISTAKES, ids=[f"{scenario.stem} {mutant}" for scenario, mutant in MISTAKES])
+def test_a_mistake_is_found_out(scenario: Scenario, mutant: str) -> None:
+    outcome = play(scenario, mutant)
+    assert outcome.failure is not None, f"{scenario.stem} holds with {mutant!r}"
+    assert outcome.rule in scenario.mutants[mutant], outcome.describe()
