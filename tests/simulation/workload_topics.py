@@ -139,10 +139,13 @@ class TopicWorkload:
 
     # Producers
 
-    def append(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> asyncio.Future[bool]:
-        """Whether it was stored, as far as the producer is told."""
+    def append(
+        self, opening: tuple[str, int], managed_ledger: ManagedLedger, payloads: list[bytes] | None = None
+    ) -> asyncio.Future[bool]:
+        """Whether it was stored, as far as the producer is told. Without payloads: of what comes to mind."""
         rng, model, history = self._random, self.model, self._history
-        payloads = [self._payload() for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+        if payloads is None:
+            payloads = [self._payload() for _ in range(rng.choice((1, 1, 1, 2, 3)))]
         history.did("publish")
         self._appends += 1
         number = self._appends
@@ -233,9 +236,12 @@ class TopicWorkload:
             asked = Acked(messages={rng.choice(near): rng.randrange(1, WHOLE + 1)})
         else:
             asked = Acked(entries=dict.fromkeys(rng.sample(near, min(len(near), 1 if kind == "single" else 4))))
+        self.acknowledge_these(cursor, model, asked)
+
+    def acknowledge_these(self, cursor: Any, model: CursorModel, asked: Acked) -> None:
         model.allow(asked)
         mark_before = cursor.mark_delete
-        repeated = all(not asked.messages_of(position) & ~acked_messages(cursor, position) for position in stored)
+        repeated = all(not asked.messages_of(position) & ~acked_messages(cursor, position) for position in self.model.stored)
         # A repetition claims nothing: a deposed owner, whom nobody told of a reset, has nothing to save for it and says so.
         # Not by the cursor's own count of changes: one that forgets to count would never be found out.
         if _acknowledge(cursor, asked) and not repeated:
@@ -303,8 +309,10 @@ class TopicWorkload:
         targets = [position for position in self.model.stored if managed_ledger.is_valid(position)]
         if model is None or not targets:
             return
+        await self.reset_to(managed_ledger, cursor, model, self._random.choice(targets))
+
+    async def reset_to(self, managed_ledger: ManagedLedger, cursor: Any, model: CursorModel, position: Position) -> None:
         self._history.did("reset")
-        position = self._random.choice(targets)
         layer = model.begin_reset(position)
         self._history.note(f"{cursor!r} is reset to {position}")
         resets = model.resets
@@ -319,8 +327,12 @@ class TopicWorkload:
     async def create_cursor(self, managed_ledger: ManagedLedger, name: str) -> None:
         if name in self.model.cursors:
             return  # it is there, and this owner is deposed; or somebody tried, and the next opening will tell
+        await self.create_cursor_at(
+            managed_ledger, name, self._random.choice((managed_ledger.first_position(), managed_ledger.last_confirmed))
+        )
+
+    async def create_cursor_at(self, managed_ledger: ManagedLedger, name: str, mark_delete: Position) -> None:
         self._history.did("create cursor")
-        mark_delete = self._random.choice((managed_ledger.first_position(), managed_ledger.last_confirmed))
         model = self.model.cursors[name] = CursorModel(name, layers=[Acked(upto=mark_delete)], created_at=mark_delete)
         cursor = await managed_ledger.create_cursor(name, mark_delete)
         model.allow(Acked(upto=cursor.mark_delete))
