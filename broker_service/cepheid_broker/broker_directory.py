@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from cepheid_metadata import (
     BrokerRegistration,
@@ -33,8 +33,6 @@ class BrokerDirectory:
         self._records = broker_records(store)
         self._tasks = tasks
         self._brokers: dict[str, BrokerRegistration] = {}
-        self.on_changed: Callable[[], None] = lambda: None
-        """Called when brokers came or went."""
 
     def __repr__(self) -> str:
         return f"<BrokerDirectory {', '.join(self._brokers) or 'nobody'}>"
@@ -91,4 +89,3 @@ class BrokerDirectory:
                 await asyncio.sleep(RETRY_S)
         if list(self._brokers) != before:
             log.info("brokers.changed", extra={"brokers": list(self._brokers), "before": before})
-            self.on_changed()

@@ -24,7 +24,7 @@ from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.owner_reach import OwnerReach
 from cepheid_broker.serving import Serving
 from cepheid_ledger.bookie_directory import BookieDirectory
-from cepheid_metadata import MetadataStore, RegistrationTakenError, SessionState, broker_records, require_cluster
+from cepheid_metadata import MetadataStore, SessionState, require_cluster
 from cepheid_metadata.patient_open import open_patiently
 from cepheid_ports import FirstFailure, Ports, host_port
 
@@ -116,7 +116,14 @@ class BrokerRole:
         self._tell_too_few_bookies()
         # Longer than a dead broker's session, and below the 30 s after which clients give a lookup up.
         reach = OwnerReach(min(2 * settings.metadata_session_timeout_s + 4.0, MOST_LOOKUP_WAIT_S))
-        self._ownership = ownership = BundleOwnership(store, ports, release=version("cepheid"), reach=reach)
+        self._ownership = ownership = BundleOwnership(
+            store,
+            ports,
+            release=version("cepheid"),
+            patience_s=settings.registration_patience_s,
+            reach=reach,
+            on_failed=self._failure.report,
+        )
         opened.push_async_callback(ownership.aclose)
         self._serving = serving = Serving(
             settings,
@@ -137,21 +144,8 @@ class BrokerRole:
         serving.listen()
         await serving.start()
         await serving.start_admin()
-        await self._register()
+        await ownership.start(self.broker_id, self.addresses)
         self._started = True
-
-    async def _register(self) -> None:
-        """Returns when others may send clients here. Raises RegistrationTakenError: another broker that lives has this id."""
-        registering = asyncio.ensure_future(self._ownership.start(self.broker_id, self.addresses))
-        try:
-            while not (await asyncio.wait([registering], timeout=self.settings.registration_patience_s))[0]:
-                found = await broker_records(self._store).get(self.broker_id)
-                if found is not None and found.record.addresses != self.addresses:
-                    message = f"broker {self.broker_id} runs already, at {found.record.addresses}"
-                    raise RegistrationTakenError(message, broker=self.broker_id)
-            await registering
-        finally:
-            registering.cancel()
 
     def _tell_too_few_bookies(self) -> None:
         """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""

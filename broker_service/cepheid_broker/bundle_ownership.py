@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from cepheid_broker.broker_directory import RETRY_S, BrokerDirectory
@@ -31,7 +31,6 @@ from cepheid_broker.bundle_counts import BundleCounts
 from cepheid_broker.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.bundles import Bundle, bundle_of, preference
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.own_registration import OwnRegistration
 from cepheid_broker.owner_reach import OwnerReach
 from cepheid_broker.ownership import (
     KEEPS_CONNECTION,
@@ -45,6 +44,7 @@ from cepheid_broker.ownership import (
 )
 from cepheid_metadata import (
     BadVersionError,
+    BrokerRegistration,
     BundleHistory,
     BundleOwner,
     Found,
@@ -53,8 +53,10 @@ from cepheid_metadata import (
     MetadataStore,
     NoSuchKeyError,
     Op,
+    Registration,
     SessionState,
     StoreClosedError,
+    broker_records,
     bundle_histories,
     bundle_owners,
 )
@@ -74,29 +76,41 @@ class BundleOwnership:
     user: BundleUser
 
     def __init__(
-        self, store: MetadataStore, ports: Ports, *, release: str = "", timeout_s: float = 10.0, reach: OwnerReach | None = None
+        self,
+        store: MetadataStore,
+        ports: Ports,
+        *,
+        release: str = "",
+        timeout_s: float = 10.0,
+        patience_s: float = 20.0,
+        reach: OwnerReach | None = None,
+        on_failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """Without `reach` an owner is taken at its record's word."""
+        """Without `reach` an owner is taken at its record's word. Another broker's registration under our id is waited for during
+        `patience_s`; once started `on_failed` hears that it stayed."""
         self.broker_id = ""
         """Known once started: it may be an address with a port that the system chose."""
         self.states = BundleStates(f"{ports.random.getrandbits(64):016x}")
         self._store = store
+        self._ports = ports
+        self._release_name = release
+        self._patience_s = patience_s
+        self._on_failed = on_failed
         self._timeout_s = timeout_s
         self._reach = reach
         self._addresses: dict[str, str] = {}
         self._own_topic: TopicName | None = None
         self._tasks = TaskOwner("ownership")
         self.directory = BrokerDirectory(store, self._tasks)
-        self.directory.on_changed = self._on_brokers_changed
         self._owners = bundle_owners(store)
         self._histories = bundle_histories(store)
-        self._registration = OwnRegistration(store, self._tasks, ports, release)
+        self._registration: Registration[BrokerRegistration] | None = None
         self._counts = BundleCounts(store, self._tasks, self._on_namespace_gone)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
         self._registered = asyncio.Event()
         self._reads: SingleFlight[Bundle, Found[BundleOwner] | None] = SingleFlight("owner-reads", _stopped)
-        self._started = self._stopping = False
+        self._stopping = False
         self._unsubscribe = store.subscribe(self.on_session)
 
     def __repr__(self) -> str:
@@ -105,36 +119,58 @@ class BundleOwnership:
     # Lifetime
 
     async def start(self, broker_id: str, addresses: Mapping[str, str]) -> None:
-        """Registers the broker: from here on it is given bundles. Raises MetadataError."""
+        """Registers the broker: from here on it is given bundles. Raises MetadataError, and may be called again then."""
         self.broker_id, self._addresses = broker_id, dict(addresses)
         self._own_topic = health_topic(broker_id)  # whoever owns its bundle: a broker must be able to try itself
-        self._started = True
         await self.directory.start()
-        await asyncio.shield(self._registration.make_soon(self.broker_id, self._addresses))
+        if self._registration is None:
+            self._registration = await self._register()
         await self.directory.refresh()
         self._registered.set()
+
+    async def _register(self) -> Registration[BrokerRegistration]:
+        own = BrokerRegistration(
+            broker_id=self.broker_id,
+            addresses=self._addresses,
+            release=self._release_name,
+            started_at_ms=self._ports.wall_ms(),
+        )
+
+        def is_past(found: BrokerRegistration) -> bool:
+            """Two cannot listen at one address. One that started after us has taken ours: ours is the past."""
+            return found.addresses == own.addresses and found.started_at_ms <= own.started_at_ms
+
+        registration = Registration(
+            self._store,
+            self.broker_id,
+            (broker_records(self._store),),
+            own,
+            is_past=is_past,
+            patience_s=self._patience_s,
+            on_failed=self._on_failed,
+        )
+        try:
+            await registration.start()
+        except BaseException:
+            await registration.aclose()
+            raise
+        return registration
+
+    async def _deregister(self) -> None:
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            await registration.aclose()
 
     def on_session(self, state: SessionState) -> None:
         """Rule 3."""
         if state is SessionState.LOST:
             lost = self.states.on_session_lost()
-            self._registration.on_session_lost()
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
-        elif state is SessionState.CONNECTED and self._started and not self._stopping:
-            self._registration.make_soon(self.broker_id, self._addresses)
-
-    def _on_brokers_changed(self) -> None:
-        """Our own registration may go by itself: deleted by hand, or by another process that took it for its own."""
-        is_ours_to_make = self._registered.is_set() and not self._stopping
-        if is_ours_to_make and self.broker_id not in self.directory.brokers and self._store.session_state is SessionState.CONNECTED:
-            self._registration.make_soon(self.broker_id, self._addresses)
 
     async def release_all(self) -> None:
         self._stopping = True
-        if not self._started:
-            return
-        await self._registration.delete(self.broker_id)
+        await self._deregister()
         turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
 
         async def release(bundle: Bundle) -> None:
@@ -152,6 +188,7 @@ class BundleOwnership:
         self._unsubscribe()
         if self._reach is not None:
             await self._reach.aclose()
+        await self._deregister()
         await self._tasks.aclose()
         self._counts.close()
 

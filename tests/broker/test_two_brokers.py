@@ -14,6 +14,7 @@ from cepheid_broker.ownership import Here, NotOwnerError, There
 from cepheid_metadata import (
     MemoryStore,
     NamespaceRecord,
+    RegistrationTakenError,
     broker_records,
     bundle_histories,
     bundle_owners,
@@ -270,18 +271,15 @@ def test_an_outage_of_metadata_takes_nothing_and_gives_nothing() -> None:
 def test_a_broker_whose_session_outlives_an_outage_stays_registered_without_a_gap() -> None:
     async def main() -> None:
         async with BrokersWorld() as world:
-            registration = world.brokers[0].ownership._registration
-            watch = await world.store.watch(keys.broker_key(world.brokers[0].id))
+            broker, key = world.brokers[0], keys.broker_key(world.brokers[0].id)
+            watch = await world.store.watch(key)
             for _ in range(2):
-                world.brokers[0].session.cut()
-                world.brokers[0].session.mend()
-            assert registration._making is not None
-            await registration._making
+                broker.session.cut()
+                broker.session.mend()
+            await broker.ownership.directory.refresh()
             assert not watch.has_fired
-            await world.store.delete(keys.broker_key(world.brokers[0].id), None)
-            world.brokers[0].session.mend()
-            await registration._making
-            assert await world.store.exists(keys.broker_key(world.brokers[0].id)), "deleted by somebody: it is made again"
+            await world.store.delete(key, None)
+            await wait_until(lambda: key in world.tree.nodes, what="deleted by somebody: it is made again")
 
     run_async(main())
 
@@ -663,6 +661,7 @@ def test_a_broker_that_finds_its_id_taken_leaves_the_registration_alone() -> Non
             await asyncio.sleep(0.05)
             assert not starting.done()
             starting.cancel()
+            await asyncio.wait([starting])
             await second.release_all()
             await second.aclose()
             await store.aclose()
@@ -673,15 +672,43 @@ def test_a_broker_that_finds_its_id_taken_leaves_the_registration_alone() -> Non
     run_async(main())
 
 
+def test_of_two_processes_at_one_address_the_later_one_stays_registered_and_the_other_gives_up() -> None:
+    async def main() -> None:
+        async with BrokersWorld(1) as world:
+            stores = MemoryStore(world.tree), MemoryStore(world.tree)
+            failures: list[list[BaseException]] = [[], []]
+            earlier, later = (
+                BundleOwnership(
+                    store, Ports(wall_ms=lambda number=number: number), patience_s=0.02, on_failed=failures[number].append
+                )
+                for number, store in enumerate(stores)
+            )
+            for ownership in (earlier, later):
+                ownership.user = Nobody()
+                await ownership.start("twin", {"pulsar": "127.0.0.1:2"})
+            await wait_until(lambda: bool(failures[0]), what="the earlier one hears of it")
+            assert isinstance(failures[0][0], RegistrationTakenError)
+            for ownership in (earlier, later):
+                found = await broker_records(world.store).get("twin")
+                assert found is not None
+                assert found.record.started_at_ms == 1
+                await ownership.aclose()
+            assert await broker_records(world.store).get("twin") is None
+            assert not failures[1]
+            for store in stores:
+                await store.aclose()
+
+    run_async(main())
+
+
 def test_a_broker_whose_registration_vanished_makes_it_anew() -> None:
     async def main() -> None:
         async with BrokersWorld() as world:
             first, other = world.brokers
             topic = await world.topic_on(first)
-            before = other.ownership.directory.brokers[first.id]
             await broker_records(world.store).delete(first.id, None)  # by hand, or by a process that took it for its own
-            known = other.ownership.directory
-            await wait_until(lambda: known.brokers.get(first.id) not in (None, before))
+            await wait_until(lambda: keys.broker_key(first.id) in world.tree.nodes, what="it is made anew")
+            await wait_until(lambda: first.id in other.ownership.directory.brokers)
             assert first.ownership.owns(TopicName.parse(full(topic))), "nothing else has changed"
             await first.stop()
             await wait_until(lambda: list(other.ownership.directory.brokers) == [other.id])

@@ -244,7 +244,9 @@ def test_a_broker_of_the_same_id_that_lives_is_an_error(founded: str) -> None:
     code, said = asyncio.run(main())
     assert code == 1, said
     last = said.strip().splitlines()[-1]
-    assert last.startswith("cepheid: broker br1 runs already, at {'pulsar': 'elsewhere:1'} (stop the other process")
+    assert last.startswith("cepheid: /brokers/br1 is held by another process after 2 s: "), said
+    assert "{'pulsar': 'elsewhere:1'}" in last
+    assert "(stop the other process" in last
 
 
 @pytest.mark.parametrize("role", ["bookie", "broker"])
