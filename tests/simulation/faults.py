@@ -23,6 +23,10 @@ class Faults:
     reset: float = 0.002  # the connection breaks at once, before or after the server acted
     duplicate: float = 0.01  # an add message or call is delivered a second time, late
     corrupt: float = 0.001  # a bit of an add message flips on its way
+    # sockets, per read of a process
+    slow_receiver: float = 0.001  # it reads nothing for so long
+    slow_receiver_s: tuple[float, float] = (0.1, 3.0)
+    pieces: float = 0.01  # what was written at once is read in two pieces
     # disk, per operation of a bookie
     disk_delay_s: tuple[float, float] = (0.0, 0.002)
     slow_sync: float = 0.003
@@ -43,8 +47,8 @@ class Faults:
 
 
 CALM = Faults().without(
-    "late", "loss", "reset", "duplicate", "corrupt", "slow_sync", "sync_error", "write_error", "read_error",
-    "crash_at_disk", "lost_answer", "refused", "stale_read",
+    "late", "loss", "reset", "duplicate", "corrupt", "slow_receiver", "pieces", "slow_sync", "sync_error", "write_error",
+    "read_error", "crash_at_disk", "lost_answer", "refused", "stale_read",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from tests.simulation.node import Node, NodeCrashed
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_directory import SimDirectory
 from tests.simulation.sim_network import Network
+from tests.simulation.sim_sockets import Sockets
 from tests.simulation.sim_store import SimTree
 from tests.simulation.virtual_loop import SimulationError, VirtualLoop
 
@@ -36,6 +37,7 @@ class Stage:
         self.tree = SimTree()
         self.tree.on_commit = CommitChecks(self.history).on_commit
         self.network = Network(self.plan)
+        self.sockets = self.loop.sockets = Sockets(self.loop, self.network)
         self.bookies: dict[str, SimBookie] = {}
         self.brokers: dict[str, SimBroker] = {}
         self._context = contextvars.copy_context()

@@ -1,6 +1,7 @@
-"""An asyncio event loop without threads, sockets or waiting: time jumps to the next timer when nothing is ready.
+"""An asyncio event loop without threads or waiting: time jumps to the next timer when nothing is ready.
 
-Everything asyncio offers for one process works on it unchanged (tasks, futures, timeouts, task groups). Same work, same
+Everything asyncio offers for one process works on it unchanged (tasks, futures, timeouts, task groups); sockets are those of
+`sim_sockets.py`. Same work, same
 order, in every process: callbacks run first in, first out; tasks and futures hash by birth, so that the sets which asyncio
 keeps of them iterate alike; the garbage collector does not run inside a step's world (`run` switches it off).
 
@@ -17,6 +18,7 @@ from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from tests.simulation.node import NODE, Node, NodeCrashed
+from tests.simulation.sim_sockets import SocketCalls
 
 T = TypeVar("T")
 
@@ -64,7 +66,7 @@ class SimTimer(asyncio.TimerHandle):
         return (self._when, self._birth) < (other._when, other._birth)  # type: ignore[attr-defined,no-any-return]
 
 
-class VirtualLoop(asyncio.BaseEventLoop):
+class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
     def __init__(self, *, max_steps: int = 5_000_000) -> None:
         super().__init__()
         self.steps = 0
