@@ -11,6 +11,7 @@ A step is one callback. Steps of a crashed node are dropped, those of a paused o
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import heapq
 import warnings
@@ -30,16 +31,16 @@ class SimulationError(AssertionError):
 
 
 class SimFuture(asyncio.Future[Any]):
-    """Hashes by birth instead of by address."""
+    """Hashes by number instead of by address; it gets the number when it is first asked: few futures ever are."""
 
     __slots__ = ("_birth",)
 
-    def __init__(self, *, loop: VirtualLoop) -> None:
-        self._birth = loop.next_birth()
-        super().__init__(loop=loop)
-
     def __hash__(self) -> int:
-        return self._birth
+        try:
+            return self._birth
+        except AttributeError:
+            self._birth: int = self.get_loop().next_birth()  # type: ignore[attr-defined]
+            return self._birth
 
 
 class SimTask(asyncio.Task[Any]):
@@ -53,17 +54,33 @@ class SimTask(asyncio.Task[Any]):
         return self._birth
 
 
-class SimTimer(asyncio.TimerHandle):
-    """Timers due at the same time run in the order of their making."""
+class SimHandle(asyncio.Handle):
+    """As asyncio's, but for its debugging: some ten thousand are made in a run."""
 
-    __slots__ = ("_birth",)
+    __slots__ = ()
 
-    def __init__(self, birth: int, *args: Any) -> None:
-        self._birth = birth
-        super().__init__(*args)
+    def __init__(self, callback: Any, args: Any, loop: VirtualLoop, context: contextvars.Context | None) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._cancelled = False
+        self._repr = self._source_traceback = None
 
-    def __lt__(self, other: Any) -> bool:
-        return (self._when, self._birth) < (other._when, other._birth)  # type: ignore[attr-defined,no-any-return]
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
+class SimTimer(SimHandle, asyncio.TimerHandle):
+    __slots__ = ()
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: contextvars.Context | None) -> None:
+        super().__init__(callback, args, loop, context)
+        self._when = when
+        self._scheduled = True
+
+    __hash__ = object.__hash__  # asyncio's would be that of its time, and they are only compared by identity
 
 
 class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
@@ -75,6 +92,7 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         self.failure: BaseException | None = None  # set by whoever must not raise where he is: ends the run
         self._now = START_S
         self._births = 0
+        self._timers: list[tuple[float, int, SimTimer]] = []  # a heap; tuples, because they compare without a call
         self._tasks: list[SimTask] = []
         self._ended = False
         self.set_task_factory(self._new_task)
@@ -114,28 +132,38 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         self.errors.append(f"{context.get('message')}: {error!r} in {task!r}")
 
     def _run_once(self) -> None:
-        self._raise_errors()
-        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
-        if not ready:
-            self._jump()
-        while scheduled and scheduled[0]._when <= self._now:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False
-            if not timer._cancelled:
-                ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            node: Node | None = handle._context.get(NODE)
-            if node is not None and not (node.alive and not node.paused):
-                if node.alive:
-                    node.held.append(handle)
-                continue
-            self.steps += 1
-            handle._run()
-        if self.steps > self.max_steps:
-            raise SimulationError(f"no end after {self.steps} steps, at {self._now:.3f} s: an endless loop?")
+        """Goes on until the loop is stopped. asyncio would ask for each round of callbacks; most rounds have one."""
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        while not self._stopping:  # type: ignore[attr-defined]
+            if self.failure is not None or self.errors:
+                self._raise_errors()
+            if not ready:
+                self._jump()
+            while timers and timers[0][0] <= self._now:
+                timer = heapq.heappop(timers)[2]
+                if not timer._cancelled:
+                    ready.append(timer)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    self._step(handle)
+            if self.steps > self.max_steps:
+                raise SimulationError(f"no end after {self.steps} steps, at {self._now:.3f} s: an endless loop?")
+
+    def _step(self, handle: asyncio.Handle) -> None:
+        context = handle._context  # type: ignore[attr-defined]
+        node: Node | None = context.get(NODE)
+        if node is not None and not (node.alive and not node.paused):
+            if node.alive:
+                node.held.append(handle)
+            return
+        self.steps += 1
+        try:
+            context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": error})
 
     def _raise_errors(self) -> None:
         if self.failure is not None:
@@ -144,18 +172,16 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
             raise SimulationError(f"at {self._now:.6f} s, step {self.steps}: " + "; ".join(self.errors))
 
     def _jump(self) -> None:
-        scheduled = self._scheduled  # type: ignore[attr-defined]
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)._scheduled = False
-        if not scheduled:
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:  # those fall out when they come up
+            heapq.heappop(timers)
+        if not timers:
             waiting = sorted(task.get_name() for task in self._tasks if not task.done())
             raise SimulationError(
                 f"deadlock at {self._now:.3f} s: nothing is ready or due, {len(waiting)} tasks wait: {waiting[:20]}"
             )
-        self._now = max(self._now, scheduled[0]._when)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # cancelled timers fall out when they come up
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
 
     def _write_to_self(self) -> NoReturn:
         raise SimulationError("a thread called into the simulated loop")
@@ -170,10 +196,13 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
             self._tasks = [task for task in self._tasks if not task.done()]
         return task
 
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        timer = SimTimer(self.next_birth(), when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer = SimTimer(when, callback, args, self, context)
+        self._births += 1
+        heapq.heappush(self._timers, (when, self._births, timer))  # due at the same time: in the order of their making
         return timer
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
@@ -184,9 +213,10 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
     # -- the end --------------------------------------------------------------------------------------------------------
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        if self._ended:
-            return asyncio.Handle(callback, args, self, context)
-        return super().call_soon(callback, *args, context=context)
+        handle = SimHandle(callback, args, self, context)
+        if not self._ended:
+            self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
 
     def _find_lost_errors(self) -> None:
         """A task that failed and was awaited by nobody: asyncio would log it some time after the run."""
@@ -203,7 +233,7 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
             warnings.simplefilter("ignore", RuntimeWarning)  # a task that never began: its coroutine was never awaited
             self._close_tasks()
         self._ready.clear()  # type: ignore[attr-defined]
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._timers.clear()
 
     def _close_tasks(self) -> None:
         for task in self._tasks:
