@@ -1,9 +1,10 @@
 """The bookies of a world: real ones on simulated disks.
 
-    SimBookie    down ──start──► starting (real Bookie.open: replay) ──promises kept? (S2)──► serving ──crash──► down
+    SimBookie    down ──start──► starting (real Bookie.open: replay) ──promises kept? (S2)──► serving ──crash, stop──► down
+                                          └──refused──► its operator does what the error says (`damage`)
 
 A crash is decided by the plan: at any disk operation, or from outside at any step. It is the process alone or the machine
-(power loss); after it only the disk is left, or nothing, or an old copy of it.
+(power loss); after it only the disks are left, or some of them, or nothing, or an old copy.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import contextvars
 import errno
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCookies, MetadataLedgers
 from cepheid_bookie.bookie_life import load_life
-from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_bookie.disk import Disk
 from cepheid_metadata import (
     BookieLife,
     BookieRegistration,
@@ -34,6 +36,7 @@ from tests.simulation.history import History
 from tests.simulation.node import Node, NodeCrashed
 from tests.simulation.sim_directory import SESSION_S
 from tests.simulation.sim_disk import SimDisk
+from tests.simulation.sim_index import SimBlockIndex
 from tests.simulation.sim_network import Network
 from tests.simulation.sim_store import SimStore, SimTree
 from tests.simulation.sim_worker import sim_ports
@@ -61,6 +64,27 @@ def bookie_settings(bookie_id: str) -> BookieSettings:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a bookie stores on, as it was bought."""
+
+    two_disks: bool = False  # the journal has one of its own
+    sector_bytes: int = 512
+
+
+def some_machine(rng: random.Random) -> Machine:
+    return Machine(two_disks=rng.random() < 0.5, sector_bytes=rng.choice((512, 512, 4096)))
+
+
+@dataclass(slots=True)
+class Damage:
+    """Something is wrong with the disks of a bookie that does not run. Its next start says so, and `repair` does what it says."""
+
+    what: str
+    repair: Callable[[], None]
+    may_go_unnoticed: bool = False
+
+
 class SimBookie:
     def __init__(
         self,
@@ -73,22 +97,26 @@ class SimBookie:
         on_down: Callable[[SimBookie], None] = lambda _: None,
         on_fence: Callable[[SimBookie], None] = lambda _: None,
         registers: bool = False,
+        machine: Machine = Machine(),
     ) -> None:
         self.id = bookie_id
         self.settings = bookie_settings(bookie_id)
-        self.disk = SimDisk(plan.random)
-        self.index = MemoryBlockIndex()
         self.node = Node(bookie_id, 0)
         self.node.alive = False
+        self.clock = plan.clocks.of(bookie_id)
         self.bookie: Bookie | None = None
         self.power_lost = False
         self.down_since_s = 0.0
         self.work_delay_s: float | None = None  # for scripts: how long every work of its threads takes
+        self.slow_thread = ""  # "journal" or "flush": whose disk takes long …
+        self.slow_thread_s = (0.0, 0.0)  # … so long
         self.observed = True  # False: without checks of every entry, for scripts with very many
-        self.accepts_empty_disk = False  # an operator's word, given with `lose_disk`
+        self.accepts_empty_disk = False  # an operator's word, for the next start that serves
+        self.damage: Damage | None = None
         self.refused: CepheidError | None = None  # at the last start
         self.may_refuse = False  # for scripts in which it must
-        self._copy: tuple[SimDisk, MemoryBlockIndex] | None = None
+        self._machine = machine
+        self._copy: tuple[SimDisk, SimDisk, SimBlockIndex] | None = None
         self._tree = tree
         self._network = network
         self._plan = plan
@@ -97,8 +125,11 @@ class SimBookie:
         self._on_fence = on_fence
         self._registers = registers
         self._outside = contextvars.copy_context()  # of no process
+        self._stopping = False
+        self._closing: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what a graceful stop closes, in order
         self.store: SimStore | None = None
         self._loop = asyncio.get_running_loop()
+        self.disk, self.journal_disk, self.index = self._blank()
 
     def __repr__(self) -> str:
         return f"<SimBookie {self.id} {'serving' if self.serving else 'starting' if self.node.alive else 'down'}>"
@@ -111,25 +142,47 @@ class SimBookie:
     def writable(self) -> bool:
         return self.bookie is not None and self.bookie.writable
 
+    @property
+    def has_two_disks(self) -> bool:
+        return self.disk is not self.journal_disk
+
+    @property
+    def disks(self) -> tuple[SimDisk, ...]:
+        return (self.disk, self.journal_disk) if self.has_two_disks else (self.disk,)
+
+    def is_durable(self, data: bytes) -> bool:
+        """Whether some file holds `data` whole, come what may."""
+        return any(disk.is_durable(data) for disk in self.disks)
+
     def start(self) -> asyncio.Task[None]:
-        """Begins a new process on the disk as it is. The task ends when it serves, or has crashed on the way."""
+        """Begins a new process on the disks as they are. The task ends when it serves, or has crashed on the way."""
         assert not self.node.alive, f"{self!r} is running"
         self.node = Node(self.id, self.node.incarnation + 1)
         self.node.on_crash.append(self._after_crash)
-        self.disk.on_operation, self.disk.on_read = self._on_disk_operation, self._on_disk_read
-        self.index.before_sync = lambda: self._on_disk_operation("sync", "index")
+        for disk in self.disks:
+            disk.on_operation, disk.on_read, disk.on_loss = self._on_disk_operation, self._on_disk_read, self._plan.saw
+        self.index.on_operation, self.index.on_look = self._on_index_operation, self._on_index_look
         return self.node.start(self._open(self.node), name="open")
 
     async def _open(self, node: Node) -> None:
-        ports = sim_ports(self._loop, self._plan.random, self._work_delay_s)
+        ports = sim_ports(self._plan.random, self._work_delay_s, self.clock)
         store = self.store = SimStore(self._tree, self._plan, f"{self.id}#{node.incarnation}")
         node.on_crash.append(lambda: self._loop.call_later(SESSION_S, store.abandon, context=self._outside))
         cookies = MetadataCookies(store, {})
         try:
             bookie = await Bookie.open(
-                self.settings, self.disk, self.index, ports, cookies=cookies, accept_empty_disk=self.accepts_empty_disk
+                self.settings,
+                self.disk,
+                self.index,
+                ports,
+                journal_disk=self.journal_disk,
+                cookies=cookies,
+                accept_empty_disk=self.accepts_empty_disk,
             )
-            probe = BookieProbe(self.id, bookie, self.disk, self._history, lambda: self._on_fence(self))
+            if self.damage is not None and not self.damage.may_go_unnoticed:
+                self._history.violated("S11", f"{self.id} starts as if it were whole: {self.damage.what}")
+            self.damage, self.accepts_empty_disk = None, False
+            probe = BookieProbe(self.id, bookie, self, self._history, lambda: self._on_fence(self))
             served = probe if self.observed else bookie
             promises = promises_of(self._history.bookie(self.id))
             await check_promises(self.id, self.id, bookie, self._history, promises)
@@ -138,27 +191,33 @@ class SimBookie:
             node.crash()
             return
         except CepheidError as error:
-            self.refused = error
-            node.crash()
-            if not self.may_refuse:
-                self._history.violated("S8", f"{self.id} refuses to start after a crash: {error!r}")
+            self._on_refused(node, error)
             return
         self.bookie = bookie
         bookie.on_failed = self._on_failed
-        store = SimStore(self._tree, self._plan, f"{self.id}#{node.incarnation}")
-        node.on_crash.append(store.abandon)
         collector = GarbageCollector(DeletionProbe(self.id, bookie, self._history), MetadataLedgers(store, ports))  # type: ignore[arg-type]
         collector.start()
+        self._closing = [collector.aclose, bookie.aclose, store.aclose]
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
         if self._registers:
             await self._register(bookie, store, node)
 
+    def _on_refused(self, node: Node, error: CepheidError) -> None:
+        self.refused = error
+        self._history.note(f"{self.id} refuses to start: {error!r}")
+        node.crash()
+        if self.damage is not None:
+            damage, self.damage = self.damage, None
+            damage.repair()
+        elif not self.may_refuse:
+            self._history.violated("S8", f"{self.id} refuses to start after a crash: {error!r}")
+
     async def _register(self, bookie: Bookie, store: SimStore, node: Node) -> None:
         """As a bookie's role does, but that it shows no health page."""
         addresses = {"grpc": self.id}
         record = BookieRegistration(
-            bookie_id=self.id, incarnation=bookie.cookie.incarnation, addresses=addresses, process=f"{node.incarnation}"
+            bookie_id=self.id, incarnation=bookie.cookie.registered_as, addresses=addresses, process=f"{node.incarnation}"
         )
         places = available_bookies(store), readonly_bookies(store)
         registration = Registration(
@@ -171,17 +230,29 @@ class SimBookie:
             on_failed=self._on_failed,
         )
         bookie.on_writable = lambda writable: registration.move(0 if writable else 1)
+        self._closing.insert(0, registration.aclose)
         await registration.start(0 if bookie.writable else 1)
+
+    def stop(self) -> asyncio.Task[None]:
+        """As an operator stops it: takes no more, finishes what it has, leaves. A crash may come first."""
+        assert self.serving, f"{self!r} is not serving"
+        return self.node.start(self._stop(self.node), name="stop")
+
+    async def _stop(self, node: Node) -> None:
+        for close in list(self._closing):
+            await close()
+        self._stopping = True
+        node.crash()
 
     def replay_copy(self, seed: str) -> Coroutine[Any, Any, None]:
         """Power loss without the loss: opens a bookie on a copy of what is durable now, and asks it for all that was promised."""
-        disk, index = self.disk.copy_after_power_loss(random.Random(seed)), _synced_copy(self.index)
-        return self._replay(seed, disk, index, promises_of(self._history.bookie(self.id)))
+        return self._replay(seed, self._copy_of_disks(seed), promises_of(self._history.bookie(self.id)))
 
-    async def _replay(self, seed: str, disk: SimDisk, index: MemoryBlockIndex, promises: Promises) -> None:
-        ports = sim_ports(self._loop, random.Random(f"{seed}/ports"), lambda: 0.0)
+    async def _replay(self, seed: str, copy: tuple[SimDisk, SimDisk, SimBlockIndex], promises: Promises) -> None:
+        disk, journal_disk, index = copy
+        ports = sim_ports(random.Random(f"{seed}/ports"), lambda _: 0.0, self.clock)
         try:
-            bookie = await Bookie.open(self.settings, disk, index, ports)
+            bookie = await Bookie.open(self.settings, disk, index, ports, journal_disk=journal_disk)
         except CepheidError as error:
             self._history.violated("S8", f"{self.id} would refuse to start after power loss now: {error!r}")
             return
@@ -193,14 +264,67 @@ class SimBookie:
         self.power_lost = power
         self.node.crash()
 
+    # -- what happens to its disks --------------------------------------------------------------------------------------
+
     def lose_disk(self) -> None:
         """The machine burns down. It is rebuilt under its old id, on empty disks, and whoever starts it says so."""
-        self._forget(SimDisk(self._plan.random), MemoryBlockIndex())
+        self._forget(*self._blank())
+        self.accepts_empty_disk = True
+
+    def blank(self) -> None:
+        """As `lose_disk`, but somebody starts it as if nothing had happened."""
+        self._forget(*self._blank())
+        self.damage = Damage("its disks are empty", self.give_word)
+
+    def blank_but_for_cookie(self) -> None:
+        """Somebody made empty disks look like the old ones."""
+        disk, journal_disk, index = self._blank()
+        self._crash_if_alive()
+        for old, new in ((self.disk, disk), (self.journal_disk, journal_disk)):
+            if (found := old.durable_files().get("VERSION")) is not None:
+                new.put_back("VERSION", bytes(found))
+        index._now.stamp = index._synced.stamp = self.index.stamp()
+        self._forget(disk, journal_disk, index)
+        self.damage = Damage("its disks are empty but for the cookies", self.give_word)
+
+    def lose_one(self, which: str) -> None:
+        """One of its directories is empty: "data", "journal" or "index"."""
+        self._crash_if_alive()
+        disk, journal_disk, index = self._blank()
+        if which == "index":
+            self.index = index
+        elif which == "journal":
+            assert self.has_two_disks, f"{self!r} has one disk"
+            self.journal_disk = journal_disk
+        else:
+            assert self.has_two_disks, f"{self!r} has one disk"
+            self.disk = disk
+        self.damage = Damage(f"its {which} directory is empty", self.lose_disk)
+
+    def lose_cookie(self) -> None:
+        """The stamp of one directory is gone. Its operator has a copy of that file."""
+        self._crash_if_alive()
+        disk = self._plan.random.choice(self.disks)
+        if "VERSION" not in disk.durable_files():
+            return  # it never started
+        which, content = self.disks.index(disk), disk.take_away("VERSION")
+        self.damage = Damage("the cookie of a directory is gone", lambda: self.disks[which].put_back("VERSION", content))
+
+    def decay_journal(self, rng: random.Random) -> bool:
+        """One bit of what was synced to it. The next start finds it, or needs none of it."""
+        found = self.journal_disk.decay_before_last_write(rng, "journal")
+        if found:
+            self._crash_if_alive()
+            self.damage = Damage("a bit of its journal flipped", self.lose_disk, may_go_unnoticed=True)
+        return found
+
+    def give_word(self) -> None:
+        """Its operator says that what is missing is lost."""
         self.accepts_empty_disk = True
 
     def keep_copy(self) -> None:
         """A snapshot of the disks as they are."""
-        self._copy = self.disk.copy_after_power_loss(random.Random(f"{self.id}/copy")), _synced_copy(self.index)
+        self._copy = self._copy_of_disks(f"{self.id}/copy")
 
     @property
     def has_old_copy(self) -> bool:
@@ -208,7 +332,8 @@ class SimBookie:
         node = self._tree.nodes.get(keys.bookie_life_key(self.id))
         if self._copy is None or node is None:
             return False
-        return load_life(self._copy[0], "copy") < BookieLife.decode(node.value, self.id).life
+        disk: Disk = self._copy[0]
+        return load_life(disk, "copy") < BookieLife.decode(node.value, self.id).life
 
     def restore_copy(self) -> None:
         """Instead of the disks."""
@@ -216,12 +341,27 @@ class SimBookie:
         self._forget(*self._copy)
         self._copy = None
 
-    def _forget(self, disk: SimDisk, index: MemoryBlockIndex) -> None:
+    def _blank(self) -> tuple[SimDisk, SimDisk, SimBlockIndex]:
+        rng, sector_bytes = self._plan.random, self._machine.sector_bytes
+        disk = SimDisk(rng, sector_bytes=sector_bytes)
+        return disk, SimDisk(rng, sector_bytes=sector_bytes) if self._machine.two_disks else disk, SimBlockIndex()
+
+    def _copy_of_disks(self, seed: str) -> tuple[SimDisk, SimDisk, SimBlockIndex]:
+        rng = random.Random(seed)
+        copies = [disk.copy_after_power_loss(rng) for disk in self.disks]
+        return copies[0], copies[-1], self.index.copy_after_power_loss()
+
+    def _crash_if_alive(self) -> None:
         if self.node.alive:
             self.crash(power=True)
+
+    def _forget(self, disk: SimDisk, journal_disk: SimDisk, index: SimBlockIndex) -> None:
+        self._crash_if_alive()
         self._history.note(f"{self.id} lost its disks")
         self._history.bookie(self.id).forgotten_through = max(self._history.creators, default=-1)
-        self.disk, self.index = disk, index
+        self.disk, self.journal_disk, self.index = disk, journal_disk, index
+
+    # -- what happens to its process ------------------------------------------------------------------------------------
 
     def _on_failed(self, error: BaseException) -> None:
         """The bookie gave up: its process ends, and is started again, a moment later."""
@@ -231,10 +371,13 @@ class SimBookie:
 
     def _after_crash(self) -> None:
         power, self.power_lost = self.power_lost, False
+        how = "stopped" if self._stopping else "lost power" if power else "crashed"
+        self._stopping = False
         self.down_since_s = self._loop.time() if self.serving else 0.0
-        self._history.note(f"{self.id}#{self.node.incarnation} {'lost power' if power else 'crashed'}")
+        self._history.note(f"{self.id}#{self.node.incarnation} {how}")
         self._network.stop_serving(self.id, noticed=not power)
-        self.disk = self.disk.power_loss() if power else self.disk.process_crash()
+        after = [disk.power_loss() if power else disk.process_crash() for disk in self.disks]
+        self.disk, self.journal_disk = after[0], after[-1]
         self.index.crash()
         self.bookie = None
         self._on_down(self)
@@ -244,26 +387,43 @@ class SimBookie:
         if plan.strikes("crash at a disk operation", faults.crash_at_disk):
             self.power_lost = plan.random.random() < 0.6
             raise NodeCrashed(f"{operation} {path}")
+        if plan.strikes("paused at a disk operation", faults.pause_at_disk) and not self.node.paused:
+            self.pause(plan.random.choice(faults.pause_s))
         if operation == "sync" and plan.strikes("failed sync", faults.sync_error):
             raise OSError(errno.EIO, "injected failure of sync", path)
-        if operation in ("pwrite", "pwritev") and plan.strikes("failed write", faults.write_error):
+        if operation in ("pwrite", "pwritev") and plan.strikes("write cut short", faults.write_error):
             raise OSError(errno.EIO, "injected failure of write", path)
+
+    def pause(self, pause_s: float) -> None:
+        """The process takes no step for a while. Beyond its session, metadata gives it up."""
+        node, store = self.node, self.store
+        node.pause()
+        if store is not None and pause_s > SESSION_S:
+            self._loop.call_later(SESSION_S, lambda: node.paused and store.expire(), context=self._outside)
+            self._loop.call_later(pause_s + 0.1, store.renew, context=self._outside)
+        self._loop.call_later(pause_s, lambda: node.paused and node.resume(), context=self._outside)
 
     def _on_disk_read(self, path: str) -> None:
         if self._plan.strikes("failed read", self._plan.faults.read_error):
             raise OSError(errno.EIO, "injected failure of read", path)
 
-    def _work_delay_s(self) -> float:
+    def _on_index_operation(self, operation: str, path: str) -> None:
+        self._on_disk_operation(operation, path)
+        if self._plan.strikes("failed write of the index", self._plan.faults.index_error):
+            raise OSError(errno.EIO, "injected failure of the index", path)
+
+    def _on_index_look(self) -> None:
+        if self._plan.strikes("failed read of the index", self._plan.faults.index_error):
+            raise OSError(errno.EIO, "injected failure of the index")
+
+    def _work_delay_s(self, thread: str) -> float:
         plan, faults = self._plan, self._plan.faults
         if self.work_delay_s is not None:
             return self.work_delay_s
+        if self.slow_thread and thread.endswith(self.slow_thread):
+            return plan.between(self.slow_thread_s)
         if plan.strikes("slow disk", faults.slow_sync):
             return plan.between(faults.slow_sync_s)
+        if plan.strikes("work of a disk takes 10 to 30 s", faults.stuck_sync):
+            return plan.between(faults.stuck_sync_s)
         return plan.between(faults.disk_delay_s)
-
-
-def _synced_copy(index: MemoryBlockIndex) -> MemoryBlockIndex:
-    copy = MemoryBlockIndex()
-    copy._synced = index._synced.copy()
-    copy.crash()
-    return copy

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from tests.simulation.sim_clock import MachineClocks
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -23,6 +25,7 @@ class Faults:
     reset: float = 0.002  # the connection breaks at once, before or after the server acted
     duplicate: float = 0.01  # an add message or call is delivered a second time, late
     corrupt: float = 0.001  # a bit of an add message flips on its way
+    corrupt_answer: float = 0.001  # … or of what a bookie has read
     # sockets, per read of a process
     slow_receiver: float = 0.001  # it reads nothing for so long
     slow_receiver_s: tuple[float, float] = (0.1, 3.0)
@@ -31,24 +34,37 @@ class Faults:
     disk_delay_s: tuple[float, float] = (0.0, 0.002)
     slow_sync: float = 0.003
     slow_sync_s: tuple[float, float] = (0.5, 5.0)
+    stuck_sync: float = 0.0001
+    stuck_sync_s: tuple[float, float] = (10.0, 30.0)
     sync_error: float = 0.0008
-    write_error: float = 0.0005
+    write_error: float = 0.0005  # a prefix of it is there
     read_error: float = 0.002
+    index_error: float = 0.001  # per write, and per look, of the block index
     crash_at_disk: float = 0.001
+    pause_at_disk: float = 0.0003  # the process stops in the middle of a disk's work, and goes on later
+    pause_s: tuple[float, ...] = (0.001, 0.02, 0.3, 2.0, 9.0)  # up to three times a session
+    # clocks of machines
+    clock_skew_s: float = 2.0
+    clock_drift: float = 0.01
     # metadata, per request
     metadata_delay_s: tuple[float, float] = (0.0, 0.003)
     lost_answer: float = 0.01  # the write happened, the caller hears "unknown"
     refused: float = 0.01  # nothing happened, the caller hears "unreachable"
     stale_read: float = 0.03  # a follower answers that is so far behind
     stale_read_s: tuple[float, float] = (0.005, 1.0)
+    late_watch: float = 0.02  # what it tells comes late, together with what happens meanwhile
+    late_watch_s: tuple[float, float] = (0.1, 3.0)
+    missed_watch: float = 0.003  # the connection breaks under it: heard of when there is a new one
+    missed_watch_s: tuple[float, float] = (0.5, 4.0)
 
     def without(self, *names: str) -> Faults:
         return replace(self, **dict.fromkeys(names, 0.0))
 
 
 CALM = Faults().without(
-    "late", "loss", "reset", "duplicate", "corrupt", "slow_receiver", "pieces", "slow_sync", "sync_error", "write_error",
-    "read_error", "crash_at_disk", "lost_answer", "refused", "stale_read",
+    "late", "loss", "reset", "duplicate", "corrupt", "corrupt_answer", "slow_receiver", "pieces", "slow_sync", "stuck_sync",
+    "sync_error", "write_error", "read_error", "index_error", "crash_at_disk", "pause_at_disk", "clock_skew_s", "clock_drift",
+    "lost_answer", "refused", "stale_read", "late_watch", "missed_watch",
 )  # fmt: skip
 
 
@@ -60,6 +76,7 @@ class FaultPlan:
         self.dealt = 0
         self.counts: dict[str, int] = {}
         self.active = True
+        self.clocks = MachineClocks(seed, faults.clock_skew_s, faults.clock_drift)
         self._seed = seed
 
     def __repr__(self) -> str:
@@ -78,6 +95,10 @@ class FaultPlan:
             return False
         self.counts[kind] = self.counts.get(kind, 0) + 1
         return True
+
+    def saw(self, kind: str) -> None:
+        """Counts what another fault brought along: bytes that a power loss tore, messages that a pause made late."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def stream(self, name: str) -> random.Random:
         """Randomness of its own for one purpose: what others draw does not change its course."""

@@ -91,7 +91,7 @@ class SimBroker:
     def _build(self) -> None:
         """In the process's own context: whatever it schedules belongs to it."""
         plan, history, process = self._plan, self._history, self.process
-        self.ports = sim_ports(self._loop, plan.random, lambda: plan.between(plan.faults.disk_delay_s))
+        self.ports = sim_ports(plan.random, lambda _: plan.between(plan.faults.disk_delay_s), plan.clocks.of(self.name))
         self.store = SimStore(self._tree, plan, process)
         self.store.subscribe(self._on_session)
         ids = LedgerIds(self.store, block=10)

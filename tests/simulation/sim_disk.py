@@ -6,13 +6,15 @@
     disk = SimDisk(random.Random(7)); disk.crash_at = 12          raises NodeCrashed instead of operation 12 (counted from 0)
     disk = disk.power_loss()      or   disk.process_crash()       the disk as the next process finds it; the old one is dead
 
-What power loss does: each unsynced write survives wholly, not at all, or in a random subset of its 512-byte sectors; each
-change of a directory that was not synced happened or did not; a directory that vanishes takes its files along. Sectors that
-were lost in the grown part of a file read as zeros or as *stale bytes*: old contents of other files.
+What power loss does: each unsynced write survives wholly, not at all, or in a random subset of its sectors; each
+change of a directory that was not synced happened or did not; a directory that vanishes takes its files along. Sectors (of 512
+bytes, or as large as `sector_bytes` says) that were lost in the grown part of a file read as zeros or as *stale bytes*: old
+contents of other files.
 What a crash of the process alone does: everything written is there (a write that was under way: any prefix of it).
 
 Faults on order: `full` (ENOSPC), `fail(operation, path)` (EIO once; a failed sync drops the data and later syncs succeed),
-`flip_bit`, and `on_operation` and `on_read`, hooks that see every change and every read before it happens and may raise.
+`flip_bit`, `take_away` and `put_back`, and hooks: `on_operation` and `on_read` see every change and every read before it happens
+and may raise, `on_loss` hears what a power loss did.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from cepheid_rpc import Buffer
 from tests.simulation.node import NodeCrashed
 from tests.simulation.sim_medium import (
     ROOT,
+    SECTOR_BYTES,
     Inode,
     NameChange,
     Names,
@@ -38,6 +41,10 @@ from tests.simulation.sim_medium import (
     normal_path,
     parent_of,
 )
+
+NAME_LOST = "name lost by a power loss"
+_A_WRITE_BYTES = 32 << 10
+"""More than what is written at once."""
 
 
 class SimFile:
@@ -110,6 +117,7 @@ class SimFile:
             write = Write(offset, data)
             apply_write(self._inode.content, write)
             self._inode.unsynced.append(write)
+            self._inode.last_write = offset
 
     def _resize(self, size_bytes: int) -> None:
         write = Write(size_bytes, None)
@@ -123,13 +131,15 @@ class SimFile:
 class SimDisk:
     """One process's view of a disk; `power_loss` and `process_crash` end it and return the next process's."""
 
-    def __init__(self, rng: random.Random, *, capacity_bytes: int = 1 << 30) -> None:
+    def __init__(self, rng: random.Random, *, capacity_bytes: int = 1 << 30, sector_bytes: int = SECTOR_BYTES) -> None:
         self.random = rng
         self.capacity_bytes = capacity_bytes
+        self.sector_bytes = sector_bytes
         self.full = False
         self.crash_at: int | None = None
         self.on_operation: Callable[[str, str], None] | None = None
         self.on_read: Callable[[str], None] | None = None
+        self.on_loss: Callable[[str], None] | None = None
         self.operations = 0
         self.log: list[str] | None = None  # set to a list to see every change: "12 sync journal/00000001"
         self.dead = False
@@ -233,9 +243,30 @@ class SimDisk:
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
         """Damages one synced byte, as a decaying medium does."""
         inode = self._names.files[normal_path(path)]
+        inode.damaged = True
         inode.content[offset] ^= 1 << bit
         if offset < len(inode.durable):
             inode.durable[offset] ^= 1 << bit
+
+    def take_away(self, path: str) -> bytes:
+        """A file is gone for good, as after a mistake of its operator; returns what was in it."""
+        inode = self._names.files.pop(normal_path(path))
+        self._durable_names.files.pop(normal_path(path), None)
+        return bytes(inode.content)
+
+    def put_back(self, path: str, content: bytes) -> None:
+        """Durable, and nobody saw how it came there."""
+        inode = Inode(bytearray(content), bytearray(content))
+        self._names.files[normal_path(path)] = self._durable_names.files[normal_path(path)] = inode
+
+    def decay_before_last_write(self, rng: random.Random, folder: str) -> bool:
+        """Damages one bit in the newest file in there, of what was written and synced before its last write. False: nothing was."""
+        paths = sorted(path for path in self._names.files if parent_of(path) == normal_path(folder))
+        inode = self._names.files[paths[-1]] if paths else None
+        if inode is None or not (end := min(inode.last_write, len(inode.durable))):
+            return False
+        self.flip_bit(paths[-1], rng.randrange(end), rng.randrange(8))
+        return True
 
     def decay(self, rng: random.Random, folder: str) -> bool:
         """Damages one bit of some file in there. False: there is nothing."""
@@ -255,12 +286,18 @@ class SimDisk:
         self.dead = True
         stale = b"".join(bytes(inode.durable) for inode in self._names.files.values())
         survivors = Names(dict(self._durable_names.files), dict(self._durable_names.dirs))
+        seen: list[str] = []
         for change in self._unsynced_names:
             if self.random.random() < 0.5:
                 survivors.apply(change)
+            else:
+                seen.append(NAME_LOST)
         survivors.drop_orphans()
         for inode in distinct(survivors.files.values()):
-            lose_unsynced(inode, stale, self.random)
+            seen += lose_unsynced(inode, stale, self.random, self.sector_bytes)
+        if self.on_loss is not None:
+            for kind in seen:
+                self.on_loss(kind)
         self._names = survivors
         self._durable_names = Names(dict(survivors.files), dict(survivors.dirs))
         self._unsynced_names = []
@@ -268,9 +305,11 @@ class SimDisk:
 
     def copy_after_power_loss(self, rng: random.Random) -> SimDisk:
         """What the next process would find if power were lost now; this disk goes on."""
-        copy = SimDisk(rng, capacity_bytes=self.capacity_bytes)
+        copy = SimDisk(rng, capacity_bytes=self.capacity_bytes, sector_bytes=self.sector_bytes)
         inodes = {
-            id(inode): Inode(bytearray(inode.content), bytearray(inode.durable), list(inode.unsynced))
+            id(inode): Inode(
+                bytearray(inode.content), bytearray(inode.durable), list(inode.unsynced), inode.last_write, inode.damaged
+            )
             for inode in [*self._names.files.values(), *self._durable_names.files.values()]
         }
         for mine, its in ((self._names, copy._names), (self._durable_names, copy._durable_names)):
@@ -285,7 +324,7 @@ class SimDisk:
     def wiped(self) -> SimDisk:
         """A blank disk in the place of this one."""
         self.dead = True
-        return SimDisk(self.random, capacity_bytes=self.capacity_bytes)
+        return SimDisk(self.random, capacity_bytes=self.capacity_bytes, sector_bytes=self.sector_bytes)
 
     # -- what the omniscient checker asks -------------------------------------------------------------------------------
 
@@ -293,9 +332,15 @@ class SimDisk:
         """What is certain to survive power loss now: the worst case of what the disk may keep."""
         return {path: inode.durable for path, inode in self._durable_names.files.items()}
 
+    def damaged_files(self) -> list[str]:
+        return [path for path, inode in self._durable_names.files.items() if inode.damaged]
+
     def is_durable(self, data: bytes) -> bool:
-        """Whether some file holds `data` whole, come what may."""
-        return any(data in inode.durable for inode in self._durable_names.files.values())
+        """Whether some file holds `data` whole, come what may. Asked right after it was synced: the last writes first."""
+        inodes = self._durable_names.files.values()
+        return any(inode.durable.find(data, inode.last_write, inode.last_write + _A_WRITE_BYTES) >= 0 for inode in inodes) or any(
+            data in inode.durable for inode in inodes
+        )
 
     def used_bytes(self) -> int:
         return sum(len(inode.content) for inode in self._names.files.values())
@@ -303,7 +348,7 @@ class SimDisk:
     # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _successor(self) -> SimDisk:
-        disk = SimDisk(self.random, capacity_bytes=self.capacity_bytes)
+        disk = SimDisk(self.random, capacity_bytes=self.capacity_bytes, sector_bytes=self.sector_bytes)
         disk.full, disk.log = self.full, self.log
         disk._names, disk._durable_names = self._names, self._durable_names
         disk._unsynced_names = self._unsynced_names

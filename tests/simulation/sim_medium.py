@@ -27,6 +27,8 @@ class Inode:
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[Write] = field(default_factory=list)
+    last_write: int = 0  # where it began
+    damaged: bool = False  # a bit of it is not as it was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,14 @@ def apply_write(content: bytearray, write: Write) -> None:
     content[write.offset : write.offset + len(write.data)] = write.data
 
 
-def lose_unsynced(inode: Inode, stale: bytes, rng: random.Random) -> None:
-    """Decides for each unsynced write what of it reached the medium; what is decided is durable from now on."""
+TORN, STALE = "write torn by a power loss", "stale bytes behind a power loss"
+
+
+def lose_unsynced(inode: Inode, stale: bytes, rng: random.Random, sector_bytes: int = SECTOR_BYTES) -> list[str]:
+    """Decides for each unsynced write what of it reached the medium, which is durable from now on. Names what happened."""
     durable, synced_size = inode.durable, len(inode.durable)
     written: list[tuple[int, int]] = []
+    seen: list[str] = []
     for write in inode.unsynced:
         fate = rng.choice(("whole", "nothing", "sectors"))
         if fate == "nothing":
@@ -98,29 +104,40 @@ def lose_unsynced(inode: Inode, stale: bytes, rng: random.Random) -> None:
             apply_write(durable, write)
             synced_size = min(synced_size, len(durable))
             continue
-        for start, end in _sectors(write.offset, len(write.data)):
-            if fate == "whole" or rng.random() < 0.5:
-                apply_write(durable, Write(start, write.data[start - write.offset : end - write.offset]))
-                written.append((start, end))
+        sectors = _sectors(write.offset, len(write.data), sector_bytes)
+        kept = [sector for sector in sectors if fate == "whole" or rng.random() < 0.5]
+        for start, end in kept:
+            apply_write(durable, Write(start, write.data[start - write.offset : end - write.offset]))
+        written += kept
+        if 0 < len(kept) < len(sectors):
+            seen.append(TORN)
     if len(durable) > synced_size and stale and rng.random() < 0.5:
-        _expose_stale(durable, synced_size, written, stale, rng)
+        grown = _sectors(synced_size, len(durable) - synced_size, sector_bytes)
+        if _expose_stale(durable, grown, written, stale, rng):
+            seen.append(STALE)
     inode.content = bytearray(durable)
     inode.unsynced.clear()
+    return seen
 
 
-def _expose_stale(durable: bytearray, grown_from: int, written: list[tuple[int, int]], stale: bytes, rng: random.Random) -> None:
+def _expose_stale(
+    durable: bytearray, grown: list[tuple[int, int]], written: list[tuple[int, int]], stale: bytes, rng: random.Random
+) -> bool:
     """The file grew but not all of its new sectors were written: some show what lay there before, in other files."""
-    for start, end in _sectors(grown_from, len(durable) - grown_from):
+    exposed = False
+    for start, end in grown:
         if any(start < written_end and written_start < end for written_start, written_end in written):
             continue
         if rng.random() < 0.5:
             source = rng.randrange(len(stale))
             piece = stale[source : source + end - start]
             durable[start : start + len(piece)] = piece
+            exposed = True
+    return exposed
 
 
-def _sectors(offset: int, size_bytes: int) -> list[tuple[int, int]]:
+def _sectors(offset: int, size_bytes: int, sector_bytes: int) -> list[tuple[int, int]]:
     """The parts of [offset, offset + size_bytes) that lie in one sector each."""
     end = offset + size_bytes
-    starts = [offset, *range((offset // SECTOR_BYTES + 1) * SECTOR_BYTES, end, SECTOR_BYTES)]
+    starts = [offset, *range((offset // sector_bytes + 1) * sector_bytes, end, sector_bytes)]
     return list(zip(starts, [*starts[1:], end], strict=True))

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from cepheid_ports import OnDone, Ports
 from tests.simulation.node import Node, NodeCrashed, current_node
+from tests.simulation.sim_clock import MachineClock
 
 T = TypeVar("T")
-_WALL_START_MS = 1_700_000_000_000
 
 
 class SimWorker:
@@ -105,9 +105,10 @@ def sim_workers(rng: random.Random, *, shortest_s: float = 0.0, longest_s: float
     return new_worker
 
 
-def sim_ports(loop: asyncio.AbstractEventLoop, rng: random.Random, work_delay_s: Callable[[], float]) -> Ports:
+def sim_ports(rng: random.Random, work_delay_s: Callable[[str], float], clock: MachineClock) -> Ports:
+    """`work_delay_s` is asked with the worker's name: what keeps the journal's thread busy does not slow down the others."""
     return Ports(
-        wall_ms=lambda: _WALL_START_MS + int(loop.time() * 1000),
+        wall_ms=clock.wall_ms,
         random=rng,
-        new_worker=lambda name, threads: SimWorker(name, threads, work_delay_s),
+        new_worker=lambda name, threads: SimWorker(name, threads, lambda: work_delay_s(name)),
     )

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from tests.simulation.cluster import SimBookie
+from tests.simulation.cluster import Machine, SimBookie, some_machine
 from tests.simulation.commits import CommitChecks
 from tests.simulation.faults import CALM, FaultPlan, Faults
 from tests.simulation.history import History
@@ -60,6 +60,7 @@ class Stage:
                 on_down=self.on_bookie_down,
                 on_fence=self.on_fence,
                 registers=registers,
+                machine=some_machine(self.plan.stream(f"machine of {name}")) if registers else Machine(),
             )
             for name in names
         }

@@ -14,8 +14,9 @@ import asyncio
 import contextvars
 import gc
 import heapq
+import sys
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from tests.simulation.node import NODE, Node, NodeCrashed
@@ -89,6 +90,8 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         self.steps = 0
         self.max_steps = max_steps
         self.errors: list[str] = []
+        self.strike_at_step = sys.maxsize  # `on_strike` is asked before this step of a process, and before each one until it struck
+        self.on_strike: Callable[[Node], bool] = lambda _: True
         self.failure: BaseException | None = None  # set by whoever must not raise where he is: ends the run
         self._now = START_S
         self._births = 0
@@ -158,12 +161,27 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
                 node.held.append(handle)
             return
         self.steps += 1
+        if self.steps >= self.strike_at_step and node is not None and self._strike(node):
+            if node.alive and node.paused:
+                node.held.append(handle)
+            if not node.alive or node.paused:
+                return
         try:
             context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": error})
+
+    def strike(self, after_steps: int, act: Callable[[Node], bool]) -> None:
+        """Asks `act` right before a step of a process, so many steps from now; while it answers False, before the next ones."""
+        self.strike_at_step, self.on_strike = self.steps + after_steps, act
+
+    def _strike(self, node: Node) -> bool:
+        struck = self.on_strike(node)
+        if struck:
+            self.strike_at_step = sys.maxsize
+        return struck
 
     def _raise_errors(self) -> None:
         if self.failure is not None:
