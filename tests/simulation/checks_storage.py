@@ -1,4 +1,4 @@
-"""Checks of the storage node's promises: S1-S5 and S8 while it answers; S2, S3, S6 and S8 by replaying copies of its disk.
+"""Checks of the storage node's promises: S1-S5, S8 and S12 while it answers; S2, S3, S6 and S8 by replaying copies of its disk.
 
 `BookieProbe` stands between the network and a real `Bookie`: it sees every request arrive and every answer leave.
 """
@@ -9,8 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from cepheid_bookie.write_cache import cached_size
 from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import (
     AddAnswer,
@@ -25,18 +26,23 @@ from cepheid_rpc import (
     encode_group,
 )
 from tests.simulation.history import BookieFacts, History, write_set_of
-from tests.simulation.sim_disk import SimDisk
 from tests.simulation.sim_network import ServedBookie
 
 _NO_ENTRY = 1 << 40  # an entry id that no writer reaches
 _FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.BAD_DIGEST)
 
 
+class Durable(Protocol):
+    """The disks of a bookie, as far as power loss leaves them."""
+
+    def is_durable(self, data: bytes) -> bool: ...
+
+
 class BookieProbe:
     """Implements `ServedBookie` over one incarnation of a bookie."""
 
     def __init__(
-        self, bookie_id: str, bookie: ServedBookie, disk: SimDisk, history: History, on_fence: Callable[[], None] | None = None
+        self, bookie_id: str, bookie: ServedBookie, disk: Durable, history: History, on_fence: Callable[[], None] | None = None
     ) -> None:
         self._id = bookie_id
         self._bookie = bookie
@@ -46,11 +52,13 @@ class BookieProbe:
         self._on_fence = on_fence
 
     def add(self, requests: Sequence[AddRequest], on_answers: Callable[[Sequence[AddAnswer]], None]) -> None:
-        self._facts.admissions += 1
-        admission = self._facts.admissions
+        facts = self._facts
+        facts.admissions += 1
+        admission = facts.admissions
         unanswered: dict[int, deque[AddRequest]] = {}
         for request in requests:
             unanswered.setdefault(request.group.ledger_id, deque()).append(request)
+            facts.largest_add_bytes = max(facts.largest_add_bytes, cached_size(request.group))
             self._check_first_bytes(request)
             self._note(lambda request=request: f"< {'recovery ' * request.recovery}add {_name(request.group)}")
 
@@ -65,6 +73,7 @@ class BookieProbe:
             on_answers(answers)
 
         self._bookie.add(requests, observed)
+        check_bounds(self._id, self._bookie, self._history)
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         held = max(self._facts.ok.get(request.ledger_id, ()), default=-1)
@@ -139,26 +148,34 @@ class BookieProbe:
         history, facts, ledger_id = self._history, self._facts, request.group.ledger_id
         ok = facts.ok.setdefault(ledger_id, {})
         for entry_id in range(first, last + 1):
-            name = f"{ledger_id}:{entry_id}"
+            name = (ledger_id, entry_id)
             entry = bytes(request.group.entry(entry_id))
-            history.check("S1", self._disk.is_durable(entry), f"{self._id} answered OK for {name}, which power loss can take")
+            history.check(
+                "S1",
+                self._disk.is_durable(entry),
+                lambda n=name: f"{self._id} answered OK for {_at(n)}, which power loss can take",
+            )
+            facts.unindexed[name] = entry
             known = ok.setdefault(entry_id, entry)
-            history.check("L7", known == entry, f"{self._id} holds two different entries {name}")
+            history.check("L7", known == entry, lambda n=name: f"{self._id} holds two different entries {_at(n)}")
             if request.recovery:
                 continue  # passes fences, and tells no producer anything
             forgotten = ledger_id <= facts.forgotten_through
             history.check(
-                "S11", not forgotten, lambda n=name: f"{self._id} answered OK for {n}, its fences were lost with its disks"
+                "S11", not forgotten, lambda n=name: f"{self._id} answered OK for {_at(n)}, its fences were lost with its disks"
             )
             fenced = ledger_id in facts.fenced
-            history.check("S3", not fenced, f"{self._id} answered OK for {name} after its fence was answered")
-            denied = facts.absent.get((ledger_id, entry_id), 0) >= admission
-            history.check("S4", not denied, f"{self._id} got {name}, denied it to a fencing read, and then answered OK")
-            facts.ok_admission.setdefault((ledger_id, entry_id), admission)
+            history.check("S3", not fenced, lambda n=name: f"{self._id} answered OK for {_at(n)} after its fence was answered")
+            denied = facts.absent.get(name, 0) >= admission
+            history.check(
+                "S4", not denied, lambda n=name: f"{self._id} got {_at(n)}, denied it to a fencing read, and then answered OK"
+            )
+            facts.ok_admission.setdefault(name, admission)
 
     def _on_fenced(self, ledger_id: int) -> None:
         if ledger_id not in self._facts.fenced:
             self._facts.fenced[ledger_id] = self._history.now_s
+            self._facts.unrecorded_fences[ledger_id] = None
             self._history.note(f"{self._id} fenced ledger {ledger_id}")
             if self._on_fence is not None:
                 self._on_fence()
@@ -196,8 +213,25 @@ class BookieProbe:
             return
         for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
             lac = group.header(entry_id).last_add_confirmed
-            name = f"{group.ledger_id}:{entry_id}"
-            history.check("L4", lac < entry_id and lac <= true_lac, f"entry {name} carries LAC {lac}, its writer's is {true_lac}")
+            history.check(
+                "L4",
+                lac < entry_id and lac <= true_lac,
+                lambda e=entry_id, lac=lac: f"entry {group.ledger_id}:{e} carries LAC {lac}, its writer's is {true_lac}",
+            )
+
+
+def check_bounds(bookie_id: str, bookie: Any, history: History) -> None:
+    """S12. Soft by one group each; what waits for its ledger to be loaded goes past the door of the cache when it is."""
+    settings, cache, admission, journal = bookie.settings, bookie._cache, bookie._admission, bookie._journal
+    soft = history.bookie(bookie_id).largest_add_bytes
+    late = settings.waiting_bytes + soft
+    history.check(
+        "S12",
+        admission.waiting_bytes <= late
+        and cache.active.used_bytes <= cache.half_bytes + late
+        and journal.queued_bytes <= settings.journal_queue_bytes + late,
+        lambda: f"{bookie_id} holds more than it may: {cache!r}, {admission.waiting_bytes} B wait, {journal!r}; {settings!r}",
+    )
 
 
 class DeletionProbe:
@@ -266,6 +300,10 @@ async def _check_fence(who: str, bookie: ServedBookie, history: History, ledger_
     bookie.add([AddRequest(group, master_key_of(record))], lambda answers: answered.done() or answered.set_result(answers))
     (answer,) = await answered
     history.check("S3", answer.status is not Status.OK, lambda: f"{who} forgot its fence; {history.story(ledger_id)}")
+
+
+def _at(name: tuple[int, int]) -> str:
+    return f"{name[0]}:{name[1]}"
 
 
 def _name(group: EntryGroup) -> str:

@@ -39,6 +39,9 @@ class BookieFacts:
         default_factory=dict
     )  # (ledger, entry) → the last admission before a fencing read's no
     admissions: int = 0
+    largest_add_bytes: int = 0
+    unindexed: dict[tuple[int, int], bytes] = field(default_factory=dict)  # answered OK, not yet seen in a synced index (S6)
+    unrecorded_fences: dict[int, None] = field(default_factory=dict)  # … and fences
     forgotten_through: int = -1  # when its disks were lost: the last ledger that existed then
 
 

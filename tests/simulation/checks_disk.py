@@ -1,0 +1,179 @@
+"""Checks of what lies on a bookie's disk, whatever the bookie thinks (S6, S7, S9): at the operations that let go of something.
+
+    rename mark.new ──► S6: all that was promised and is below it is in synced log and index    S7: it does not move back
+    unlink a segment ─► S7: both marks are above it       unlink a log ──► S9: no reference to it
+    now and then ─────► S9: every reference leads to a block with these entries, as they were sent
+
+The disk model is asked, and the index for what it has synced; the formats are read here once more, from their byte tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from crc32c import crc32c
+
+from cepheid_bookie.block_index import BlockRef
+from cepheid_ledger.master_key import master_key_of
+from tests.simulation.history import BookieFacts, History
+from tests.simulation.sim_disk import SimDisk
+
+_MARK = struct.Struct("<4sIQQQQ")  # journal_mark.py: magic, CRC, generation, sequence, segment id, offset
+_SEGMENT = struct.Struct("<8sIIQQ16s")  # journal_format.py: magic, version, CRC, segment id, first sequence, nonce
+_BLOCK = struct.Struct("<4sIqqII")  # entry_block.py: magic, CRC, ledger id, first entry id, entries, bytes of data
+
+Mark = tuple[int, int, int]
+"""Sequence, segment id, offset."""
+
+
+class DiskChecks:
+    """Of one bookie, over all its incarnations. `before` is told of each change of its disk that is about to happen."""
+
+    def __init__(self, bookie_id: str, history: History) -> None:
+        self._id = bookie_id
+        self._history = history
+        self._facts: BookieFacts = history.bookie(bookie_id)
+        self.marks = 0  # that were written
+
+    def before(self, operation: str, path: str, disks: Sequence[SimDisk], index: Any) -> None:
+        if operation == "rename" and path.startswith("mark."):
+            self._check_mark(disks, index)
+        elif operation == "unlink" and path.startswith("journal/"):
+            self._check_segment(disks, path)
+        elif operation == "unlink" and path.startswith("entrylog/"):
+            self._check_log(index, path)
+
+    def scan(self, disks: Sequence[SimDisk], index: Any) -> None:
+        """S9: every reference that is synced, by the bytes that are durable."""
+        files, damaged = _files_of(disks), [path for disk in disks for path in disk.damaged_files()]
+        for blocks in index._synced.blocks.values():
+            for block in blocks:
+                path = _log_path(block.log_id)
+                why = "its log is gone" if path not in files else self._what_is_wrong(block, files[path])
+                excused = path in damaged  # then a reader is given an error
+                self._history.check("S9", not why or excused, lambda b=block, why=why: f"{self._id}: {b} leads nowhere: {why}")
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _check_mark(self, disks: Sequence[SimDisk], index: Any) -> None:
+        self.marks += 1
+        files = _files_of(disks)
+        mark = _mark_in(files.get("mark.new", b""))
+        if mark is None:
+            self._history.violated("S6", f"{self._id} names a mark that power loss can take")
+            return
+        known = _marks(files)
+        forward = all(mark >= other for other in known)
+        self._history.check("S7", forward, lambda: f"{self._id} moves its mark from {known} back to {mark}")
+        if not any(path.startswith("journal/") for disk in disks for path in disk.damaged_files()):
+            self._check_below(mark, files, index)
+
+    def _check_below(self, mark: Mark, files: dict[str, bytearray], index: Any) -> None:
+        """S6. What is found in log and index is not looked for again: `scan` does that."""
+        history, facts = self._history, self._facts
+        above = _journal_above(mark, files)
+        for (ledger_id, entry_id), entry in list(facts.unindexed.items()):
+            if not history.names(ledger_id, entry_id, self._id) or ledger_id <= facts.forgotten_through:
+                del facts.unindexed[ledger_id, entry_id]  # nobody is owed it any more
+            elif _is_indexed(ledger_id, entry_id, entry, files, index):
+                del facts.unindexed[ledger_id, entry_id]
+                history.check("S6", True, "")
+            else:
+                kept = any(entry in part for part in above)
+                history.check("S6", kept, lambda e=entry_id, i=ledger_id: f"{self._id} forgets {i}:{e} by its mark {mark}")
+        for ledger_id in list(facts.unrecorded_fences):
+            record = history.ledgers.get(ledger_id)
+            if record is None or ledger_id <= facts.forgotten_through:
+                del facts.unrecorded_fences[ledger_id]
+                continue
+            in_index = index._synced.records.get(ledger_id)
+            if in_index is not None and in_index.fenced:
+                del facts.unrecorded_fences[ledger_id]
+                kept = True
+            else:  # journal_format.py, record type 2: ledger id; ledger_record.py: version, flags, key
+                written = struct.pack("<qBB", ledger_id, 1, 1) + master_key_of(record)
+                kept = any(written in part for part in above)
+            history.check("S6", kept, lambda i=ledger_id: f"{self._id} forgets its fence of {i} by its mark {mark}")
+
+    def _check_segment(self, disks: Sequence[SimDisk], path: str) -> None:
+        files = _files_of(disks)
+        if not _was_begun(files.get(path, b"")):
+            return  # it could not be made, and nothing was ever in it
+        marks, segment_id = _marks(files), int(path.removeprefix("journal/").partition(".")[0], 16)
+        below = len(marks) == 2 and all(segment_id < mark[1] for mark in marks)
+        self._history.check("S7", below, lambda: f"{self._id} deletes journal segment {segment_id}, its marks are {marks}")
+
+    def _check_log(self, index: Any, path: str) -> None:
+        log_id = int(path.removeprefix("entrylog/").partition(".")[0], 16)
+        references = [block for content in (index._now, index._synced) for of in content.blocks.values() for block in of]
+        named = [block for block in references if block.log_id == log_id]
+        self._history.check("S9", not named, lambda: f"{self._id} deletes {path}, which has {named}")
+
+    def _what_is_wrong(self, block: BlockRef, log: bytearray) -> str:
+        data = bytes(log[block.offset : block.offset + block.length])
+        if len(data) < _BLOCK.size:
+            return f"the log ends at {len(log)}"
+        magic, crc, ledger_id, first, count, size = _BLOCK.unpack_from(data)
+        if magic != b"CPBK" or crc32c(memoryview(data)[8:]) != crc:
+            return "no intact block is there"
+        if (ledger_id, first, first + count - 1) != block[:3]:
+            return f"there is {ledger_id}:{first}..{first + count - 1}"
+        start = len(data) - size
+        ends = struct.unpack_from(f"<{count}I", data, _BLOCK.size)
+        for entry_id, (begin, end) in enumerate(zip((0, *ends), ends, strict=False), first):
+            promised = self._facts.ok.get(ledger_id, {}).get(entry_id)
+            if promised is not None and promised != data[start + begin : start + end]:
+                return f"entry {entry_id} has other bytes than were answered OK"
+        return ""
+
+
+def _files_of(disks: Sequence[SimDisk]) -> dict[str, bytearray]:
+    """What is certain to survive power loss, on all disks together; a name is on one of them, but for cookies."""
+    return {path: content for disk in disks for path, content in disk.durable_files().items()}
+
+
+def _was_begun(segment: bytes | bytearray) -> bool:
+    """Its header is whole: batches may be in it."""
+    if len(segment) < _SEGMENT.size:
+        return False
+    magic, _, crc, *_ = _SEGMENT.unpack_from(segment)
+    return bool(magic == b"CPHDJRNL" and crc32c(memoryview(segment)[16 : _SEGMENT.size]) == crc)
+
+
+def _is_indexed(ledger_id: int, entry_id: int, entry: bytes, files: dict[str, bytearray], index: Any) -> bool:
+    for block in reversed(index._synced.blocks.get(ledger_id, ())):
+        if block.first_entry_id <= entry_id <= block.last_entry_id:
+            log = files.get(_log_path(block.log_id), b"")
+            if log.find(entry, block.offset, block.offset + block.length) >= 0:
+                return True
+    return False
+
+
+def _journal_above(mark: Mark, files: dict[str, bytearray]) -> list[bytearray]:
+    """What replay from this mark on would read."""
+    parts = []
+    for path, content in files.items():
+        if path.startswith("journal/"):
+            segment_id = int(path.removeprefix("journal/").partition(".")[0], 16)
+            if segment_id >= mark[1]:
+                parts.append(content[mark[2] :] if segment_id == mark[1] else content)
+    return parts[::-1]
+
+
+def _marks(files: dict[str, bytearray]) -> list[Mark]:
+    found = [_mark_in(files.get(name, b"")) for name in ("mark.0", "mark.1")]
+    return [mark for mark in found if mark is not None]
+
+
+def _mark_in(data: bytes | bytearray) -> Mark | None:
+    if len(data) < _MARK.size:
+        return None
+    magic, crc, _, *mark = _MARK.unpack_from(data)
+    intact = magic == b"CPM1" and crc32c(memoryview(data)[8 : _MARK.size]) == crc
+    return (mark[0], mark[1], mark[2]) if intact else None
+
+
+def _log_path(log_id: int) -> str:
+    return f"entrylog/{log_id:08x}.log"
