@@ -58,6 +58,10 @@ class NotOwnerError(ServiceNotReadyError):
         self.there = there
 
 
+def bundle_not_ready(bundle: Bundle, why: str) -> ServiceNotReadyError:
+    return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
+
+
 def health_topic(broker: str) -> TopicName:
     """What a broker publishes to when it is asked whether it is well: its own, and hidden from lists."""
     return TopicName(PERSISTENT, NamespaceName("pulsar", "system"), f"__health-{broker}")

@@ -393,7 +393,7 @@ def test_a_broker_that_is_started_anew_at_its_address_does_not_wait_for_its_old_
             owner, other = world.brokers
             topic = await world.topic_on(owner)
             name = TopicName.parse(full(topic))
-            addresses = dict(owner.ownership._addresses)
+            addresses = owner.ownership.brokers[owner.id]
             await owner.broker.topics.get(name, may_create=True)
             dead = owner.session  # a crash: its records stay until the server ends the session
             store = MemoryStore(world.tree)
@@ -744,7 +744,7 @@ def test_a_bundle_that_another_broker_took_since_the_look_is_not_taken_from_it(m
         async with BrokersWorld() as world:
             owner, late = world.brokers
             name = TopicName.parse(full(await world.topic_on(owner)))
-            owners = late.ownership._owners
+            owners = late.ownership._tenures._owners
             seen = [None]  # as it was a moment ago
             read = owners.get
 

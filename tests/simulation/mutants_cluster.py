@@ -12,8 +12,8 @@ from unittest import mock
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
-from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.bundle_states import BundleStates
+from cepheid_broker.bundle_tenures import BundleTenures
 from cepheid_broker.bundles import Bundle
 from cepheid_broker.managed_ledger import ManagedLedgers, orphans
 from cepheid_broker.managed_ledger.appender import Appender
@@ -366,9 +366,9 @@ def serve_bundles_whose_record_is_gone() -> Iterator[None]:
 @contextlib.contextmanager
 def give_bundles_away_before_topics_are_unloaded() -> Iterator[None]:
     """The next owner opens them while producers of this one are still answered."""
-    release_outcome = BundleOwnership._release_outcome
+    release_outcome = BundleTenures._release_outcome
 
-    async def early(self: BundleOwnership, tenure: Any, to: str, reason: str) -> Any:
+    async def early(self: BundleTenures, tenure: Any, to: str, reason: str) -> Any:
         user, self.user = self.user, mock.Mock(unload_bundle=mock.AsyncMock())
         try:
             return await release_outcome(self, tenure, to, reason)
@@ -376,7 +376,7 @@ def give_bundles_away_before_topics_are_unloaded() -> Iterator[None]:
             self.user = user
             await user.unload_bundle(tenure.bundle, reason)
 
-    with mock.patch.object(BundleOwnership, "_release_outcome", early):
+    with mock.patch.object(BundleTenures, "_release_outcome", early):
         yield
 
 
