@@ -10,7 +10,7 @@ The disk model is asked, and the index for what it has synced; the formats are r
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -35,11 +35,16 @@ class DiskChecks:
         self._id = bookie_id
         self._history = history
         self._facts: BookieFacts = history.bookie(bookie_id)
-        self.marks = 0  # that were written
+        self.on_mark: Callable[[], None] = lambda: None  # one was written, and power loss may take it or not
+        self._marking = False
 
     def before(self, operation: str, path: str, disks: Sequence[SimDisk], index: Any) -> None:
         if operation == "rename" and path.startswith("mark."):
             self._check_mark(disks, index)
+            self._marking = True
+        elif operation == "sync_dir" and self._marking:
+            self._marking = False
+            self.on_mark()
         elif operation == "unlink" and path.startswith("journal/"):
             self._check_segment(disks, path)
         elif operation == "unlink" and path.startswith("entrylog/"):
@@ -58,11 +63,10 @@ class DiskChecks:
     # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _check_mark(self, disks: Sequence[SimDisk], index: Any) -> None:
-        self.marks += 1
         files = _files_of(disks)
-        mark = _mark_in(files.get("mark.new", b""))
+        mark = next(filter(None, (_mark_in(disk.durable_content("mark.new")) for disk in disks)), None)
         if mark is None:
-            self._history.violated("S6", f"{self._id} names a mark that power loss can take")
+            self._history.violated("S7", f"{self._id} names a mark that power loss can take")
             return
         known = _marks(files)
         forward = all(mark >= other for other in known)

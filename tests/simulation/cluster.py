@@ -30,6 +30,7 @@ from cepheid_metadata import (
     readonly_bookies,
 )
 from cepheid_ports import CepheidError
+from tests.simulation.checks_disk import DiskChecks
 from tests.simulation.checks_storage import BookieProbe, DeletionProbe, Promises, check_promises, promises_of
 from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
@@ -57,6 +58,8 @@ def bookie_settings(bookie_id: str) -> BookieSettings:
         min_free_journal_bytes=0,
         min_free_data_bytes=0,
         retry_s=0.2,
+        waiting_bytes=8 * KIB,
+        journal_queue_bytes=64 * KIB,
         loaded_ledgers=4,
         gc_interval_s=1.5,
         gc_mass_ledgers=10_000,
@@ -124,6 +127,7 @@ class SimBookie:
         self._on_down = on_down
         self._on_fence = on_fence
         self._registers = registers
+        self.checks = DiskChecks(bookie_id, history)
         self._outside = contextvars.copy_context()  # of no process
         self._stopping = False
         self._closing: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what a graceful stop closes, in order
@@ -383,6 +387,7 @@ class SimBookie:
         self._on_down(self)
 
     def _on_disk_operation(self, operation: str, path: str) -> None:
+        self.checks.before(operation, path, self.disks, self.index)
         plan, faults = self._plan, self._plan.faults
         if plan.strikes("crash at a disk operation", faults.crash_at_disk):
             self.power_lost = plan.random.random() < 0.6

@@ -332,6 +332,11 @@ class SimDisk:
         """What is certain to survive power loss now: the worst case of what the disk may keep."""
         return {path: inode.durable for path, inode in self._durable_names.files.items()}
 
+    def durable_content(self, path: str) -> bytearray:
+        """Of the file that has this name now, which itself may not be durable."""
+        inode = self._names.files.get(normal_path(path))
+        return bytearray() if inode is None else inode.durable
+
     def damaged_files(self) -> list[str]:
         return [path for path, inode in self._durable_names.files.items() if inode.damaged]
 
