@@ -41,6 +41,7 @@ class World(Stage):
         self._wanted_operations = operations if cuts.operations is None else cuts.operations
         self._fewest_faults = _FEWEST_FAULTS if cuts.operations is None else 0
         self._replays = 0
+        self._inspector = random.Random(f"{seed}/inspector")
         self._operator = random.Random(f"{seed}/operator")
 
     def run(self) -> None:
@@ -59,6 +60,7 @@ class World(Stage):
         if random.Random(f"{self.seed}/order").random() < _ORDERLY:
             self.topic_workload.owners = self.dedup_workload.owners = self.owners
         for bookie in self.bookies.values():
+            bookie.checks.on_mark = lambda bookie=bookie: self._on_mark(bookie)
             bookie.start()
         for broker in self.brokers.values():
             self.begin(broker)
@@ -69,7 +71,7 @@ class World(Stage):
             await asyncio.sleep(self.random.expovariate(10.0))
             self._visit_ledgers()
             self.owners.watch(list(self.brokers.values()), self.topic_workload.topic)
-            self._replay_some_disk()
+            self._look_at_some_disk()
             nemesis.act()
         self.history.note("healing")
         self.ledger_workload.stopped = self.topic_workload.stopped = self.dedup_workload.stopped = True
@@ -108,10 +110,19 @@ class World(Stage):
         seed = f"{self.seed}/replay/{self._replays}"
         self.start_outside(bookie.replay_copy(seed), f"replay {self._replays}")
 
-    def _replay_some_disk(self) -> None:
+    def _on_mark(self, bookie: SimBookie) -> None:
+        """The journal lets go of what it held: what if power were lost now?"""
+        if self._replays < _MOST_REPLAYS and self._inspector.random() < 0.03:
+            self.replay(bookie)
+
+    def _look_at_some_disk(self) -> None:
+        rng = self._inspector
         serving = [bookie for bookie in self.bookies.values() if bookie.serving]
-        if serving and self._replays < _MOST_REPLAYS and self.random.random() < 0.05:
-            self.replay(self.random.choice(serving))
+        if serving and self._replays < _MOST_REPLAYS and rng.random() < 0.05:
+            self.replay(rng.choice(serving))
+        if serving and rng.random() < 0.05:
+            bookie = rng.choice(serving)
+            bookie.checks.scan(bookie.disks, bookie.index)
 
     def _visit_ledgers(self) -> None:
         """Somebody recovers or reads some ledger, perhaps the one that is being written."""
