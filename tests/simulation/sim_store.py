@@ -8,7 +8,9 @@ Rules (those of ZooKeeper's servers and clients):
 2. A read may show the past (a follower's view), but nothing older than what the session has seen: its own writes, refused ones
    included, its earlier reads, the watches that fired, and `sync`.
 3. During an outage everything is refused and what was under way has an unknown outcome; the session lives, and is SUSPENDED.
+   While a leader is elected nothing is answered; then some connections are broken, others go on as if nothing had been.
 4. A process hears of its session and its watches in steps of its own: one that is paused hears of them when it resumes.
+5. What a watch tells may come late, many changes in one; or not at all, because the connection broke: then with the next one.
 
 `SimTree` shows every committed write to whoever keeps the history, with the process that made it.
 """
@@ -16,6 +18,7 @@ Rules (those of ZooKeeper's servers and clients):
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -49,6 +52,7 @@ class SimTree(MemoryTree):
         self.writer = "world"  # the process whose request is being served
         self.out = False  # nobody reaches it
         self.slow = 1.0  # how many times longer everything takes
+        self._elected: asyncio.Event | None = None  # set when there is a leader again
         self.past = TreePast()
         self.stores: list[SimStore] = []
 
@@ -71,34 +75,56 @@ class SimTree(MemoryTree):
         for store in self.stores:
             store.resume()
 
+    def begin_election(self) -> None:
+        """No leader: whoever asks waits."""
+        if self._elected is None:
+            self._elected = asyncio.Event()
+
+    def end_election(self, plan: FaultPlan) -> None:
+        if self._elected is None:
+            return
+        elected, self._elected = self._elected, None
+        elected.set()
+        for store in self.stores:
+            if plan.random.random() < 0.5:
+                store.reconnect()
+
+    async def wait_leader(self) -> None:
+        while self._elected is not None:
+            await self._elected.wait()
+
 
 class _Session(MemoryStore):
     """Its watches are heard in steps of the process that armed them, after a while, and never by one that has crashed."""
 
-    def __init__(self, tree: SimTree, deliver: Callable[[Callable[[], None]], None], on_watch: Callable[[], None]) -> None:
+    def __init__(self, tree: SimTree, store: SimStore, on_watch: Callable[[], None]) -> None:
         super().__init__(tree)
-        self._deliver = deliver
+        self._store = store
         self._on_watch = on_watch
 
     def fire(self, batch: TreeBatch) -> None:
-        if len(self._watches) + len(self._child_watches):
-            self._deliver(lambda: self._fire(batch))
+        watches, child_watches = self._watches, self._child_watches
+        if any(key in watches for key in batch.watch_keys) or any(key in child_watches for key in batch.watch_children_keys):
+            self._store.on_change(batch)
 
-    def _fire(self, batch: TreeBatch) -> None:
+    def hear(self, batch: TreeBatch) -> None:
         armed = len(self._watches) + len(self._child_watches)
         super().fire(batch)
         if len(self._watches) + len(self._child_watches) != armed:
             self._on_watch()
 
     def _fail_watches(self, error: Exception) -> None:
-        self._deliver(lambda: super(_Session, self)._fail_watches(error))
+        self._store.deliver(lambda: super(_Session, self)._fail_watches(error))
 
 
 class SimStore:
     """The store of one process. Implements `MetadataStore`."""
 
     def __init__(self, tree: SimTree, plan: FaultPlan, process: str) -> None:
-        self.memory = _Session(tree, self._deliver, self._see_all)
+        self._outside = contextvars.Context()  # of no process
+        self._late: list[TreeBatch] = []  # changes that wait for a late watch …
+        self._missed: list[TreeBatch] | None = None  # … or for the next connection
+        self.memory = _Session(tree, self, self._see_all)
         self._tree = tree
         self._plan = plan
         self._process = process
@@ -196,6 +222,47 @@ class SimStore:
         self._cut = False
         self._tell()
 
+    def reconnect(self) -> None:
+        """The connection breaks, and there is a new one a moment later."""
+        self.suspend()
+        asyncio.get_running_loop().call_later(0.05, lambda: self._tree.out or self.resume(), context=self._outside)
+
+    def on_change(self, batch: TreeBatch) -> None:
+        """Something changed that a watch waits for (rule 5)."""
+        plan, faults = self._plan, self._plan.faults
+        loop = asyncio.get_running_loop()
+        if self._missed is not None:
+            self._missed.append(batch)
+        elif self._late:
+            self._late.append(batch)
+            if len(self._late) == 2:
+                plan.saw("watches merged")
+        elif plan.strikes("watch missed once", faults.missed_watch):
+            self._missed = [batch]
+            loop.call_later(plan.between(faults.missed_watch_s), self._find_missed, context=self._outside)
+        elif plan.strikes("watch late", faults.late_watch):
+            self._late = [batch]
+            loop.call_later(plan.between(faults.late_watch_s), self._hear_late, context=self._outside)
+        else:
+            self.deliver(lambda: self.memory.hear(batch))
+
+    def _find_missed(self) -> None:
+        """The client makes a new connection, and asks it about every watch."""
+        missed, self._missed = self._missed or [], None
+        self.reconnect()
+        self._hear(missed)
+
+    def _hear_late(self) -> None:
+        late, self._late = self._late, []
+        self._hear(late)
+
+    def _hear(self, batches: Sequence[TreeBatch]) -> None:
+        def step() -> None:
+            for batch in batches:
+                self.memory.hear(batch)
+
+        self.deliver(step)
+
     def _tell(self) -> None:
         """Rule 4."""
         if self._closed:
@@ -231,11 +298,11 @@ class SimStore:
     def _see_all(self) -> None:
         self._seen = self._tree.past.commits
 
-    def _deliver(self, step: Callable[[], None]) -> None:
+    def deliver(self, step: Callable[[], None]) -> None:
         """What the server tells of its own accord (rule 4)."""
         delay_s = self._plan.between(self._plan.faults.metadata_delay_s) * self._tree.slow
         if self._node is None:
-            asyncio.get_running_loop().call_later(delay_s, step)
+            asyncio.get_running_loop().call_later(delay_s, step, context=self._outside)
         else:
             self._node.call_later(delay_s, step)
 
@@ -247,6 +314,7 @@ class SimStore:
         await _sleep_until(self._last_arrival_s)
         if write and self.held_writes is not None:
             await self.held_writes.wait()
+        await self._tree.wait_leader()
         if self._cut or plan.strikes("metadata refused", faults.refused):
             raise StoreUnavailableError("the metadata store cannot be reached")
         self._tree.writer = self._process
@@ -257,6 +325,7 @@ class SimStore:
             if write:
                 self._see_all()
         await asyncio.sleep(plan.between(faults.metadata_delay_s) * self._tree.slow)
+        await self._tree.wait_leader()
         if write and self.held_answers is not None:
             await self.held_answers.wait()
         if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cepheid_ports import CepheidError
-from cepheid_rpc import MAX_MESSAGE_BYTES, AddAnswer, AddRequest, AddSource, BookieUnavailableError, EntryGroup
+from cepheid_rpc import MAX_MESSAGE_BYTES, AddAnswer, AddRequest, AddSource, BookieUnavailableError, EntryGroup, ReadAnswer
 from tests.simulation.faults import FaultPlan
 from tests.simulation.node import Node, NodeCrashed
 
@@ -34,6 +35,13 @@ class Wire:
         self._breaking = False
         self._last_to_bookie_s = 0.0
         self._last_to_client_s = 0.0
+
+    def receiver_busy_s(self) -> float:
+        """How long nobody at the other end reads: what comes there, and what comes after it, waits."""
+        plan = self.network.plan
+        if plan.strikes("slow receiver", plan.faults.slow_receiver):
+            return plan.between(plan.faults.slow_receiver_s)
+        return 0.0
 
     def to_bookie(self, act: Callable[[Host], None]) -> None:
         """Sends one message; what it does happens in the bookie's process."""
@@ -141,9 +149,11 @@ class SimAddStream(Wire):
             return
         requests = self._source.next_message(MAX_MESSAGE_BYTES)
         if requests:
+            busy_s = self.receiver_busy_s()
+            self._last_to_bookie_s = max(self._last_to_bookie_s, asyncio.get_running_loop().time() + busy_s)
             self._send(tuple(requests))
             self._pull_due = True
-            self.node.call_later(self.network.plan.between(_WRITE_S), self._pull)
+            self.node.call_later(busy_s or self.network.plan.between(_WRITE_S), self._pull)
 
     def _send(self, requests: tuple[AddRequest, ...]) -> None:
         plan = self.network.plan
@@ -203,6 +213,15 @@ class Call(Wire):
             self.answer(BookieUnavailableError(f"{self.bookie_id} failed: {error}", bookie=self.bookie_id))
 
     def answer(self, answer: Any) -> None:
+        plan = self.network.plan
+        if (
+            isinstance(answer, ReadAnswer)
+            and answer.groups
+            and plan.strikes("bit of an answer flipped", plan.faults.corrupt_answer)
+        ):
+            answer = _with_damaged_group(answer, plan)
+        if busy_s := self.receiver_busy_s():
+            self._last_to_client_s = max(self._last_to_client_s, asyncio.get_running_loop().time() + busy_s)
         self.to_client(lambda: self.answers.put_nowait(answer))
 
     async def next_answer(self) -> Any:
@@ -226,8 +245,17 @@ class Call(Wire):
 def _with_flipped_bit(requests: tuple[AddRequest, ...], plan: FaultPlan) -> tuple[AddRequest, ...]:
     victim = plan.random.randrange(len(requests))
     request = requests[victim]
-    data = bytearray(request.group.data)
-    data[plan.random.randrange(len(data))] ^= 1 << plan.random.randrange(8)
-    group = EntryGroup(request.group.ledger_id, request.group.first_entry_id, request.group.ends, bytes(data))
-    damaged = AddRequest(group, request.master_key, request.recovery)
+    damaged = AddRequest(_damaged(request.group, plan), request.master_key, request.recovery)
     return (*requests[:victim], damaged, *requests[victim + 1 :])
+
+
+def _with_damaged_group(answer: ReadAnswer, plan: FaultPlan) -> ReadAnswer:
+    victim = plan.random.randrange(len(answer.groups))
+    groups = (*answer.groups[:victim], _damaged(answer.groups[victim], plan), *answer.groups[victim + 1 :])
+    return replace(answer, groups=groups)
+
+
+def _damaged(group: EntryGroup, plan: FaultPlan) -> EntryGroup:
+    data = bytearray(group.data)
+    data[plan.random.randrange(len(data))] ^= 1 << plan.random.randrange(8)
+    return EntryGroup(group.ledger_id, group.first_entry_id, group.ends, bytes(data))
