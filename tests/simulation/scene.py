@@ -48,6 +48,10 @@ class Scene(Stage):
             raise ScenarioError(f"there is no {kind} {name}; so far there are {', '.join(known) or 'none'}")
         return self._things[kind, name]
 
+    def all(self, kind: str) -> list[Any]:
+        """Everything of a kind that has a name by now."""
+        return [thing for (of_kind, _), thing in self._things.items() if of_kind == kind]
+
     def part(self, maker: Callable[[Scene], P] | type[P]) -> P:
         """What some module of steps keeps of its own, made when it is asked for first."""
         if maker not in self._parts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 from cepheid_broker.managed_ledger import (
@@ -31,6 +32,8 @@ from tests.simulation.workload_owners import OwnershipWorkload
 
 _MOST_PENDING = 6
 _CURSORS = ("fast", "slow", DEDUP)
+_NO_LEDGER_BYTES = 30
+"""State that is surely kept in a cursor's record (half of the settings' `cursor_inline_bytes`): a position and little else."""
 
 
 class TopicWorkload:
@@ -50,6 +53,8 @@ class TopicWorkload:
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
         self.owners: OwnershipWorkload | None = None  # None: brokers fight
+        self.weather: Callable[[SimBroker], int | None] = lambda _: None
+        """As far as metadata goes: while it stays the same, what this broker writes there comes through. None: it does not."""
 
     def _new_config(self, quorums: Quorums) -> ManagedLedgerConfig:
         retention = self._random.choice((Retention(), Retention(time_ms=-1, size_bytes=-1)))
@@ -71,7 +76,7 @@ class TopicWorkload:
             if self.owners is not None and rng.random() < 0.3:
                 await self.owners.give_up(broker, self.topic)
             if rng.random() < 0.5:
-                await managed_ledger.aclose()
+                await self.close(managed_ledger)
 
     async def open(self, broker: SimBroker) -> ManagedLedger | None:
         """None: not now. What was promised before is checked."""
@@ -101,6 +106,28 @@ class TopicWorkload:
                 await self._act(opening, managed_ledger, quiet=quiet)
             except EXPECTED as error:
                 self._history.note(f"{broker.process} {self.topic}: {error!r}")
+
+    async def close(self, managed_ledger: ManagedLedger) -> None:
+        """In good order: what was acknowledged is saved, unless something is in its way."""
+        self._history.did("close")
+        broker, _ = self._sessions[managed_ledger]
+        before, asked = self.weather(broker), []
+        for name, cursor in managed_ledger.cursors.items():
+            model = self.model.cursors.get(name)
+            _, _, state = await cursor.encoded()
+            if model is not None and len(state) <= _NO_LEDGER_BYTES:
+                asked.append((model, model.resets, self._memory(cursor, model).copy()))
+        await managed_ledger.aclose()
+        reigns = self._history.reigning.get(keys.chain_key(self.topic)) == (broker.process, managed_ledger.chain.epoch)
+        if reigns and before is not None and self.weather(broker) == before and managed_ledger.failure is None:
+            for model, resets, acked in asked:
+                if self.model.cursors.get(model.name) is model and model.resets == resets:
+                    model.must.add(acked)
+
+    def forget_state(self, name: str, mark_delete: Position) -> None:
+        """What a cursor had saved is lost for good, but for the last position in its record."""
+        model = self.model.cursors[name]
+        model.must = Acked(upto=min(model.must.upto, mark_delete))
 
     async def _act(self, opening: tuple[str, int], managed_ledger: ManagedLedger, *, quiet: bool) -> None:
         rng = self._random

@@ -1,0 +1,261 @@
+"""Known mistakes about topics, their cursors and their owners, as in mutants.py: the simulator must notice each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from cepheid_bookie.admission import Admission
+from cepheid_bookie.ledger_deletion import LedgerDeletion
+from cepheid_broker.deduplication import ProducerSequence
+from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, saved_cursor
+from cepheid_broker.managed_ledger.appender import Appender
+from cepheid_broker.managed_ledger.cursor_state import CursorState
+from cepheid_broker.managed_ledger.cursor_store import CursorStore
+from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_broker.managed_ledger.saved_cursor import SavedCursor
+from cepheid_broker.managed_ledger.steady_clock import SteadyClock
+from cepheid_broker.managed_ledger.trim import Retention
+from cepheid_broker.managed_ledger.trimmer import Trimmer
+from cepheid_ledger import LedgerError, LedgerFencedError
+from cepheid_ledger.add_pipeline import AddPipeline
+from cepheid_metadata import Chain, ChainLedger, MetadataStore, Op, Position, StoreUnavailableError
+
+Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+# The chain
+
+
+@contextlib.contextmanager
+def take_a_lost_answer_for_a_refusal() -> Iterator[None]:
+    """What a write did is not looked up: no answer, no effect (scenario 8)."""
+
+    async def believe(store: MetadataStore, ops: Sequence[Op], *_: Any) -> None:
+        try:
+            await store.multi(ops)
+        except StoreUnavailableError as error:
+            raise StoreUnavailableError(f"{error}; taken for a refusal") from error
+
+    with mock.patch.object(chain_keeper, "write", believe):
+        yield
+
+
+@contextlib.contextmanager
+def forget_fences_with_what_is_deleted() -> Iterator[None]:
+    """A collected ledger leaves no tombstone: its writer, awake again, finds bookies that never heard of it
+    (apache/bookkeeper#4462)."""
+    delete = LedgerDeletion.delete
+
+    async def delete_wholly(self: LedgerDeletion, ledger_ids: Iterable[int], now_ms: int) -> None:
+        gone = list(ledger_ids)
+        await delete(self, gone, now_ms)
+        await self._flush_worker.run(lambda: self._index.delete_ledgers(dict.fromkeys(gone)))
+        for ledger_id in gone:
+            self._ledgers.forget(ledger_id)
+
+    with mock.patch.object(LedgerDeletion, "delete", delete_wholly):
+        yield
+
+
+# Appends
+
+
+@contextlib.contextmanager
+def hear_late_answers_of_a_broken_ledger() -> Iterator[None]:
+    """A fenced writer tells its errors and goes on listening; whatever waits first is answered by what comes
+    (apache/pulsar#5588)."""
+    fail, send, on_outcome = AddPipeline.fail, Appender._send, Appender.on_outcome
+    listening: dict[int, bool] = {}  # ledgers of topics
+    told: dict[int, bool] = {}
+
+    def send_and_listen(self: Appender, item: Any) -> None:
+        listening[self._current.writer.ledger_id] = True
+        send(self, item)
+
+    def fail_and_listen(self: AddPipeline, error: LedgerError) -> None:
+        if not isinstance(error, LedgerFencedError) or not listening.get(self._ledger_id):
+            fail(self, error)
+        elif not self.state.failed_for_good and not told.get(self._ledger_id):
+            told[self._ledger_id] = True
+            waiting = [on_done for _, _, on_done in self.unconfirmed._groups]
+            self._on_failed(error)
+            for on_done in waiting:
+                on_done(error)
+
+    def hear(self: Appender, segment: Any, outcome: Any) -> None:
+        was_over, segment.is_over = segment.is_over, False
+        try:
+            on_outcome(self, segment, outcome)
+        finally:
+            segment.is_over = segment.is_over or was_over
+
+    with (
+        mock.patch.object(AddPipeline, "fail", fail_and_listen),
+        mock.patch.multiple(Appender, _send=send_and_listen, on_outcome=hear),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def give_up_one_append_and_go_on() -> Iterator[None]:
+    """Of what a broken ledger did not take, the first is answered with an error and those behind it are stored
+    (apache/pulsar#12570)."""
+    settle = Appender.settle
+
+    def give_up(self: Appender, confirmed: int, last: int) -> None:
+        settle(self, confirmed, last)
+        if self._unsent:
+            item = self._unsent.popleft()
+            self._pending.popleft()
+            self.waiting_bytes -= item.size_bytes
+            error = ManagedLedgerFailedError(f"{self._topic}: its ledger broke", topic=self._topic)
+            self._call(item.on_done, error, item.entries)
+
+    with mock.patch.object(Appender, "settle", give_up):
+        yield
+
+
+@contextlib.contextmanager
+def keep_as_pushed_what_was_never_appended() -> Iterator[None]:
+    """A connection breaks while messages wait for their append: sent again, they are taken for repetitions."""
+    with mock.patch.object(ProducerSequence, "abandon"):
+        yield
+
+
+# Trimming
+
+
+@contextlib.contextmanager
+def trim_by_a_size_that_grows() -> Iterator[None]:
+    """Each ledger is judged by the topic's size of that moment: one that stays may be followed by one that goes
+    (apache/pulsar#20898)."""
+
+    def may_go(self: Trimmer, ledger: ChainLedger, left_bytes: int, retention: Retention) -> bool:
+        too_old = retention.time_ms >= 0 and self._clock.now_ms() - ledger.closed_at_ms > retention.time_ms
+        return too_old or (retention.size_bytes >= 0 and left_bytes >= retention.size_bytes)
+
+    async def run(self: Trimmer, retention: Callable[[], Retention]) -> int:
+        async with self._positions:
+            ranks = [self._ledgers.rank(position) for position in self._cursors.saved_mark_deletes]
+            acknowledged, entries, gone_bytes = min(ranks, default=None), 0, 0
+            going: list[ChainLedger] = []
+            ledgers = self._keeper.chain.ledgers
+            for ledger in ledgers[:-1]:
+                entries += ledger.entries or 0
+                if acknowledged is not None and entries > acknowledged:
+                    break
+                if may_go(self, ledger, self._ledgers.total_bytes - gone_bytes - ledger.size_bytes, retention()):
+                    going.append(ledger)
+                    gone_bytes += ledger.size_bytes
+                await asyncio.sleep(0.05)
+            if not going:
+                return 0
+            edge = Position(ledgers[ledgers.index(going[-1]) + 1].ledger_id, -1)
+            moved = [cursor for cursor in self._cursors.cursors if cursor.leave_trimmed(edge)]
+            await asyncio.gather(*(cursor.saved() for cursor in moved))
+
+            def plan(chain: Chain) -> tuple[Chain, Sequence[Op]]:
+                kept = tuple(ledger for ledger in chain.ledgers if ledger not in going)
+                return chain.replace(ledgers=kept, deletions=(*chain.deletions, *(ledger.ledger_id for ledger in going))), ()
+
+            await self._keeper.commit(plan)
+        return len(going)
+
+    with mock.patch.object(Trimmer, "run", run):
+        yield
+
+
+@contextlib.contextmanager
+def choose_positions_while_trimming() -> Iterator[None]:
+    """A new cursor gets a place in a ledger that is on its way out (apache/pulsar#18651, #24855)."""
+    alone = CursorStore._alone
+
+    async def beside(self: CursorStore, name: str, work: Any, *, positions: bool = False) -> Any:
+        return await alone(self, name, work)
+
+    with mock.patch.object(CursorStore, "_alone", beside):
+        yield
+
+
+# Cursors
+
+
+@contextlib.contextmanager
+def keep_what_was_acknowledged_during_a_reset() -> Iterator[None]:
+    """Acknowledgements that arrive while a reset is being saved are added to what it leaves (apache/pulsar#26304)."""
+    reset = CursorStore._reset
+
+    async def keep(self: CursorStore, name: str, position: Position, unacked_words: Sequence[int]) -> None:
+        cursor = self._known(name).cursor
+        began_at = cursor.revision
+        ack_set = cursor.ack_set
+        await reset(self, name, position, unacked_words)
+        if ack_set.revision + cursor._changes != began_at:
+            cursor.acknowledge_cumulative(ack_set.mark_delete)
+
+    with mock.patch.object(CursorStore, "_reset", keep):
+        yield
+
+
+@contextlib.contextmanager
+def go_on_at_the_end_without_a_cursor_ledger() -> Iterator[None]:
+    """What a cursor had acknowledged is lost, so it starts where a new one would: nobody gets what is before."""
+    restore = saved_cursor._restore
+
+    def at_the_end(
+        topic: Any, saved: SavedCursor, state: CursorState | None, ledgers: LedgerList, recovered: saved_cursor.RecoveredCursors
+    ) -> None:
+        restore(topic, saved, CursorState(ledgers.last_position) if state is None else state, ledgers, recovered)
+
+    with mock.patch.object(saved_cursor, "_restore", at_the_end):
+        yield
+
+
+@contextlib.contextmanager
+def close_without_saving_cursors() -> Iterator[None]:
+    """A topic that is handed over in good order forgets what was acknowledged since the last round."""
+    aclose = CursorStore.aclose
+
+    async def forget(self: CursorStore) -> None:
+        self._dirty.clear()
+        await aclose(self)
+
+    with mock.patch.object(CursorStore, "aclose", forget):
+        yield
+
+
+# Time and room
+
+
+@contextlib.contextmanager
+def believe_the_wall_clock() -> Iterator[None]:
+    """Whoever sets the clock a year ahead ends every retention."""
+    with mock.patch.object(SteadyClock, "now_ms", lambda self: self._wall_ms()):
+        yield
+
+
+@contextlib.contextmanager
+def admit_adds_without_a_bound() -> Iterator[None]:
+    """There is always room: a disk that is slow fills the memory."""
+    with mock.patch.object(Admission, "_has_room", return_value=True):
+        yield
+
+
+TOPIC_MUTANTS: Iterable[Mutant] = (
+    take_a_lost_answer_for_a_refusal,
+    forget_fences_with_what_is_deleted,
+    hear_late_answers_of_a_broken_ledger,
+    give_up_one_append_and_go_on,
+    keep_as_pushed_what_was_never_appended,
+    trim_by_a_size_that_grows,
+    choose_positions_while_trimming,
+    keep_what_was_acknowledged_during_a_reset,
+    go_on_at_the_end_without_a_cursor_ledger,
+    close_without_saving_cursors,
+    believe_the_wall_clock,
+    admit_adds_without_a_bound,
+)
