@@ -148,40 +148,32 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
                     ready.append(timer)
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if not handle._cancelled:
-                    self._step(handle)
+                if not handle._cancelled and ((node := handle._context.get(NODE)) is None or self._takes(node, handle)):
+                    self.steps += 1
+                    try:
+                        handle._context.run(handle._callback, *handle._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": error})
             if self.steps > self.max_steps:
                 raise SimulationError(f"no end after {self.steps} steps, at {self._now:.3f} s: an endless loop?")
 
-    def _step(self, handle: asyncio.Handle) -> None:
-        context = handle._context  # type: ignore[attr-defined]
-        node: Node | None = context.get(NODE)
-        if node is not None and not (node.alive and not node.paused):
-            if node.alive:
-                node.held.append(handle)
-            return
-        self.steps += 1
-        if self.steps >= self.strike_at_step and node is not None and self._strike(node):
-            if node.alive and node.paused:
-                node.held.append(handle)
-            if not node.alive or node.paused:
-                return
-        try:
-            context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": error})
+    def _takes(self, node: Node, step: asyncio.Handle) -> bool:
+        """Whether a process takes its step now: not when it has ended, and later when it is paused (rules 1 and 2 of nodes)."""
+        if node.alive and not node.paused and self.steps + 1 >= self.strike_at_step:
+            self._strike(node)
+        if node.alive and node.paused:
+            node.held.append(step)
+        return node.alive and not node.paused
 
     def strike(self, after_steps: int, act: Callable[[Node], bool]) -> None:
         """Asks `act` right before a step of a process, so many steps from now; while it answers False, before the next ones."""
         self.strike_at_step, self.on_strike = self.steps + after_steps, act
 
-    def _strike(self, node: Node) -> bool:
-        struck = self.on_strike(node)
-        if struck:
+    def _strike(self, node: Node) -> None:
+        if self.on_strike(node):
             self.strike_at_step = sys.maxsize
-        return struck
 
     def _raise_errors(self) -> None:
         if self.failure is not None:
