@@ -108,7 +108,8 @@ class FaultPlan:
         return sum(self.counts.values())
 
     def between(self, bounds: tuple[float, float]) -> float:
-        return self.random.uniform(*bounds)
+        low, high = bounds
+        return low + (high - low) * self.random.random()  # `uniform`, without a call: this runs for every message
 
     def heal(self) -> None:
         self.active = False
