@@ -51,7 +51,7 @@ class _FillableDisk(RealDisk):
         return 0 if self.full else super().free_bytes()
 
 
-class _OneBookie:
+class OneBookie:
     """`BookieConnections` of one in-process bookie."""
 
     def __init__(self, bookie: Bookie) -> None:
@@ -99,7 +99,7 @@ class BrokerWorld:
         self.disk = _FillableDisk(directory)
         bookie = self._bookie = await Bookie.open(settings, self.disk, MemoryBlockIndex(), ports)
         opened.push_async_callback(bookie.aclose)
-        connections = _OneBookie(bookie)
+        connections = OneBookie(bookie)
         opened.push_async_callback(connections.aclose)
         placement = RandomPlacement(lambda: ["bookie-1"], ports.random)
         self.ledger_client = LedgerClient(

@@ -37,8 +37,8 @@ from cepheid_metadata import (
     tenant_records,
 )
 from cepheid_ports import Ports
-from cepheid_rpc import BookieConnection
 from cepheid_wire import TopicName
+from tests.broker.broker_world import OneBookie
 from tests.broker.scripted_client import ScriptedClient, full
 from tests.support import wait_until
 
@@ -160,20 +160,6 @@ class SessionOf:
         await self._store.aclose()
 
 
-class _OneBookie:
-    """`BookieConnections` of one in-process bookie."""
-
-    def __init__(self, bookie: Bookie) -> None:
-        self._connection = bookie.connection()
-
-    def get(self, bookie_id: str) -> BookieConnection:
-        assert bookie_id == self._connection.bookie_id
-        return self._connection
-
-    async def aclose(self) -> None:
-        await self._connection.aclose()
-
-
 class OneBroker:
     """With its own session, ledger client, ports. Stopped in order by `stop`."""
 
@@ -189,7 +175,7 @@ class OneBroker:
     async def start(self, port: int = 0) -> None:
         opened, ports, store = self._opened, Ports(), self.session
         opened.push_async_callback(store.aclose)
-        connections = _OneBookie(self._world.bookie)
+        connections = OneBookie(self._world.bookie)
         opened.push_async_callback(connections.aclose)
         placement = RandomPlacement(lambda: ["bookie-1"], ports.random)
         client = LedgerClient(connections, ledger_records(store), LedgerIds(store), placement, LedgerSettings(), ports)
