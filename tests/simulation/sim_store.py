@@ -37,6 +37,7 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.session import SessionEvents
 from cepheid_metadata.tree import TreeBatch
+from tests.simulation.checks_store import StoreChecks
 from tests.simulation.faults import FaultPlan
 from tests.simulation.node import current_node
 from tests.simulation.tree_past import TreePast
@@ -49,6 +50,7 @@ class SimTree(MemoryTree):
     def __init__(self) -> None:
         super().__init__()
         self.on_commit: Callable[[Sequence[Op], str], None] | None = None
+        self.checks: StoreChecks | None = None
         self.writer = "world"  # the process whose request is being served
         self.out = False  # nobody reaches it
         self.slow = 1.0  # how many times longer everything takes
@@ -130,6 +132,7 @@ class SimStore:
         self._process = process
         self._node = current_node()
         self._events = SessionEvents(SessionState.CONNECTED)
+        self._past_sessions: list[int] = []
         self._seen = 0  # of the tree's commits
         self._cut = False
         self._closed = False
@@ -145,7 +148,10 @@ class SimStore:
         return f"<SimStore of {self._process}: {self._events.state.value}{', cut' if self._cut else ''}>"
 
     async def get(self, key: str) -> Versioned | None:
-        return await self._ask(lambda: self._get(key))
+        found = await self._ask(lambda: self._get(key))
+        if found is not None and self._tree.checks is not None:
+            self._tree.checks.learned(self._process, key, found.version)
+        return found
 
     async def exists(self, key: str) -> bool:
         return await self._ask(lambda: self._get(key)) is not None
@@ -167,12 +173,19 @@ class SimStore:
         return await self._write(ops, lambda: self.memory.multi(ops))
 
     async def _write(self, ops: Sequence[Op], act: Callable[[], Awaitable[T]]) -> T:
+        checks = self._tree.checks
+
         async def write() -> tuple[T, bool]:
-            return await act(), self.loses_answer(ops)
+            result = await act()
+            if checks is not None:
+                checks.wrote(self._process, ops, self._past_sessions)
+            return result, self.loses_answer(ops)
 
         result, is_lost = await self._ask(write, write=True)
         if is_lost:
             raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
+        if checks is not None:
+            checks.answered(self._process, ops, result if isinstance(result, list) else [result])
         return result
 
     async def sync(self, key: str) -> None:
@@ -212,6 +225,7 @@ class SimStore:
         """The process reaches the server again, if it has lost its session."""
         if not self._closed and self.memory.session_state is SessionState.LOST:
             self._see_all()
+            self._past_sessions.append(self.memory._session_id)
             self.memory.renew_session()
 
     def suspend(self) -> None:
