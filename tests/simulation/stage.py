@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from tests.simulation.checks_store import StoreChecks
 from tests.simulation.cluster import Machine, SimBookie, some_machine
 from tests.simulation.commits import CommitChecks
 from tests.simulation.faults import CALM, FaultPlan, Faults
@@ -36,6 +37,7 @@ class Stage:
             self.history.trace = []
         self.tree = SimTree()
         self.tree.on_commit = CommitChecks(self.history).on_commit
+        self.tree.checks = StoreChecks(self.history, self.tree.nodes)
         self.network = Network(self.plan)
         self.sockets = self.loop.sockets = Sockets(self.loop, self.network)
         self.bookies: dict[str, SimBookie] = {}
