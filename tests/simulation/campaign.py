@@ -1,21 +1,17 @@
 """Many seeds, in as many processes as there are cores to give, and what they did in all.
 
-    seeds ──► share 1 ──► process ──┐ one Outcome a seed
-          └─► share k ──► process ──┴──► Totals; a failure is told at once, not at the end
-
-Plain processes that share nothing: a seed means the same in each of them. Figures per second are per second of processor
-time, so that they do not depend on what else a machine does.
+A failure is told at once, not at the end. Figures per second are per second of processor time, so that they do not depend on
+what else a machine does.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 
+from tests.simulation.processes import ProcessEnded, run_jobs
 from tests.simulation.seeds import Outcome, run_seed
 
 
@@ -70,44 +66,38 @@ def run_campaign(
     """`on_outcome` hears of each seed when it is done; in what order, depends on the machine."""
     totals = Totals()
     began_s = time.monotonic()
-    outcomes = (run_seed(seed, mutant=mutant) for seed in seeds) if cores == 1 else _outcomes_of_processes(seeds, cores, mutant)
-    for outcome in outcomes:
+    for (seed, _), answer in run_jobs(_run, [(seed, mutant) for seed in seeds], cores=cores):
+        outcome = Outcome(seed, str(answer), "process ended", mutant=mutant) if isinstance(answer, ProcessEnded) else answer
         totals.add(outcome)
         on_outcome(outcome)
     totals.elapsed_s = time.monotonic() - began_s
     return totals
 
 
-def _outcomes_of_processes(seeds: Sequence[int], cores: int, mutant: str | None) -> Iterator[Outcome]:
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy whatever runs here
-    running = {}
-    for share in filter(None, (seeds[core::cores] for core in range(cores))):
-        receiver, sender = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=_run_share, args=(share, mutant, sender), daemon=True)
-        process.start()
-        sender.close()  # ours: the end of the process is the end of the pipe
-        running[receiver] = process, iter(share)
-    try:
-        while running:
-            for receiver in wait(list(running)):
-                assert isinstance(receiver, Connection)
-                process, expected = running[receiver]
-                try:
-                    outcome = receiver.recv()
-                except EOFError:
-                    del running[receiver]
-                    process.join()
-                    if (seed := next(expected, None)) is not None:
-                        yield Outcome(seed, f"its process ended with exit code {process.exitcode}", "process ended")
-                    continue
-                next(expected)
-                yield outcome
-    finally:
-        for process, _ in running.values():
-            process.terminate()
-            process.join()
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """A known mistake, and the seeds that have to notice it."""
+
+    mutant: str
+    seeds: Sequence[int]
+
+    def run(self) -> list[Outcome]:
+        """Until one fails: the last one did, or none."""
+        outcomes = []
+        for seed in self.seeds:
+            outcomes.append(run_seed(seed, mutant=self.mutant))
+            if outcomes[-1].failure is not None:
+                break
+        return outcomes
 
 
-def _run_share(seeds: Sequence[int], mutant: str | None, sender: Connection) -> None:
-    for seed in seeds:
-        sender.send(run_seed(seed, mutant=mutant))
+def run_hunts(hunts: Sequence[Hunt], *, cores: int = 1) -> Iterator[tuple[Hunt, list[Outcome]]]:
+    for hunt, answer in run_jobs(Hunt.run, hunts, cores=cores):
+        if isinstance(answer, ProcessEnded):
+            raise answer
+        yield hunt, answer
+
+
+def _run(job: tuple[int, str | None]) -> Outcome:
+    seed, mutant = job
+    return run_seed(seed, mutant=mutant)
