@@ -1,4 +1,4 @@
-"""Checks of a topic's chain and cursors (M1-M4, M6, C1-C4, C6-C8): at each commit, after each opening, and in the audit."""
+"""Checks of a topic's chain and cursors (M1-M4, M6, M10, C1-C8): at each commit, after each opening, and in the audit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import Any
 
 from cepheid_metadata import Chain, CursorRecord, Position, keys
 from tests.simulation.history import History
+from tests.simulation.sim_clock import true_ms
 from tests.simulation.topic_model import DEDUP, WHOLE, CursorModel, TopicModel
+
+RIGHT_MS = 60_000
+"""A clock that is wrong by less is right."""
 
 
 class TopicRecordChecks:
@@ -25,6 +29,7 @@ class TopicRecordChecks:
             "M1", in_turn, lambda: f"{process} writes {key} in epoch {chain.epoch}, {before[0]} had written in {before[1]}"
         )
         self._check_trimmed(key, known, chain)
+        self._check_age(key, known, chain, process)
         history.note(
             lambda: f"{process} chain epoch {chain.epoch} {[(ledger.ledger_id, ledger.entries) for ledger in chain.ledgers]}"
         )
@@ -43,16 +48,52 @@ class TopicRecordChecks:
             history.check("M7", not gone, lambda ledger=ledger: f"{key} names ledger {ledger.ledger_id}, which was deleted")
 
     def _check_trimmed(self, key: str, before: Chain | None, chain: Chain) -> None:
-        """M6: what leaves the chain was acknowledged by every cursor."""
+        """M6: what leaves the chain was acknowledged by every cursor, and is its beginning."""
         topic = self._history.topics.get(key)
         if topic is None or before is None:
             return
         kept = [ledger.ledger_id for ledger in chain.ledgers]
+        stays = [ledger.ledger_id for ledger in before.ledgers if ledger.entries and ledger.ledger_id in kept]
+        goes = [ledger.ledger_id for ledger in before.ledgers if ledger.entries and ledger.ledger_id not in kept]
+        is_prefix = not (stays and goes) or goes[-1] < stays[0]
+        self._history.check("M6", is_prefix, lambda: f"{topic.name}: ledgers {goes} leave the chain, and {stays} stay")
         for ledger_id in [ledger.ledger_id for ledger in before.ledgers if ledger.ledger_id not in kept]:
             topic.trimmed[ledger_id] = None
             for position in [position for position in topic.stored if position.ledger_id == ledger_id]:
                 consumed = topic.is_consumed(position)
                 self._history.check("M6", consumed, lambda p=position: f"{topic.name}: {p} left the chain and is not acknowledged")
+
+    def _check_age(self, key: str, before: Chain | None, chain: Chain, process: str) -> None:
+        """M6: what is to be kept for a while is not trimmed by a clock that is wrong. One that was wrong already when the topic was
+        opened, or when the ledger was closed, cannot be told from a right one."""
+        topic = self._history.topics.get(key)
+        if topic is None or before is None or topic.keeps_ms is None:
+            return
+        now_ms, kept = true_ms(), [ledger.ledger_id for ledger in chain.ledgers]
+        ended = [ledger.ledger_id for ledger in before.ledgers if ledger.entries]
+        for ledger in chain.ledgers:
+            if ledger.entries and ledger.ledger_id not in ended and abs(ledger.closed_at_ms - now_ms) < RIGHT_MS:
+                topic.closed_at_ms[ledger.ledger_id] = now_ms
+        for ledger_id in [ledger_id for ledger_id in ended if ledger_id not in kept]:
+            closed_at_ms = topic.closed_at_ms.get(ledger_id)
+            if closed_at_ms is not None and (process, chain.epoch) in topic.timely:
+                aged = now_ms - closed_at_ms > topic.keeps_ms - RIGHT_MS
+                told = f"{topic.name}: {process} trims ledger {ledger_id}, closed {now_ms - closed_at_ms} ms ago"
+                self._history.check("M6", aged, f"{told}, to be kept for {topic.keeps_ms} ms")
+
+    def _check_terminated(self, key: str, before: Chain | None, chain: Chain) -> None:
+        """M10: a topic ends once, behind all that was acknowledged, and never grows again."""
+        history, topic = self._history, self._history.topics.get(key)
+        if chain.terminated_at is not None and topic is not None:
+            above = [position for position in topic.stored if position > chain.terminated_at]
+            history.check(
+                "M10", not above, lambda: f"{topic.name} is terminated at {chain.terminated_at}, {above} were acknowledged"
+            )
+        if before is None or before.terminated_at is None or before.incarnation != chain.incarnation or not chain.ledgers:
+            return  # an empty list: it is being deleted
+        known, now = ([(ledger.ledger_id, ledger.entries) for ledger in record.ledgers] for record in (before, chain))
+        same = chain.terminated_at == before.terminated_at and now == known[len(known) - len(now) :]
+        history.check("M10", same, lambda: f"{key} was terminated with {known}, and is changed to {now}, {chain.terminated_at}")
 
     def on_cursor(self, key: str, record: CursorRecord | None) -> None:
         history = self._history
@@ -129,8 +170,17 @@ def _check_cursor(history: History, topic: TopicModel, model: CursorModel, curso
             right,
             lambda p=position, c=count, a=least, z=most: f"{name} counts {c} deliveries of {p}, not {a} to {z}: {cursor!r}",
         )
+    check_backlog(history, cursor)
     if model.name == DEDUP:
         _check_sequence_ids(history, name, model, cursor, managed_ledger)
+
+
+def check_backlog(history: History, cursor: Any) -> None:
+    """C5: the count, which the cursor keeps as it goes, is that of the entries it has not acknowledged."""
+    ledgers = cursor.ack_set._ledgers
+    positions = [Position(ledger_id, entry) for ledger_id in ledgers.ledger_ids for entry in range(ledgers.entries_of(ledger_id))]
+    waiting = sum(not cursor.is_acknowledged(position) for position in positions)
+    history.check("C5", cursor.backlog_entries == waiting, lambda: f"{cursor!r} counts {cursor.backlog_entries}, not {waiting}")
 
 
 def _check_sequence_ids(history: History, name: str, model: CursorModel, cursor: Any, managed_ledger: Any) -> None:

@@ -394,6 +394,12 @@ def acknowledges(scene: Scene, name: str, topic: TopicCourse, payloads: Sequence
     broker.node.context.run(topic.workload.acknowledge_these, _cursor(topic, broker, name), _model(topic, name), asked)
 
 
+@step("{subscription} of {topic} acknowledges every second entry of {payloads} at {broker}")
+def acknowledges_every_second(scene: Scene, name: str, topic: TopicCourse, payloads: Sequence[bytes], broker: SimBroker) -> None:
+    """From the second of them on; likewise."""
+    acknowledges(scene, name, topic, payloads[1::2], broker)
+
+
 @step("{subscription} of {topic} acknowledges everything up to {payload} at {broker}")
 def acknowledges_up_to(scene: Scene, name: str, topic: TopicCourse, payload: bytes, broker: SimBroker) -> None:
     """Cumulatively; likewise."""

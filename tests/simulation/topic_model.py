@@ -97,6 +97,9 @@ class TopicModel:
     appended: dict[tuple[str, int], dict[bytes, None]] = field(default_factory=dict)  # by opening, in the order of the calls
     stored: dict[Position, bytes] = field(default_factory=dict)  # acknowledged to the producer
     trimmed: dict[int, None] = field(default_factory=dict)  # ledgers that left the chain
+    keeps_ms: int | None = None  # what is consumed is kept so long, by every policy that the topic ever had
+    closed_at_ms: dict[int, int] = field(default_factory=dict)  # ledger → true time, where the record says nearly the same
+    timely: dict[tuple[str, int], None] = field(default_factory=dict)  # openings by a process whose clock was right then
     cursors: dict[str, CursorModel] = field(default_factory=dict)
     # (number of the append, its last position) that was answered last, by opening: only within one opening is the order of
     # answers that of entries. A process that slept tells late what was stored before its successor began.

@@ -23,15 +23,24 @@ from cepheid_broker.managed_ledger import (
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
-from tests.simulation.checks_topic import acked_messages, check_entry, check_opened
+from tests.simulation.checks_topic import RIGHT_MS, acked_messages, check_entry, check_opened
 from tests.simulation.history import History
 from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_clock import true_ms
 from tests.simulation.topic_model import BATCH_MESSAGES, DEDUP, NOWHERE, WHOLE, Acked, CursorModel, TopicModel
 from tests.simulation.workload_ledgers import EXPECTED, Pending, Quorums
 from tests.simulation.workload_owners import OwnershipWorkload
 
 _MOST_PENDING = 6
 _CURSORS = ("fast", "slow", DEDUP)
+_KEPT_MS = 3_600_000
+_FOR_EVER = Retention(time_ms=-1, size_bytes=-1)
+_RETENTIONS = (
+    (Retention(), _FOR_EVER),
+    (Retention(time_ms=-1, size_bytes=1_000), Retention(time_ms=-1, size_bytes=2_000), _FOR_EVER),
+    (Retention(time_ms=_KEPT_MS, size_bytes=-1), _FOR_EVER),
+)
+"""Between which policies a topic changes."""
 _NO_LEDGER_BYTES = 30
 """State that is surely kept in a cursor's record (half of the settings' `cursor_inline_bytes`): a position and little else."""
 
@@ -43,8 +52,11 @@ class TopicWorkload:
         self._random = rng
         self._history = history
         history.topics[keys.chain_key(self.topic)] = self.model
-        self._quorums = quorums
+        self.quorums = quorums
         self._other_quorums = Quorums(1, 1, 1) if weak_ledgers else quorums
+        self._retentions = rng.choice(_RETENTIONS)
+        if all(retention.time_ms and retention.size_bytes == -1 for retention in self._retentions):
+            self.model.keeps_ms = _KEPT_MS
         self.config = self._new_config(quorums)
         self._payloads = 0
         self._appends = 0
@@ -57,7 +69,7 @@ class TopicWorkload:
         """As far as metadata goes: while it stays the same, what this broker writes there comes through. None: it does not."""
 
     def _new_config(self, quorums: Quorums) -> ManagedLedgerConfig:
-        retention = self._random.choice((Retention(), Retention(time_ms=-1, size_bytes=-1)))
+        retention = self._random.choice(self._retentions)
         return ManagedLedgerConfig(quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum, retention)
 
     async def own(self, broker: SimBroker) -> None:
@@ -82,6 +94,7 @@ class TopicWorkload:
         """None: not now. What was promised before is checked."""
         history = self._history
         history.did("open")
+        is_right = abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS
         try:
             managed_ledger = await broker.managed_ledgers.open(self.topic, self.config)
         except EXPECTED as error:
@@ -89,6 +102,8 @@ class TopicWorkload:
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
         self._sessions[managed_ledger] = broker, broker.sessions_lost
+        if is_right and abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS:
+            self.model.timely[broker.process, managed_ledger.chain.epoch] = None
         reigning = history.reigning.get(keys.chain_key(self.topic))
         if reigning == (broker.process, managed_ledger.chain.epoch):  # else a later owner's promises are out already
             check_opened(history, self.model, managed_ledger)
@@ -162,6 +177,7 @@ class TopicWorkload:
             await managed_ledger.trim()
         else:
             self._history.did("truncate")
+            self.model.keeps_ms = None
             await managed_ledger.truncate()
 
     # Producers
@@ -289,7 +305,7 @@ class TopicWorkload:
     def _change_policies(self, managed_ledger: ManagedLedger) -> None:
         """Retention and quorums, of a topic that is open: the next trim and the next ledger go by them."""
         self._history.did("change policies")
-        quorums = self._random.choice((self._quorums, self._other_quorums))
+        quorums = self._random.choice((self.quorums, self._other_quorums))
         self.config = managed_ledger.config = self._new_config(quorums)
         managed_ledger.tick()
 
@@ -325,6 +341,7 @@ class TopicWorkload:
         model = self.model.cursors.get(cursor.name)
         if model is None:
             return
+        check_backlog(self._history, cursor)
         resets, asked = model.resets, self._memory(cursor, model).copy()
         await cursor.saved()
         if self.model.cursors.get(cursor.name) is model and model.resets == resets:
