@@ -70,7 +70,7 @@ class Stage:
         self.brokers = {name: self.new_broker(name) for name in brokers}
 
     def new_broker(self, name: str) -> SimBroker:
-        return SimBroker(name, self.tree, self.network, self.plan, self.history, self.directory)
+        return SimBroker(name, self.tree, self.network, self.plan, self.history, self.directory, sockets=self.sockets)
 
     def on_bookie_down(self, bookie: SimBookie) -> None:
         """A bookie's process or machine ended. Scripts start it again when they want to."""
