@@ -408,6 +408,20 @@ class SimBookie:
             self._loop.call_later(pause_s + 0.1, store.renew, context=self._outside)
         self._loop.call_later(pause_s, lambda: node.paused and node.resume(), context=self._outside)
 
+    def free_space(self) -> None:
+        for disk in self.disks:
+            disk.full = False
+        self.index.full = False
+
+    def end_lasting_faults(self) -> None:
+        self.free_space()
+        self.clock.correct()
+        self.slow_thread = ""
+        if self.node.paused:
+            self.node.resume()
+        if self.store is not None:
+            self.store.renew()
+
     def _on_disk_read(self, path: str) -> None:
         if self._plan.strikes("failed read", self._plan.faults.read_error):
             raise OSError(errno.EIO, "injected failure of read", path)

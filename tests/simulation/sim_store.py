@@ -77,6 +77,13 @@ class SimTree(MemoryTree):
         for store in self.stores:
             store.resume()
 
+    def recover(self) -> None:
+        self.slow = 1.0
+
+    @property
+    def electing(self) -> bool:
+        return self._elected is not None
+
     def begin_election(self) -> None:
         """No leader: whoever asks waits."""
         if self._elected is None:
@@ -131,6 +138,7 @@ class SimStore:
         self._plan = plan
         self._process = process
         self._node = current_node()
+        self._loop = asyncio.get_running_loop()
         self._events = SessionEvents(SessionState.CONNECTED)
         self._past_sessions: list[int] = []
         self._seen = 0  # of the tree's commits
@@ -211,7 +219,10 @@ class SimStore:
     # -- what happens to the session ------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """The process is gone; the store notices at once (a session that lingers is a fault of its own)."""
+        """The process is gone; the store notices at once (a session that lingers is a fault of its own). After `aclose` there is
+        nothing to notice."""
+        if self._closed:
+            return
         self._closed = True
         if self.memory.session_state is not SessionState.LOST:
             self.memory.expire_session()
@@ -238,13 +249,14 @@ class SimStore:
 
     def reconnect(self) -> None:
         """The connection breaks, and there is a new one a moment later."""
+        self._plan.saw("metadata connection broken")
         self.suspend()
-        asyncio.get_running_loop().call_later(0.05, lambda: self._tree.out or self.resume(), context=self._outside)
+        self._loop.call_later(0.05, lambda: self._tree.out or self.resume(), context=self._outside)
 
     def on_change(self, batch: TreeBatch) -> None:
         """Something changed that a watch waits for (rule 5)."""
         plan, faults = self._plan, self._plan.faults
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         if self._missed is not None:
             self._missed.append(batch)
         elif self._late:
@@ -315,10 +327,7 @@ class SimStore:
     def deliver(self, step: Callable[[], None]) -> None:
         """What the server tells of its own accord (rule 4)."""
         delay_s = self._plan.between(self._plan.faults.metadata_delay_s) * self._tree.slow
-        if self._node is None:
-            asyncio.get_running_loop().call_later(delay_s, step, context=self._outside)
-        else:
-            self._node.call_later(delay_s, step)
+        self._loop.call_later(delay_s, step, context=self._outside if self._node is None else self._node.context)
 
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults

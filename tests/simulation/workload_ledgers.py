@@ -56,14 +56,14 @@ class LedgerWorkload:
     def __init__(self, rng: random.Random, history: History, quorums: Quorums) -> None:
         self._random = rng
         self._history = history
-        self._quorums = quorums
+        self.quorums = quorums
         self._payloads = 0
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
 
     async def write(self, broker: SimBroker) -> None:
         """Ledger after ledger."""
-        rng, quorums = self._random, self._quorums
+        rng, quorums = self._random, self.quorums
         while not self.stopped:
             try:
                 writer = await broker.ledgers.create(

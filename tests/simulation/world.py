@@ -52,6 +52,7 @@ class World(Stage):
         self.quorums = Quorums(*self.random.choice(_QUORUMS))
         self.build(self.quorums.ensemble_size + self.random.randrange(3), registers=True)
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
+        self._least_ack_quorum = self.disks_to_lose + 1
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
         self.topic_workload = TopicWorkload("orders", self.random, self.history, self.quorums, weak_ledgers=not self.disks_to_lose)
         self.dedup_workload = DedupWorkload("payments", random.Random(f"{self.seed}/dedup"), self.history, self.quorums)
@@ -87,6 +88,20 @@ class World(Stage):
         """Gives an action of visitors and operators its ordinal, right before it happens. False: it is left out."""
         ordinal, self.actions = self.actions, self.actions + 1
         return ordinal not in self.skipped
+
+    def other_quorums(self, rng: random.Random) -> Quorums | None:
+        """Some that this cluster can have, and under which no disk that is lost takes the last copy along."""
+        fit = [
+            quorums
+            for quorums in (Quorums(*sizes) for sizes in _QUORUMS)
+            if quorums.ensemble_size <= len(self.bookies) and quorums.ack_quorum >= self._least_ack_quorum
+        ]
+        return rng.choice(fit) if fit else None
+
+    def change_quorums(self, quorums: Quorums) -> None:
+        """An operator's doing; for ledgers made from now on."""
+        self.history.note(f"quorums are {quorums} from now on")
+        self.quorums = self.ledger_workload.quorums = self.topic_workload.quorums = quorums
 
     def begin(self, broker: SimBroker) -> None:
         """Starts a broker's process and what runs in it."""
