@@ -28,7 +28,9 @@ from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
 from cepheid_metadata import Position, Put
 from cepheid_rpc import ReadRequest, Status
-from tests.simulation.mutants_cluster import CLUSTER_MUTANTS
+from tests.simulation.mutants_bookies import BOOKIE_MUTANTS
+from tests.simulation.mutants_cluster import CLUSTER_MUTANTS, resend_from_the_lac_at_the_end_of_the_change
+from tests.simulation.mutants_topics import TOPIC_MUTANTS
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -357,6 +359,13 @@ MUTANTS: dict[str, Mutant] = {
         believe_the_snapshot_of_sequence_ids_alone,
         snapshot_in_the_middle_of_chunked_messages,
         let_producers_in_while_chunks_are_under_way,
+        *BOOKIE_MUTANTS,
         *CLUSTER_MUTANTS,
+        *TOPIC_MUTANTS,
     )
 }
+
+SCENARIO_MUTANTS: dict[str, Mutant] = {
+    "resend from the LAC at the end of the change": resend_from_the_lac_at_the_end_of_the_change,
+}
+"""Mistakes by which no answer is wrong, in whatever world: only a scenario says what is missing then."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -23,8 +24,9 @@ from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.ensemble_change import EnsembleChanger
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.write_back import WriteBack
-from cepheid_ledger.writer_state import Confirm, SendAdd, WriterState
+from cepheid_ledger.writer_state import ChangeEnsemble, Confirm, SendAdd, WriterState
 from cepheid_metadata import UNDELETED, Chain, DeletedLedgers, LedgerMetadata, list_ledgers
+from cepheid_ports import CepheidError
 from cepheid_rpc import EntryGroup, encode_group
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -164,7 +166,7 @@ def count_newcomers_before_metadata_names_them() -> Iterator[None]:
 @contextlib.contextmanager
 def resend_from_the_lac_at_the_end_of_the_change() -> Iterator[None]:
     """What was confirmed during the change is in the new fragment, and its newcomers never get it: no answer is wrong by that (Qa
-    bookies of both ensembles have it), but copies are missing that nobody misses. Only a script finds it."""
+    bookies of both ensembles have it), but copies are missing that nobody misses. Only a scenario finds it."""
     on_ensemble_changed = WriterState.on_ensemble_changed
 
     def late(self: WriterState, replaced: Mapping[str, str], *, supplied: bool = True) -> Any:
@@ -208,21 +210,26 @@ def choose_a_bookie_again_that_had_left() -> Iterator[None]:
 @contextlib.contextmanager
 def publish_a_recoverys_ensemble_change_early() -> Iterator[None]:
     """Whoever recovers next asks bookies that never had the entries (BOOKKEEPER-355)."""
-    read_on = Recovery._read_on
+    read_on, on_change = Recovery._read_on, WriteBack._on_change
+    recoveries: dict[WriteBack, Recovery] = {}
 
-    async def publish(self: Recovery, ledger: LedgerMetadata, start: int, write_back: WriteBack) -> int:
-        last = await read_on(self, ledger, start, write_back)
-        if write_back._pipeline is not None:
-            await write_back.wait_below(0)
-        if write_back.fragments:
-            found = await self._records.get(self._ledger_id)
-            if found is not None and found.record.state == "IN_RECOVERY":
-                kept = found.record.fragments[:-1]
-                early = (*kept, found.record.last_fragment.replace(ensemble=write_back.fragments[-1].ensemble))
-                await self._records.replace(self._ledger_id, found.record.replace(fragments=early), found.version)
-        return last
+    async def note(self: Recovery, ledger: LedgerMetadata, start: int, write_back: WriteBack) -> int:
+        recoveries[write_back] = self
+        return await read_on(self, ledger, start, write_back)
 
-    with mock.patch.object(Recovery, "_read_on", publish):
+    async def publish(recovery: Recovery, ensemble: tuple[str, ...]) -> None:
+        found = await recovery._records.get(recovery._ledger_id)
+        if found is not None and found.record.state == "IN_RECOVERY":
+            early = (*found.record.fragments[:-1], found.record.last_fragment.replace(ensemble=ensemble))
+            with contextlib.suppress(CepheidError):
+                await recovery._records.replace(recovery._ledger_id, found.record.replace(fragments=early), found.version)
+
+    def change(self: WriteBack, change: ChangeEnsemble) -> None:
+        on_change(self, change)
+        if self.fragments:
+            asyncio.get_running_loop().create_task(publish(recoveries[self], self.fragments[-1].ensemble))
+
+    with mock.patch.object(Recovery, "_read_on", note), mock.patch.object(WriteBack, "_on_change", change):
         yield
 
 
@@ -232,10 +239,9 @@ def stamp_recovered_copies_anew() -> Iterator[None]:
     push = WriteBack.push
 
     def stamped(self: WriteBack, group: EntryGroup) -> None:
-        first = group.header(group.first_entry_id)
-        payloads: Sequence[Any] = list(group.payloads())
-        before = first.length - len(payloads[0])
-        push(self, encode_group(group.ledger_id, group.first_entry_id, group.first_entry_id - 1, before, payloads))
+        for entry_id, payload in enumerate(group.payloads(), group.first_entry_id):
+            before = group.header(entry_id).length - len(payload)
+            push(self, encode_group(group.ledger_id, entry_id, entry_id - 1, before, [payload]))
 
     with mock.patch.object(WriteBack, "push", stamped):
         yield

@@ -167,7 +167,7 @@ def load(path: Path) -> Scenario:
         head["course"],
         head.get("bug", ""),
         tuple(head["holds"].replace(",", " ").split()),
-        dict(_mutant(path.name, text) for text in head.get("mutants", "").splitlines() if text),
+        dict(_mutant(path.name, text) for text in re.split(r"[;\n]", head.get("mutants", "")) if text.strip()),
         tuple(lines),
     )
 

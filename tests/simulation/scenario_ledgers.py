@@ -99,10 +99,11 @@ def state(scene: Scene, text: str) -> LedgerState:
 async def opens(scene: Scene, broker: SimBroker, name: str, bookies: Sequence[SimBookie], qw: int, qa: int) -> None:
     """A new ledger, of which this broker is the writer. Its ensemble is as large as there are bookies named."""
     assert scene.directory is not None
-    scene.directory.only = [each.id for each in bookies]
+    readonly, chosen = scene.directory.readonly, [each.id for each in bookies]
+    scene.directory.readonly = {other: None for other in scene.bookies if other not in chosen}
     create = broker.ledgers.create(ensemble_size=len(bookies), write_quorum=qw, ack_quorum=qa, custom={})
     scene.bind("ledger", name, OpenLedger(name, broker, await scene.at(broker, create)))
-    scene.directory.only = None
+    scene.directory.readonly = readonly
 
 
 @step("{broker} appends {payloads} to {ledger}")
@@ -118,6 +119,15 @@ def appends(scene: Scene, broker: SimBroker, payloads: Sequence[bytes], ledger: 
                 raise ScenarioError(f'"{each.decode()}" was appended before')
             course.appended[each] = Appended(ledger, entry_id, outcome)
         broker.node.context.run(writer.append, group, outcome.append)
+
+
+@step("{broker} appends {number} entries of {number} bytes to {ledger}, one after the other")
+async def appends_many(scene: Scene, broker: SimBroker, count: int, size: int, ledger: OpenLedger) -> None:
+    """Each when the one before was told OK. They have no names."""
+    for _ in range(count):
+        entry = b"%0*d" % (size, len(of(scene).appended))
+        appends(scene, broker, [entry], ledger)
+        await told_ok_within(scene, broker, [entry], LEDGER_SETTINGS.refusal_retry_s + RESUMES_S)
 
 
 @step("{bookies} (stores|store) {payloads}")
@@ -299,6 +309,21 @@ async def reads_lac(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload
         read = groups[-1].last_entry_id + 1
 
 
+# -- deleting -----------------------------------------------------------------------------------------------------------
+
+
+@step("{broker} deletes {ledger}")
+async def deletes(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> None:
+    """Its record; bookies drop it when it can be brought back no more."""
+    await scene.at(broker, broker.ledgers.delete(ledger.id))
+
+
+@step("{broker} brings {ledger} back")
+async def brings_back(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> None:
+    """As an operator does who deleted it by mistake."""
+    await scene.at(broker, broker.ledgers.undelete(ledger.id))
+
+
 # -- metadata -----------------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +361,20 @@ async def named_behind(scene: Scene, bookies: Sequence[SimBookie], ledger: OpenL
     await named(scene, bookies, ledger)
     first = record(scene, ledger).last_fragment.first_entry_id
     scene.require(first == of(scene).entry(payload).entry_id + 1, f"that fragment begins with entry {first}")
+
+
+@step("{broker} knows that {bookies} (lacks|lack) copies of {ledger}")
+def lacks_copies(scene: Scene, broker: SimBroker, bookies: Sequence[SimBookie], ledger: OpenLedger) -> None:
+    """Its writer does: they failed, nobody could take their place, and they get no more adds of it."""
+    found = list(ledger.writer.under_replicated)
+    scene.require(sorted(found) == sorted(each.id for each in bookies), f"it knows of {found}")
+
+
+@step("{ledger} has {number} fragments")
+def fragments(scene: Scene, ledger: OpenLedger, count: int) -> None:
+    """Runs of entries under one ensemble, in its record."""
+    found = [fragment.first_entry_id for fragment in record(scene, ledger).fragments]
+    scene.require(len(found) == count, f"they begin at {found}")
 
 
 @step("{payloads} (is|are) on {number} bookies that metadata names")

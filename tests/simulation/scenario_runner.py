@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import KINDS, Line, Scenario, ScenarioError, Step, match, scenario_named
 from tests.simulation.scene import Scene
 
-VERBS = ("scenario_stage", "scenario_ledgers")
+VERBS = ("scenario_stage", "scenario_ledgers", "scenario_bookies", "scenario_topics")
 """Modules that register kinds and steps."""
 
 for _module in VERBS:
@@ -61,11 +61,12 @@ def run(name: str, mutant: str | None = None, trace: bool = False) -> Outcome:
 
 def play(scenario: Scenario, mutant: str | None = None, trace: bool = False) -> Outcome:
     course = [(line, *match(line)) for line in scenario.lines]
-    if mutant is not None and mutant not in MUTANTS:
+    mistakes = {**MUTANTS, **SCENARIO_MUTANTS}
+    if mutant is not None and mutant not in mistakes:
         raise ScenarioError(f"there is no mutant {mutant!r}")
     scene = Scene(scenario.stem, trace=trace)
     failure: BaseException | None = None
-    with MUTANTS[mutant]() if mutant is not None else contextlib.nullcontext():
+    with mistakes[mutant]() if mutant is not None else contextlib.nullcontext():
         try:
             scene.play(_perform(scene, course))
         except AssertionError as error:

@@ -126,6 +126,21 @@ async def bookies_start(scene: Scene, bookies: Sequence[SimBookie]) -> None:
         await each.start()
 
 
+@step("{bookies} (is|are) read-only")
+def read_only(scene: Scene, bookies: Sequence[SimBookie]) -> None:
+    """Registered as such: no ledger gets it."""
+    assert scene.directory is not None
+    scene.directory.readonly.update((each.id, None) for each in bookies)
+
+
+@step("{bookies} (is|are) writable")
+def writable(scene: Scene, bookies: Sequence[SimBookie]) -> None:
+    """Again."""
+    assert scene.directory is not None
+    for each in bookies:
+        scene.directory.readonly.pop(each.id, None)
+
+
 # -- wires --------------------------------------------------------------------------------------------------------------
 
 

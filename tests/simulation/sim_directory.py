@@ -7,7 +7,7 @@ serving and writable ──► listed ──crash──► listed still, for as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 SESSION_S = 1.0
@@ -27,14 +27,13 @@ class Registered(Protocol):
 class SimDirectory:
     def __init__(self, bookies: Mapping[str, Registered]) -> None:
         self._bookies = bookies
-        self.only: Collection[str] | None = None  # for scripts: whom the next ledger gets
+        self.readonly: dict[str, None] = {}  # for scenarios: registered as such, whatever their disks are
 
     def __repr__(self) -> str:
         return f"<SimDirectory {self.writable()}>"
 
     def writable(self) -> list[str]:
-        listed = [name for name, bookie in self._bookies.items() if self._is_listed(bookie)]
-        return listed if self.only is None else [name for name in listed if name in self.only]
+        return [name for name, bookie in self._bookies.items() if self._is_listed(bookie) and name not in self.readonly]
 
     def _is_listed(self, bookie: Registered) -> bool:
         if bookie.serving:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.simulation.faults import CALM
 from tests.simulation.scenario_language import Scenario, all_scenarios
 from tests.simulation.scenario_runner import play
+from tests.simulation.world import World
 
 SCENARIOS = all_scenarios()
 MISTAKES = [(scenario, mutant) for scenario in SCENARIOS for mutant in scenario.mutants]
@@ -22,3 +26,9 @@ def test_a_mistake_is_found_out(scenario: Scenario, mutant: str) -> None:
     outcome = play(scenario, mutant)
     assert outcome.failure is not None, f"{scenario.stem} holds with {mutant!r}"
     assert outcome.rule in scenario.mutants[mutant], outcome.describe()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_40_duplicate_delivery_of_rpc_in_whole_worlds(seed: int) -> None:
+    """Not a text: everything that clients do, and each of its adds, fences and reads arrives twice, the second time late."""
+    World(seed, faults=replace(CALM, duplicate=1.0), operations=150).run()

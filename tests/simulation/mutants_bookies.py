@@ -1,0 +1,177 @@
+"""Known mistakes of a storage node and of recovery, as in mutants.py: the simulator must notice each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from cepheid_bookie import Bookie
+from cepheid_bookie.add_answers import AddCompletion
+from cepheid_bookie.admission import Admission
+from cepheid_bookie.bookie_life import BookieLife
+from cepheid_bookie.checkpoint import Checkpointer, FlushStore
+from cepheid_bookie.journal_mark import MarkFile
+from cepheid_bookie.journal_writer import JournalPosition
+from cepheid_ledger import ClosedLedger
+from cepheid_ledger.recovery import Recovery
+from cepheid_ledger.write_back import WriteBack
+from cepheid_metadata import LedgerMetadata
+from cepheid_rpc import AddRequest, EntryGroup, Status
+
+Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+# A storage node
+
+
+class _Later:
+    """A write cache that only notes what it is given."""
+
+    def __init__(self, cache: Any, noted: dict[tuple[int, int, int], EntryGroup]) -> None:
+        self._cache = cache
+        self._noted = noted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def add(self, group: EntryGroup) -> None:
+        self._noted[group.ledger_id, group.first_entry_id, group.last_entry_id] = group
+
+
+@contextlib.contextmanager
+def put_adds_into_the_cache_behind_their_answers() -> Iterator[None]:
+    """A thread of its own does it: until then nobody sees them, a fencing read neither."""
+    admit, on_batch = Admission._admit, Bookie._on_batch
+    noted: dict[tuple[int, int, int], EntryGroup] = {}
+
+    def admit_unseen(self: Admission, request: AddRequest, on_answers: Any) -> None:
+        cache, state = self._cache, self._ledgers.get(request.group.ledger_id)
+        before = state.last_entry_id if state is not None else -1
+        self._cache = _Later(cache, noted)  # type: ignore[assignment]
+        try:
+            admit(self, request, on_answers)
+        finally:
+            self._cache = cache
+        state = self._ledgers.get(request.group.ledger_id)
+        if state is not None:
+            state.last_entry_id = before
+
+    def answer_first(self: Bookie, completions: Sequence[Any], error: BaseException | None) -> None:
+        def show(_: Any, failure: BaseException | None) -> None:
+            for add in completions:
+                if type(add) is AddCompletion and add.status is Status.OK:
+                    group = noted.pop((add.ledger_id, add.first_entry_id, add.last_entry_id), None)
+                    state = self._ledgers.get(add.ledger_id)
+                    if group is not None and state is not None:
+                        self._cache.add(group)
+                        state.last_entry_id = max(state.last_entry_id, add.last_entry_id)
+
+        on_batch(self, completions, error)
+        self._workers.read.submit(lambda: None, show)
+
+    with mock.patch.object(Admission, "_admit", admit_unseen), mock.patch.object(Bookie, "_on_batch", answer_first):
+        yield
+
+
+@contextlib.contextmanager
+def take_a_repeated_add_in_spite_of_the_fence() -> Iterator[None]:
+    """The ledger has that entry already: what harm could it do?"""
+    refusal = Admission._refusal
+
+    def forgiving(self: Admission, state: Any, request: AddRequest, end: int) -> Status | None:
+        status = refusal(self, state, request, end)
+        is_repeated = status is Status.FENCED and not state.deleted and end - 1 <= state.last_entry_id
+        return None if is_repeated else status
+
+    with mock.patch.object(Admission, "_refusal", forgiving):
+        yield
+
+
+@contextlib.contextmanager
+def move_the_mark_although_the_flush_failed() -> Iterator[None]:
+    """It is noted as an error; the half is let go of, and the journal with it (apache/bookkeeper#4114 found the reverse)."""
+
+    def go_on(self: Checkpointer, error: BaseException) -> None:
+        self.failed_flushes += 1
+        self._on_flushed()
+
+    with mock.patch.object(Checkpointer, "_retry_or_fail", go_on):
+        yield
+
+
+@contextlib.contextmanager
+def let_the_mark_move_back() -> Iterator[None]:
+    """Checkpoints overlap: a late one takes the mark back, below what the journal was cut to (apache/bookkeeper#4105)."""
+    save_mark, write = FlushStore.save_mark, MarkFile.save
+    earlier: dict[MarkFile, list[JournalPosition]] = {}
+
+    def late(self: FlushStore, mark: JournalPosition) -> None:
+        save_mark(self, mark)
+        marks = earlier.setdefault(self._mark, [])
+        marks.append(mark)
+        if len(marks) == 4:
+            self._mark.current = marks[0]
+            write(self._mark, marks[0])
+            marks.clear()
+
+    with mock.patch.object(FlushStore, "save_mark", late):
+        yield
+
+
+@contextlib.contextmanager
+def take_restored_disks_for_the_present_ones() -> Iterator[None]:
+    """Their cookie is right, so they are."""
+    old_copies = BookieLife.old_copies
+
+    async def trusting(self: BookieLife) -> str | None:
+        await old_copies(self)
+        return None
+
+    with mock.patch.object(BookieLife, "old_copies", trusting):
+        yield
+
+
+# Recovery
+
+
+@contextlib.contextmanager
+def report_the_end_that_a_recovery_found_itself() -> Iterator[None]:
+    """Somebody else has closed the ledger meanwhile, elsewhere (apache/bookkeeper#1712)."""
+    run, length_through = Recovery.run, Recovery._length_through
+    found: dict[Recovery, ClosedLedger] = {}
+
+    async def note(self: Recovery, ledger: LedgerMetadata, last_entry_id: int, write_back: WriteBack) -> int:
+        length = await length_through(self, ledger, last_entry_id, write_back)
+        found[self] = ClosedLedger(last_entry_id, length)
+        return length
+
+    async def insist(self: Recovery) -> ClosedLedger:
+        end = await run(self)
+        return found.pop(self, end)
+
+    with mock.patch.multiple(Recovery, run=insist, _length_through=note):
+        yield
+
+
+@contextlib.contextmanager
+def take_the_length_of_a_ledger_from_its_last_fragment() -> Iterator[None]:
+    """Where nothing was written since, there is nothing to read it from."""
+
+    async def as_far_as_known(self: Recovery, ledger: LedgerMetadata, last_entry_id: int, write_back: WriteBack) -> int:
+        return write_back.last_header.length if write_back.last_header is not None else 0
+
+    with mock.patch.object(Recovery, "_length_through", as_far_as_known):
+        yield
+
+
+BOOKIE_MUTANTS: Iterable[Mutant] = (
+    put_adds_into_the_cache_behind_their_answers,
+    take_a_repeated_add_in_spite_of_the_fence,
+    move_the_mark_although_the_flush_failed,
+    let_the_mark_move_back,
+    take_restored_disks_for_the_present_ones,
+    report_the_end_that_a_recovery_found_itself,
+    take_the_length_of_a_ledger_from_its_last_fragment,
+)

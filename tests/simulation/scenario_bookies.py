@@ -1,0 +1,168 @@
+"""One bookie and its disks: fences, checkpoints, what decays, fails, is lost or comes back old."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cepheid_bookie.errors import CookieError
+from cepheid_ledger.master_key import master_key_of
+from cepheid_rpc import ReadAnswer, ReadRequest
+from tests.simulation.checks_storage import check_promises, promises_of
+from tests.simulation.cluster import SimBookie
+from tests.simulation.scenario_language import ScenarioError, step
+from tests.simulation.scenario_ledgers import OpenLedger, record
+from tests.simulation.scene import Scene
+from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_connection import SimConnections
+
+_EIO = 5
+
+# -- fencing reads ------------------------------------------------------------------------------------------------------
+
+
+@step("{broker} reads the first entry of {ledger} from {bookie}, fencing, and gets {payload}")
+async def fencing_read_finds(scene: Scene, broker: SimBroker, ledger: OpenLedger, bookie: SimBookie, payload: bytes) -> None:
+    """As a recovery reads: the bookie takes no more regular adds of that ledger."""
+    answer = await _fencing_read(scene, broker, ledger, bookie)
+    found = [bytes(each) for group in answer.groups for each in group.payloads()]
+    scene.require(found == [payload], lambda: f"{bookie.id} answers {answer}")
+
+
+@step("{broker} reads the first entry of {ledger} from {bookie}, fencing, and is denied it")
+async def fencing_read_denied(scene: Scene, broker: SimBroker, ledger: OpenLedger, bookie: SimBookie) -> None:
+    """A certain no, and the fence with it."""
+    answer = await _fencing_read(scene, broker, ledger, bookie)
+    denied = not answer.groups and all(missing.status.certain_no for missing in answer.missing)
+    scene.require(denied, lambda: f"{bookie.id} answers {answer}")
+
+
+async def _fencing_read(scene: Scene, broker: SimBroker, ledger: OpenLedger, bookie: SimBookie) -> ReadAnswer:
+    connection = SimConnections(scene.network, broker.node).get(bookie.id)
+    request = ReadRequest(ledger.id, 0, 0, fence=True, master_key=master_key_of(record(scene, ledger)))
+
+    async def read() -> list[ReadAnswer]:
+        return [chunk async for chunk in connection.read(request)]
+
+    (answer,) = await scene.at(broker, read())
+    return answer
+
+
+# -- disks --------------------------------------------------------------------------------------------------------------
+
+
+@step("the disks of {bookie} take {seconds} for everything")
+def slow_disks(scene: Scene, bookie: SimBookie, delay_s: float) -> None:
+    """Each write with its sync, each flush, each read of a block."""
+    bookie.work_delay_s = delay_s
+
+
+@step("the disks of {bookie} are full")
+def full_disks(scene: Scene, bookie: SimBookie) -> None:
+    """What is preallocated may still be written to."""
+    bookie.disk.full = True
+
+
+@step("{bookie} takes {number} checkpoints")
+async def checkpoints(scene: Scene, bookie: SimBookie, count: int) -> None:
+    """Waits until its log mark has moved so often: what the journal holds below it is in entry log and index."""
+    for _ in range(count):
+        before = _marked(bookie)
+        await scene.wait_until(lambda before=before: _marked(bookie) > before, f"{bookie.id} takes a checkpoint")
+
+
+def _marked(bookie: SimBookie) -> int:
+    return 0 if bookie.bookie is None else bookie.bookie.statistics().mark_sequence
+
+
+@step("the block index of {bookie} fails in the next flush")
+def index_fails(scene: Scene, bookie: SimBookie) -> None:
+    """An I/O error, once; later flushes would succeed."""
+    failures: list[OSError] = []
+
+    def before_sync() -> None:
+        if not failures:
+            failures.append(OSError(_EIO, "the index cannot be written"))
+            raise failures[0]
+
+    bookie.index.before_sync = before_sync
+
+
+@step("{bookie} stops")
+async def stops(scene: Scene, bookie: SimBookie) -> None:
+    """Waits until its process has ended by itself."""
+    await scene.wait_until(lambda: not bookie.node.alive, f"{bookie.id} stops")
+
+
+@step("{bookie} is restarted if it has stopped")
+async def restarted_if_stopped(scene: Scene, bookie: SimBookie) -> None:
+    """As a supervisor does."""
+    if not bookie.node.alive:
+        await bookie.start()
+
+
+@step("a bit of {payload} flips in the entry log of {bookie}")
+def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
+    """On the medium, unnoticed until it is read."""
+    for path, content in bookie.disk.durable_files().items():
+        if path.startswith("entrylog") and payload in content:
+            bookie.disk.flip_bit(path, content.index(payload))
+            return
+    raise ScenarioError(f"{payload!r} is in no entry log of {bookie.id}")
+
+
+@step("{bookies} (comes|come) back on empty disks")
+async def blank(scene: Scene, bookies: Sequence[SimBookie]) -> None:
+    """Rebuilt under the old id, and the operator says that the data is gone (--accept-empty-disk)."""
+    for each in bookies:
+        each.lose_disk()
+        await each.start()
+
+
+@step("a copy is made of the disks of {bookie}")
+def copy_disks(scene: Scene, bookie: SimBookie) -> None:
+    """A snapshot."""
+    bookie.keep_copy()
+
+
+@step("the copy of {bookie} becomes an old one")
+async def copy_ages(scene: Scene, bookie: SimBookie) -> None:
+    """Waits until the bookie has told metadata that it lived on (it does now and then)."""
+    await scene.wait_until(lambda: bookie.has_old_copy, "metadata hears that it lives")
+
+
+@step("{bookie} comes back on its copy")
+async def comes_back_old(scene: Scene, bookie: SimBookie) -> None:
+    """Instead of its disks, and nobody knows."""
+    bookie.restore_copy()
+    bookie.may_refuse = True
+    await bookie.start()
+
+
+@step("{bookie} comes back on its copy, as its operator knows")
+async def comes_back_old_knowingly(scene: Scene, bookie: SimBookie) -> None:
+    """The operator says that what is missing is gone (--accept-empty-disk)."""
+    bookie.accepts_empty_disk = True
+    await comes_back_old(scene, bookie)
+
+
+@step("{bookie} refuses to start")
+def refuses(scene: Scene, bookie: SimBookie) -> None:
+    """Its disks are not the ones that it left."""
+    scene.require(isinstance(bookie.refused, CookieError) and not bookie.serving, f"{bookie!r}, refused {bookie.refused!r}")
+
+
+@step("{bookies} (serves|serve)")
+def serves(scene: Scene, bookies: Sequence[SimBookie]) -> None:
+    """It started, and answers."""
+    for each in bookies:
+        scene.require(each.serving, f"{each!r}, refused {each.refused!r}")
+
+
+@step("{bookies} (has|have) everything that was promised")
+async def keeps_promises(scene: Scene, bookies: Sequence[SimBookie]) -> None:
+    """Every entry answered OK can be read with its bytes, every fence refuses an add (S2, S3, S8)."""
+    for each in bookies:
+        serves(scene, [each])
+        served: Any = each.bookie
+        await check_promises(each.id, each.id, served, scene.history, promises_of(scene.history.bookie(each.id)))
