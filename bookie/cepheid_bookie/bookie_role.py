@@ -14,7 +14,6 @@ import asyncio
 import importlib
 import logging
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_metadata.patient_open import open_patiently
-from cepheid_ports import FirstFailure, Ports, host_port
+from cepheid_ports import Ports, Role, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
 
@@ -50,19 +49,17 @@ SESSIONS_OF_PATIENCE = 2  # how long another process's registration is waited fo
 _WRITABLE, _READONLY = 0, 1  # places of the registration
 
 
-class BookieRole:
+class BookieRole(Role):
     """`start` once, `aclose` once. Made inside the running loop. `accept_empty_disk` is an operator's word for this one start, and
     no setting: in a file it would accept every later loss too."""
 
     def __init__(self, settings: BookieRoleSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
+        super().__init__()
         self.settings = settings
         self._accept_empty_disk = accept_empty_disk
         self.bookie_id = settings.name
         self.bookie: Bookie
         self._ports = ports
-        self._opened = AsyncExitStack()
-        self._failure = FirstFailure()
-        self._phase = "starting"
         self._store: MetadataStore | None = None
         self._registration: Registration[BookieRegistration] | None = None
         pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
@@ -87,23 +84,6 @@ class BookieRole:
         serves = self._phase == "serving" and self.bookie.failure is None
         return serves and self._registration is not None and self._registration.registered
 
-    async def start(self) -> None:
-        """Returns when it serves and is registered. Raises CepheidError, having closed everything."""
-        try:
-            await self._start()
-        except BaseException:
-            await self._opened.aclose()
-            raise
-
-    async def wait_until_stopped(self, stop: asyncio.Event) -> None:
-        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
-        await self._failure.wait(stop)
-
-    async def aclose(self) -> None:
-        self._phase = "stopping"
-        await self._opened.aclose()
-        self._phase = "stopped"
-
     async def _start(self) -> None:
         settings, ports, opened = self.settings, self._ports, self._opened
         await self._health.start()
@@ -126,7 +106,6 @@ class BookieRole:
         self.bookie.on_writable = self._on_writable
         await self._registration.start(_WRITABLE if self.bookie.writable else _READONLY)
         self._on_writable(self.bookie.writable)
-        self._phase = "serving"
 
     async def _open_bookie(self, store: MetadataStore, cluster_id: str) -> Bookie:
         from cepheid_bookie.rocks_index import RocksBlockIndex

@@ -11,10 +11,8 @@ Rule 3: what fails for good ends the process with its reason; whatever was ackno
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -26,7 +24,7 @@ from cepheid_broker.serving import Serving
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import MetadataStore, SessionState, require_cluster
 from cepheid_metadata.patient_open import open_patiently
-from cepheid_ports import FirstFailure, Ports, host_port
+from cepheid_ports import Ports, Role, host_port
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -36,22 +34,20 @@ log = logging.getLogger(__name__)
 MOST_LOOKUP_WAIT_S = 20.0
 
 
-class BrokerRole:
+class BrokerRole(Role):
     """`start` once, `aclose` once. Made inside the running loop."""
 
     def __init__(self, settings: BrokerRoleSettings, ports: Ports) -> None:
+        super().__init__()
         self.settings = settings
         self._ports = ports
-        self._opened = AsyncExitStack()
-        self._failure = FirstFailure()
         self._serving: Serving
         self._store: MetadataStore
         self._bookies: BookieDirectory
         self._ownership: BundleOwnership
-        self._started = False
 
     def __repr__(self) -> str:
-        return f"<BrokerRole {self.broker_id if self._started else 'starting'}>"
+        return f"<BrokerRole {self.broker_id if self._phase == 'serving' else self._phase}>"
 
     @property
     def broker(self) -> Broker:
@@ -82,26 +78,10 @@ class BrokerRole:
     def ready(self) -> bool:
         """Serving and registered; an outage of metadata that has not cost the session changes nothing for clients."""
         return (
-            self._started
+            self._phase == "serving"
             and self._store.session_state is not SessionState.LOST
             and self.broker_id in self._ownership.directory.brokers
         )
-
-    async def start(self) -> None:
-        """Returns when it serves and is registered. Raises CepheidError, having closed everything."""
-        try:
-            await self._start()
-        except BaseException:
-            await self._opened.aclose()
-            raise
-
-    async def wait_until_stopped(self, stop: asyncio.Event) -> None:
-        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
-        await self._failure.wait(stop)
-
-    async def aclose(self) -> None:
-        self._started = False
-        await self._opened.aclose()
 
     async def _start(self) -> None:
         settings, ports, opened = self.settings, self._ports, self._opened
@@ -145,7 +125,6 @@ class BrokerRole:
         await serving.start()
         await serving.start_admin()
         await ownership.start(self.broker_id, self.addresses)
-        self._started = True
 
     def _tell_too_few_bookies(self) -> None:
         """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""

@@ -9,10 +9,8 @@ Rule 2: a part that fails for good ends the process with its reason; a start tha
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ from cepheid_broker.managed_ledger import ManagedLedgerConfig
 from cepheid_broker.serving import Serving, ServingSettings
 from cepheid_metadata import found_cluster
 from cepheid_metadata.rocks_store import RocksStore
-from cepheid_ports import FirstFailure, Ports, TaskOwner, host_port
+from cepheid_ports import Ports, Role, TaskOwner, host_port
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -54,17 +52,15 @@ class StandaloneSettings(ServingSettings):
         return ManagedLedgerConfig(ensemble_size=self.bookies, write_quorum=self.bookies, ack_quorum=self.bookies)
 
 
-class Standalone:
+class Standalone(Role):
     """`start` once, `aclose` once."""
 
     def __init__(self, settings: StandaloneSettings, ports: Ports) -> None:
+        super().__init__()
         self.settings = settings
         self.bookies: LocalBookies
         self._ports = ports
-        self._opened = AsyncExitStack()
-        self._failure = FirstFailure()
         self._tasks = TaskOwner("standalone", self._failure.report)
-        self._ready = False
         self._serving: Serving
 
     def __repr__(self) -> str:
@@ -82,28 +78,12 @@ class Standalone:
     def admin_url(self) -> str:
         return f"http://{host_port(self._shown_host, self._serving.admin_port)}"
 
-    async def start(self) -> None:
-        """Returns when clients are served; the admin API follows within a second. Raises CepheidError, having closed everything."""
-        try:
-            await self._start_serving()
-        except BaseException:
-            await self._opened.aclose()
-            raise
-        self._tasks.start(self._start_network_services(), name="network-services")
-
-    async def wait_until_stopped(self, stop: asyncio.Event) -> None:
-        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
-        await self._failure.wait(stop)
-
-    async def aclose(self) -> None:
-        await self._tasks.aclose()
-        await self._opened.aclose()
-
     @property
     def _shown_host(self) -> str:
         return self.settings.advertised_host or self.settings.host
 
-    async def _start_serving(self) -> None:
+    async def _start(self) -> None:
+        """Returns when clients are served; the admin API follows within a second."""
         settings, ports, opened = self.settings, self._ports, self._opened
         store = await RocksStore.open(settings.data_dir / "metadata", ports)
         opened.push_async_callback(store.aclose)
@@ -121,7 +101,7 @@ class Standalone:
             settings.ledger_config,
             ports,
             families=self._families,
-            is_ready=lambda: self._ready,
+            is_ready=lambda: self._phase == "serving",
             on_failed=self._failure.report,
         )
         opened.push_async_callback(self._serving.aclose)
@@ -131,7 +111,8 @@ class Standalone:
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=configured)
         await self._serving.start()
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)
-        self._ready = True
+        opened.push_async_callback(self._tasks.aclose)
+        self._tasks.start(self._start_network_services(), name="network-services")
 
     async def _start_network_services(self) -> None:
         """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""

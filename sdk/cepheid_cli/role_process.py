@@ -9,23 +9,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cepheid_cli.log_lines import start_logging
+from cepheid_ports import Role
 
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005  # journal and reader threads need the interpreter for microseconds, but at once (default: 5 ms)
-
-
-class Role(Protocol):
-    async def start(self) -> None:
-        """Returns when it serves. Raises CepheidError, having closed everything."""
-
-    async def wait_until_stopped(self, stop: asyncio.Event) -> None:
-        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
-
-    async def aclose(self) -> None: ...
 
 
 R = TypeVar("R", bound=Role)

@@ -2,8 +2,9 @@
 
 from cepheid_ports.addresses import HOST_PATTERN, host_port
 from cepheid_ports.errors import CepheidError
-from cepheid_ports.first_failure import FirstFailure, ProcessFailedError
+from cepheid_ports.first_failure import ProcessFailedError
 from cepheid_ports.ports import Ports
+from cepheid_ports.role import Role
 from cepheid_ports.single_flight import SingleFlight
 from cepheid_ports.tasks import TaskOwner
 from cepheid_ports.worker import OnDone, ThreadWorker, Worker
@@ -11,10 +12,10 @@ from cepheid_ports.worker import OnDone, ThreadWorker, Worker
 __all__ = [
     "HOST_PATTERN",
     "CepheidError",
-    "FirstFailure",
     "OnDone",
     "Ports",
     "ProcessFailedError",
+    "Role",
     "SingleFlight",
     "TaskOwner",
     "ThreadWorker",
