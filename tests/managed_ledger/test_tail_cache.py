@@ -68,6 +68,20 @@ def test_reads_from_exactly_the_position_within_both_limits() -> None:
     in_loop(main())
 
 
+def test_a_large_entry_that_does_not_fit_ends_the_read_though_smaller_ones_behind_it_would() -> None:
+    """Seeds 0x9 and 0xc of the simulator: consumers were never sent what had been left out."""
+
+    async def main() -> None:
+        topic = Topic(TailCache(1 << 20))
+        topic.tail.add(encode_group(1, 0, -1, 0, [b"1:0", b"1:1".ljust(500, b".")]), topic.last)
+        topic.last = Position(1, 1)
+        topic.add(1)
+        assert topic.read(0, max_bytes=400) == ["1:0"]
+        assert topic.read(0, max_bytes=1000) == ["1:0", "1:1", "1:2"]
+
+    in_loop(main())
+
+
 def test_the_oldest_group_of_the_process_goes_first_when_the_budget_is_used_up() -> None:
     async def main() -> None:
         cache = TailCache(4 * cost_of(group(1, 0)))

@@ -157,14 +157,15 @@ class TopicTail:
             group = group.slice(entry_id, group.last_entry_id)
         found: list[EntryGroup] = []
         while True:
-            group = front_of(group, max_entries, max_bytes, at_least_one=not found)
-            if group is None:
+            front = front_of(group, max_entries, max_bytes, at_least_one=not found)
+            if front is None:
                 return found
-            found.append(group)
-            max_entries -= len(group.ends)
-            max_bytes -= len(group.data)
+            found.append(front)
+            max_entries -= len(front.ends)
+            max_bytes -= len(front.data)
             index += 1
-            if max_entries <= 0 or max_bytes <= 0 or index == len(groups):
+            # A group that was cut is the last: what did not fit comes before everything behind it, however small that is.
+            if front is not group or max_entries <= 0 or max_bytes <= 0 or index == len(groups):
                 return found
             group = groups[index]
             assert group is not None
