@@ -23,7 +23,7 @@ from cepheid_broker.managed_ledger import (
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
-from tests.simulation.checks_topic import RIGHT_MS, acked_messages, check_entry, check_opened
+from tests.simulation.checks_topic import RIGHT_MS, acked_messages, check_backlog, check_entry, check_opened
 from tests.simulation.history import History
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_clock import true_ms
