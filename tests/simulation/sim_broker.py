@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.broker import Broker
@@ -93,6 +92,7 @@ class SimBroker:
         self.broker_settings = broker_settings(name)
         self.serving: SimServing | None = None
         self.on_down: Callable[[SimBroker], None] = lambda _: None  # its process ended by itself
+        self._opened: list[Callable[[], Awaitable[None]]] = []  # closed in reverse
         self._sockets = sockets
         self._outside = contextvars.copy_context()  # of no process
         self._tree = tree
@@ -127,7 +127,7 @@ class SimBroker:
     def start(self) -> None:
         assert not self.node.alive, f"{self!r} is running"
         self.node = Node(self.name, self.node.incarnation + 1)
-        self._opened = AsyncExitStack()
+        self._opened = []
         self.node.context.run(self._build)
         self._history.note(f"{self.process} started")
         if self.serves:
@@ -140,21 +140,21 @@ class SimBroker:
         self.ports = sim_ports(plan.random, lambda _: plan.between(plan.faults.disk_delay_s), plan.clocks.of(self.name))
         self.store = SimStore(self._tree, plan, process)
         self.store.subscribe(self._on_session)
-        self._opened.push_async_callback(self.store.aclose)
+        self._opened.append(self.store.aclose)
         ids = self._ids = LedgerIds(self.store, block=10)
         wires = SimConnections(self._network, self.node)
         if self._directory is None:  # the real one, over registrations
             directory = BookieDirectory(self.store, self.ports, connect=lambda bookie_id, address: wires.get(bookie_id))
             directory.on_new_incarnation = ids.drop_block
             directory.on_back = lambda bookie_id: self.client.on_bookie_back(bookie_id)
-            self._opened.push_async_callback(directory.aclose)
+            self._opened.append(directory.aclose)
             self.node.start(self._follow(directory), name="follow bookies")
             connections, writable = ConnectionsProbe(directory, history, process), directory.writable
         else:
             connections, writable = ConnectionsProbe(wires, history, process), self._directory.writable
         placement = RandomPlacement(writable, plan.random, LEDGER_SETTINGS.quarantine_s)
         self.client = LedgerClient(connections, ledger_records(self.store), ids, placement, LEDGER_SETTINGS, self.ports)
-        self._opened.push_async_callback(self.client.aclose)
+        self._opened.append(self.client.aclose)
         self.ledgers = LedgerClientProbe(self.client, history, process)
         self.managed_ledgers = ManagedLedgers(
             self.ledgers if self.observed else self.client,  # type: ignore[arg-type] # behaves as one
@@ -164,7 +164,7 @@ class SimBroker:
             self.ports,
         )
 
-        self._opened.push_async_callback(self.managed_ledgers.aclose)
+        self._opened.append(self.managed_ledgers.aclose)
 
     def _build_serving(self) -> None:
         self.serving = SimServing(
@@ -179,7 +179,7 @@ class SimBroker:
             note=lambda text: self._history.note(f"{self.process}: {text}"),
             on_failed=self._on_failed,
         )
-        self._opened.push_async_callback(self.serving.broker.aclose)
+        self._opened.append(self.serving.broker.aclose)
 
     async def _serve(self) -> None:
         assert self.serving is not None
@@ -213,10 +213,11 @@ class SimBroker:
                 self.store.abandon()
 
     async def _close(self) -> None:
-        try:
-            await self._opened.aclose()
-        except (CepheidError, TimeoutError) as error:
-            self._history.note(f"{self.process} did not stop in good order: {error!r}")
+        for close in reversed(self._opened):
+            try:
+                await close()
+            except (CepheidError, TimeoutError) as error:
+                self._history.note(f"{self.process} does not stop in good order: {error!r}")
 
     async def _follow(self, directory: BookieDirectory) -> None:
         while True:

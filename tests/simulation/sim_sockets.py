@@ -76,7 +76,7 @@ class SimServer:
     def accept(self, transport: SimTransport) -> None:
         """A step of its process."""
         if self.is_serving():
-            transport.open(self._factory())
+            transport.open(self._sockets.listened_in(self._factory(), self.name[0]))
         else:
             transport.break_off()
 
@@ -90,6 +90,7 @@ class Sockets:
         self.context = contextvars.Context()  # of no process: steps of the network itself
         self.window_bytes = _WINDOW_BYTES
         self.dark: dict[str, None] = {}  # machines without power
+        self.listened_in: Callable[[Any, str], Any] = lambda protocol, machine: protocol  # for who notes what servers say
         self._servers: dict[tuple[str, int], SimServer] = {}
         self._transports: dict[SimTransport, None] = {}
         self._watched: dict[Node, None] = {}
@@ -105,6 +106,11 @@ class Sockets:
         self.dark[machine] = None
         for transport in self.ends_at(machine):
             transport.vanish()
+
+    def reset(self, machine: str) -> None:
+        """All its connections: both ends hear of it, as soon as anything reaches them."""
+        for transport in self.ends_at(machine):
+            transport.reset()
 
     def ends_at(self, machine: str) -> list[SimTransport]:
         return [transport for transport in self._transports if transport.machine == machine]

@@ -259,6 +259,12 @@ class SimTransport(asyncio.Transport):
         self.out.mark(Mark.RESET if self._unread else Mark.END)
         self.vanish()
 
+    def reset(self) -> None:
+        """By something between the two ends."""
+        if self.opened:
+            self.out.receiver.out.mark(Mark.RESET)
+            self.out.mark(Mark.RESET)
+
     def sleep(self, duration_s: float) -> None:
         """Its process reads nothing for so long."""
         self._asleep = True
