@@ -87,7 +87,6 @@ class Admission:
                 self._wait(request, on_answers)
             else:
                 self._admit(request, on_answers)
-        self._checkpointer.touch()
         self._space.touch()
 
     def pump(self) -> None:

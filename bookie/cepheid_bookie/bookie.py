@@ -128,9 +128,7 @@ class Bookie:
             ledgers, cache, self._journal, self._checkpointer, self._space, settings, self._limbo, self._wake_connections
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
-        self._access = LedgerAccess(
-            ledgers, self._journal, self._checkpointer, lambda: self.state is BookieState.SERVING, self._lac_waits.wake
-        )
+        self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
         self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
         ledgers.start()
         self._space.look_now()
@@ -171,6 +169,7 @@ class Bookie:
         else:
             outcome = Status.IO_ERROR
             self._fail(error)
+        self._checkpointer.touch()  # now, not at admission: the checkpoint that follows must find this batch below its mark
         adds: list[AddCompletion] = []
         for completion in completions:
             if type(completion) is AddCompletion:

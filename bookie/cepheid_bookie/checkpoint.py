@@ -118,8 +118,11 @@ class Checkpointer:
         )
 
     def touch(self) -> None:
-        """Something changed: a checkpoint follows within the interval. Cheap; no timer runs in an idle bookie."""
-        if self._timer is None:
+        """A batch of the journal is done: a checkpoint follows within the interval. Cheap; no timer runs in an idle bookie.
+
+        What a batch holds was in the cache, and the ledgers' records dirty, before: so nothing stays behind for want of a later touch.
+        """
+        if self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._settings.checkpoint_interval_s, self._on_timer)
         if self._journal.written_bytes - self._journal_bytes_taken > self._settings.checkpoint_journal_bytes:
             self.request()

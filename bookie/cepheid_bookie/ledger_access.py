@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from cepheid_bookie.checkpoint import Checkpointer
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import encode_ledger_to
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
@@ -27,13 +26,11 @@ class LedgerAccess:
         self,
         ledgers: LedgerTable,
         journal: Journal,
-        checkpointer: Checkpointer,
         is_serving: Callable[[], bool],
         on_changed: Callable[[int], None],
     ) -> None:
         self._ledgers = ledgers
         self._journal = journal
-        self._checkpointer = checkpointer
         self._is_serving = is_serving
         self._on_changed = on_changed
         self.fences = 0
@@ -83,7 +80,6 @@ class LedgerAccess:
     async def _save(self, state: LedgerState) -> Status:
         """Journals the ledger's record and waits for the sync; the index follows at the next checkpoint."""
         self._ledgers.mark_dirty(state)
-        self._checkpointer.touch()
         synced: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         fenced = state.fenced
 

@@ -11,6 +11,7 @@ import pytest
 from cepheid_bookie import BookieState
 from cepheid_rpc import AddAnswer, AddRequest, ExplicitLac, LacRequest, ReadRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, add_requests, added, entries_of, group_of, read_all, small_settings
+from tests.simulation.virtual_loop import run_simulated
 from tests.support import run_async, wait_until
 
 OTHER_KEY = b"x" * 16
@@ -142,6 +143,23 @@ def test_a_fence_is_answered_only_when_it_is_durable(request_kind: str) -> None:
             await asyncio.gather(*asked)
 
     run_async(main())
+
+
+def test_a_checkpoint_follows_whatever_a_slow_journal_held_back() -> None:
+    """Found by seed 0x13 (V6): the checkpoint came while the batch was under way, and no other one until the next add."""
+
+    async def main() -> None:
+        machine = Machine(settings=small_settings(checkpoint_interval_s=1.0))
+        async with machine.bookie() as bookie:
+            machine.workers["journal"].hold()
+            pending = asyncio.ensure_future(add(bookie, group_of(7, 0)))
+            await asyncio.sleep(10)  # of a virtual clock
+            machine.workers["journal"].release()
+            assert [a.status for a in await pending] == [Status.OK]
+            await asyncio.sleep(2)
+            assert bookie._checkpointer.clean, f"{bookie._checkpointer!r}, {bookie!r}"
+
+    run_simulated(main())
 
 
 def test_no_add_is_answered_before_the_sync() -> None:
