@@ -1,6 +1,6 @@
 """What clients of a server saw, one event after the other: lines of JSON that can be kept, sent and judged later.
 
-    send ──► sent            asked to publish; answered with an id or an error
+    send ──► resend … sent   asked to publish, again after a reconnect (noted by clients that know); answered with an id or an error
     open ──► opened ──► received, ack, nack, sought ──► close   a consumer's life: asked for, answered, …
     restart, restarted       somebody broke the server, and it serves again
     fault                    a part of it was broken of which clients may notice nothing but that it takes longer (`details`)

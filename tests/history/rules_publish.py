@@ -35,12 +35,13 @@ def _identity(facts: Facts, promises: Promises) -> Iterator[Violation]:
     for sent in facts.sent_ok:
         if sent.position is not None and sent.position[0] >= 0 and answered.setdefault(sent.position, sent.uid) != sent.uid:
             yield Violation("H2", f"{sent.position} was answered for {answered[sent.position]} and for {sent.uid}", (sent,))
-    most = 1 if promises.deduplication else 1 + len(facts.restarts)
     for uid, places in facts.copies.items():
+        most = 1 if promises.deduplication else 1 + len(facts.restarts) + facts.resends[uid]
         if uid not in facts.sends:
             yield Violation("H2", f"{uid} at {places} was never sent")
         elif len(places) > most:
-            yield Violation("H2", f"{uid} is stored {len(places)} times; {len(facts.restarts)} restarts explain {most}: {places}")
+            explained = f"{len(facts.restarts)} restarts and {facts.resends[uid]} resends explain {most}"
+            yield Violation("H2", f"{uid} is stored {len(places)} times; {explained}: {places}")
 
 
 def _order(facts: Facts, promises: Promises) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +36,9 @@ class Promises:
     """Key_Shared consumers asked for it."""
     drained: bool = True
     """The last consumer of each subscription received until nothing more came."""
+    noted_at_servers: bool = False
+    """Deliveries and acknowledgements were noted at the servers' end of the connections (rules_served.py): none of the allowances
+    above is made for them."""
 
 
 class Facts:
@@ -54,6 +57,7 @@ class Facts:
         self.sends: dict[str, Event] = {event.uid: event for event in events if event.kind == "send"}
         self.sent_ok = [event for event in events if event.kind == "sent" and not event.error]
         self.restarts = [event for event in events if event.kind == "restart"]
+        self.resends: Counter[str] = Counter(event.uid for event in events if event.kind == "resend")
 
         self._stored_at: list[tuple[float, int]] = []  # when it was known that so many are stored
         for sent in self.sent_ok:
@@ -79,7 +83,7 @@ class Facts:
         return position[:2]
 
     def subscriptions(self) -> dict[str, list[Event]]:
-        """Events of each subscription's consumers in order, with restarts among them."""
+        """Events of each subscription in order, with restarts among them."""
         found: dict[str, list[Event]] = {event.subscription: [] for event in self.events if event.kind == "open"}
         for event in self.events:
             if event.subscription in found:

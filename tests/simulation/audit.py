@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cepheid_broker.managed_ledger import ManagedLedger
 from cepheid_metadata import UNDELETED, LedgerState, Position, keys
 from cepheid_wire import TopicName
+from tests.simulation.audit_clients import audit_clients, judge_clients
+from tests.simulation.audit_rest import check_rest, check_terminate
+from tests.simulation.audit_waits import read_all, wait_for
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
 from tests.simulation.history import History
@@ -19,51 +20,62 @@ from tests.simulation.workload_ledgers import EXPECTED
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_REST_S = 60.0
-"""Longer than every timeout and backoff of the settings in `cluster.py` together."""
-
-
 _RESUME_S = 12.0
 """Of a writer: what struck it last has to be found out (2.5 s), a change under way be decided (6 s) and another be made."""
 
 
 async def audit(world: World) -> None:
     history = world.history
-    await _wait(
+    await wait_for(
         world,
         "V3",
         lambda: all(pending.count == 0 for process, pending in world.ledger_workload.pending.items() if _lives(world, process)),
         "a writer with bookies around it does not resume",
         limit_s=_RESUME_S,
     )
+    if world.stores:
+        await _rest(world)
+    if world.clients is not None:
+        await audit_clients(world)
+    for broker in world.brokers.values():
+        if broker.node.alive:
+            broker.crash()
+    auditor = world.new_broker("auditor")
+    auditor.start()
+    if world.stores:
+        done = world.spawn(auditor.node, _read_topic(world, auditor), "audit of topics")
+        await wait_for(world, "V4", done.done, "some topic cannot be opened, read and written")
+        done = world.spawn(auditor.node, _read_deduplicated(world, auditor), "audit of deduplication")
+        await wait_for(world, "V4", done.done, "the topic with deduplication cannot be opened and read")
+    if world.clients is not None:
+        await judge_clients(world, auditor)
+    await wait_for(
+        world, "M8", lambda: not unnamed_ledgers(history), lambda: f"nothing names the ledgers {unnamed_ledgers(history)}"
+    )
+    done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
+    await wait_for(world, "V1", done.done, "some ledger cannot be recovered and read")
+    bookies = world.bookies.values()  # one may still have ended of what had struck it before
+    await wait_for(world, "V8", lambda: all(bookie.serving for bookie in bookies), f"not everybody serves: {list(bookies)}")
+    for bookie in bookies:
+        assert bookie.bookie is not None
+        await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
+    await check_rest(world)
+
+
+async def _rest(world: World) -> None:
+    """Workloads that use storage directly come to their end."""
     for broker in world.brokers.values():
         for workload in (world.ledger_workload, world.topic_workload):
             pending = workload.pending.get(broker.process)
             if pending is not None:
-                await _wait(
+                await wait_for(
                     world, "V9", lambda pending=pending: pending.count == 0, f"appends of {broker.process} are never answered"
                 )
     dedup = world.dedup_workload
-    await _wait(world, "V9", lambda: dedup.is_quiet, f"messages are sent again and again: {dedup.clients}")
+    await wait_for(world, "V9", lambda: dedup.is_quiet, f"messages are sent again and again: {dedup.clients}")
     if world.topic_workload.owners is not None:
         done = world.start_outside(_find_owner(world), "look up")
-        await _wait(world, "V4", done.done, f"nobody comes to own {world.topic_workload.topic}")
-    for broker in world.brokers.values():
-        broker.crash()
-    auditor = world.new_broker("auditor")
-    auditor.start()
-    done = world.spawn(auditor.node, _read_topic(world, auditor), "audit of topics")
-    await _wait(world, "V4", done.done, "some topic cannot be opened, read and written")
-    done = world.spawn(auditor.node, _read_deduplicated(world, auditor), "audit of deduplication")
-    await _wait(world, "V4", done.done, "the topic with deduplication cannot be opened and read")
-    await _wait(world, "M8", lambda: not unnamed_ledgers(history), lambda: f"nothing names the ledgers {unnamed_ledgers(history)}")
-    done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
-    await _wait(world, "V1", done.done, "some ledger cannot be recovered and read")
-    bookies = world.bookies.values()  # one may still have ended of what had struck it before
-    await _wait(world, "V8", lambda: all(bookie.serving for bookie in bookies), f"not everybody serves: {list(bookies)}")
-    for bookie in bookies:
-        assert bookie.bookie is not None
-        await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
+        await wait_for(world, "V4", done.done, f"nobody comes to own {world.topic_workload.topic}")
 
 
 async def _find_owner(world: World) -> None:
@@ -90,7 +102,8 @@ async def _read_topic(world: World, auditor: SimBroker) -> None:
                 entries += workload.check_groups(managed_ledger, groups)
                 position = Position(entries[-1][0].ledger_id, entries[-1][0].entry_id + 1)
             check_all_entries(world.history, workload.model, entries)
-            if await workload.append((auditor.process, 0), managed_ledger):
+            if managed_ledger.is_terminated or await workload.append((auditor.process, 0), managed_ledger):
+                await check_terminate(world.history, workload, auditor, managed_ledger)
                 return
         except EXPECTED as error:
             world.history.note(f"audit of topics: {error!r}")
@@ -107,18 +120,6 @@ async def _read_deduplicated(world: World, auditor: SimBroker) -> None:
         except EXPECTED as error:
             world.history.note(f"audit of deduplication: {error!r}")
             await asyncio.sleep(0.5)
-
-
-async def read_all(managed_ledger: ManagedLedger) -> list[tuple[Position, bytes]]:
-    """Every entry, in order."""
-    entries: list[tuple[Position, bytes]] = []
-    position = managed_ledger.first_position()
-    while groups := await managed_ledger.read(position, max_entries=100, max_bytes=100_000):
-        for group in groups:
-            for entry_id, payload in enumerate(group.payloads(), group.first_entry_id):
-                entries.append((Position(group.ledger_id, entry_id), bytes(payload)))
-        position = Position(entries[-1][0].ledger_id, entries[-1][0].entry_id + 1)
-    return entries
 
 
 async def _read_ledgers(world: World, auditor: SimBroker) -> None:
@@ -158,15 +159,3 @@ def unnamed_ledgers(history: History) -> list[int]:
         if ledger_id not in [ledger.ledger_id for ledger in chain.ledgers] and ledger_id not in of_cursors:
             unnamed.append(ledger_id)
     return unnamed
-
-
-async def _wait(
-    world: World, rule: str, condition: Callable[[], bool], what: str | Callable[[], str], *, limit_s: float = _REST_S
-) -> None:
-    deadline = world.loop.time() + limit_s
-    while not condition():
-        if world.loop.time() > deadline:
-            told = what if isinstance(what, str) else what()
-            world.history.violated(rule, f"{told}, {limit_s:g} s after the last fault")
-        await asyncio.sleep(0.1)
-    world.history.check(rule, True, what)

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cepheid_metadata import UNDELETED
+from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_metadata import UNDELETED, SessionState
 from tests.simulation.audit import audit
 from tests.simulation.cluster import SimBookie
 from tests.simulation.cuts import NO_CUTS, Cuts
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_serving import found_cluster
 from tests.simulation.stage import Stage
+from tests.simulation.workload_clients import ClientWorkload
 from tests.simulation.workload_dedup import DedupWorkload
 from tests.simulation.workload_ledgers import LedgerWorkload, Quorums
 from tests.simulation.workload_owners import OwnershipWorkload
@@ -26,6 +29,8 @@ from tests.simulation.workload_topics import TopicWorkload
 _QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2))
 _MOST_REPLAYS = 4
 _FEWEST_FAULTS = 3
+_STORES = 0.5
+"""Of worlds use storage directly; the others have clients."""
 _ORDERLY = 0.5
 """Of worlds have brokers that ask whose a topic is; in the others they fight."""
 
@@ -40,6 +45,8 @@ class World(Stage):
         self.actions = 0
         self._wanted_operations = operations if cuts.operations is None else cuts.operations
         self._fewest_faults = _FEWEST_FAULTS if cuts.operations is None else 0
+        self.stores = self.orderly = True
+        self.clients: ClientWorkload | None = None
         self._replays = 0
         self._inspector = random.Random(f"{seed}/inspector")
         self._operator = random.Random(f"{seed}/operator")
@@ -54,31 +61,58 @@ class World(Stage):
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
         self._least_ack_quorum = self.disks_to_lose + 1
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
+        await found_cluster(self.tree)
+        self._choose_flavour()
         self.topic_workload = TopicWorkload("orders", self.random, self.history, self.quorums, weak_ledgers=not self.disks_to_lose)
         self.dedup_workload = DedupWorkload("payments", random.Random(f"{self.seed}/dedup"), self.history, self.quorums)
         self.owners = OwnershipWorkload(random.Random(f"{self.seed}/owners"), self.history, self.tree)
-        await self.owners.found(self.topic_workload.topic)
-        if random.Random(f"{self.seed}/order").random() < _ORDERLY:
+        self.topic_workload.weather = self.weather
+        if self.orderly:
             self.topic_workload.owners = self.dedup_workload.owners = self.owners
+        if self.clients is not None:
+            await self._prepare_clients(self.clients)
         for bookie in self.bookies.values():
             bookie.checks.on_mark = lambda bookie=bookie: self._on_mark(bookie)
             bookie.start()
         for broker in self.brokers.values():
             self.begin(broker)
-        for client in self.dedup_workload.clients:
-            self.start_outside(self.dedup_workload.produce(client), client.name)
+        if self.stores:
+            for client in self.dedup_workload.clients:
+                self.start_outside(self.dedup_workload.produce(client), client.name)
+        if self.clients is not None:
+            self.clients.start()
         nemesis = Nemesis(self)
         while self._operations() < self._wanted_operations or self.plan.dealt < self._fewest_faults:
             await asyncio.sleep(self.random.expovariate(10.0))
-            self._visit_ledgers()
-            self.owners.watch(list(self.brokers.values()), self.topic_workload.topic)
+            if self.stores:
+                self._visit_ledgers()
+                self.owners.watch(list(self.brokers.values()), self.topic_workload.topic)
             self._look_at_some_disk()
             nemesis.act()
         self.history.note("healing")
         self.ledger_workload.stopped = self.topic_workload.stopped = self.dedup_workload.stopped = True
+        if self.clients is not None:
+            self.clients.stopped = True
         self.plan.heal()
         await nemesis.heal()
         await audit(self)
+
+    def _choose_flavour(self) -> None:
+        """Brokers whose storage is used directly, brokers that serve clients, or both; in good order or not."""
+        flavour, order = random.Random(f"{self.seed}/flavour"), random.Random(f"{self.seed}/order")
+        self.stores = flavour.random() < _STORES
+        self.orderly = order.random() < _ORDERLY
+        if not self.stores:
+            self.clients = ClientWorkload(self, list(self.brokers))
+
+    async def _prepare_clients(self, clients: ClientWorkload) -> None:
+        await clients.found()
+        quorums, retention = self.quorums, Retention(time_ms=-1, size_bytes=-1)
+        for broker in self.brokers.values():
+            broker.serves, broker.orderly = True, self.orderly
+            broker.ledger_config = ManagedLedgerConfig(quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum, retention)
+            broker.on_down = lambda broker: self.later(0.3, lambda: broker.node.alive or self.begin(broker))
+        self.sockets.listened_in = lambda protocol, name: clients.tap(protocol, self.brokers[name])
 
     def _operations(self) -> int:
         """But those of producers that only wait for each other."""
@@ -88,6 +122,16 @@ class World(Stage):
         """Gives an action of visitors and operators its ordinal, right before it happens. False: it is left out."""
         ordinal, self.actions = self.actions, self.actions + 1
         return ordinal not in self.skipped
+
+    def weather(self, broker: SimBroker) -> int | None:
+        """See `TopicWorkload.weather`."""
+        is_fine = (
+            not self.tree.out
+            and not self.tree.electing
+            and self.tree.slow == 1.0
+            and broker.store.session_state is SessionState.CONNECTED
+        )
+        return self.plan.total() if is_fine else None
 
     def other_quorums(self, rng: random.Random) -> Quorums | None:
         """Some that this cluster can have, and under which no disk that is lost takes the last copy along."""
@@ -106,6 +150,8 @@ class World(Stage):
     def begin(self, broker: SimBroker) -> None:
         """Starts a broker's process and what runs in it."""
         broker.start()
+        if not self.stores:
+            return
         if self.topic_workload.owners is not None:
             self.spawn(broker.node, self.owners.run(broker), "ownership")
         self.spawn(broker.node, self.ledger_workload.write(broker), "write")

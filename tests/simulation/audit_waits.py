@@ -1,0 +1,40 @@
+"""What audits share: waiting within a bound, and reading all of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cepheid_broker.managed_ledger import ManagedLedger
+from cepheid_metadata import Position
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+REST_S = 60.0
+"""Longer than every timeout and backoff of the settings in `cluster.py` together."""
+
+
+async def read_all(managed_ledger: ManagedLedger) -> list[tuple[Position, bytes]]:
+    """Every entry, in order."""
+    entries: list[tuple[Position, bytes]] = []
+    position = managed_ledger.first_position()
+    while groups := await managed_ledger.read(position, max_entries=100, max_bytes=100_000):
+        for group in groups:
+            for entry_id, payload in enumerate(group.payloads(), group.first_entry_id):
+                entries.append((Position(group.ledger_id, entry_id), bytes(payload)))
+        position = Position(entries[-1][0].ledger_id, entries[-1][0].entry_id + 1)
+    return entries
+
+
+async def wait_for(
+    world: World, rule: str, condition: Callable[[], bool], what: str | Callable[[], str], *, limit_s: float = REST_S
+) -> None:
+    deadline = world.loop.time() + limit_s
+    while not condition():
+        if world.loop.time() > deadline:
+            told = what if isinstance(what, str) else what()
+            world.history.violated(rule, f"{told}, {limit_s:g} s after the last fault")
+        await asyncio.sleep(0.1)
+    world.history.check(rule, True, what)
