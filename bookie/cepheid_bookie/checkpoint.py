@@ -120,7 +120,7 @@ class Checkpointer:
     def touch(self) -> None:
         """A batch of the journal is done: a checkpoint follows within the interval. Cheap; no timer runs in an idle bookie.
 
-        What a batch holds was in the cache, and the ledgers' records dirty, before: so nothing stays behind for want of a later touch.
+        What a batch holds was in the cache, and the records dirty, before: nothing stays behind for want of a later touch.
         """
         if self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._settings.checkpoint_interval_s, self._on_timer)
