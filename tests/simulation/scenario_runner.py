@@ -18,7 +18,7 @@ from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import KINDS, Line, Scenario, ScenarioError, Step, match, scenario_named
 from tests.simulation.scene import Scene
 
-VERBS = ("scenario_stage", "scenario_ledgers", "scenario_bookies", "scenario_topics")
+VERBS = ("scenario_stage", "scenario_ledgers", "scenario_bookies", "scenario_topics", "scenario_producers")
 """Modules that register kinds and steps."""
 
 for _module in VERBS:

@@ -11,7 +11,7 @@ from typing import Any
 from cepheid_broker.managed_ledger import ManagedLedger, Retention
 from cepheid_metadata import Chain, CursorRecord, Op, Position, keys
 from tests.simulation.audit import read_all
-from tests.simulation.checks_topic import check_all_entries
+from tests.simulation.checks_topic import acked_messages, check_all_entries
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, kind, step
 from tests.simulation.scenario_ledgers import OpenLedger
@@ -91,6 +91,7 @@ async def opens_topic(scene: Scene, broker: SimBroker, name: str, qw: int, qa: i
     course = TopicCourse(scene, TopicWorkload(name, scene.random, scene.history, Quorums(qw, qw, qa)))
     course.workload.config = replace(course.workload.config, retention=EVERYTHING)
     course.workload.weather = lambda _: 0
+    course.workload.model.keeps_ms = None
     scene.bind("topic", name, course)
     await opens_again(scene, broker, course)
 
@@ -122,6 +123,12 @@ async def has_given_up(scene: Scene, broker: SimBroker, topic: TopicCourse) -> N
 async def closes_topic(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
     """As when a bundle is handed over: appends are answered, cursors saved, the ledger ended."""
     await scene.at(broker, topic.workload.close(topic.at(broker)))
+
+
+@step("{broker} is down")
+async def is_down(scene: Scene, broker: SimBroker) -> None:
+    """Waits until its process has ended."""
+    await scene.wait_until(lambda: not broker.node.alive, f"{broker.name} is down")
 
 
 @step("{broker}'s session with metadata expires")
@@ -321,6 +328,12 @@ async def is_all_there(scene: Scene, topic: TopicCourse) -> None:
 # -- trimming -----------------------------------------------------------------------------------------------------------
 
 
+@step("{topic} keeps everything")
+def keeps_everything(scene: Scene, topic: TopicCourse) -> None:
+    """From now on."""
+    _keep(topic, EVERYTHING)
+
+
 @step("{topic} keeps nothing that is consumed")
 def keeps_nothing(scene: Scene, topic: TopicCourse) -> None:
     """Retention of no time and no size: what every subscription has acknowledged goes."""
@@ -337,6 +350,7 @@ def keeps_bytes(scene: Scene, topic: TopicCourse, size_bytes: int) -> None:
 def keeps_days(scene: Scene, topic: TopicCourse, days: int) -> None:
     """Retention by age, whatever the size."""
     _keep(topic, Retention(time_ms=days * DAY_MS, size_bytes=-1))
+    topic.workload.model.keeps_ms = days * DAY_MS
 
 
 def _keep(topic: TopicCourse, retention: Retention) -> None:
@@ -407,6 +421,13 @@ def acknowledges_up_to(scene: Scene, name: str, topic: TopicCourse, payload: byt
     broker.node.context.run(topic.workload.acknowledge_these, _cursor(topic, broker, name), _model(topic, name), asked)
 
 
+@step("{subscription} of {topic} acknowledges all of {ledger} at {broker}")
+def acknowledges_ledger(scene: Scene, name: str, topic: TopicCourse, ledger: OpenLedger, broker: SimBroker) -> None:
+    """Cumulatively, up to its last entry; likewise."""
+    asked = Acked(upto=max(position for position in topic.workload.model.stored if position.ledger_id == ledger.id))
+    broker.node.context.run(topic.workload.acknowledge_these, _cursor(topic, broker, name), _model(topic, name), asked)
+
+
 @step("{subscription} of {topic} acknowledges everything so far at {broker}")
 def acknowledges_all(scene: Scene, name: str, topic: TopicCourse, broker: SimBroker) -> None:
     """Cumulatively; likewise."""
@@ -449,6 +470,28 @@ async def move_done(scene: Scene, broker: SimBroker, name: str, topic: TopicCour
     await topic.moves.pop()
 
 
+@step("{broker} crashes as soon as it has moved {subscription} of {topic} to the edge of a ledger")
+def crashes_at_edge(scene: Scene, broker: SimBroker, name: str, topic: TopicCourse) -> None:
+    """Of the first one that stays, as trimming does before it takes ledgers away."""
+    key = keys.cursor_key(topic.workload.topic, name)
+
+    def dies(ops: Sequence[Op]) -> bool:
+        if any(op.key == key for op in ops) and cursor_record(scene, topic, name).mark_delete.entry_id == -1:
+            scene.later(0.0, broker.crash)
+        return False
+
+    broker.store.loses_answer = dies
+
+
+@step("{broker} delivers {payload} again to {subscription} of {topic}, and saves how often")
+async def delivers_again(scene: Scene, broker: SimBroker, payload: bytes, name: str, topic: TopicCourse) -> None:
+    """Its delivery count is saved with the position."""
+    position = topic.position(payload)
+    _model(topic, name).redelivered[position] = 1
+    _cursor(topic, broker, name).count_redelivery(*position)
+    await scene.at(broker, _cursor(topic, broker, name).saved())
+
+
 @step("{broker} would deliver {payload} next to {subscription} of {topic}")
 def would_deliver(scene: Scene, broker: SimBroker, payload: bytes, name: str, topic: TopicCourse) -> None:
     """It is the first entry that the subscription has not acknowledged."""
@@ -462,6 +505,15 @@ def are_acknowledged(scene: Scene, payloads: Sequence[bytes], name: str, topic: 
     cursor = _cursor(topic, broker, name)
     for payload in payloads:
         scene.require(cursor.is_acknowledged(topic.position(payload)), f'"{payload.decode()}" would be delivered: {cursor!r}')
+
+
+@step(
+    "messages {number} and {number} of the batch {payload} are acknowledged by {subscription} of {topic} at {broker}, and no others"
+)
+def part_acknowledged(scene: Scene, one: int, other: int, payload: bytes, name: str, topic: TopicCourse, broker: SimBroker) -> None:
+    """The rest of it will be delivered."""
+    acked = acked_messages(_cursor(topic, broker, name), topic.position(payload))
+    scene.require(acked == 1 << one | 1 << other, f"acknowledged are {acked:#010b}")
 
 
 @step("{payloads} (is|are) not acknowledged by {subscription} of {topic} at {broker}")

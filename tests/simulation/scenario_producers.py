@@ -1,0 +1,158 @@
+"""Producers that send again what they were not answered, to a topic that removes duplicates; and many entries at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cepheid_broker.persistent_topic import PersistentTopic
+from tests.simulation.audit import read_all
+from tests.simulation.cluster import SimBookie
+from tests.simulation.scenario_language import ScenarioError, kind, step
+from tests.simulation.scenario_topics import TopicCourse
+from tests.simulation.scene import Scene
+from tests.simulation.sim_broker import SimBroker
+from tests.simulation.workload_dedup import POLICIES, Client, DedupWorkload
+from tests.simulation.workload_ledgers import Quorums
+
+
+@dataclass(slots=True)
+class Producing:
+    """One producer with its topic."""
+
+    workload: DedupWorkload
+    client: Client
+    broker: SimBroker  # that serves the topic
+    topic: PersistentTopic
+
+    def hear(self) -> int:
+        """How many messages are answered by now."""
+        if self.client.peer is not None:
+            self.workload.hear(self.client)
+        return len(self.client.answered)
+
+
+@kind("new_producer", "(?:ann|bob)", "ann")
+def new_producer(scene: Scene, text: str) -> str:
+    return text
+
+
+@kind("producer", "(?:ann|bob)", "ann (or bob)")
+def producer(scene: Scene, text: str) -> Producing:
+    found: Producing = scene.find("producer", text)
+    return found
+
+
+@step("{broker} serves producer {new_producer} a topic without duplicates")
+async def serves(scene: Scene, broker: SimBroker, name: str) -> None:
+    """A real topic with deduplication, Qw 1 Qa 1; the producer is connected when this line is over."""
+    workload = DedupWorkload("payments", scene.random, scene.history, Quorums(1, 1, 1), clients=1)
+    topic = await scene.at(broker, workload.open(broker))
+    producing = Producing(workload, workload.clients[0], broker, topic)
+    scene.bind("producer", name, producing)
+    workload.serving = {broker.name: (broker.node, topic)}
+    await connects(scene, producing)
+
+
+@step("{broker} takes over the topic of {producer}, who connects to it")
+async def takes_over(scene: Scene, broker: SimBroker, producer: Producing) -> None:
+    """Whatever is not answered is sent again."""
+    producer.broker, producer.topic = broker, await scene.at(broker, producer.workload.open(broker))
+    producer.workload.serving = {broker.name: (broker.node, producer.topic)}
+    await connects(scene, producer)
+
+
+@step("{producer} connects again")
+async def connects(scene: Scene, producer: Producing) -> None:
+    """To whoever serves the topic; whatever is not answered is sent again."""
+    scene.require(await producer.workload.connect(producer.client), "nobody lets it in")
+
+
+@step("{producer} sends {number} (message|messages)")
+async def sends(scene: Scene, producer: Producing, count: int) -> None:
+    """In one go, with the next sequence ids, and waits for nothing but that the broker has taken them."""
+    if producer.client.peer is None:
+        raise ScenarioError("it is not connected")
+    producer.workload.publish(producer.client, count, chunks=1)
+    await asyncio.sleep(0)
+
+
+@step("{producer} has {number} answers")
+async def has_answers(scene: Scene, producer: Producing, count: int) -> None:
+    """Waits until so many of its messages are answered in all: with a position, or as sent before. Answers come in order (H4)."""
+    await scene.wait_until(lambda: producer.hear() >= count, lambda: f"it has {count} answers, and not {producer.hear()}")
+
+
+@step("the connection of {producer} breaks")
+def breaks(scene: Scene, producer: Producing) -> None:
+    """The broker notices at its next step."""
+    producer.workload.disconnect(producer.client)
+
+
+@step("a snapshot of the sequence ids of {producer} is due")
+async def snapshot_due(scene: Scene, producer: Producing) -> None:
+    """So much time goes by."""
+    await asyncio.sleep(POLICIES.dedup_snapshot_s + 0.1)
+
+
+@step("the snapshot of the sequence ids of {producer} is taken")
+def snapshot_taken(scene: Scene, producer: Producing) -> None:
+    """Metadata being well, it is saved within a tenth of a second."""
+    producer.broker.node.call_soon(producer.topic.on_tick, 1.0)
+
+
+@step("{producer} is told to come back")
+async def told_to_come_back(scene: Scene, producer: Producing) -> None:
+    """Waits until its topic is closed, and it hears of that."""
+    await scene.wait_until(lambda: producer.topic.closed, "its topic is closed")
+    producer.hear()
+    scene.require(producer.client.peer is None, "it still has its connection")
+
+
+@step("the topic of {producer} was never closed")
+def never_closed(scene: Scene, producer: Producing) -> None:
+    """It is the one that was opened first."""
+    scene.require(not producer.topic.closed, "it was")
+
+
+@step("each message of {producer} is stored once, in order")
+async def stored_once(scene: Scene, producer: Producing) -> None:
+    """Those that were answered, for certain (H3). Read from the first entry to the last."""
+    producer.workload.check(await scene.at(producer.broker, read_all(producer.topic.ledger)))
+
+
+# -- many at once -------------------------------------------------------------------------------------------------------
+
+
+@step("{broker} publishes {number} entries of {number} bytes to {topic}, {number} a second")
+async def floods(scene: Scene, broker: SimBroker, count: int, size_bytes: int, topic: TopicCourse, rate_per_s: int) -> None:
+    """Each as an append of its own, and waits for none."""
+    for number in range(count):
+        payload = b"flood %d " % number
+        topic.published[payload] = topic.publish(broker, [payload.ljust(size_bytes, b".")])
+        await asyncio.sleep(1 / rate_per_s)
+
+
+@step("every producer of {topic} is answered")
+async def all_answered(scene: Scene, topic: TopicCourse) -> None:
+    """Waits until each append is told OK or an error (V9)."""
+    for payload, future in list(topic.published.items()):
+        await scene.wait_until(future.done, f'the producer is told of "{payload.decode()}"')
+
+
+@step("{bookies} are restarted in turn while {broker} publishes to {topic}")
+async def rolls(scene: Scene, bookies: Sequence[SimBookie], broker: SimBroker, topic: TopicCourse) -> None:
+    """One after the other loses power and comes back half a second later, with ten entries around it; all are told OK."""
+    for bookie in bookies:
+        told: list[asyncio.Future[bool]] = []
+        for tenth in range(10):
+            if tenth == 2:
+                bookie.crash(power=True)
+            if tenth == 7:
+                await bookie.start()
+            told.append(topic.publish(broker, [b"unnamed %d" % len(topic.workload.model.sent)]))
+            await asyncio.sleep(0.1)
+        for each in told:
+            await scene.wait_until(each.done, "an entry is answered")
+            scene.require(each.result(), f"an entry is not told OK while {bookie.id} is restarted")
