@@ -146,6 +146,19 @@ def _was_begun(segment: bytes | bytearray) -> bool:
     return bool(magic == b"CPHDJRNL" and crc32c(memoryview(segment)[16 : _SEGMENT.size]) == crc)
 
 
+def marked_sequence(disks: Sequence[SimDisk]) -> int:
+    """V6: of the first batch that a start would replay."""
+    return max((mark[0] for mark in _marks(_files_of(disks))), default=1)
+
+
+def logs_without_reference(disks: Sequence[SimDisk], index: Any, current_log_id: int) -> list[str]:
+    """V6: space that nobody will ever read; but the log that is being written."""
+    named = {_log_path(block.log_id) for blocks in index._now.blocks.values() for block in blocks}
+    named.add(_log_path(current_log_id))
+    there = [f"entrylog/{name}" for disk in disks if disk.exists("entrylog") for name in disk.listdir("entrylog")]
+    return [path for path in there if path not in named]
+
+
 def _is_indexed(ledger_id: int, entry_id: int, entry: bytes, files: dict[str, bytearray], index: Any) -> bool:
     for block in reversed(index._synced.blocks.get(ledger_id, ())):
         if block.first_entry_id <= entry_id <= block.last_entry_id:

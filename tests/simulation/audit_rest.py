@@ -1,0 +1,88 @@
+"""What is asked of a cluster that has nothing to do any more: journals are let go of and space comes back (V6), nothing waits or
+is counted as under way (V9); and of a topic that is terminated in the middle of its appends (M10)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.audit_waits import wait_for
+from tests.simulation.checks_disk import logs_without_reference, marked_sequence
+from tests.simulation.history import History
+
+if TYPE_CHECKING:
+    from tests.simulation.sim_broker import SimBroker
+    from tests.simulation.workload_topics import TopicWorkload
+    from tests.simulation.world import World
+
+_CHECKPOINT_S = 5.0
+"""Several of the bookies' intervals (`cluster.py`)."""
+_COLLECTED_S = 30.0
+"""A deleted ledger goes after two looks at metadata, its log with the next one."""
+
+
+async def check_rest(world: World) -> None:
+    """Bookies that serve, clients that are gone."""
+    bookies = [bookie for bookie in world.bookies.values() if bookie.serving]
+    await wait_for(
+        world,
+        "V9",
+        lambda: not any(_under_way(bookie.bookie) for bookie in bookies),
+        lambda: f"still under way: {[(bookie.id, _under_way(bookie.bookie)) for bookie in bookies]}",
+    )
+    await wait_for(
+        world,
+        "V6",
+        lambda: not any(map(_unmarked_batches, bookies)),
+        lambda: f"marks stay behind: {[(bookie.id, _unmarked_batches(bookie)) for bookie in bookies]}",
+        limit_s=_CHECKPOINT_S,
+    )
+    await wait_for(
+        world,
+        "V6",
+        lambda: not any(_dead_logs(bookie) for bookie in bookies),
+        lambda: f"logs without a reference stay: {[(bookie.id, _dead_logs(bookie)) for bookie in bookies]}",
+        limit_s=_COLLECTED_S,
+    )
+
+
+def _unmarked_batches(bookie: Any) -> int:
+    """Of its journal."""
+    return 0 if bookie.bookie is None else bookie.bookie._journal.durable.sequence - marked_sequence(bookie.disks)
+
+
+def _under_way(bookie: Any) -> list[str]:
+    """What a bookie still counts, though everything was answered."""
+    counters = {
+        "adds waiting": bookie._admission.waiting_bytes,
+        "journal": bookie._journal.queued_bytes,
+        "reads": bookie._open_reads,
+    }
+    return [f"{name} {count}" for name, count in counters.items() if count]
+
+
+def _dead_logs(bookie: Any) -> list[str]:
+    current = bookie.bookie._logs.current_log_id if bookie.bookie is not None else 0
+    return logs_without_reference(bookie.disks, bookie.index, current)
+
+
+async def check_terminate(history: History, workload: TopicWorkload, auditor: SimBroker, managed_ledger: Any) -> None:
+    """M10. Raises what terminating raises; then the topic is to be opened again."""
+    if not managed_ledger.is_terminated:
+        opening = (auditor.process, managed_ledger.chain.epoch)
+        under_way = [workload.append(opening, managed_ledger) for _ in range(3)]
+        ended = asyncio.create_task(managed_ledger.terminate())
+        while not (managed_ledger.is_terminated or ended.done()):
+            await asyncio.sleep(0)
+        late = workload.append(opening, managed_ledger)
+        await ended
+        answered = all(told.done() for told in under_way)
+        history.check("M10", answered, f"{workload.topic} is terminated, and not all of its appends are answered")
+        history.check("M10", not await late, f"{workload.topic} takes an append while it is terminated")
+    after = workload.append((auditor.process, managed_ledger.chain.epoch), managed_ledger)
+    history.check("M10", not await after, f"{workload.topic} takes an append after it was terminated")
+    history.check(
+        "M10",
+        managed_ledger.chain.terminated_at == managed_ledger.last_confirmed,
+        lambda: f"{workload.topic} was terminated at {managed_ledger.chain.terminated_at}: {managed_ledger!r}",
+    )
