@@ -440,9 +440,9 @@ class SimBookie:
         if self.work_delay_s is not None:
             return self.work_delay_s
         if self.slow_thread and thread.endswith(self.slow_thread):
-            return plan.between(self.slow_thread_s)
+            return plan.lasting(self.slow_thread_s)
         if plan.strikes("slow disk", faults.slow_sync):
-            return plan.between(faults.slow_sync_s)
+            return plan.lasting(faults.slow_sync_s)
         if plan.strikes("work of a disk takes 10 to 30 s", faults.stuck_sync):
-            return plan.between(faults.stuck_sync_s)
+            return plan.lasting(faults.stuck_sync_s)
         return plan.between(faults.disk_delay_s)

@@ -6,6 +6,7 @@ once the world has been healed.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass, replace
 
@@ -76,6 +77,7 @@ class FaultPlan:
         self.dealt = 0
         self.counts: dict[str, int] = {}
         self.active = True
+        self.ends_s = 0.0  # loop time at which the last of the lasting ones has ended
         self.clocks = MachineClocks(seed, faults.clock_skew_s, faults.clock_drift)
         self._seed = seed
 
@@ -110,6 +112,12 @@ class FaultPlan:
     def between(self, bounds: tuple[float, float]) -> float:
         low, high = bounds
         return low + (high - low) * self.random.random()  # `uniform`, without a call: this runs for every message
+
+    def lasting(self, bounds: tuple[float, float]) -> float:
+        """As `between`, for what goes on so long after it was dealt: peace is not before its end."""
+        lasts_s = self.random.uniform(*bounds)
+        self.ends_s = max(self.ends_s, asyncio.get_running_loop().time() + lasts_s)
+        return lasts_s
 
     def heal(self) -> None:
         self.active = False

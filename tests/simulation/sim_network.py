@@ -121,7 +121,7 @@ class Network:
     def delay_s(self, bookie_id: str) -> float:
         faults = self.plan.faults
         if self.plan.strikes("message late", faults.late):
-            return self.plan.between(faults.late_s)
+            return self.plan.lasting(faults.late_s)
         return self.plan.between(faults.delay_s) * self.slow.get(bookie_id, 1.0)
 
     def pass_wire(self, sender: str, receiver: str, kind: str, deliver: Callable[[], None]) -> bool:

@@ -265,10 +265,10 @@ class SimStore:
                 plan.saw("watches merged")
         elif plan.strikes("watch missed once", faults.missed_watch):
             self._missed = [batch]
-            loop.call_later(plan.between(faults.missed_watch_s), self._find_missed, context=self._outside)
+            loop.call_later(plan.lasting(faults.missed_watch_s), self._find_missed, context=self._outside)
         elif plan.strikes("watch late", faults.late_watch):
             self._late = [batch]
-            loop.call_later(plan.between(faults.late_watch_s), self._hear_late, context=self._outside)
+            loop.call_later(plan.lasting(faults.late_watch_s), self._hear_late, context=self._outside)
         else:
             self.deliver(lambda: self.memory.hear(batch))
 

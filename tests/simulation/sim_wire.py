@@ -40,7 +40,7 @@ class Wire:
         """How long nobody at the other end reads: what comes there, and what comes after it, waits."""
         plan = self.network.plan
         if plan.strikes("slow receiver", plan.faults.slow_receiver):
-            return plan.between(plan.faults.slow_receiver_s)
+            return plan.lasting(plan.faults.slow_receiver_s)
         return 0.0
 
     def to_bookie(self, act: Callable[[Host], None]) -> None:
@@ -167,7 +167,7 @@ class SimAddStream(Wire):
         def arrive() -> None:
             host.add(requests, lambda answers: None)
 
-        delay_s = self.network.plan.between(self.network.plan.faults.late_s)
+        delay_s = self.network.plan.lasting(self.network.plan.faults.late_s)
         asyncio.get_running_loop().call_later(delay_s, arrive, context=host.node.context)
 
     def _answer(self, answers: Sequence[AddAnswer]) -> None:
@@ -201,7 +201,7 @@ class Call(Wire):
         def arrive() -> None:
             host.node.start(again._serve(serve, host), name="serve again")
 
-        delay_s = self.network.plan.between(self.network.plan.faults.late_s)
+        delay_s = self.network.plan.lasting(self.network.plan.faults.late_s)
         asyncio.get_running_loop().call_later(delay_s, arrive, context=host.node.context)
 
     async def _serve(self, serve: Callable[[Host], Coroutine[Any, Any, None]], host: Host) -> None:

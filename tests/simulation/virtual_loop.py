@@ -239,9 +239,13 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
     def _bury(self) -> None:
         """Closes what crashed nodes and unfinished work left behind, so that nothing of it runs or complains later."""
         self._ended = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a task that never began: its coroutine was never awaited
-            self._close_tasks()
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # exit stacks go on closing: see below
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a task that never began: its coroutine was never awaited
+                self._close_tasks()
+        finally:
+            sys.unraisablehook = hook
         self._ready.clear()  # type: ignore[attr-defined]
         self._timers.clear()
 
