@@ -94,13 +94,6 @@ async def stops(scene: Scene, bookie: SimBookie) -> None:
     await scene.wait_until(lambda: not bookie.node.alive, f"{bookie.id} stops")
 
 
-@step("{bookie} is restarted if it has stopped")
-async def restarted_if_stopped(scene: Scene, bookie: SimBookie) -> None:
-    """As a supervisor does."""
-    if not bookie.node.alive:
-        await bookie.start()
-
-
 @step("a bit of {payload} flips in the entry log of {bookie}")
 def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     """On the medium, unnoticed until it is read."""

@@ -127,7 +127,7 @@ async def appends_many(scene: Scene, broker: SimBroker, count: int, size: int, l
     for _ in range(count):
         entry = b"%0*d" % (size, len(of(scene).appended))
         appends(scene, broker, [entry], ledger)
-        await told_ok_within(scene, broker, [entry], LEDGER_SETTINGS.refusal_retry_s + RESUMES_S)
+        await told_ok(scene, broker, [entry], LEDGER_SETTINGS.refusal_retry_s + RESUMES_S)
 
 
 @step("{bookies} (stores|store) {payloads}")
@@ -169,14 +169,8 @@ async def closes(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload: b
 
 
 @step("{broker} is told OK for {payloads}")
-async def told_ok(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> None:
+async def told_ok(scene: Scene, broker: SimBroker, payloads: Sequence[bytes], limit_s: float = RESUMES_S) -> None:
     """Waits for it, as long as a bookie that fails may delay it (2.7 s)."""
-    await told_ok_within(scene, broker, payloads, RESUMES_S)
-
-
-@step("{broker} is told OK for {payloads} within {seconds}")
-async def told_ok_within(scene: Scene, broker: SimBroker, payloads: Sequence[bytes], limit_s: float) -> None:
-    """Waits for it so long."""
     for each, entry in entries(scene, broker, payloads):
         await scene.wait_until(lambda entry=entry: bool(entry.outcome), f'{broker.name} is told of "{each}"', limit_s)
         scene.require(entry.told_ok, lambda entry=entry: f"{broker.name} is told {entry.outcome}")
@@ -201,13 +195,6 @@ def told_nothing(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> 
     """So far: neither OK nor an error."""
     for each, entry in entries(scene, broker, payloads):
         scene.require(not entry.outcome, f'{broker.name} was told {entry.outcome} for "{each}"')
-
-
-@step("{broker} is not told OK for {payloads}")
-def not_told_ok(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> None:
-    """So far: an error, or nothing."""
-    for each, entry in entries(scene, broker, payloads):
-        scene.require(not entry.told_ok, f'{broker.name} was told OK for "{each}"')
 
 
 def entries(scene: Scene, broker: SimBroker, payloads: Sequence[bytes]) -> Iterator[tuple[str, Appended]]:

@@ -6,6 +6,7 @@ run("01", mutant="fence not by reads")    the known mistake is put in: it must f
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import inspect
@@ -16,10 +17,13 @@ from typing import Any
 
 from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import KINDS, Line, Scenario, ScenarioError, Step, match, scenario_named
-from tests.simulation.scene import Scene
+from tests.simulation.scene import REFUSALS, CourseFailed, Scene
 
 VERBS = ("scenario_stage", "scenario_ledgers", "scenario_bookies", "scenario_topics", "scenario_producers")
 """Modules that register kinds and steps."""
+
+_LONGEST_LINE_S = 300.0
+"""Simulated. What waits for ever would not end otherwise: bookies always have something to do."""
 
 for _module in VERBS:
     importlib.import_module(f"tests.simulation.{_module}")
@@ -82,6 +86,9 @@ async def _perform(scene: Scene, course: Sequence[tuple[Line, Step, tuple[str, .
             arguments: list[Any] = [KINDS[kind].find(scene, text) for kind, text in zip(step.kinds, texts, strict=True)]
             done = step.act(scene, *arguments)
             if inspect.isawaitable(done):
-                await done
+                async with asyncio.timeout(_LONGEST_LINE_S):
+                    await done
+        except REFUSALS as error:
+            raise CourseFailed(f"{error!r}") from error
         except ScenarioError as error:
             raise ScenarioError(f"{line}\n  {error}") from error

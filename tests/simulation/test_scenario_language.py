@@ -1,0 +1,114 @@
+"""Texts of scenarios are understood in one way, or refused with the place and the nearest step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import scenario_language, scenario_readme, scenario_runner
+from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
+from tests.simulation.scenario_language import STEPS, Line, ScenarioError, all_scenarios, load, match, scenario_named
+
+HEAD = "scenario: two lines\ncourse: Nothing happens,\n  twice.\nholds: L5, S3\n"
+
+
+def text(tmp_path: Path, body: str, head: str = HEAD) -> Path:
+    path = tmp_path / "99_two_lines.txt"
+    path.write_text(f"{head}\n{body}\n", encoding="utf-8")
+    return path
+
+
+def test_a_text_has_a_head_and_lines_that_may_speak_of_a_rule_and_to_the_reader(tmp_path: Path) -> None:
+    head = HEAD + "bug: seed 0x1\nmutants: one mistake -> L5; another -> S3, S4\n  a third -> S5\n"
+    found = load(text(tmp_path, "# nobody plays this\n1 s pass   [S3]   # why\n\n2 s pass", head))
+    assert (found.number, found.title, found.course) == ("99", "two lines", "Nothing happens, twice.")
+    assert (found.bug, found.holds) == ("seed 0x1", ("L5", "S3"))
+    assert found.mutants == {"one mistake": ("L5",), "another": ("S3", "S4"), "a third": ("S5",)}
+    assert [(line.number, line.text, line.rule) for line in found.lines] == [(10, "1 s pass", "S3"), (12, "2 s pass", "")]
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        (HEAD.replace("holds", "hold"), "99_two_lines.txt:4: a head has one line each of"),
+        (HEAD + "holds: L6\n", "99_two_lines.txt:5: a head has one line each of"),
+        ("scenario: alone\n", "lacks course, holds"),
+        (HEAD + "mutants: nothing said of rules\n", "written 'its name -> L5, L10'"),
+    ],
+)
+def test_a_head_that_lacks_something_is_refused(tmp_path: Path, head: str, told: str) -> None:
+    with pytest.raises(ScenarioError, match=told):
+        load(text(tmp_path, "1 s pass", head))
+
+
+def test_a_line_that_is_no_step_is_refused_with_its_place_and_the_nearest_step(tmp_path: Path) -> None:
+    found = load(text(tmp_path, "1 s pass\nb1 looses power"))
+    with pytest.raises(
+        ScenarioError, match=r"(?s)99_two_lines.txt:7: b1 looses power.*nearest is '\{bookies\} \(loses\|lose\) power'"
+    ):
+        scenario_runner.play(found)
+
+
+def test_a_line_that_can_be_read_in_two_ways_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenario_language, "STEPS", dict(STEPS))
+    scenario_language.step("b1 (crashes|burns)")(lambda scene: None)
+    with pytest.raises(ScenarioError, match="can be read in 2 ways"):
+        match(Line("99.txt", 1, "b1 crashes"))
+    match(Line("99.txt", 1, "b1 burns"))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("b1 crashes", "there is no bookie b1"),
+        ("1 bookie, brokers east and west\nwest recovers A, which ends empty", "there is no ledger A"),
+        ("1 bookie, brokers east and west\nnorth crashes", "there is no broker north, but east, west"),
+        ("1 bookie, brokers east and west\n" + "east opens ledger A on b1, Qw 1 Qa 1\n" * 2, "there is a ledger A already"),
+        ('1 bookie, broker east\neast opens ledger A on b1, Qw 1 Qa 1\neast is told OK for "x"', 'nobody has appended "x"'),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_with_its_line(tmp_path: Path, body: str, told: str) -> None:
+    with pytest.raises(ScenarioError, match=rf"99_two_lines.txt:\d+: .*\n.*{told}"):
+        scenario_runner.play(load(text(tmp_path, body)))
+
+
+def test_a_line_that_turns_out_wrong_ends_the_scenario_with_its_rule(tmp_path: Path) -> None:
+    opened = '1 bookie, broker east\neast opens ledger A on b1, Qw 1 Qa 1\neast appends "x" to A'
+    course = f'{opened}\nb1 lacks "x"\nb1 stores "x"\nb1 lacks "x"  [L5]'
+    outcome = scenario_runner.play(load(text(tmp_path, course)), trace=True)
+    assert outcome.rule == "L5"
+    assert outcome.line is not None
+    assert outcome.line.number == 11
+    assert 'b1 has "x"' in outcome.describe()
+    assert any("99_two_lines.txt:11" in line for line in outcome.trace)
+
+
+def test_the_same_scenario_takes_the_same_course_twice() -> None:
+    first, second = (scenario_runner.run("04c", trace=True) for _ in range(2))
+    assert len(first.trace) > 50
+    assert first.trace == second.trace
+
+
+def test_a_scenario_is_found_by_its_number() -> None:
+    assert scenario_named("04b").stem == scenario_named("04b_two_recoverers_one_copy_found").stem
+    with pytest.raises(ScenarioError, match="0 scenarios are called '4'"):
+        scenario_named("4")
+
+
+def test_numbers_titles_and_mutants_are_in_order() -> None:
+    scenarios = all_scenarios()
+    assert len({scenario.number for scenario in scenarios}) == len(scenarios)
+    assert len({scenario.title for scenario in scenarios}) == len(scenarios)
+    unknown = {name for scenario in scenarios for name in scenario.mutants} - {**MUTANTS, **SCENARIO_MUTANTS}.keys()
+    assert not unknown
+
+
+def test_every_step_is_used() -> None:
+    used = {match(line)[0].pattern for scenario in all_scenarios() for line in scenario.lines}
+    assert not STEPS.keys() - used
+
+
+def test_the_page_of_the_language_tells_every_step() -> None:
+    page = scenario_readme.PAGE.read_text(encoding="utf-8")
+    assert page == scenario_readme.written(), "python -m tests.simulation.scenario_readme writes it anew"
