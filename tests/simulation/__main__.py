@@ -2,6 +2,7 @@
 
 python -m tests.simulation --seeds 200 --cores 2      the seeds 0..199, in two processes
 python -m tests.simulation --seeds 50 --fresh         seeds nobody has seen
+python -m tests.simulation --seeds 40 --branches      and which branches of the cores they, and the scenarios, go through
 python -m tests.simulation --seed 0x5eed --trace      one seed, step by step
 python -m tests.simulation --seed 0x5eed --shrink     a failing one, made smaller, step by step
 python -m tests.simulation --seed 0x5eed --digest     a hash of all that happens: compare it with another machine's
@@ -24,6 +25,8 @@ def main() -> int:
     cuts = Cuts(arguments.without, arguments.skip, arguments.operations)
     if arguments.seed is None:
         fresh = fresh_seeds(arguments.seeds) if arguments.fresh else range(arguments.start, arguments.start + arguments.seeds)
+        if arguments.branches:
+            return _show_branches(list(fresh), arguments.cores)
         return _run_many(list(fresh), arguments.cores, arguments.mutant)
     if arguments.shrink:
         return _shrink(arguments.seed, cuts, arguments.mutant)
@@ -49,6 +52,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help=f"random seeds from {FIRST_FRESH:#x} on instead")
     parser.add_argument("--cores", type=int, default=1, help="in so many processes (1)")
     parser.add_argument("--seed", type=number, help="run this one only")
+    parser.add_argument("--branches", action="store_true", help="which branches of the cores the seeds and all scenarios take")
     parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happens")
     parser.add_argument("--digest", action="store_true", help="with --seed: print a hash of everything that happens")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out all that the failure does not need")
@@ -73,6 +77,15 @@ def _run_many(seeds: list[int], cores: int, mutant: str | None) -> int:
     totals = run_campaign(seeds, cores=cores, mutant=mutant, on_outcome=tell)
     print("\n".join(totals.lines()))
     return 1 if totals.failures else 0
+
+
+def _show_branches(seeds: list[int], cores: int) -> int:
+    from tests.simulation.branch_coverage import branches_of, totals  # needs the library coverage, which nothing else here does
+
+    reports = branches_of(seeds, cores=cores)
+    print("\n".join(map(str, reports)))
+    print(totals(reports))
+    return 0
 
 
 def _shrink(seed: int, cuts: Cuts, mutant: str | None) -> int:

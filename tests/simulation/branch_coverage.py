@@ -1,6 +1,6 @@
 """Which branches of the cores a run went through: a decision that no seed takes is one that nothing here has tested.
 
-    with BRANCHES.traced(): run_seed(…)        ──► BRANCHES.report() ──► per core: branches, reached, and what was missed
+    seeds and scenarios ──► shares, a process each, traced ──► per core: branches, reached, and what was missed
 
 A core decides and does nothing else (no I/O, no clock, no await); the drivers around it are dull on purpose and not counted. A
 branch is named by what it says, not by its line, so that `unreached.txt` survives edits elsewhere in the file:
@@ -12,17 +12,21 @@ branch is named by what it says, not by its line, so that `unreached.txt` surviv
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import json
+import multiprocessing
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from coverage import Coverage
+
+from tests.simulation.scenario_language import all_scenarios
+from tests.simulation.scenario_runner import play
+from tests.simulation.seeds import run_seed
 
 CORES = (
     *(f"cepheid_ledger.{name}" for name in ("metadata_edits", "recovery_state", "striping", "unconfirmed", "writer_state")),
@@ -71,43 +75,48 @@ class CoreReport:
         return "\n".join([*lines, *(f"    {branch.line:4} {branch.name}" for branch in self.missed)])
 
 
-class BranchCoverage:
-    """Of this process: tracing slows it, so that it is on only where it is asked for."""
+def branches_of(seeds: Sequence[int], *, cores: int = 1) -> list[CoreReport]:
+    """What these seeds and all scenarios go through, core by core."""
+    texts = [scenario.stem for scenario in all_scenarios()]
+    shares = [(list(seeds[core::cores]), texts[core::cores]) for core in range(cores)]
+    spawn = multiprocessing.get_context("spawn")  # a tracer is not to be forked, nor to stay behind
+    with ProcessPoolExecutor(cores, mp_context=spawn) as processes:
+        return _merged(list(processes.map(_trace_share, shares)))
 
-    def __init__(self) -> None:
-        self.runs = 0
-        self._tracing = False
 
-    @cached_property
-    def _paths(self) -> dict[str, str]:
-        return {name.rpartition(".")[2]: _path_of(name) for name in CORES}
+def totals(reports: Sequence[CoreReport]) -> str:
+    branches, missed = sum(report.branches for report in reports), sum(len(report.missed) for report in reports)
+    return f"branches    {branches} in {len(reports)} cores, {branches - missed} reached"
 
-    @cached_property
-    def _coverage(self) -> Coverage:
-        return Coverage(data_file=None, branch=True, include=list(self._paths.values()), config_file=False, messages=False)
 
-    @contextlib.contextmanager
-    def traced(self) -> Iterator[None]:
-        """What runs inside counts. May be entered again and again, and inside itself."""
-        if self._tracing:
-            yield
-            return
-        self._tracing = True
-        self.runs += 1
-        self._coverage.start()
-        try:
-            yield
-        finally:
-            self._coverage.stop()
-            self._tracing = False
+def _trace_share(share: tuple[list[int], list[str]]) -> list[CoreReport]:
+    seeds, texts = share
+    paths = {name.rpartition(".")[2]: _path_of(name) for name in CORES}
+    coverage = Coverage(data_file=None, branch=True, include=list(paths.values()), config_file=False, messages=False)
+    coverage.start()
+    try:
+        for seed in seeds:
+            run_seed(seed)
+        for scenario in all_scenarios():
+            if scenario.stem in texts:
+                play(scenario)
+    finally:
+        coverage.stop()
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+        coverage.json_report(list(paths.values()), outfile=file.name)
+        files: dict[str, Any] = json.load(file)["files"]
+    found = {Path(path).resolve(): of_file for path, of_file in files.items()}
+    return [_report(core, Path(path), found[Path(path).resolve()]) for core, path in paths.items()]
 
-    def report(self) -> list[CoreReport]:
-        """Of all that was traced so far, core by core."""
-        with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-            self._coverage.json_report(list(self._paths.values()), outfile=file.name)
-            files: dict[str, Any] = json.load(file)["files"]
-        found = {Path(path).resolve(): of_file for path, of_file in files.items()}
-        return [_report(core, Path(path), found[Path(path).resolve()]) for core, path in self._paths.items()]
+
+def _merged(shares: Sequence[list[CoreReport]]) -> list[CoreReport]:
+    """What all of them missed."""
+    merged = []
+    for of_core in zip(*shares, strict=True):
+        everywhere = set.intersection(*(set(report.missed) for report in of_core))
+        first = of_core[0]
+        merged.append(CoreReport(first.core, first.branches, tuple(branch for branch in first.missed if branch in everywhere)))
+    return merged
 
 
 def _report(core: str, path: Path, of_file: dict[str, Any]) -> CoreReport:
@@ -170,6 +179,3 @@ def _path_of(module: str) -> str:
     assert spec is not None, f"there is no {module}"
     assert spec.origin is not None
     return spec.origin
-
-
-BRANCHES = BranchCoverage()
