@@ -326,6 +326,11 @@ class ClientWorkload:
     def unanswered(self) -> list[SimProducer]:
         return [producer for producer in self.producers if producer.unanswered and producer.client.node.alive]
 
+    def publish_once_more(self) -> None:
+        for producer in self.producers:
+            if producer.client.node.alive:
+                producer.publish(1, "", batch=False)
+
     def owed(self) -> list[str]:
         """Subscriptions that have not yet acknowledged everything, and why nothing comes."""
         return [owed for subscribed in self.subscriptions if (owed := self._owed(subscribed))]
