@@ -39,7 +39,7 @@ from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, open_storage
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
-from cepheid_ports import Ports
+from cepheid_ports import Ports, SteadyClock
 from cepheid_rpc import (
     AddRequest,
     BookieConnection,
@@ -52,6 +52,9 @@ from cepheid_rpc import (
 )
 
 log = logging.getLogger(__name__)
+
+_SEEN_S = 86_400.0
+"""How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
 
 
 class BookieState(enum.Enum):
@@ -93,6 +96,7 @@ class Bookie:
         self.settings = settings
         self.cookie = storage.cookie
         self._life = storage.life
+        self._clock = SteadyClock(ports)
         self._limbo = Limbo(storage.cookie.limbo_below)
         self.state = BookieState.SERVING
         self.failure: BaseException | None = None
@@ -278,12 +282,14 @@ class Bookie:
 
     async def delete_ledgers(self, ledger_ids: Iterable[int]) -> None:
         """Drops ledgers that metadata no longer has; their writers stay refused for `tombstone_s`."""
-        await self._deletion.delete(ledger_ids, self._ports.wall_ms())
+        await self._deletion.delete(ledger_ids, self._clock.now_ms())
         self._lac_waits.wake_all()  # rare, and who waits for another ledger goes back to sleep
 
     async def reclaim(self) -> list[int]:
         """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
-        await self._deletion.forget_tombstones(self._ports.wall_ms() - int(self.settings.tombstone_s * 1000))
+        tombstone_s = self.settings.tombstone_s
+        if self._clock.age_s >= min(tombstone_s, _SEEN_S):
+            await self._deletion.forget_tombstones(self._clock.now_ms() - int(1000 * tombstone_s))
         return await self._deletion.delete_dead_logs()
 
     async def count_life(self) -> None:

@@ -20,7 +20,7 @@ from cepheid_metadata import (
     bookie_lives,
     keys,
 )
-from cepheid_ports import Ports
+from cepheid_ports import Ports, SteadyClock
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +103,11 @@ class MetadataLedgers:
 
     def __init__(self, store: MetadataStore, ports: Ports) -> None:
         self._store = store
-        self._ports = ports
+        self._clock = SteadyClock(ports)
         self._deleted = DeletedLedgers(store)
 
     async def purge(self) -> None:
-        purged = await self._deleted.purge(self._ports.wall_ms())
+        purged = await self._deleted.purge(self._clock.now_ms())
         if purged:
             log.info("gc.purged", extra={"ledgers": len(purged), "first": purged[0], "last": purged[-1]})
 

@@ -6,6 +6,7 @@ from cepheid_ports.first_failure import ProcessFailedError
 from cepheid_ports.ports import Ports
 from cepheid_ports.role import Role
 from cepheid_ports.single_flight import SingleFlight
+from cepheid_ports.steady_clock import SteadyClock
 from cepheid_ports.tasks import TaskOwner
 from cepheid_ports.worker import OnDone, ThreadWorker, Worker
 
@@ -17,6 +18,7 @@ __all__ = [
     "ProcessFailedError",
     "Role",
     "SingleFlight",
+    "SteadyClock",
     "TaskOwner",
     "ThreadWorker",
     "Worker",

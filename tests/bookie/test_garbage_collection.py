@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers
-from cepheid_metadata import Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
+from cepheid_metadata import DeletedLedgers, Found, Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, settle, small_settings
@@ -76,8 +76,33 @@ def test_a_deleted_ledger_refuses_its_old_writer_and_stays_refused_after_a_resta
         async with machine.bookie() as bookie:
             assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
             machine.now_ms += int(bookie.settings.tombstone_s * 1000) + 1
+            await bookie.reclaim()
+            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]  # a clock that jumps takes nothing away
+        machine.restart()
+        async with machine.bookie(tombstone_s=0.01) as bookie:
+            await asyncio.sleep(0.01)
             await bookie.reclaim()  # nobody who could still write to it is alive
             await added(bookie, group_of(2, 5))
+
+    run_async(main())
+
+
+def test_a_tombstone_made_by_a_clock_that_was_behind_stays_when_the_clock_is_set_right() -> None:
+    async def main() -> None:
+        machine = Machine()
+        right_ms, machine.now_ms = machine.now_ms, machine.now_ms - 365 * 86_400_000
+        async with machine.bookie() as bookie:
+            await filled(bookie, 1, 2)
+            collector = GarbageCollector(bookie, Metadata(1))
+            await collector.collect()
+            await collector.collect()
+            machine.now_ms = right_ms
+            await bookie.reclaim()
+            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+        machine.restart()
+        async with machine.bookie() as bookie:
+            await bookie.reclaim()
+            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
 
     run_async(main())
 
@@ -191,6 +216,34 @@ def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind() -> No
             await asyncio.gather(checkpoint, deletion)
             await bookie.checkpoint()
             assert {block.ledger_id for block in machine.index.blocks()} == {1}
+
+    run_async(main())
+
+
+def test_a_clock_that_is_set_ahead_does_not_cut_the_time_in_which_a_ledger_can_be_brought_back() -> None:
+    async def main() -> None:
+        store, machine = MemoryStore(MemoryTree()), Machine()
+        record = LedgerMetadata(
+            ledger_id=2,
+            ensemble_size=1,
+            write_quorum=1,
+            ack_quorum=1,
+            state=LedgerState.CLOSED,
+            fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
+            last_entry_id=4,
+            length_bytes=100,
+            creation_token=1,
+            created_at_ms=0,
+        )
+        await ledger_records(store).create(2, record)
+        await DeletedLedgers(store).delete(Found(record, 0), machine.now_ms, grace_ms=3_600_000)
+        ledgers = MetadataLedgers(store, machine.ports())
+        machine.now_ms += 365 * 86_400_000
+        await ledgers.purge()
+        assert await ledgers.exists(2)
+        later = MetadataLedgers(store, machine.ports())  # of a process that was started with that clock
+        await later.purge()
+        assert not await later.exists(2)
 
     run_async(main())
 

@@ -50,13 +50,12 @@ from cepheid_broker.managed_ledger.publish_times import PublishTimes
 from cepheid_broker.managed_ledger.rollover import Rollover
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
 from cepheid_broker.managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
-from cepheid_broker.managed_ledger.steady_clock import SteadyClock
 from cepheid_broker.managed_ledger.surroundings import Surroundings
 from cepheid_broker.managed_ledger.trimmer import Trimmer
 from cepheid_broker.managed_ledger.upkeep import Upkeep
 from cepheid_ledger import LedgerError, LedgerWriter
 from cepheid_metadata import Chain, ChainLedger, MetadataError, Position
-from cepheid_ports import TaskOwner
+from cepheid_ports import SteadyClock, TaskOwner
 from cepheid_rpc import HEADER_BYTES, Buffer, EntryGroup
 from cepheid_wire import TopicName
 

@@ -18,9 +18,9 @@ from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.cursor_store import CursorStore
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
-from cepheid_broker.managed_ledger.steady_clock import SteadyClock
 from cepheid_broker.managed_ledger.trim import Retention, plan_trim
 from cepheid_metadata import Chain, Op, Position
+from cepheid_ports import SteadyClock
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
