@@ -9,7 +9,8 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 REFERENCE = TESTS.parent / "docs" / "reference"
 REPORT = re.compile(r"#\d{2,}|BOOKKEEPER-\d+")
-CELL = re.compile(r"`([\w/]+\.py)`: ([\w, ]+)")
+SCENARIOS = "simulation/scenarios"
+CELL = re.compile(rf"`([\w/]+\.py|{SCENARIOS})`: ([\w, ]+)")
 
 
 def table() -> str:
@@ -39,4 +40,6 @@ def test_every_row_has_tests_and_each_exists() -> None:
 
 
 def exists(path: str, name: str) -> bool:
+    if path == SCENARIOS:
+        return (TESTS / path / f"{name}.txt").exists()
     return f"test_{name}" in functions_of(TESTS / path)
