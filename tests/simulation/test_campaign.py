@@ -1,0 +1,84 @@
+"""Campaigns: what many seeds add up to, in one process or several, also when one of them ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.campaign import Hunt, Totals, run_campaign, run_hunts
+from tests.simulation.medians import Catches
+from tests.simulation.processes import ProcessEnded, run_jobs
+from tests.simulation.seeds import Outcome
+
+REPOSITORY = Path(__file__).parents[2]
+MUTANT = "confirm below the ack quorum"
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    alone, shared = run_campaign(range(4)), run_campaign(range(4), cores=2)
+    assert (alone.operations, alone.faults, alone.checks) == (shared.operations, shared.faults, shared.checks)
+    assert (alone.seeds, alone.fewest_operations, alone.fewest_faults) == (4, shared.fewest_operations, shared.fewest_faults)
+
+
+def test_a_failure_is_told_with_the_command_that_replays_it() -> None:
+    told: list[Outcome] = []
+    totals = run_campaign([0, 1], cores=2, mutant=MUTANT, on_outcome=told.append)
+    assert sorted(outcome.seed for outcome in told) == [0, 1]
+    assert [outcome.rule for outcome in totals.failures] == ["L3", "L3"]
+    assert f'python -m tests.simulation --seed 0x1 --mutant "{MUTANT}" --trace' in "".join(map(Outcome.describe, told))
+    assert "2 failed" in totals.lines()[0]
+
+
+def end_at_three(number: int) -> int:
+    if number == 3:
+        os._exit(7)
+    return number * number
+
+
+def test_a_process_that_ends_costs_its_own_job_alone() -> None:
+    answers = dict(run_jobs(end_at_three, range(6), cores=2))
+    ended = answers.pop(3)
+    assert answers == {0: 0, 1: 1, 2: 4, 4: 16, 5: 25}
+    assert isinstance(ended, ProcessEnded)
+    assert "exit code 7" in str(ended)
+
+
+def test_a_hunt_ends_with_the_first_seed_that_fails() -> None:
+    ((_, outcomes),) = run_hunts([Hunt(MUTANT, range(50))])
+    assert [outcome.failure is None for outcome in outcomes] == [True] * (len(outcomes) - 1) + [False]
+
+
+def test_totals_know_their_weakest_seed() -> None:
+    totals = Totals()
+    for operations, faults in ((300, 9), (250, 4), (400, 7)):
+        totals.add(Outcome(1, None, operations={"append": operations}, faults={"crash": faults}, cpu_s=0.5))
+    totals.elapsed_s = 3.0
+    assert (totals.fewest_operations, totals.fewest_faults) == (250, 4)
+    assert totals.lines()[0] == "seeds       3 in 3.0 s (1.00/s), 1.5 core-seconds (2.00 seeds each), 0 failed"
+    assert totals.lines()[1] == "operations  950 (633 per core-second, at least 250 a seed): append 950"
+
+
+def test_a_median_says_how_often_a_run_gave_up() -> None:
+    catches = Catches()
+    for seeds, rule in ((1, "S1"), (3, "S2"), (2, "S1"), (1_000, "")):
+        catches.add(seeds, rule)
+    assert catches.row("m") == "| m | S1 (2), S2 (1) | 2.5 | 1..1000, 1 runs gave up after 1000 |"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--seeds", "2", "--cores", "2"], 0, "0 failed"),
+        (["--seed", "0x0", "--digest"], 0, "all held"),
+        (["--seed", "0x0", "--mutant", MUTANT], 1, "replay: python -m tests.simulation --seed 0x0 --mutant"),
+    ],
+)
+def test_the_command_says_what_came_out(flags: list[str], code: int, said: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *flags], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, said in result.stdout) == (code, True), result.stdout + result.stderr
