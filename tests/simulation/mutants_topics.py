@@ -17,12 +17,12 @@ from cepheid_broker.managed_ledger.cursor_state import CursorState
 from cepheid_broker.managed_ledger.cursor_store import CursorStore
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.saved_cursor import SavedCursor
-from cepheid_broker.managed_ledger.steady_clock import SteadyClock
 from cepheid_broker.managed_ledger.trim import Retention
 from cepheid_broker.managed_ledger.trimmer import Trimmer
 from cepheid_ledger import LedgerError, LedgerFencedError
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_metadata import Chain, ChainLedger, MetadataStore, Op, Position, StoreUnavailableError
+from cepheid_ports import SteadyClock
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
