@@ -29,6 +29,7 @@ class OperatorFaults:
             self._roll_brokers: 0.4,
             self._change_quorums: 0.8,
             self._recover_at_once: 1.0,
+            self._recover_amid_late_answers: 1.0,
         }
 
     async def end(self) -> None:
@@ -98,3 +99,27 @@ class OperatorFaults:
             if (broker := some_broker(world, rng)) is not None:
                 work = world.ledger_workload.recover(broker, victim)
                 world.spawn(broker.node, work, f"recover {victim} with others")
+
+    def _recover_amid_late_answers(self) -> None:
+        """The ledger of a topic, whose owner hears too late what most bookies have taken."""
+        world, rng = self._world, self._random
+        topics = [record for record in world.history.ledgers.values() if not record.is_closed and "topic" in record.custom]
+        if not topics or not world.plan.deals("recovered amid late answers"):
+            return
+        record = rng.choice(topics)
+        owner = world.history.creators[record.ledger_id].split("#")[0]
+        ensemble = list(record.last_fragment.ensemble)
+        rng.shuffle(ensemble)
+        for name in ensemble[1:]:
+            world.network.block(name, owner, "add answer")
+            late_s = rng.choice((0.3, 0.8, 1.5))
+            world.later(late_s, lambda name=name: world.network.unblock(name, owner, "add answer"))
+        others = [broker for broker in world.brokers.values() if broker.name != owner]
+
+        def recover() -> None:
+            for broker in others:
+                if broker.node.alive:
+                    work = world.ledger_workload.recover(broker, record.ledger_id)
+                    world.spawn(broker.node, work, f"recover {record.ledger_id}")
+
+        world.later(rng.choice((0.02, 0.1)), recover)

@@ -37,7 +37,7 @@ _KEPT_MS = 3_600_000
 _FOR_EVER = Retention(time_ms=-1, size_bytes=-1)
 _RETENTIONS = (
     (Retention(), _FOR_EVER),
-    (Retention(time_ms=-1, size_bytes=1_000), Retention(time_ms=-1, size_bytes=2_000), _FOR_EVER),
+    (Retention(time_ms=-1, size_bytes=1_000), Retention(time_ms=-1, size_bytes=3_000), _FOR_EVER),
     (Retention(time_ms=_KEPT_MS, size_bytes=-1), _FOR_EVER),
 )
 """Between which policies a topic changes."""
@@ -143,6 +143,7 @@ class TopicWorkload:
         """What a cursor had saved is lost for good, but for the last position in its record."""
         model = self.model.cursors[name]
         model.must = Acked(upto=min(model.must.upto, mark_delete))
+        model.created_at = mark_delete  # without sequence ids it stands where it was made, or here
 
     async def _act(self, opening: tuple[str, int], managed_ledger: ManagedLedger, *, quiet: bool) -> None:
         rng = self._random
@@ -170,11 +171,12 @@ class TopicWorkload:
             await self.reset(managed_ledger, cursor)
         elif draw < 0.98:
             await self._delete_cursor(managed_ledger, cursor.name)
-        elif draw < 0.987:
+        elif draw < 0.984:
             self._change_policies(managed_ledger)
         elif draw < 0.994:
-            self._history.did("trim")
-            await managed_ledger.trim()
+            await self._trim(opening, managed_ledger)
+        elif draw < 0.998:
+            await self._lose_cursor_ledger(opening, managed_ledger)
         else:
             self._history.did("truncate")
             self.model.keeps_ms = None
@@ -335,6 +337,49 @@ class TopicWorkload:
             cursor.set_sequence_ids({"ledger": asked.upto.ledger_id, "entry": asked.upto.entry_id})
             self._memory(cursor, model).add(asked)
 
+    async def _trim(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
+        """Perhaps of all that there is, and of a topic that grows meanwhile."""
+        rng = self._random
+        self._history.did("trim")
+        last = max((position for position in self.model.stored if managed_ledger.is_valid(position)), default=None)
+        if last is not None and rng.random() < 0.6:
+            for cursor in managed_ledger.cursors.values():
+                if (model := self.model.cursors.get(cursor.name)) is None:
+                    continue
+                asked = Acked(upto=last)
+                model.allow(asked)
+                if cursor.advance_to(last):
+                    if cursor.name == DEDUP:
+                        cursor.set_sequence_ids({"ledger": last.ledger_id, "entry": last.entry_id})
+                    self._memory(cursor, model).add(asked)
+                await self.save(cursor)
+        for _ in range(rng.choice((0, 0, 3, 6))):
+            self.append(opening, managed_ledger)
+        await managed_ledger.trim()
+
+    async def _lose_cursor_ledger(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
+        """An operator deletes the wrong ledger. What was acknowledged comes again; nothing else may happen."""
+        broker, _ = self._sessions[managed_ledger]
+        key = keys.cursor_key(self.topic, self._random.choice(_CURSORS))
+        record = self._history.cursor_records.get(key)
+        if record is None or record.cursor_ledger_id is None or self._history.reigning[keys.chain_key(self.topic)] != opening:
+            return
+        self._history.did("delete a cursor's ledger")
+        ledger_id = record.cursor_ledger_id
+        self._history.note(f"an operator deletes ledger {ledger_id}, which has states of cursors")
+        await broker.ledgers.recover(ledger_id)
+        self._forget_states(ledger_id)
+        try:
+            await broker.ledgers.delete(ledger_id)
+        finally:
+            self._forget_states(ledger_id)
+
+    def _forget_states(self, ledger_id: int) -> None:
+        for name in self.model.cursors:
+            record = self._history.cursor_records.get(keys.cursor_key(self.topic, name))
+            if record is not None and record.cursor_ledger_id == ledger_id:
+                self.forget_state(name, record.mark_delete)
+
     async def save(self, cursor: Any) -> None:
         """What a client does that asks for a response to its acknowledgements."""
         self._history.did("save")
@@ -353,15 +398,27 @@ class TopicWorkload:
         targets = [position for position in self.model.stored if managed_ledger.is_valid(position)]
         if model is None or not targets:
             return
-        await self.reset_to(managed_ledger, cursor, model, self._random.choice(targets))
+        before, resetting = cursor.ack_set, self.reset_to(managed_ledger, cursor, model, self._random.choice(targets))
+        if self._random.random() < 0.5:
+            await resetting
+        else:  # consumers that do not know of it yet
+            await asyncio.gather(resetting, self._acknowledge_during(cursor, before))
+
+    async def _acknowledge_during(self, cursor: Any, ack_set: Any) -> None:
+        await asyncio.sleep(0)
+        if cursor.ack_set is ack_set:
+            self.acknowledge(cursor)
 
     async def reset_to(self, managed_ledger: ManagedLedger, cursor: Any, model: CursorModel, position: Position) -> None:
         self._history.did("reset")
         layer = model.begin_reset(position)
         self._history.note(f"{cursor!r} is reset to {position}")
         resets = model.resets
-        await cursor.reset(position)
-        known = self.model.cursors.get(cursor.name) is model and model.resets == resets
+        try:
+            await cursor.reset(position)
+        finally:
+            known = self.model.cursors.get(cursor.name) is model and model.resets == resets
+            model.resets += 1  # what was acknowledged meanwhile is void
         self._history.note(f"{cursor!r} was reset to {position}")
         if known and managed_ledger.is_valid(position):
             model.end_reset(layer, position)
