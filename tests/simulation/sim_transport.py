@@ -140,7 +140,7 @@ class SimTransport(asyncio.Transport):
         self._closing = self._ending = False
         self._reading = False  # from `open` on
         self._asleep = False  # its process is busy elsewhere, as it seems
-        self._read_due = self._drain_due = False
+        self._read_due = self._drain_due = self._left_unread = False
         self._unread: deque[Segment] = deque()
         self._buffer: deque[bytes] = deque()
         self._buffer_bytes = 0
@@ -213,7 +213,7 @@ class SimTransport(asyncio.Transport):
         """What was written is sent; nothing more is read."""
         if not self._closing:
             self._closing = True
-            self._unread.clear()
+            self._leave_unread()
             if not self._buffer:
                 self._end(None)
 
@@ -238,6 +238,7 @@ class SimTransport(asyncio.Transport):
         elif segment is Mark.OPEN:
             self._sockets.loop.call_soon(self._on_open, self, context=self._context)
         elif self._closing:
+            self._left_unread |= isinstance(segment, list)
             if segment is Mark.RESET:
                 self._end(_reset_error())
         else:
@@ -256,7 +257,8 @@ class SimTransport(asyncio.Transport):
 
     def break_off(self) -> None:
         """Its process is gone: the kernel closes what it left open, and what was sent before arrives before."""
-        self.out.mark(Mark.RESET if self._unread else Mark.END)
+        self._leave_unread()
+        self.out.mark(Mark.RESET if self._left_unread else Mark.END)
         self.vanish()
 
     def reset(self) -> None:
@@ -337,13 +339,18 @@ class SimTransport(asyncio.Transport):
         self._closing = self._ending = True
         self._buffer.clear()
         self._buffer_bytes = 0
-        self._unread.clear()
+        self._leave_unread()
         self._sockets.loop.call_soon(self._tell_end, error, context=self._context)
+
+    def _leave_unread(self) -> None:
+        """A kernel that throws bytes away resets the connection, instead of ending it."""
+        self._left_unread |= any(isinstance(segment, list) for segment in self._unread)
+        self._unread.clear()
 
     def _tell_end(self, error: Exception | None) -> None:
         self.gone = True
         self._sockets.forget(self)
-        self.out.mark(Mark.END)
+        self.out.mark(Mark.RESET if self._left_unread else Mark.END)
         self.protocol.connection_lost(error)
 
 
