@@ -1,28 +1,41 @@
-"""Writes into scenarios/README.md what placeholders and steps there are, as the code registers them.
+"""Writes what the texts and the code say of scenarios into the pages about them.
 
-python -m tests.simulation.scenario_readme      after a change of steps; a test compares
+python -m tests.simulation.scenario_readme      after a change of steps or texts; a test compares
+
+    scenarios/README.md    placeholders and steps, as the modules of steps register them
+    README.md              the table of scenarios, as their heads say
 """
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
-from tests.simulation.scenario_language import FOLDER, KINDS, STEPS
+from tests.simulation.scenario_language import FOLDER, KINDS, STEPS, Scenario, all_scenarios
 from tests.simulation.scenario_runner import VERBS
 
-PAGE = FOLDER / "README.md"
-_MARK = "<!-- below: written by tests.simulation.scenario_readme -->\n"
+_BEGIN = "<!-- written by tests.simulation.scenario_readme -->"
+_END = "<!-- until here -->"
 
 
-def written() -> str:
-    """The page as it should be: what people wrote, and what the code says."""
-    by_hand = PAGE.read_text(encoding="utf-8").partition(_MARK)[0]
-    return by_hand + _MARK + "\n".join(["", *_placeholders(), *_steps()]) + "\n"
+def pages() -> dict[Path, str]:
+    """Each page as it should be: what people wrote, and between the marks what is written here."""
+    return {
+        FOLDER / "README.md": _page(FOLDER / "README.md", [*_placeholders(), *_steps()]),
+        FOLDER.parent / "README.md": _page(FOLDER.parent / "README.md", _scenarios()),
+    }
+
+
+def _page(path: Path, lines: list[str]) -> str:
+    before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    assert end, f"{path} lacks the marks {_BEGIN} and {_END}"
+    return before + "\n".join([_BEGIN, *lines, _END]) + after
 
 
 def _placeholders() -> list[str]:
     rows = [f"| `{{{kind.name}}}` | {_cell(kind.example)} |" for kind in KINDS.values()]
-    return ["## Placeholders", "", "| placeholder | for example |", "|---|---|", *rows]
+    return ["", "## Placeholders", "", "| placeholder | for example |", "|---|---|", *rows]
 
 
 def _steps() -> list[str]:
@@ -42,7 +55,18 @@ def _steps() -> list[str]:
             "|---|---|",
             *rows,
         ]
-    return lines
+    return [*lines, ""]
+
+
+def _scenarios() -> list[str]:
+    rows = [_row(scenario) for scenario in all_scenarios()]
+    return ["", "| scenario | holds | mistakes that it finds out, and by which rule | known from |", "|---|---|---|---|", *rows, ""]
+
+
+def _row(scenario: Scenario) -> str:
+    name = f"[{scenario.number} {scenario.title}](scenarios/{scenario.stem}.txt)"
+    mistakes = "<br>".join(f"{name} ({' or '.join(rules)})" for name, rules in scenario.mutants.items())
+    return f"| {name} | {', '.join(scenario.holds)} | {mistakes} | {scenario.bug} |"
 
 
 def _cell(text: str) -> str:
@@ -50,4 +74,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    for path, page in pages().items():
+        path.write_text(page, encoding="utf-8")

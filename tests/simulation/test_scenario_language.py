@@ -109,6 +109,7 @@ def test_every_step_is_used() -> None:
     assert not STEPS.keys() - used
 
 
-def test_the_page_of_the_language_tells_every_step() -> None:
-    page = scenario_readme.PAGE.read_text(encoding="utf-8")
-    assert page == scenario_readme.written(), "python -m tests.simulation.scenario_readme writes it anew"
+@pytest.mark.parametrize("path", scenario_readme.pages(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_pages_tell_every_step_and_every_scenario(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert page == scenario_readme.pages()[path], "python -m tests.simulation.scenario_readme writes it anew"
