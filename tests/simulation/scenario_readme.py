@@ -27,7 +27,7 @@ def pages() -> dict[Path, str]:
 
 
 def _page(path: Path, lines: list[str]) -> str:
-    before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
+    before, _, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
     assert end, f"{path} lacks the marks {_BEGIN} and {_END}"
     return before + "\n".join([_BEGIN, *lines, _END]) + after
