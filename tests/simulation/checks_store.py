@@ -20,9 +20,11 @@ class StoreChecks:
         self._history = history
         self._nodes = nodes
         self._learned: dict[tuple[str, str], dict[int, None]] = {}  # by process and key
+        self._companions: dict[tuple[str, str, int], list[tuple[str, int]]] = {}  # made in one write by a process: one tells of all
 
     def learned(self, process: str, key: str, version: int) -> None:
-        self._learned.setdefault((process, key), {})[version] = None
+        for companion, its_version in self._companions.get((process, key, version), ((key, version),)):
+            self._learned.setdefault((process, companion), {})[its_version] = None
 
     def answered(self, process: str, ops: Sequence[Op], results: Sequence[Any]) -> None:
         """A process hears that its write was done: it knows the versions that it made."""
@@ -34,6 +36,11 @@ class StoreChecks:
 
     def wrote(self, process: str, ops: Sequence[Op], past_sessions: Sequence[int]) -> None:
         """A write was committed."""
+        if len(ops) > 1:
+            versions = [
+                (op.key, 0 if isinstance(op, Create) else op.expected_version + 1) for op in ops if isinstance(op, (Create, Put))
+            ]
+            self._companions.update(dict.fromkeys(((process, *each) for each in versions), versions))
         made: dict[str, None] = {}
         for op in ops:
             if isinstance(op, Create):
