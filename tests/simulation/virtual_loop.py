@@ -127,6 +127,12 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
     def create_future(self) -> SimFuture:
         return SimFuture(loop=self)
 
+    def moment(self, when: float) -> SimFuture:
+        """To be awaited: comes true at that time. Cheaper than `asyncio.sleep`."""
+        moment = SimFuture(loop=self)
+        self.call_at(when, _come_true, moment)
+        return moment
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._ended:
             return
@@ -263,6 +269,17 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
             elif not task.cancelled():
                 task.exception()  # retrieved
         self._tasks.clear()
+
+
+def _come_true(moment: SimFuture) -> None:
+    if not moment.done():  # cancelled
+        moment.set_result(None)
+
+
+def running_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
 
 
 def run_simulated(work: Coroutine[Any, Any, T], *, max_steps: int = 5_000_000) -> T:
