@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cepheid_metadata import (
     Create,
@@ -41,6 +41,7 @@ from tests.simulation.checks_store import StoreChecks
 from tests.simulation.faults import FaultPlan
 from tests.simulation.node import current_node
 from tests.simulation.tree_past import TreePast
+from tests.simulation.virtual_loop import running_loop
 
 T = TypeVar("T")
 _SPACING_S = 1e-9
@@ -138,7 +139,7 @@ class SimStore:
         self._plan = plan
         self._process = process
         self._node = current_node()
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._events = SessionEvents(SessionState.CONNECTED)
         self._past_sessions: list[int] = []
         self._seen = 0  # of the tree's commits
@@ -331,10 +332,10 @@ class SimStore:
 
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         delay_s = plan.between(faults.metadata_delay_s) * self._tree.slow
         self._last_arrival_s = max(loop.time() + delay_s, self._last_arrival_s + _SPACING_S)
-        await _sleep_until(self._last_arrival_s)
+        await loop.moment(self._last_arrival_s)
         if write and self.held_writes is not None:
             await self.held_writes.wait()
         await self._tree.wait_leader()
@@ -347,19 +348,10 @@ class SimStore:
             self._tree.writer = "world"
             if write:
                 self._see_all()
-        await asyncio.sleep(plan.between(faults.metadata_delay_s) * self._tree.slow)
+        await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._tree.slow)
         await self._tree.wait_leader()
         if write and self.held_answers is not None:
             await self.held_answers.wait()
         if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):
             raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
         return result
-
-
-async def _sleep_until(when_s: float) -> None:
-    reached: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    timer = asyncio.get_running_loop().call_at(when_s, lambda: reached.done() or reached.set_result(None))
-    try:
-        await reached
-    finally:
-        timer.cancel()
