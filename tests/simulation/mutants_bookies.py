@@ -1,4 +1,4 @@
-"""Known mistakes of a storage node and of recovery, as in mutants.py: the simulator must notice each."""
+"""Known mistakes of a storage node, of recovery and of records, as in mutants.py: the simulator must notice each."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from cepheid_bookie import Bookie
+from cepheid_bookie import Bookie, MetadataCookies
 from cepheid_bookie.add_answers import AddCompletion
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
+from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalPosition
-from cepheid_ledger import ClosedLedger
+from cepheid_ledger import ClosedLedger, ensemble_change
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.write_back import WriteBack
-from cepheid_metadata import LedgerMetadata
+from cepheid_metadata import DeletedLedgers, LedgerMetadata, LedgerState, Op
 from cepheid_rpc import AddRequest, EntryGroup, Status
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -166,6 +167,49 @@ def take_the_length_of_a_ledger_from_its_last_fragment() -> Iterator[None]:
         yield
 
 
+# Records of ledgers and bookies
+
+
+@contextlib.contextmanager
+def insist_on_an_ensemble_whoever_recovers() -> Iterator[None]:
+    """A writer whose change meets another version reads that, and writes its change into it."""
+    plan_change = ensemble_change._plan_change
+
+    def insist(ledger: LedgerMetadata, *change: Any) -> LedgerMetadata | None:
+        return plan_change(ledger.replace(state=LedgerState.OPEN, last_entry_id=None, length_bytes=None), *change)
+
+    with mock.patch.object(ensemble_change, "_plan_change", insist):
+        yield
+
+
+@contextlib.contextmanager
+def begin_the_versions_again_of_a_ledger_that_came_back() -> Iterator[None]:
+    """A writer from before holds one that fits (seeds 0x4dd, 0x30f2e, 0x30f4d)."""
+
+    def anew(self: DeletedLedgers, ledger: LedgerMetadata, version: int) -> list[Op]:
+        return [self._living.create_op(ledger.ledger_id, ledger)]
+
+    with mock.patch.object(DeletedLedgers, "_return_ops", anew):
+        yield
+
+
+@contextlib.contextmanager
+def ask_any_follower_for_the_cookie() -> Iterator[None]:
+    """One that lags denies that the bookie exists (seed 0x465)."""
+    load = MetadataCookies.load
+
+    async def from_anybody(self: MetadataCookies, bookie_id: str) -> Cookie | None:
+        store = self._store
+        self._store = mock.Mock(sync=mock.AsyncMock())
+        try:
+            return await load(self, bookie_id)
+        finally:
+            self._store = store
+
+    with mock.patch.object(MetadataCookies, "load", from_anybody):
+        yield
+
+
 BOOKIE_MUTANTS: Iterable[Mutant] = (
     put_adds_into_the_cache_behind_their_answers,
     take_a_repeated_add_in_spite_of_the_fence,
@@ -174,4 +218,7 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     take_restored_disks_for_the_present_ones,
     report_the_end_that_a_recovery_found_itself,
     take_the_length_of_a_ledger_from_its_last_fragment,
+    insist_on_an_ensemble_whoever_recovers,
+    begin_the_versions_again_of_a_ledger_that_came_back,
+    ask_any_follower_for_the_cookie,
 )
