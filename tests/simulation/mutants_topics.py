@@ -11,6 +11,7 @@ from unittest import mock
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_broker.deduplication import ProducerSequence
+from cepheid_broker.forward_reader import ForwardReader
 from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, saved_cursor
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.cursor_state import CursorState
@@ -228,6 +229,13 @@ def close_without_saving_cursors() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def deliver_what_was_read_before_a_seek() -> Iterator[None]:
+    """The answer to a read is taken for what comes next, whatever became of the subscription meanwhile (apache/pulsar#26304)."""
+    with mock.patch.object(ForwardReader, "awaits", return_value=True):
+        yield
+
+
 # Time and room
 
 
@@ -255,6 +263,7 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     choose_positions_while_trimming,
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
+    deliver_what_was_read_before_a_seek,
     close_without_saving_cursors,
     believe_the_wall_clock,
     admit_adds_without_a_bound,

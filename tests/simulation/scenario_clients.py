@@ -1,0 +1,152 @@
+"""Applications that speak the binary protocol to a broker: what is delivered to them, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from cepheid_wire import TopicName
+from tests.simulation.client_notes import ClientNotes
+from tests.simulation.scenario_language import ScenarioError, kind, step
+from tests.simulation.scene import Scene
+from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_client import SimClient
+from tests.simulation.sim_consumer import Delivery, SimConsumer
+from tests.simulation.sim_producer import SimProducer
+from tests.simulation.sim_serving import found_cluster
+
+_PADDING_BYTES = 400
+"""Of a message: two of them are a read of the simulated brokers, so that much is left to be read."""
+
+
+@dataclass(slots=True)
+class Application:
+    client: SimClient
+    consumer: SimConsumer | None = None
+    held: dict[tuple[int, int], Delivery] = field(default_factory=dict)  # taken
+    seek: asyncio.Task[bool] | None = None
+
+    @property
+    def consuming(self) -> SimConsumer:
+        if self.consumer is None:
+            raise ScenarioError(f"{self.client.name} has not subscribed")
+        return self.consumer
+
+
+@dataclass(slots=True)
+class ClientCourse:
+    scene: Scene
+    notes: ClientNotes = field(init=False)
+    topic: TopicName = field(default_factory=lambda: TopicName.parse("persistent://public/default/orders"))
+    applications: dict[str, Application] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.notes = ClientNotes(self.scene.history)
+
+    def named(self, name: str) -> Application:
+        if name not in self.applications:
+            brokers = [broker.name for broker in self.scene.brokers.values() if broker.serves]
+            self.applications[name] = Application(SimClient(name, brokers, random.Random(name), self.scene.history))
+        return self.applications[name]
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Of the message that was published as the so manieth."""
+        told = [event.position for event in self.notes.events.get(str(self.topic), ()) if event.kind == "sent"]
+        if not 0 < number <= len(told):
+            raise ScenarioError(f"{len(told)} messages are published")
+        place = told[number - 1]
+        assert place is not None
+        return place[:2]
+
+
+def of(scene: Scene) -> ClientCourse:
+    return scene.part(ClientCourse)
+
+
+@kind("application", "(?:shop|desk)", "desk (or shop)")
+def application(scene: Scene, text: str) -> Application:
+    return of(scene).named(text)
+
+
+@step("{broker} serves applications")
+async def serves_applications(scene: Scene, broker: SimBroker) -> None:
+    """It is started again with its port open; every topic is its own."""
+    broker.crash()
+    await found_cluster(scene.tree)
+    broker.serves, broker.orderly = True, False
+    broker.start()
+    await scene.wait_until(lambda: broker.ready, f"{broker.name} serves")
+
+
+@step("application {application} publishes {number} messages, and all are answered")
+async def publishes_messages(scene: Scene, application: Application, count: int) -> None:
+    """To one topic, one by one, numbered from 1 in their order."""
+    course = of(scene)
+    producer = SimProducer(application.client, course.topic, application.client.name, course.notes)
+    scene.spawn(application.client.node, producer.stay_connected(), "produce")
+    await scene.wait_until(lambda: producer.ready, "it is connected")
+    for _ in range(count):
+        producer.publish(1, "", batch=False, padding=_PADDING_BYTES)
+    await scene.wait_until(lambda: not producer.unanswered, "all are answered")
+
+
+@step("application {application} subscribes, with room for {number} messages")
+async def subscribes(scene: Scene, application: Application, room: int) -> None:
+    """To that topic from its start, as the only consumer; whenever it is disconnected it comes back."""
+    course = of(scene)
+    name = application.client.name
+    application.consumer = SimConsumer(application.client, course.topic, "audit", "Exclusive", name, queue=room)
+    scene.spawn(application.client.node, application.consumer.stay_connected(), "consume")
+    await scene.wait_until(lambda: application.consuming.connection is not None, "it is connected")
+
+
+@step("application {application} leaves")
+async def leaves(scene: Scene, application: Application) -> None:
+    """It closes its consumer. The subscription stays."""
+    application.consuming.close()
+    await asyncio.sleep(0.1)
+
+
+@step("application {application} is given messages {number} to {number}")
+async def is_given(scene: Scene, application: Application, first: int, last: int) -> None:
+    """Waits until it has taken them; nothing else comes before or between."""
+    course = of(scene)
+    for number in range(first, last + 1):
+        taken: list[Delivery] = []
+
+        def arrives(taken: list[Delivery] = taken) -> bool:
+            delivery = application.consuming.take()
+            if delivery is not None:
+                taken.append(delivery)
+            return bool(taken)
+
+        await scene.wait_until(arrives, f"message {number} comes")
+        wanted = course.place(number)
+        scene.require(taken[0].position == wanted, lambda taken=taken, n=number, w=wanted: f"{taken[0]} comes, not {n} at {w}")
+        application.held[wanted] = taken[0]
+
+
+@step("application {application} acknowledges message {number}")
+def acknowledges_message(scene: Scene, application: Application, number: int) -> None:
+    """By itself, and waits for nothing."""
+    delivery = application.held.get(of(scene).place(number))
+    if delivery is None:
+        raise ScenarioError(f"it has not got message {number}")
+    application.consuming.acknowledge([delivery])
+
+
+@step("application {application} begins to seek message {number}")
+async def begins_to_seek(scene: Scene, application: Application, number: int) -> None:
+    """It asks its broker to go on with that one, and the course goes on meanwhile."""
+    seeking = application.consuming.seek(of(scene).place(number))
+    application.seek = application.client.node.start(seeking, name="seek")
+    await asyncio.sleep(0)
+
+
+@step("application {application} is told that the seek is done")
+async def seek_done(scene: Scene, application: Application) -> None:
+    """Waits for the answer."""
+    if application.seek is None:
+        raise ScenarioError("it has not asked for one")
+    scene.require(await application.seek, "the seek failed")
