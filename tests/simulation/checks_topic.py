@@ -183,6 +183,21 @@ def check_backlog(history: History, cursor: Any) -> None:
     history.check("C5", cursor.backlog_entries == waiting, lambda: f"{cursor!r} counts {cursor.backlog_entries}, not {waiting}")
 
 
+def inspect_subscriptions(history: History, broker: Any) -> None:
+    """C5: what an operator sees of a broker. Asked so, each subscription also says what it waits for."""
+    if not broker.node.alive:
+        return
+    for managed_ledger in broker.managed_ledgers._open.values():
+        if managed_ledger.is_usable:
+            for cursor in managed_ledger.cursors.values():
+                check_backlog(history, cursor)
+    if broker.ready:
+        for topic in broker.broker.topics.loaded():
+            for subscription in list(topic.subscriptions.values()):
+                shown = subscription.figures().backlog_entries
+                history.check("C5", shown >= 0, lambda s=subscription, n=shown: f"{s!r} shows a backlog of {n}")
+
+
 def _check_sequence_ids(history: History, name: str, model: CursorModel, cursor: Any, managed_ledger: Any) -> None:
     """C6: the ids name the position with which they were set."""
     ids = cursor.sequence_ids

@@ -31,6 +31,7 @@ from cepheid_rpc import ReadRequest, Status
 from tests.simulation.mutants_bookies import BOOKIE_MUTANTS
 from tests.simulation.mutants_cluster import CLUSTER_MUTANTS, resend_from_the_lac_at_the_end_of_the_change
 from tests.simulation.mutants_topics import TOPIC_MUTANTS
+from tests.simulation.mutants_upkeep import UPKEEP_MUTANTS
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -361,6 +362,7 @@ MUTANTS: dict[str, Mutant] = {
         *BOOKIE_MUTANTS,
         *CLUSTER_MUTANTS,
         *TOPIC_MUTANTS,
+        *UPKEEP_MUTANTS,
     )
 }
 

@@ -16,9 +16,9 @@ RULES = {
     "save no delivery counts": {"C8"},
     "save sequence ids of another moment": {"C6"},
     "count a timeout as a negative": {"L10", "L5"},
-    "take the mark after the flush": {"S2", "S3"},
-    "take an empty cache for an empty checkpoint": {"S2", "S3"},
-    "rename the mark without directory sync": {"S8", "S2", "S3"},
+    "take the mark after the flush": {"S6", "S2", "S3"},
+    "take an empty cache for an empty checkpoint": {"S6", "S2", "S3"},
+    "rename the mark without directory sync": {"S7", "S8", "S2", "S3"},
     "deny what cannot be read": {"S2", "S5", "L5", "L10"},
     "read past the half that is flushed": {"S2", "S4", "S5", "SimulationError"},  # or it stumbles over what is not there
     "confirm below the ack quorum": {"L3"},
@@ -74,6 +74,13 @@ RULES = {
     "close without saving cursors": {"C2", "H7"},
     "believe the wall clock": {"M6"},
     "admit adds without a bound": {"S12"},
+    "ask for a checkpoint at admission": {"V6"},
+    "collect logs by the ledgers in memory": {"S9"},
+    "count on what the mark has passed": {"C5", "V7"},  # a subscription without backlog waits for nothing
+    "terminate before appends are refused": {"M10"},
+    "count versions up after a conflict": {"O2", "M1"},
+    "delete whatever is there": {"O2"},
+    "leave what a session made": {"O3"},
     "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
 }
 

@@ -13,6 +13,7 @@ import random
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_metadata import UNDELETED, SessionState
 from tests.simulation.audit import audit
+from tests.simulation.checks_topic import inspect_subscriptions
 from tests.simulation.cluster import SimBookie
 from tests.simulation.cuts import NO_CUTS, Cuts
 from tests.simulation.faults import Faults
@@ -87,7 +88,7 @@ class World(Stage):
             if self.stores:
                 self._visit_ledgers()
                 self.owners.watch(list(self.brokers.values()), self.topic_workload.topic)
-            self._look_at_some_disk()
+            self._look_around()
             nemesis.act()
         self.history.note("healing")
         self.ledger_workload.stopped = self.topic_workload.stopped = self.dedup_workload.stopped = True
@@ -176,7 +177,8 @@ class World(Stage):
         if self._replays < _MOST_REPLAYS and self._inspector.random() < 0.03:
             self.replay(bookie)
 
-    def _look_at_some_disk(self) -> None:
+    def _look_around(self) -> None:
+        """An inspector looks at some disk, and at the counts and excuses of some broker's subscriptions."""
         rng = self._inspector
         serving = [bookie for bookie in self.bookies.values() if bookie.serving]
         if serving and self._replays < _MOST_REPLAYS and rng.random() < 0.05:
@@ -184,6 +186,8 @@ class World(Stage):
         if serving and rng.random() < 0.05:
             bookie = rng.choice(serving)
             bookie.checks.scan(bookie.disks, bookie.index)
+        if rng.random() < 0.1:
+            inspect_subscriptions(self.history, rng.choice(list(self.brokers.values())))
 
     def _visit_ledgers(self) -> None:
         """Somebody recovers or reads some ledger, perhaps the one that is being written."""

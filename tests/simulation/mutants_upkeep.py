@@ -1,0 +1,138 @@
+"""Mistakes in what goes on beside the answers: checkpoints, space that comes back, counts, versions, sessions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from cepheid_bookie.admission import Admission
+from cepheid_bookie.checkpoint import Checkpointer
+from cepheid_bookie.entry_log import list_logs, log_path
+from cepheid_bookie.ledger_deletion import LedgerDeletion
+from cepheid_broker.managed_ledger import ManagedLedgerFencedError
+from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger, State
+from cepheid_metadata import MemoryStore, MemoryTree, Op, Position, Put, Records
+
+Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def ask_for_a_checkpoint_at_admission() -> Iterator[None]:
+    """An add that waits for longer than the interval comes behind the checkpoint that it asked for."""
+    add, touch = Admission.add, Checkpointer.touch
+
+    def add_and_touch(self: Admission, *args: Any) -> None:
+        add(self, *args)
+        touch(self._checkpointer)
+
+    with mock.patch.object(Admission, "add", add_and_touch), mock.patch.object(Checkpointer, "touch"):
+        yield
+
+
+@contextlib.contextmanager
+def collect_logs_by_the_ledgers_in_memory() -> Iterator[None]:
+    """A log is dead when none of its ledgers is in use."""
+
+    async def delete_dead_logs(self: LedgerDeletion) -> list[int]:
+        def work() -> list[int]:
+            living = {block.log_id for block in self._index.blocks() if self._ledgers.get(block.ledger_id) is not None}
+            dead = [log_id for log_id in list_logs(self._disk) if log_id not in living | {self._logs.current_log_id}]
+            for log_id in dead:
+                self._log_reader.forget(log_id)
+                self._disk.unlink(log_path(log_id))
+            return dead
+
+        return await self._flush_worker.run(work)
+
+    with mock.patch.object(LedgerDeletion, "delete_dead_logs", delete_dead_logs):
+        yield
+
+
+@contextlib.contextmanager
+def count_on_what_the_mark_has_passed() -> Iterator[None]:
+    """Holes stay in the number of acknowledged entries when the mark-delete position absorbs them."""
+    move_to = AckSet._move_to
+
+    def move_and_keep(self: AckSet, mark_delete: Position) -> None:
+        before = self._acked_entries
+        move_to(self, mark_delete)
+        self._acked_entries = before
+
+    with mock.patch.object(AckSet, "_move_to", move_and_keep):
+        yield
+
+
+@contextlib.contextmanager
+def terminate_before_appends_are_refused() -> Iterator[None]:
+    """The end is recorded first; until then the door is open."""
+
+    async def terminate(self: ManagedLedger) -> Position:
+        async with self._terminating:
+            if self.chain.terminated_at is None:
+                assert self._ending is not None
+                await self._ending.terminate()
+                self.state = State.TERMINATED
+                self.last_confirmed = self._ledgers.last_position
+        return self.last_confirmed
+
+    with mock.patch.object(ManagedLedger, "_terminate", terminate):
+        yield
+
+
+@contextlib.contextmanager
+def count_versions_up_after_a_conflict() -> Iterator[None]:
+    """Somebody else wrote the chain: it has the next version now."""
+    write = ChainKeeper._write
+
+    async def guess(self: ChainKeeper, ops: Sequence[Op]) -> None:
+        try:
+            return await write(self, ops)
+        except ManagedLedgerFencedError:
+            self.lost = None
+            self._version += 1
+        return await write(self, [_later(op) if op.key == self._key else op for op in ops])
+
+    with mock.patch.object(ChainKeeper, "_write", guess):
+        yield
+
+
+@contextlib.contextmanager
+def delete_whatever_is_there() -> Iterator[None]:
+    """The record that was decided on, or what somebody has made of it since."""
+    delete = Records.delete
+
+    async def blindly(self: Records[Any, Any], noun: Any, expected_version: int | None) -> None:
+        await delete(self, noun, None)
+
+    with mock.patch.object(Records, "delete", blindly):
+        yield
+
+
+def _later(op: Op) -> Op:
+    return Put(op.key, op.value, op.expected_version + 1) if isinstance(op, Put) else op
+
+
+@contextlib.contextmanager
+def leave_what_a_session_made() -> Iterator[None]:
+    """Its end is noted, and its ephemeral keys stay."""
+
+    def end_session(self: MemoryTree, store: MemoryStore, session_id: int) -> None:
+        self._sessions.remove(store)
+
+    with mock.patch.object(MemoryTree, "end_session", end_session):
+        yield
+
+
+UPKEEP_MUTANTS: Sequence[Mutant] = (
+    ask_for_a_checkpoint_at_admission,
+    collect_logs_by_the_ledgers_in_memory,
+    count_on_what_the_mark_has_passed,
+    terminate_before_appends_are_refused,
+    count_versions_up_after_a_conflict,
+    delete_whatever_is_there,
+    leave_what_a_session_made,
+)
