@@ -11,7 +11,8 @@ from cepheid_rpc import ReadAnswer, ReadRequest
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, step
-from tests.simulation.scenario_ledgers import OpenLedger, record
+from tests.simulation.scenario_ledgers import OpenLedger
+from tests.simulation.scenario_records import record
 from tests.simulation.scene import Scene
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_connection import SimConnections

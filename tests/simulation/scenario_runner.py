@@ -19,7 +19,15 @@ from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import KINDS, Line, Scenario, ScenarioError, Step, match, scenario_named
 from tests.simulation.scene import REFUSALS, CourseFailed, Scene
 
-VERBS = ("scenario_stage", "scenario_ledgers", "scenario_bookies", "scenario_topics", "scenario_producers", "scenario_clients")
+VERBS = (
+    "scenario_stage",
+    "scenario_ledgers",
+    "scenario_records",
+    "scenario_bookies",
+    "scenario_topics",
+    "scenario_producers",
+    "scenario_clients",
+)
 """Modules that register kinds and steps."""
 
 _LONGEST_LINE_S = 300.0
