@@ -1,4 +1,4 @@
-"""What tests of every package share: running a coroutine with a deadline, waiting for a condition."""
+"""What tests of every package share: running a coroutine with a deadline, in real or virtual time; waiting for a condition."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from cepheid_dev import free_ports
+from tests.simulation.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 
 
 def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
     """Runs `work` on a new loop; fails when it takes longer than `timeout_s` or leaves a task behind."""
+    return asyncio.run(_guarded(work, timeout_s))
 
-    async def guarded() -> T:
-        async with asyncio.timeout(timeout_s):
-            result = await work
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert not left, f"tasks left running: {left}"
-        return result
 
-    return asyncio.run(guarded())
+def run_virtual(work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
+    """As `run_async`, on the simulator's loop: time stands still while anything is ready, and jumps to the next timer then.
+
+    For tests without threads and sockets: timeouts of milliseconds mean what they say, however long the machine is away.
+    """
+    return VirtualLoop().run(_guarded(work, timeout_s))
+
+
+async def _guarded(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    async with asyncio.timeout(timeout_s):
+        result = await work
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert not left, f"tasks left running: {left}"
+    return result
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "the condition") -> None:

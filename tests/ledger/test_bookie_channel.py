@@ -23,7 +23,7 @@ from cepheid_rpc import (
     encode_group,
 )
 from tests.ledger.ledger_world import FAST
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 class Transport:
@@ -120,7 +120,7 @@ def in_setting(test: object, settings: LedgerSettings = FAST) -> None:
         assert setting.channel.statistics().waiting_bytes == 0, "bytes leaked"
         assert setting.channel.statistics().lanes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_waits_travels_together_ledger_by_ledger() -> None:

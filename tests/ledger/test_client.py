@@ -14,7 +14,7 @@ from cepheid_ledger import (
     NotEnoughBookiesError,
 )
 from tests.ledger.ledger_world import append, ledger_world, payloads_of
-from tests.support import run_async
+from tests.support import run_virtual
 
 
 @pytest.mark.parametrize(("size", "ack_quorum"), [(1, 1), (3, 2), (3, 3)])
@@ -31,7 +31,7 @@ def test_what_was_appended_is_read_back_after_close(size: int, ack_quorum: int) 
             with pytest.raises(EntryBeyondEndError):
                 await reader.read(3, 3, max_bytes=1)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(("size", "ack_quorum"), [(1, 1), (3, 2), (2, 2)])
@@ -52,7 +52,7 @@ def test_recovery_ends_the_ledger_and_fences_its_writer(size: int, ack_quorum: i
             assert payloads_of(await reader.read(0, 2, max_bytes=1 << 20)) == [b"one", b"two", b"three"]
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_ledger_without_entries_recovers_to_nothing() -> None:
@@ -63,7 +63,7 @@ def test_a_ledger_without_entries_recovers_to_nothing() -> None:
             with pytest.raises(LedgerFencedError):
                 await append(writer, [b"too late"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_close_is_final_and_shared() -> None:
@@ -75,7 +75,7 @@ def test_close_is_final_and_shared() -> None:
             with pytest.raises(LedgerClosedError):
                 await append(writer, [b"y"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_delete_fences_first() -> None:
@@ -91,7 +91,7 @@ def test_delete_fences_first() -> None:
             with pytest.raises(NoSuchLedgerError):
                 await world.client.delete(writer.ledger_id)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_creation_refuses_what_cannot_work() -> None:
@@ -104,7 +104,7 @@ def test_creation_refuses_what_cannot_work() -> None:
             with pytest.raises(InvalidQuorumsError):
                 await world.client.create(ensemble_size=2, write_quorum=2, ack_quorum=3, custom={})
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_ids_lie_above_the_one_given() -> None:
@@ -113,4 +113,4 @@ def test_ids_lie_above_the_one_given() -> None:
             writer = await world.client.create(ensemble_size=1, write_quorum=1, ack_quorum=1, custom={}, above=1_500)
             assert writer.ledger_id == 1_501
 
-    run_async(main())
+    run_virtual(main())

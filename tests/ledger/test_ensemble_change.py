@@ -22,7 +22,7 @@ from cepheid_rpc import Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
 from tests.ledger.memory_bookie import MemoryBookie
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 QUICK = FAST.model_copy(update={"ensemble_retry_s": 0.01, "metadata_timeout_s": 0.1})
 
@@ -80,7 +80,7 @@ def test_a_failed_bookie_is_replaced_and_the_newcomer_gets_what_it_must(fault: s
             assert await writer.close() == ClosedLedger(6, 16)
             assert payloads_of(await (await world.client.open_reader(writer.ledger_id)).read(0, 0, max_bytes=1)) == [b"before"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 async def fresh_loss(world: LedgerWorld, bookie: str = "b", ack_quorum: int = 2) -> LedgerWriter:
@@ -113,7 +113,7 @@ def test_a_change_whose_answer_was_lost_is_recognised() -> None:
             await append(writer, [b"z"])
             await check_copies(world, writer, but="b")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_change_whose_request_was_lost_is_repeated_with_the_same_bookies() -> None:
@@ -130,7 +130,7 @@ def test_a_change_whose_request_was_lost_is_repeated_with_the_same_bookies() -> 
             assert proposed is not None
             assert writer.metadata.last_fragment.ensemble[1] == proposed[1]["b"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_doubt_that_was_cleared_up_is_none_of_the_next_change() -> None:
@@ -149,7 +149,7 @@ def test_a_doubt_that_was_cleared_up_is_none_of_the_next_change() -> None:
             world.store.refuse = 0
             await changed(writer, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_outage_of_metadata_costs_copies_but_no_progress_and_ends_with_a_change() -> None:
@@ -171,7 +171,7 @@ def test_an_outage_of_metadata_costs_copies_but_no_progress_and_ends_with_a_chan
             assert writer.under_replicated == ()
             assert 20 in world.cluster["d"].ids(writer.ledger_id) or 21 in world.cluster["d"].ids(writer.ledger_id)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_while_the_outcome_is_unknown_two_bookies_of_both_ensembles_confirm() -> None:
@@ -196,7 +196,7 @@ def test_while_the_outcome_is_unknown_two_bookies_of_both_ensembles_confirm() ->
             await changed(writer, 3)
             await check_copies(world, writer, but="bc")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_without_a_quorum_a_ledger_waits_for_metadata_and_then_fails() -> None:
@@ -211,7 +211,7 @@ def test_without_a_quorum_a_ledger_waits_for_metadata_and_then_fails() -> None:
             assert asyncio.get_running_loop().time() - began >= 0.1
             assert writer.state is WriterPhase.FAILED
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_without_a_quorum_a_short_outage_of_metadata_is_latency() -> None:
@@ -222,7 +222,7 @@ def test_without_a_quorum_a_short_outage_of_metadata_is_latency() -> None:
             await append(writer, [b"y"])
             assert fragments_of(writer) == [(0, "abc"), (1, "adc")]
 
-    run_async(main())
+    run_virtual(main())
 
 
 class ClosingStore(FaultyStore):
@@ -265,7 +265,7 @@ def test_a_store_that_is_closed_under_a_change_leaves_it_in_doubt() -> None:
             world.cluster["c"].hang = world.store.is_closing = False
             await asyncio.gather(pending, pending_too)
 
-    run_async(main())
+    run_virtual(main())
 
 
 async def record_of(world: LedgerWorld, writer: LedgerWriter) -> LedgerMetadata:
@@ -299,7 +299,7 @@ def test_a_second_failure_during_the_change_is_a_second_change() -> None:
             assert set(ensemble[1:]) == {"d", "e"}
             await check_copies(world, writer, but="bc")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_newcomers_that_fail_are_replaced_in_turn_and_nobody_comes_back() -> None:
@@ -323,7 +323,7 @@ def test_newcomers_that_fail_are_replaced_in_turn_and_nobody_comes_back() -> Non
             assert "b" not in [bookie for f in writer.metadata.fragments[1:] for bookie in f.ensemble]
             assert writer.metadata.last_fragment.ensemble == ("a", "f", "c")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_without_a_spare_the_writer_goes_on_and_takes_one_that_appears() -> None:
@@ -341,7 +341,7 @@ def test_without_a_spare_the_writer_goes_on_and_takes_one_that_appears() -> None
             await check_copies(world, writer, but="b")
             assert world.client._change_slots._waiting == {}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_is_well_again_is_not_in_quarantine_anew_when_its_old_place_is_given_away() -> None:
@@ -356,7 +356,7 @@ def test_a_bookie_that_is_well_again_is_not_in_quarantine_anew_when_its_old_plac
             await changed(writer)
             assert world.placement.quarantined() == []
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_one_spare_for_two_failed_bookies_is_taken_at_once_and_the_other_later() -> None:
@@ -371,7 +371,7 @@ def test_one_spare_for_two_failed_bookies_is_taken_at_once_and_the_other_later()
             await wait_until(lambda: not writer.under_replicated)
             assert set(writer.metadata.last_fragment.ensemble) == {"a", "d", "e"}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_quarantined_spare_is_taken_only_by_a_ledger_without_quorum() -> None:
@@ -385,7 +385,7 @@ def test_a_quarantined_spare_is_taken_only_by_a_ledger_without_quorum() -> None:
             assert "d" in without.metadata.last_fragment.ensemble
             assert len(with_quorum.metadata.fragments) == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_quarantined_spare_is_taken_at_once_when_it_came_back() -> None:
@@ -399,7 +399,7 @@ def test_a_quarantined_spare_is_taken_at_once_when_it_came_back() -> None:
             await changed(writer)
             assert writer.metadata.last_fragment.ensemble == ("a", "d", "c")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_ledger_that_lacked_copies_for_long_takes_a_quarantined_spare_and_each_but_once() -> None:
@@ -424,7 +424,7 @@ def test_a_ledger_that_lacked_copies_for_long_takes_a_quarantined_spare_and_each
             await asyncio.sleep(0.5)  # longer than it waits before it takes anybody
             assert len(writer.metadata.fragments) == 2, "who left never comes back"
 
-    run_async(main())
+    run_virtual(main())
 
 
 # Others who change the record
@@ -468,7 +468,7 @@ def test_a_recoverer_wins_at_whatever_step_it_comes(state: str, step: str) -> No
                 assert end.last_entry_id >= outcome.last_entry_id, "acknowledged, so it is in"
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 async def set_in_recovery(world: LedgerWorld, ledger_id: int) -> None:
@@ -487,7 +487,7 @@ def test_a_deleted_ledger_is_not_brought_back_by_a_change() -> None:
             with pytest.raises(NoSuchLedgerError):
                 await append(writer, [b"y"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 # Ending while a change is under way
@@ -525,7 +525,7 @@ def test_close_abandons_a_change_and_is_right_either_way(is_applied: bool) -> No
             await wait_until(lambda: all(s.lanes == 0 for s in world.client.statistics().values()))
             assert world.client._change_slots.kept_bytes.used_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_closing_the_client_while_changes_hang_leaves_nothing() -> None:
@@ -538,7 +538,7 @@ def test_closing_the_client_while_changes_hang_leaves_nothing() -> None:
             assert world.client._change_slots.kept_bytes.used_bytes == 0
             assert all(s.waiting_bytes == s.lanes == 0 for s in world.client.statistics().values())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_writer_that_is_given_up_after_a_close_that_failed_leaves_nothing() -> None:
@@ -552,7 +552,7 @@ def test_a_writer_that_is_given_up_after_a_close_that_failed_leaves_nothing() ->
             await writer.aclose()
             assert world.client._change_slots.kept_bytes.used_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_writer_that_is_given_up_waits_for_no_spare() -> None:
@@ -565,7 +565,7 @@ def test_a_writer_that_is_given_up_waits_for_no_spare() -> None:
             await writer.aclose()
             assert world.client.ensemble_change_statistics().ledgers_waiting == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("turns", range(12))
@@ -594,7 +594,7 @@ def test_ending_at_every_turn_of_a_change_leaves_nothing(turns: int, how: str) -
             assert world.client._change_slots.kept_bytes.used_bytes == 0
             assert len(writer._tasks) == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_close_that_others_forestalled_gives_back_what_was_kept() -> None:
@@ -611,7 +611,7 @@ def test_a_close_that_others_forestalled_gives_back_what_was_kept() -> None:
                 await writer.close()
             assert kept.used_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_writer_that_is_fenced_during_a_change_gives_back_what_was_kept() -> None:
@@ -626,7 +626,7 @@ def test_a_writer_that_is_fenced_during_a_change_gives_back_what_was_kept() -> N
                 await append(writer, [b"late"])
             assert kept.used_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_close_between_two_attempts_gives_back_what_was_kept() -> None:
@@ -652,7 +652,7 @@ def test_a_close_between_two_attempts_gives_back_what_was_kept() -> None:
             assert kept.used_bytes == 0
             await asyncio.gather(pending, return_exceptions=True)
 
-    run_async(main())
+    run_virtual(main())
 
 
 # Memory, and many ledgers at once
@@ -681,7 +681,7 @@ def test_when_too_much_waits_for_the_newcomers_they_are_dropped_and_the_next_cha
             lanes = {bookie: channel.lanes for bookie, channel in world.client.statistics().items()}
             assert {bookie for bookie, count in lanes.items() if count} == set(third.ensemble), "none to those let go"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_death_that_hits_hundreds_of_ledgers_changes_so_many_at_once_in_the_order_of_asking() -> None:
@@ -699,7 +699,7 @@ def test_a_death_that_hits_hundreds_of_ledgers_changes_so_many_at_once_in_the_or
             changed_ids = [int(key.rsplit("/", 3)[-1]) for key in world.store.writes]
             assert changed_ids == [writer.ledger_id % 10_000 for writer in writers], "first come, first served"
 
-    run_async(main(), timeout_s=60)
+    run_virtual(main(), timeout_s=60)
 
 
 def test_while_metadata_is_away_one_ledger_asks_for_all() -> None:
@@ -716,7 +716,7 @@ def test_while_metadata_is_away_one_ledger_asks_for_all() -> None:
             world.store.refuse = 0
             await wait_until(lambda: not any(writer.under_replicated for writer in writers))
 
-    run_async(main(), timeout_s=60)
+    run_virtual(main(), timeout_s=60)
 
 
 def test_a_change_in_force_that_the_session_s_end_hid_is_not_taken_for_refused() -> None:
@@ -749,7 +749,7 @@ def test_a_change_in_force_that_the_session_s_end_hid_is_not_taken_for_refused()
             assert fragments_of(writer)[-1] == (1, "adc")
             world.cluster["c"].hang = False
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_ledger_without_quorum_does_not_wait_for_ever_behind_others() -> None:
@@ -766,7 +766,7 @@ def test_a_ledger_without_quorum_does_not_wait_for_ever_behind_others() -> None:
             await append(first, [b"y"])
             assert first.last_add_confirmed == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_ledger_with_a_quorum_waits_for_its_turn_however_long() -> None:
@@ -785,7 +785,7 @@ def test_a_ledger_with_a_quorum_waits_for_its_turn_however_long() -> None:
             await changed(writer)
             await append(writer, [b"z"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_the_patience_of_a_ledger_begins_when_it_loses_its_quorum() -> None:
@@ -802,4 +802,4 @@ def test_the_patience_of_a_ledger_begins_when_it_loses_its_quorum() -> None:
             world.store.hang = False
             await pending
 
-    run_async(main())
+    run_virtual(main())

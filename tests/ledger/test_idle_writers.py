@@ -13,7 +13,7 @@ from cepheid_metadata import MemoryStore, MemoryTree, Versioned
 from cepheid_rpc import ExplicitLac, Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 TALKATIVE = FAST.model_copy(update={"explicit_lac_interval_s": 0.02})
 
@@ -34,7 +34,7 @@ def test_an_idle_writer_tells_its_lac_once_and_rests() -> None:
             await append(writer, [b"z"])
             await wait_until(lambda: all(b.explicit_lacs.get(writer.ledger_id) == 2 for b in bookies), what="the next LAC")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_is_not_confirmed_is_not_told() -> None:
@@ -51,7 +51,7 @@ def test_what_is_not_confirmed_is_not_told() -> None:
             await writer.aclose()
             await asyncio.gather(pending, return_exceptions=True)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_is_confirmed_late_is_told_late() -> None:
@@ -64,7 +64,7 @@ def test_what_is_confirmed_late_is_told_late() -> None:
             await wait_until(lambda: world.cluster["a"].explicit_lacs.get(writer.ledger_id) == 0)
             await wait_until(lambda: not idle_writers(world)._awake)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_hangs_keeps_no_other_from_hearing() -> None:
@@ -77,7 +77,7 @@ def test_a_bookie_that_hangs_keeps_no_other_from_hearing() -> None:
             await wait_until(lambda: len(told) == 5 and set(told.values()) == {0})
             world.cluster["b"].hang = False
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_rounds_do_not_pile_up_behind_a_bookie_that_hangs() -> None:
@@ -94,7 +94,7 @@ def test_rounds_do_not_pile_up_behind_a_bookie_that_hangs() -> None:
                 await asyncio.sleep(settings.explicit_lac_interval_s)
                 assert len(idle._tasks) == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_closed_writer_tells_nothing_and_is_not_held() -> None:
@@ -106,7 +106,7 @@ def test_a_closed_writer_tells_nothing_and_is_not_held() -> None:
             await wait_until(lambda: not idle_writers(world)._awake)
             assert world.cluster["a"].explicit_lacs == {}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_switched_off_nothing_is_told() -> None:
@@ -119,7 +119,7 @@ def test_switched_off_nothing_is_told() -> None:
             assert not idle_writers(world)._awake
             assert idle_writers(world).lacs_told == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_lac_that_no_bookie_heard_is_told_again() -> None:
@@ -133,7 +133,7 @@ def test_a_lac_that_no_bookie_heard_is_told_again() -> None:
             world.cluster["a"].down = False
             await wait_until(lambda: world.cluster["a"].explicit_lacs.get(writer.ledger_id) == 0)
 
-    run_async(main())
+    run_virtual(main())
 
 
 # After a long silence
@@ -167,7 +167,7 @@ def test_a_writer_that_slept_through_a_recovery_confirms_nothing_though_bookies_
                 await append(writer, [b"late"])
             assert writer.state is WriterPhase.FAILED
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_writer_whose_ledger_was_deleted_confirms_nothing() -> None:
@@ -182,7 +182,7 @@ def test_a_writer_whose_ledger_was_deleted_confirms_nothing() -> None:
             with pytest.raises((NoSuchLedgerError, LedgerFencedError)):
                 await append(writer, [b"late"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 class LaggingStore(FaultyStore):
@@ -210,7 +210,7 @@ def test_a_follower_that_lags_does_not_hide_a_recovery_from_a_writer_that_slept(
             with pytest.raises(LedgerFencedError, match="CLOSED"):
                 await append(writer, [b"late"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 class SlowlyReadStore(FaultyStore):
@@ -239,7 +239,7 @@ def test_a_look_at_the_record_that_a_change_overtook_is_forgotten() -> None:
             await pending
             assert writer.metadata.last_fragment.ensemble == ("a", "d", "c")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_after_a_silence_the_add_is_on_its_way_while_the_record_is_read() -> None:
@@ -253,7 +253,7 @@ def test_after_a_silence_the_add_is_on_its_way_while_the_record_is_read() -> Non
             await pending
             assert writer.last_add_confirmed == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fault", ["refused", "silent"])
@@ -268,7 +268,7 @@ def test_metadata_that_is_away_does_not_stop_a_writer_that_slept(fault: str) -> 
             await append(writer, [b"y"])
             assert writer.last_add_confirmed == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_giving_up_during_the_look_up_leaves_nothing() -> None:
@@ -285,7 +285,7 @@ def test_giving_up_during_the_look_up_leaves_nothing() -> None:
             assert isinstance((await asyncio.gather(pending, return_exceptions=True))[0], Exception)
             assert all(s.lanes == 0 for s in world.client.statistics().values())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_one_request_at_a_time_reaches_a_bookie() -> None:
@@ -311,4 +311,4 @@ def test_one_request_at_a_time_reaches_a_bookie() -> None:
             await wait_until(lambda: len(world.cluster["a"].explicit_lacs) == 20)
             assert most == 1
 
-    run_async(main())
+    run_virtual(main())

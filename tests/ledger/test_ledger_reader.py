@@ -24,7 +24,7 @@ from cepheid_metadata import Fragment, Versioned
 from cepheid_rpc import LacAnswer, ReadRequest, Status, encode_group
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 async def written(world: LedgerWorld, count: int, ensemble: str = "abc", size: int = 1) -> LedgerWriter:
@@ -51,7 +51,7 @@ def test_a_read_is_bounded_by_bytes_but_gives_at_least_one_entry() -> None:
             assert len(payloads_of(await reader.read(0, 4, max_bytes=300))) == 3
             assert len(payloads_of(await reader.read(2, 3, max_bytes=1 << 20))) == 2
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fault", ["damaged", "missing", "down", "hang", "lost-everything"])
@@ -74,7 +74,7 @@ def test_a_bad_replica_is_read_around(fault: str) -> None:
             await reader.read(0, 2, max_bytes=1 << 20)
             assert bad.reads == [], "the replica that answered is asked first next time"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_good_entries_before_a_damaged_one_are_used() -> None:
@@ -87,7 +87,7 @@ def test_good_entries_before_a_damaged_one_are_used() -> None:
             with pytest.raises(EntryUnavailableError, match="damaged"):
                 await reader.read(2, 2, max_bytes=1 << 20)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_slow_replica_gets_company() -> None:
@@ -100,7 +100,7 @@ def test_a_slow_replica_gets_company() -> None:
             assert len(payloads_of(await reader.read(0, 2, max_bytes=1 << 20))) == 3
             assert 0.04 < asyncio.get_running_loop().time() - start < 5
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_readers_move_on_to_the_next_replica_after_a_while() -> None:
@@ -113,7 +113,7 @@ def test_readers_move_on_to_the_next_replica_after_a_while() -> None:
             reads = sorted(len(bookie.reads) for bookie in world.cluster.bookies.values())
             assert reads == [0, 4, 16], "16 MB from one replica, then it is the turn of the next"
 
-    run_async(main())
+    run_virtual(main())
 
 
 NO_LEDGER, NO_ENTRY, IO_ERROR, BAD_DIGEST = Status.NO_LEDGER, Status.NO_ENTRY, Status.IO_ERROR, Status.BAD_DIGEST
@@ -160,7 +160,7 @@ def test_the_errors_come_out_of_real_reads() -> None:
             with pytest.raises(NoSuchLedgerError):
                 await reader.read(0, 2, max_bytes=1)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reader_follows_its_own_process_writer_exactly() -> None:
@@ -181,7 +181,7 @@ def test_a_reader_follows_its_own_process_writer_exactly() -> None:
             assert payloads_of(await reader.read(0, 99, max_bytes=1 << 20)) == [b"0"]
             await asyncio.gather(pending, return_exceptions=True)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_it_says_when_all_who_may_know_more_are_silent() -> None:
@@ -205,7 +205,7 @@ def test_it_says_when_all_who_may_know_more_are_silent() -> None:
             assert not reader.may_miss_entries
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reader_elsewhere_learns_lac_from_bookies_and_the_end_from_metadata() -> None:
@@ -231,7 +231,7 @@ def test_a_reader_elsewhere_learns_lac_from_bookies_and_the_end_from_metadata() 
             assert payloads_of(await reader.read(2, 9, max_bytes=1 << 20)) == [b"2"]
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_read_stops_at_the_end_of_a_fragment() -> None:
@@ -247,7 +247,7 @@ def test_a_read_stops_at_the_end_of_a_fragment() -> None:
                 world.cluster[bookie].down = True
             assert payloads_of(await reader.read(2, 3, max_bytes=1 << 20)) == [b"2", b"3"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_entries_that_repair_has_moved_are_found() -> None:
@@ -259,7 +259,7 @@ def test_entries_that_repair_has_moved_are_found() -> None:
             await change_fragments(world, writer, {0: "d"})
             assert payloads_of(await reader.read(0, 1, max_bytes=1 << 20)) == [b"0", b"1"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 async def change_fragments(world: LedgerWorld, writer: LedgerWriter, fragments: dict[int, str]) -> None:
@@ -285,7 +285,7 @@ def test_a_read_cancelled_anywhere_leaves_no_task(turns: int) -> None:
             assert len(asyncio.all_tasks()) == before
             assert len(payloads_of(await reader.read(0, 2, max_bytes=1 << 20))) == 3
 
-    run_async(main())
+    run_virtual(main())
 
 
 class StaleStore(FaultyStore):
@@ -315,7 +315,7 @@ def test_a_reader_beside_a_writer_that_failed_hears_of_the_end_that_others_gave_
             assert await reader.read_lac() == 1
             assert payloads_of(await reader.read(1, 1, max_bytes=1)) == [b"1"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_of_a_bookie_that_is_not_sure_no_lac_is_believed() -> None:
@@ -345,7 +345,7 @@ def test_a_follower_that_lags_does_not_open_a_closed_ledger_again() -> None:
                 world.cluster[bookie].down = False
             assert payloads_of(await reader.read(1, 1, max_bytes=1)) == [b"1"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_no_of_all_replicas_counts_only_under_the_record_in_force() -> None:
@@ -369,7 +369,7 @@ def test_a_no_of_all_replicas_counts_only_under_the_record_in_force() -> None:
             with pytest.raises(NoSuchEntryError):
                 await reader.read(1, 1, max_bytes=1)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -387,7 +387,7 @@ def test_without_metadata_nothing_is_denied_for_certain(lost: bool) -> None:
             with pytest.raises(EntryUnavailableError):
                 await reader.read(1, 1, max_bytes=1)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reader_runs_after_a_ledger_that_moves_again_and_again() -> None:
@@ -414,7 +414,7 @@ def test_a_reader_runs_after_a_ledger_that_moves_again_and_again() -> None:
             )
             assert payloads_of(await reader.read(0, 3, max_bytes=1 << 20)) == [b"0", b"1", b"2", b"3"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reader_of_an_open_ledger_elsewhere_follows_it_to_new_bookies() -> None:
@@ -439,4 +439,4 @@ def test_a_reader_of_an_open_ledger_elsewhere_follows_it_to_new_bookies() -> Non
             assert payloads_of(await reader.read(2, 2, max_bytes=1)) == [b"2"]
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())

@@ -20,7 +20,7 @@ from cepheid_metadata import LedgerState, StoreUnavailableError
 from cepheid_rpc import EntryGroup, Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, append, ledger_world, payloads_of
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 def test_groups_complete_in_order_each_once_after_lac_moved() -> None:
@@ -44,7 +44,7 @@ def test_groups_complete_in_order_each_once_after_lac_moved() -> None:
             assert all(lac >= last for _, last, lac in seen)
             assert writer.in_flight_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_each_entry_carries_a_lac_below_its_id_and_the_length_so_far() -> None:
@@ -56,7 +56,7 @@ def test_each_entry_carries_a_lac_below_its_id_and_the_length_so_far() -> None:
             headers = [group.header(entry_id) for entry_id in (2, 3)]
             assert [(h.entry_id, h.last_add_confirmed, h.length) for h in headers] == [(2, 1, 5), (3, 1, 6)]
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fault", ["down", "hang", "broken", "io-error", "drops-answers"])
@@ -81,7 +81,7 @@ def test_a_failed_bookie_costs_copies_but_no_progress(fault: str) -> None:
             bad.hang = False
             assert payloads_of(await reader.read(0, 6, max_bytes=1 << 20))[0] == b"before"
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(("size", "ack_quorum", "broken"), [(1, 1, "a"), (3, 3, "b"), (3, 2, "bc")])
@@ -103,7 +103,7 @@ def test_with_too_few_bookies_the_ledger_fails_and_says_why(size: int, ack_quoru
                 await writer.close()
             assert (await world.record(writer.ledger_id)).state is LedgerState.OPEN, "its end is recovery's to decide"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_appends_made_while_others_fail_are_answered_after_them() -> None:
@@ -122,7 +122,7 @@ def test_appends_made_while_others_fail_are_answered_after_them() -> None:
             await wait_until(lambda: len(order) == 3)
             assert order == ["first", "second", "third"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_overloaded_bookie_is_waited_for() -> None:
@@ -137,7 +137,7 @@ def test_an_overloaded_bookie_is_waited_for() -> None:
             assert writer.last_add_confirmed == 3
             assert world.cluster["a"].ids(writer.ledger_id) == [0, 1, 2, 3]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_another_master_key_is_fatal() -> None:
@@ -148,7 +148,7 @@ def test_another_master_key_is_fatal() -> None:
             with pytest.raises(UnauthorizedLedgerError):
                 await append(writer, [b"x"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_callback_that_raises_hurts_nobody_else() -> None:
@@ -163,7 +163,7 @@ def test_a_callback_that_raises_hurts_nobody_else() -> None:
             await append(writer, [b"y"])
             assert writer.last_add_confirmed == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_close_ends_at_lac_and_fails_what_is_unconfirmed() -> None:
@@ -178,7 +178,7 @@ def test_close_ends_at_lac_and_fails_what_is_unconfirmed() -> None:
             record = await world.record(writer.ledger_id)
             assert (record.state, record.last_entry_id, record.length_bytes) == (LedgerState.CLOSED, 0, 4)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_lags_when_the_ledger_is_closed_still_gets_its_copies() -> None:
@@ -195,7 +195,7 @@ def test_a_bookie_that_lags_when_the_ledger_is_closed_still_gets_its_copies() ->
             await wait_until(lambda: world.client.statistics()["c"].lanes == 0)
             assert all(s.waiting_bytes == s.lanes == 0 for s in world.client.statistics().values())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_broken_invariant_stops_its_own_ledger_only() -> None:
@@ -209,7 +209,7 @@ def test_a_broken_invariant_stops_its_own_ledger_only() -> None:
                 await pending
             assert broken.state is WriterPhase.FAILED
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_close_inside_a_group_counts_the_confirmed_part() -> None:
@@ -222,7 +222,7 @@ def test_close_inside_a_group_counts_the_confirmed_part() -> None:
             with pytest.raises(LedgerClosedError):
                 await pending
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_close_whose_answer_was_lost_is_recognised() -> None:
@@ -234,7 +234,7 @@ def test_a_close_whose_answer_was_lost_is_recognised() -> None:
             world.store.unreadable = 0
             assert await writer.close() == ClosedLedger(0, 1)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_close_that_metadata_refused_can_be_tried_again() -> None:
@@ -248,7 +248,7 @@ def test_a_close_that_metadata_refused_can_be_tried_again() -> None:
             assert writer.state is WriterPhase.CLOSING
             assert await writer.close() == ClosedLedger(0, 1)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_concurrent_closes_share_one_outcome_even_when_one_is_cancelled() -> None:
@@ -265,7 +265,7 @@ def test_concurrent_closes_share_one_outcome_even_when_one_is_cancelled() -> Non
             assert outcomes[1:] == [ClosedLedger(0, 1)] * 2
             assert len(world.store.writes) == before + 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_ledger_in_recovery_is_not_closed_by_its_writer() -> None:
@@ -280,7 +280,7 @@ def test_a_ledger_in_recovery_is_not_closed_by_its_writer() -> None:
             assert [type(outcome) for outcome in outcomes] == [LedgerFencedError] * 2
             assert (await world.record(writer.ledger_id)).state is LedgerState.IN_RECOVERY
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("by", ["writer", "client"])
@@ -298,7 +298,7 @@ def test_a_close_during_which_the_writer_is_given_up_says_so(by: str) -> None:
             outcomes = await asyncio.gather(*closes, return_exceptions=True)
             assert [type(outcome) for outcome in outcomes] == [LedgerClosedError] * 2
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_closing_the_client_answers_what_is_pending() -> None:
@@ -314,4 +314,4 @@ def test_closing_the_client_answers_what_is_pending() -> None:
                 await pending
             assert all(s.waiting_bytes == s.lanes == 0 for s in world.client.statistics().values())
 
-    run_async(main())
+    run_virtual(main())

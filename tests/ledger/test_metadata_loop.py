@@ -10,7 +10,7 @@ from cepheid_ledger.metadata_loop import change_ledger, read_ledger
 from cepheid_metadata import LedgerMetadata, LedgerState, StoreUnavailableError
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, ledger_world
-from tests.support import run_async
+from tests.support import run_virtual
 
 
 def plan(ledger: LedgerMetadata) -> LedgerMetadata | None:
@@ -31,7 +31,7 @@ def test_a_change_is_made_once_and_its_version_returned() -> None:
             assert changed == await world.records.get(found.record.ledger_id)
             assert changed.record.state is LedgerState.IN_RECOVERY
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_conflict_is_decided_from_the_new_value() -> None:
@@ -41,7 +41,7 @@ def test_a_conflict_is_decided_from_the_new_value() -> None:
             await world.records.replace(found.record.ledger_id, in_recovery(found.record), found.version)
             assert (await change_ledger(world.records, found, plan, FAST)).version == found.version + 1, "nothing was needed"
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -57,7 +57,7 @@ def test_an_unknown_outcome_is_read_again_until_it_is_known(applied: bool, unrea
             assert changed.record.state is LedgerState.IN_RECOVERY
             assert changed.version == found.version + 1, "applied exactly once"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_certain_refusal_is_the_callers() -> None:
@@ -68,7 +68,7 @@ def test_a_certain_refusal_is_the_callers() -> None:
             with pytest.raises(StoreUnavailableError):
                 await change_ledger(world.records, found, plan, FAST)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_store_that_stays_unreadable_ends_in_a_timeout() -> None:
@@ -79,7 +79,7 @@ def test_a_store_that_stays_unreadable_ends_in_a_timeout() -> None:
             with pytest.raises(TimeoutError):
                 await change_ledger(world.records, found, plan, FAST.model_copy(update={"metadata_timeout_s": 0.05}))
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_deleted_ledger_is_named() -> None:
@@ -92,7 +92,7 @@ def test_a_deleted_ledger_is_named() -> None:
             with pytest.raises(NoSuchLedgerError):
                 await read_ledger(world.records, found.record.ledger_id)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_creation_recognises_its_own_record_by_the_token() -> None:
@@ -103,7 +103,7 @@ def test_creation_recognises_its_own_record_by_the_token() -> None:
             writer = await world.create()
             assert writer.ledger_id == 2, "the record of the lost answer is ours: no second id"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_creation_takes_another_id_when_the_record_is_not_ours() -> None:
@@ -117,7 +117,7 @@ def test_creation_takes_another_id_when_the_record_is_not_ours() -> None:
             world.store.lose_requests = 1  # nothing came of it: a new id, and never two ledgers
             assert (await world.create()).ledger_id == 5
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_refusal_after_an_attempt_without_answer_is_no_certainty() -> None:
@@ -131,7 +131,7 @@ def test_a_refusal_after_an_attempt_without_answer_is_no_certainty() -> None:
                 await change_ledger(world.records, found, plan, FAST)
             assert caught.value.outcome_unknown
 
-    run_async(main())
+    run_virtual(main())
 
 
 class LateStore(FaultyStore):
@@ -162,7 +162,7 @@ def test_a_conflict_with_an_attempt_without_answer_is_no_certainty_before_it_is_
             assert (await world.record(found.record.ledger_id)).state is LedgerState.IN_RECOVERY, "it is in force"
             assert caught.value.outcome_unknown
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_session_that_ends_while_the_outcome_is_looked_up_leaves_it_unknown() -> None:
@@ -174,7 +174,7 @@ def test_a_session_that_ends_while_the_outcome_is_looked_up_leaves_it_unknown() 
                 await change_ledger(world.records, found, plan, FAST)
             assert caught.value.outcome_unknown
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_refusal_after_a_conflict_is_certain() -> None:
@@ -192,4 +192,4 @@ def test_a_refusal_after_a_conflict_is_certain() -> None:
                 await change_ledger(world.records, found, refusing_plan, FAST)
             assert not caught.value.outcome_unknown
 
-    run_async(main())
+    run_virtual(main())

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cepheid_ledger import NotEnoughBookiesError, RandomPlacement
-from tests.support import run_async
+from tests.support import run_virtual
 
 
 def placement(bookies: str, quarantine_s: float = 10.0) -> RandomPlacement:
@@ -44,7 +44,7 @@ def test_a_quarantined_bookie_is_chosen_only_when_it_must_be() -> None:
         await asyncio.sleep(0.06)
         assert any("b" in chooser.new_ensemble(3) for _ in range(50))
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_replacement_is_outside_of_what_is_excluded() -> None:
@@ -73,7 +73,7 @@ def test_a_bookie_that_fails_again_soon_is_avoided_twice_as_long_up_to_a_bound(m
         assert chooser.quarantined() == [], "well for long enough: it starts anew"
         monkeypatch.undo()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_came_back_is_chosen_again_and_its_failures_still_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_bookie_that_came_back_is_chosen_again_and_its_failures_still_count(mo
         assert chooser.quarantined() == ["a"], "twice as long"
         monkeypatch.undo()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_is_no_longer_registered_is_never_chosen() -> None:

@@ -22,7 +22,7 @@ from cepheid_rpc import AddRequest, EntryGroup, MissingEntries, ReadAnswer, Read
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
 from tests.ledger.memory_bookie import MemoryBookie
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 SLOW = FAST.model_copy(update={"recovery_timeout_s": 30.0, "add_timeout_s": 30.0, "read_timeout_s": 30.0})
 
@@ -75,7 +75,7 @@ def test_half_written_fence_miss() -> None:
             assert world.cluster["c"].add(late) is Status.FENCED, "entry 1 would be on a and c: acknowledged, then truncated"
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("last_ensemble", ["dbc", "def"])
@@ -96,7 +96,7 @@ def test_empty_last_fragment(last_ensemble: str, down: str) -> None:
             assert fragments_of(record) == {0: "abc", 1000: last_ensemble}
             await assert_nothing_left(world.client, writer)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_recovery_changes_ensemble_then_dies() -> None:
@@ -120,7 +120,7 @@ def test_recovery_changes_ensemble_then_dies() -> None:
                 bookie.hang, bookie.refuse = False, None
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(4, 5)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_fails_during_recovery_is_replaced_in_the_closing_change_only() -> None:
@@ -135,7 +135,7 @@ def test_a_bookie_that_fails_during_recovery_is_replaced_in_the_closing_change_o
             assert fragments_of(record) == {0: "abc", 3: "adc"}
             assert world.cluster["d"].ids(writer.ledger_id) == [3, 4]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_left_during_recovery_is_not_chosen_again() -> None:
@@ -151,7 +151,7 @@ def test_a_bookie_that_left_during_recovery_is_not_chosen_again() -> None:
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(4, 5)
             assert fragments_of(await world.record(writer.ledger_id)) == {0: "abc", 3: "adc"}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_change_behind_the_last_entry_leaves_no_empty_fragment() -> None:
@@ -166,7 +166,7 @@ def test_a_change_behind_the_last_entry_leaves_no_empty_fragment() -> None:
             assert world.client.statistics().keys() == {"a", "b", "c", "d"}, "d was chosen"
             assert fragments_of(await world.record(writer.ledger_id)) == {0: "abc"}
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("first_to_close", ["sees-nothing", "sees-copies"])
@@ -200,7 +200,7 @@ def test_two_recoverers_one_copy(first_to_close: str) -> None:
             await blind.aclose()
             await seeing.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_the_loser_of_the_closing_change_adopts_what_the_winner_wrote() -> None:
@@ -218,7 +218,7 @@ def test_the_loser_of_the_closing_change_adopts_what_the_winner_wrote() -> None:
             await world.records.replace(writer.ledger_id, won, found.version)
             assert await loser == ClosedLedger(5, 6)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_damaged_copy_is_unknown_and_never_a_no() -> None:
@@ -233,7 +233,7 @@ def test_a_damaged_copy_is_unknown_and_never_a_no() -> None:
             world.cluster["b"].read_delay_s = 0.05
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_a_bookie_in_limbo_does_not_have_is_unknown() -> None:
@@ -247,7 +247,7 @@ def test_what_a_bookie_in_limbo_does_not_have_is_unknown() -> None:
             world.cluster["b"].read_delay_s = 0.05
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_damage_everywhere_stops_recovery_and_decides_nothing() -> None:
@@ -262,7 +262,7 @@ def test_damage_everywhere_stops_recovery_and_decides_nothing() -> None:
             assert (await world.record(writer.ledger_id)).state is LedgerState.IN_RECOVERY
             await assert_nothing_left(world.client, writer)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("damaged", ["ab", "a"])
@@ -289,7 +289,7 @@ def test_what_is_damaged_on_every_disk_may_be_given_up(damaged: str) -> None:
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(0, 1)
             await assert_nothing_left(world.client, writer)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_ledger_with_a_damaged_tail_can_be_deleted() -> None:
@@ -303,7 +303,7 @@ def test_a_ledger_with_a_damaged_tail_can_be_deleted() -> None:
             await world.client.delete(writer.ledger_id)
             assert await world.records.get(writer.ledger_id) is None
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_whose_highest_entry_is_damaged_is_fenced_all_the_same() -> None:
@@ -317,7 +317,7 @@ def test_a_bookie_whose_highest_entry_is_damaged_is_fenced_all_the_same() -> Non
                 world.cluster[bookie].damage(writer.ledger_id, 2)
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_lac_under_a_bad_digest_fences_but_is_not_believed() -> None:
@@ -328,7 +328,7 @@ def test_a_lac_under_a_bad_digest_fences_but_is_not_believed() -> None:
             world.cluster["a"].lie_about_lac = 100
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(3, 4)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fault", ["hang", "down"])
@@ -342,7 +342,7 @@ def test_one_bookie_without_answers_does_not_delay_recovery(fault: str) -> None:
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(3, 4)
             world.cluster["b"].hang = False
 
-    run_async(main(), timeout_s=10)
+    run_virtual(main(), timeout_s=10)
 
 
 @pytest.mark.parametrize(("size", "ack_quorum", "down"), [(3, 2, "ab"), (2, 1, "a"), (1, 1, "a")])
@@ -361,7 +361,7 @@ def test_without_coverage_nothing_is_decided_and_the_next_attempt_continues(size
                 world.cluster[bookie].down = False
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_a_bookie_that_does_not_say_that_it_is_fenced_is_not(status: Status) -> 
             world.cluster["a"].lac_status = None
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("next_entry_id", [1, 1 << 40])
@@ -410,7 +410,7 @@ def test_an_answer_about_other_entries_than_asked_denies_nothing(next_entry_id: 
             with pytest.raises(RecoveryFailedError, match="an answer that says nothing of the entry"):
                 await world.client.recover(writer.ledger_id)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_entry_that_nobody_can_deny_stops_recovery() -> None:
@@ -425,7 +425,7 @@ def test_an_entry_that_nobody_can_deny_stops_recovery() -> None:
             with pytest.raises(RecoveryFailedError, match="whether entry"):
                 await world.client.recover(writer.ledger_id)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_unconfirmed_entries_on_one_bookie_get_all_their_copies() -> None:
@@ -442,7 +442,7 @@ def test_unconfirmed_entries_on_one_bookie_get_all_their_copies() -> None:
             first = world.cluster["a"].entries[writer.ledger_id]
             assert all(b.entries[writer.ledger_id] == first for b in world.cluster.bookies.values())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_lags_when_recovery_ends_still_gets_its_copies() -> None:
@@ -457,7 +457,7 @@ def test_a_bookie_that_lags_when_recovery_ends_still_gets_its_copies() -> None:
             await wait_until(lambda: world.cluster["c"].ids(writer.ledger_id) == list(range(10)))
             await wait_until(lambda: sum(s.lanes for s in world.client.statistics().values()) == 3, what="the writer's lanes only")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_many_recoveries_take_turns() -> None:
@@ -471,7 +471,7 @@ def test_many_recoveries_take_turns() -> None:
             assert sum(begun) <= 3
             assert await asyncio.gather(*recoveries) == [ClosedLedger(0, 1)] * 12
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_long_tail_is_recovered_in_batches() -> None:
@@ -485,7 +485,7 @@ def test_a_long_tail_is_recovered_in_batches() -> None:
             reader = await world.client.open_reader(writer.ledger_id)
             assert len(payloads_of(await reader.read(0, 99, max_bytes=1 << 20))) == 100
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_recovery_does_not_read_on_while_too_much_waits_to_be_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,7 +505,7 @@ def test_recovery_does_not_read_on_while_too_much_waits_to_be_written_back(monke
                 world.cluster[bookie].refuse = None
             assert await recovery == ClosedLedger(99, 100)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_concurrent_callers_share_one_recovery() -> None:
@@ -520,7 +520,7 @@ def test_concurrent_callers_share_one_recovery() -> None:
             assert outcomes[1:] == [ClosedLedger(2, 3)] * 3
             assert [len(bookie.lac_requests) for bookie in world.cluster.bookies.values()] == [1, 1, 1]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_writer_of_the_same_process_is_fenced_like_any_other() -> None:
@@ -538,7 +538,7 @@ def test_a_writer_of_the_same_process_is_fenced_like_any_other() -> None:
             with pytest.raises(LedgerFencedError):
                 await append(writer, [b"x"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("lost_write", [1, 2])
@@ -551,7 +551,7 @@ def test_metadata_changes_whose_answers_were_lost(lost_write: int) -> None:
             world.store.lose_answers = lost_write
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_metadata_store_that_refuses_decides_nothing() -> None:
@@ -563,7 +563,7 @@ def test_a_metadata_store_that_refuses_decides_nothing() -> None:
                 await world.client.recover(writer.ledger_id)
             assert await world.client.recover(writer.ledger_id) == ClosedLedger(2, 3)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_repair_of_an_earlier_fragment_meanwhile_is_kept() -> None:
@@ -582,7 +582,7 @@ def test_a_repair_of_an_earlier_fragment_meanwhile_is_kept() -> None:
             assert await recovery == ClosedLedger(4, 5)
             assert fragments_of(await world.record(writer.ledger_id)) == {0: "dbc", 3: "abc"}
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 1))
@@ -609,4 +609,4 @@ def test_a_recovery_cancelled_anywhere_leaves_nothing_and_the_next_one_ends_it(t
             await assert_nothing_left(other)
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())

@@ -28,7 +28,7 @@ from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 SIZES = [(3, 3, 2), (2, 2, 2), (3, 3, 3), (2, 2, 1), (4, 3, 2), (4, 2, 2), (3, 2, 1)]
 QUICK = FAST.model_copy(
@@ -184,7 +184,7 @@ def test_any_number_of_recoverers_that_die_agree_on_an_end_that_loses_nothing(si
             for client in clients:
                 await client.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 3))
@@ -214,7 +214,7 @@ def test_a_recoverer_that_dies_at_any_step_while_it_replaces_a_bookie(turns: int
             await writer.aclose()
             await client.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("turns", range(0, 30, 2))
@@ -240,7 +240,7 @@ def test_a_writer_that_closes_while_it_is_recovered_agrees_or_is_told(turns: int
                 assert isinstance(outcome, LedgerFencedError | LedgerClosedError), outcome
             assert await world.another_client().recover(writer.ledger_id) == end
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("by", ["another last fragment", "open again"])
@@ -269,7 +269,7 @@ def test_a_record_that_changed_where_only_recovery_may_change_it_stops_the_recov
                 await recovering
             assert await world.record(writer.ledger_id) == changed
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_delete_fences_the_writer_first() -> None:
@@ -287,7 +287,7 @@ def test_a_delete_fences_the_writer_first() -> None:
             assert isinstance(caught.value, LedgerFencedError)
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 3))
@@ -310,7 +310,7 @@ def test_what_is_acknowledged_while_a_ledger_is_deleted_was_in_it_before(turns: 
             assert all(isinstance(outcome, EntryGroup | LedgerFencedError) for outcome in outcomes)
             await other.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 async def long_ledger(world: LedgerWorld, count: int, lac: int) -> LedgerWriter:
@@ -334,7 +334,7 @@ def test_recovery_costs_the_same_whatever_the_length(count: int) -> None:
                 assert all(read.first_entry_id >= count - 10 for read in bookie.reads)
                 assert sum(len(request.group) for request in bookie.add_log) == 10, "what lies above LAC is written back, no more"
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("hung", ["a", "b", "c"])
@@ -359,4 +359,4 @@ def test_a_bookie_that_falls_silent_during_recovery_does_not_delay_it(hung: str,
             bookies[hung].hang = False
             await writer.aclose()
 
-    run_async(main(), timeout_s=10)
+    run_virtual(main(), timeout_s=10)

@@ -13,7 +13,7 @@ from cepheid_ledger.recovery_state import FenceCoverage, RecoveryReads, write_se
 from cepheid_metadata import Fragment
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 SIZES = [("abcd", 2, 2), ("abcd", 3, 2), ("abcde", 3, 2), ("abc", 2, 2), ("abc", 2, 1), ("abcd", 3, 3)]
 every_size = pytest.mark.parametrize(("ensemble", "write_quorum", "ack_quorum"), SIZES)
@@ -57,7 +57,7 @@ def test_written_recovered_and_read(ensemble: str, write_quorum: int, ack_quorum
             with pytest.raises(LedgerFencedError):
                 await append(writer, [b"too late"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("down", ["a", "b", "c", "d"])
@@ -75,7 +75,7 @@ def test_one_bookie_less_loses_nothing_and_delays_nothing(down: str) -> None:
             world.cluster[down].hang = False
             assert await read_all(world, writer.ledger_id) == expected
 
-    run_async(main(), timeout_s=10)
+    run_virtual(main(), timeout_s=10)
 
 
 @pytest.mark.parametrize(("down", "covered"), [("", True), ("a", True), ("bd", False), ("ab", False), ("abc", False)])
@@ -97,7 +97,7 @@ def test_fencing_covers_every_window(down: str, covered: bool) -> None:
                 assert all(not bookie.reads for bookie in world.cluster.bookies.values()), "nothing is read before (L11)"
             await client.aclose()
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("half_written", [[], [0], [1], [0, 1]])
@@ -121,7 +121,7 @@ def test_the_tail_is_decided_by_its_own_write_set(half_written: list[int]) -> No
             if end.last_entry_id == 5:
                 assert copies_of(world, "abcd", writer.ledger_id, 5) == ["b", "c"], "held by its quorum before the end"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_fails_during_recovery_is_replaced_and_only_its_stripes_move() -> None:
@@ -140,7 +140,7 @@ def test_a_bookie_that_fails_during_recovery_is_replaced_and_only_its_stripes_mo
             world.cluster["b"].down = True
             assert await read_all(world, writer.ledger_id) == [b"x"] * 12
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("down", ["a", "b", "c", "d"])
@@ -160,7 +160,7 @@ def test_the_length_of_an_empty_tail_is_read_from_the_write_set_of_the_last_entr
             assert await world.another_client().recover(writer.ledger_id) == ClosedLedger(6, sum(map(len, expected)))
             assert world.cluster["b"].reads == [], "b does not hold the last entry"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def entry(entry_id: int) -> EntryGroup:

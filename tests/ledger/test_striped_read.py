@@ -15,7 +15,7 @@ from cepheid_ledger.striped_read import StripeMerge, _Said
 from cepheid_metadata import Fragment, LedgerState
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.ledger_world import FAST, LedgerWorld, ledger_world, payloads_of
-from tests.support import run_async
+from tests.support import run_virtual
 
 sizes = st.integers(2, 6).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size - 1)))
 
@@ -144,7 +144,7 @@ def test_a_striped_ledger_is_read_in_order(ensemble: str, write_quorum: int, max
                 asked = [bookie for bookie in ensemble if world.cluster[bookie].reads]
                 assert len(asked) <= -(-len(ensemble) // write_quorum) + 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fault", ["down", "hang", "damaged", "missing", "limbo", "mute", "another's"])
@@ -176,7 +176,7 @@ def test_what_one_bookie_does_not_give_another_of_the_stripe_gives(fault: str, b
                 assert bookie.reads == [], "who failed is not asked first again"
             bookie.hang = False
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_errors_speak_of_the_write_set_of_the_entry_alone() -> None:
@@ -195,7 +195,7 @@ def test_errors_speak_of_the_write_set_of_the_entry_alone() -> None:
             groups = await reader.read(0, 7, max_bytes=1 << 20)
             assert groups[-1].last_entry_id == 4, "what is before the gap is given"
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("turns", range(0, 10, 2))
@@ -213,4 +213,4 @@ def test_a_striped_read_cancelled_anywhere_leaves_no_task(turns: int) -> None:
             assert len(asyncio.all_tasks()) == before
             assert (await read_all(reader, 8))[0] == [b"%d" % n for n in range(8)]
 
-    run_async(main())
+    run_virtual(main())

@@ -11,7 +11,7 @@ from cepheid_ledger import ClosedLedger, LedgerWriteError, LedgerWriter
 from cepheid_ledger.recovery_state import write_set_positions
 from cepheid_rpc import EntryGroup, Status
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 QUICK = FAST.model_copy(update={"ensemble_retry_s": 0.01})
 
@@ -59,7 +59,7 @@ def test_each_bookie_gets_its_share_and_no_more(ensemble: str, write_quorum: int
                 read += await reader.read(first, end.last_entry_id, max_bytes=20_000)
             assert payloads_of(read) == written
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("answer_per_request", [False, True])
@@ -82,7 +82,7 @@ def test_a_newcomer_gets_the_share_of_its_place_from_the_fragments_start_on(answ
             reader = await world.another_client().open_reader(writer.ledger_id)
             assert payloads_of(await reader.read(start, start, max_bytes=1)) == [written[start]]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_dead_bookie_of_two_stops_only_until_it_is_replaced() -> None:
@@ -97,7 +97,7 @@ def test_a_dead_bookie_of_two_stops_only_until_it_is_replaced() -> None:
             assert writer.last_add_confirmed == len(written) - 1
             assert (set(writer.metadata.last_fragment.ensemble), writer.under_replicated) == (set("abcegh"), ())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_without_a_spare_a_write_set_below_qa_fails_the_ledger() -> None:
@@ -108,4 +108,4 @@ def test_without_a_spare_a_write_set_below_qa_fails_the_ledger() -> None:
             with pytest.raises(LedgerWriteError):
                 await append_many(writer, 3, random.Random(5))
 
-    run_async(main())
+    run_virtual(main())

@@ -8,7 +8,7 @@ from cepheid_ledger.verification import Copy, Finding, LedgerReport, verify_ledg
 from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
 from cepheid_rpc import EntryGroup, encode_group
 from tests.ledger.memory_bookie import MemoryBookie
-from tests.support import run_async
+from tests.support import run_virtual
 
 LEDGER = 5
 
@@ -53,7 +53,7 @@ def damaged(group: EntryGroup) -> EntryGroup:
 
 
 def report_of(bookies: dict[str, MemoryBookie], ledger: LedgerMetadata, last: int = 9) -> LedgerReport:
-    return run_async(verify_ledger(ledger, last, lambda name: bookies[name].connection(), timeout_s=0.2))
+    return run_virtual(verify_ledger(ledger, last, lambda name: bookies[name].connection(), timeout_s=0.2))
 
 
 def test_a_sound_ledger_has_all_its_copies() -> None:

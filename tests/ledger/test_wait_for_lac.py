@@ -13,7 +13,7 @@ from cepheid_metadata import Fragment, StoreUnavailableError
 from cepheid_rpc import Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 SETTINGS = FAST.model_copy(update={"long_poll_s": 20.0, "long_poll_pause_s": 0.01, "explicit_lac_interval_s": 0.0})
 
@@ -68,7 +68,7 @@ def test_a_tailing_reader_sees_every_entry_and_the_end() -> None:
             await tailing
             assert seen == [b"%d" % n for n in range(30)]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_idle_reader_sends_one_request_a_bookie() -> None:
@@ -84,7 +84,7 @@ def test_an_idle_reader_sends_one_request_a_bookie() -> None:
                 world.cluster["b"].explicit_lacs[writer.ledger_id] = 0
                 assert await waiting == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fault", ["down", "limbo", "refuse_polls", "full_of_readers", "lac_down"])
@@ -101,7 +101,7 @@ def test_one_bookie_that_tells_is_enough(fault: str) -> None:
                 world.cluster["c"].explicit_lacs[writer.ledger_id] = 0
                 assert await waiting == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fault", ["refuse_polls", "full_of_readers"])
@@ -118,7 +118,7 @@ def test_bookies_that_let_nobody_wait_are_asked_without_waiting(fault: str) -> N
                 world.cluster["a"].explicit_lacs[writer.ledger_id] = 0
                 assert await waiting == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_the_time_is_over_and_nothing_is_left_behind() -> None:
@@ -132,7 +132,7 @@ def test_the_time_is_over_and_nothing_is_left_behind() -> None:
                 assert len(asyncio.all_tasks()) == before
                 assert len(world.tree.watches if hasattr(world.tree, "watches") else ()) == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("end", ["close", "recover", "delete"])
@@ -156,7 +156,7 @@ def test_the_end_of_the_ledger_ends_the_wait(end: str) -> None:
                     (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
                     assert outcome == 1 or isinstance(outcome, NoSuchLedgerError)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reader_follows_the_writer_to_another_ensemble() -> None:
@@ -174,7 +174,7 @@ def test_a_reader_follows_the_writer_to_another_ensemble() -> None:
                 world.cluster["e"].explicit_lacs[writer.ledger_id] = 2
                 assert await waiting == 2
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_outage_of_metadata_does_not_keep_entries_from_readers() -> None:
@@ -200,7 +200,7 @@ def test_an_outage_of_metadata_does_not_keep_entries_from_readers() -> None:
             assert await waiting == 0
             assert payloads_of(await reader.read(0, 0, max_bytes=1)) == [b"0"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reader_beside_a_failed_writer_hears_of_the_end_that_others_gave() -> None:
@@ -221,7 +221,7 @@ def test_a_reader_beside_a_failed_writer_hears_of_the_end_that_others_gave() -> 
             assert await reader.wait_for_lac(0, 5.0) == 1
             assert payloads_of(await reader.read(1, 1, max_bytes=1)) == [b"1"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("turns", range(0, 24, 2))
@@ -240,4 +240,4 @@ def test_a_wait_cancelled_anywhere_leaves_no_task(turns: int) -> None:
                 await asyncio.gather(waiting, return_exceptions=True)
                 assert len(asyncio.all_tasks()) == before
 
-    run_async(main())
+    run_virtual(main())

@@ -10,7 +10,7 @@ from cepheid_ledger.write_back import WriteBack
 from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.ledger_world import FAST, LedgerWorld, ledger_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 LEDGER_ID = 7
 
@@ -60,7 +60,7 @@ def test_fenced_bookies_take_them_byte_for_byte() -> None:
             assert world.cluster["a"].entries[LEDGER_ID][6] == group.slice(6, 6)
             assert write_back.fragments == ()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_failed_bookies_are_replaced_in_memory_and_their_successors_get_all_that_is_undecided() -> None:
@@ -82,7 +82,7 @@ def test_failed_bookies_are_replaced_in_memory_and_their_successors_get_all_that
             assert await world.records.get(LEDGER_ID) is None, "metadata hears nothing of it"
             write_back.leave()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_change_behind_confirmed_entries_is_a_further_fragment() -> None:
@@ -102,7 +102,7 @@ def test_a_change_behind_confirmed_entries_is_a_further_fragment() -> None:
             assert ensembles[-1] == {"a", "d", "e"}
             write_back.close()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_without_a_quorum_the_recovery_fails_and_says_why() -> None:
@@ -116,7 +116,7 @@ def test_without_a_quorum_the_recovery_fails_and_says_why() -> None:
             write_back.close()
             assert all(channel.lanes == 0 for channel in world.client.statistics().values())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_striped_ledger_s_entries_go_to_their_write_sets() -> None:
@@ -137,7 +137,7 @@ def test_a_striped_ledger_s_entries_go_to_their_write_sets() -> None:
             for bookie in "abde":
                 await hold(world, bookie, [entry_id for entry_id in range(5, 13) if named(bookie, entry_id)])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_giving_up_leaves_nothing_behind() -> None:
@@ -150,7 +150,7 @@ def test_giving_up_leaves_nothing_behind() -> None:
             write_back.close()
             assert all(channel.lanes == channel.waiting_bytes == 0 for channel in world.client.statistics().values())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_fails_is_in_quarantine_for_everybody() -> None:
@@ -163,4 +163,4 @@ def test_a_bookie_that_fails_is_in_quarantine_for_everybody() -> None:
             write_back.leave()
             assert world.placement.quarantined() == ["b"]
 
-    run_async(main())
+    run_virtual(main())
