@@ -1,4 +1,4 @@
-"""One cluster for all chaos tests, as long as they succeed. What a failed one leaves is kept, and the next gets a new one."""
+"""One cluster for all chaos tests of a session, whole before each of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.chaos_cluster import ChaosCluster
+from tests.integration.chaos_cluster import ChaosCluster, SharedCluster
 
 ROUNDS = int(os.environ.get("CEPHEID_CHAOS_ROUNDS", "1"))
 HERE = Path(__file__).parent
@@ -27,33 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
 
 
-class _Shared:
-    """The cluster that tests share."""
-
-    def __init__(self) -> None:
-        self.cluster: ChaosCluster | None = None
-
-    def get(self) -> ChaosCluster:
-        if self.cluster is None:
-            cluster = ChaosCluster()
-            try:
-                cluster.up()
-            except BaseException:
-                print(cluster.last_words())
-                cluster.down(keep=True)
-                raise
-            self.cluster = cluster
-        return self.cluster
-
-    def drop(self, *, keep: bool) -> None:
-        if self.cluster is not None:
-            cluster, self.cluster = self.cluster, None
-            cluster.down(keep=keep)
-
-
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[_Shared]:
-    shared = _Shared()
+def shared_cluster() -> Iterator[SharedCluster]:
+    shared = SharedCluster()
     try:
         yield shared
     finally:
@@ -61,7 +37,7 @@ def shared_cluster() -> Iterator[_Shared]:
 
 
 @pytest.fixture
-def chaos(shared_cluster: _Shared, request: pytest.FixtureRequest, chaos_round: int) -> Iterator[ChaosCluster]:
+def chaos(shared_cluster: SharedCluster, request: pytest.FixtureRequest, chaos_round: int) -> Iterator[ChaosCluster]:
     """A whole cluster; whole again after the test, or gone."""
     cluster = shared_cluster.get()
     yield cluster

@@ -22,11 +22,13 @@ from cepheid_dev.processes import DetachedProcess, spawn
 from cepheid_dev.toml_text import toml_text
 from cepheid_dev.zookeeper_server import ZooKeeperServer
 from cepheid_testkit.metadata_view import MetadataView
-from tests.integration.chaos_cluster import KEEP, SESSION_TIMEOUT_S, SETTINGS, BrokenOnPurpose, keep_everything
+from tests.integration.chaos_cluster import KEEP, SETTINGS, BrokenOnPurpose, keep_everything
 from tests.tcp_proxy import TcpProxy
 
 READY = "ready after"
 STOP_LIMIT_S = 30.0
+SESSION_TIMEOUT_S = 10.0
+"""Longer than anything here is cut off that is to keep its session, also on a busy machine."""
 
 
 class ProxiedCluster(BrokenOnPurpose):

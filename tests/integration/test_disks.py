@@ -23,12 +23,12 @@ def test_a_bookie_that_lost_its_data_starts_only_when_told_so_and_nothing_is_los
         work.fault("SIGKILL")
         chaos.processes.kill(victim)
         chaos.processes.wipe(victim)
-        work.goes_on(within_s=10)
+        work.goes_on()
         with pytest.raises(StartFailedError, match="--accept-empty-disk"):
             chaos.processes.start(victim)
         chaos.processes.start(victim, accept_empty_disk=True)
-        chaos.wait_until(lambda: victim in chaos.writable(), f"{victim} is registered", 15)
-        work.goes_on(within_s=10)
+        chaos.wait_until(lambda: victim in chaos.writable(), f"{victim} is registered")
+        work.goes_on()
         waits = work.ends_well()
     assert waits["SIGKILL"] < 3, waits
 
@@ -44,12 +44,12 @@ def test_a_bookie_whose_disk_is_full_takes_no_more_and_comes_back_when_there_is_
             fill(ballast)
             chaos.wait_until(lambda: victim not in chaos.writable(), f"{victim} is read-only")
             assert victim in chaos.view.readonly_bookies()
-            work.goes_on(within_s=10, receipts=200)
+            work.goes_on(receipts=200)
             chaos.wait_until_replaced(victim, work.topic)
             work.fault("room")
             ballast.unlink()
             chaos.wait_until(lambda: victim in chaos.writable(), f"{victim} is writable again")
-            work.goes_on(within_s=10)
+            work.goes_on()
             waits = work.ends_well()
     assert max(waits.values()) < 5, waits
 

@@ -14,13 +14,13 @@ def test_every_process_restarted_in_turn_under_load(chaos: ChaosCluster) -> None
             if name.startswith("broker"):
                 with work.connections_end(f"restart of {name}"):
                     chaos.processes.stop(name)
-                    work.goes_on(within_s=15)
+                    work.goes_on()
                     chaos.processes.start(name)
             else:
                 work.fault(f"restart of {name}")
                 chaos.processes.stop(name)
                 chaos.processes.start(name)
             chaos.wait_until(lambda name=name: chaos.shown(name) == "ready", f"{name} is ready")  # type: ignore[misc]
-            work.goes_on(within_s=15)
+            work.goes_on()
         waits = work.ends_well()
     assert max(waits.values()) < 10, waits

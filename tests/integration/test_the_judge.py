@@ -46,6 +46,6 @@ def test_bookies_that_forget_what_they_confirmed_are_found_out(forgetful: ChaosC
                 processes.kill(name)
             for name in (*processes.bookie_ports, "broker-1"):
                 processes.start(name)
-            work.goes_on(within_s=30)
+            work.goes_on()
         with pytest.raises(AssertionError, match="H1: "):
             work.ends_well()
