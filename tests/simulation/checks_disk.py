@@ -71,17 +71,18 @@ class DiskChecks:
         known = _marks(files)
         forward = all(mark >= other for other in known)
         self._history.check("S7", forward, lambda: f"{self._id} moves its mark from {known} back to {mark}")
-        if not any(path.startswith("journal/") for disk in disks for path in disk.damaged_files()):
-            self._check_below(mark, files, index)
+        damaged = [path for disk in disks for path in disk.damaged_files()]
+        if not any(path.startswith("journal/") for path in damaged):
+            self._check_below(mark, files, index, damaged)
 
-    def _check_below(self, mark: Mark, files: dict[str, bytearray], index: Any) -> None:
+    def _check_below(self, mark: Mark, files: dict[str, bytearray], index: Any, damaged: Sequence[str]) -> None:
         """S6. What is found in log and index is not looked for again: `scan` does that."""
         history, facts = self._history, self._facts
         above = _journal_above(mark, files)
         for (ledger_id, entry_id), entry in list(facts.unindexed.items()):
             if not history.names(ledger_id, entry_id, self._id) or ledger_id <= facts.forgotten_through:
                 del facts.unindexed[ledger_id, entry_id]  # nobody is owed it any more
-            elif _is_indexed(ledger_id, entry_id, entry, files, index):
+            elif _is_indexed(ledger_id, entry_id, entry, files, index, damaged):
                 del facts.unindexed[ledger_id, entry_id]
                 history.check("S6", True, "")
             else:
@@ -159,11 +160,15 @@ def logs_without_reference(disks: Sequence[SimDisk], index: Any, current_log_id:
     return [path for path in there if path not in named]
 
 
-def _is_indexed(ledger_id: int, entry_id: int, entry: bytes, files: dict[str, bytearray], index: Any) -> bool:
+def _is_indexed(
+    ledger_id: int, entry_id: int, entry: bytes, files: dict[str, bytearray], index: Any, damaged: Sequence[str]
+) -> bool:
+    """In a log that has decayed since, it need not be there any more: a reader is given an error, and no denial."""
     for block in reversed(index._synced.blocks.get(ledger_id, ())):
         if block.first_entry_id <= entry_id <= block.last_entry_id:
-            log = files.get(_log_path(block.log_id), b"")
-            if log.find(entry, block.offset, block.offset + block.length) >= 0:
+            path = _log_path(block.log_id)
+            log = files.get(path, b"")
+            if path in damaged or log.find(entry, block.offset, block.offset + block.length) >= 0:
                 return True
     return False
 
