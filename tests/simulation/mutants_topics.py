@@ -20,8 +20,6 @@ from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.saved_cursor import SavedCursor
 from cepheid_broker.managed_ledger.trim import Retention
 from cepheid_broker.managed_ledger.trimmer import Trimmer
-from cepheid_ledger import LedgerError, LedgerFencedError
-from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_metadata import Chain, ChainLedger, MetadataStore, Op, Position, StoreUnavailableError
 from cepheid_ports import SteadyClock
 
@@ -67,37 +65,22 @@ def forget_fences_with_what_is_deleted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hear_late_answers_of_a_broken_ledger() -> Iterator[None]:
-    """A fenced writer tells its errors and goes on listening; whatever waits first is answered by what comes
-    (apache/pulsar#5588)."""
-    fail, send, on_outcome = AddPipeline.fail, Appender._send, Appender.on_outcome
-    listening: dict[int, bool] = {}  # ledgers of topics
-    told: dict[int, bool] = {}
+    """What recovery found is answered by that, and once more when the broken ledger's own answer comes: by then something else
+    waits to be answered first (apache/pulsar#5588)."""
+    settle = Appender.settle
 
-    def send_and_listen(self: Appender, item: Any) -> None:
-        listening[self._current.writer.ledger_id] = True
-        send(self, item)
+    def settle_and_listen(self: Appender, confirmed: int, last: int) -> None:
+        sent = [item.group for item in self._pending if item.group is not None and item.group.last_entry_id <= last]
+        settle(self, confirmed, last)
 
-    def fail_and_listen(self: AddPipeline, error: LedgerError) -> None:
-        if not isinstance(error, LedgerFencedError) or not listening.get(self._ledger_id):
-            fail(self, error)
-        elif not self.state.failed_for_good and not told.get(self._ledger_id):
-            told[self._ledger_id] = True
-            waiting = [on_done for _, _, on_done in self.unconfirmed._groups]
-            self._on_failed(error)
-            for on_done in waiting:
-                on_done(error)
+        def hear() -> None:
+            for group in sent:
+                if self._pending and self.failure is None:
+                    self._answer(group)
 
-    def hear(self: Appender, segment: Any, outcome: Any) -> None:
-        was_over, segment.is_over = segment.is_over, False
-        try:
-            on_outcome(self, segment, outcome)
-        finally:
-            segment.is_over = segment.is_over or was_over
+        asyncio.get_running_loop().call_later(0.01, hear)
 
-    with (
-        mock.patch.object(AddPipeline, "fail", fail_and_listen),
-        mock.patch.multiple(Appender, _send=send_and_listen, on_outcome=hear),
-    ):
+    with mock.patch.object(Appender, "settle", settle_and_listen):
         yield
 
 

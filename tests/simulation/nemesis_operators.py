@@ -102,12 +102,17 @@ class OperatorFaults:
 
     def _recover_amid_late_answers(self) -> None:
         """The ledger of a topic, whose owner hears too late what most bookies have taken."""
-        world, rng = self._world, self._random
-        topics = [record for record in world.history.ledgers.values() if not record.is_closed and "topic" in record.custom]
-        if not topics or not world.plan.deals("recovered amid late answers"):
+        world, rng, history = self._world, self._random, self._world.history
+        living = [broker.process for broker in world.brokers.values() if broker.node.alive and not broker.node.paused]
+        written = [
+            record
+            for ledger_id, record in history.ledgers.items()
+            if not record.is_closed and "topic" in record.custom and history.creators[ledger_id] in living
+        ]
+        if not written or not world.plan.deals("recovered amid late answers"):
             return
-        record = rng.choice(topics)
-        owner = world.history.creators[record.ledger_id].split("#")[0]
+        record = rng.choice(written[-4:])
+        owner = history.creators[record.ledger_id].split("#")[0]
         ensemble = list(record.last_fragment.ensemble)
         rng.shuffle(ensemble)
         for name in ensemble[1:]:

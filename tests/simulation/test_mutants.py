@@ -63,7 +63,7 @@ RULES = {
     "take the length of a ledger from its last fragment": {"L12"},
     "take a lost answer for a refusal": {"M1", "M3", "M7", "L14"},
     "forget fences with what is deleted": {"S3", "L13"},
-    "hear late answers of a broken ledger": {"M3", "M4", "M5", "M9", "V9", "H1", "H3", "H4"},
+    "hear late answers of a broken ledger": {"SimulationError", "M3", "M4", "M5", "M9", "V9", "H1", "H3", "H4"},
     "give up one append and go on": {"M5", "H3", "H4"},
     "keep as pushed what was never appended": {"V9", "H3"},
     "trim by a size that grows": {"M6"},
