@@ -6,6 +6,7 @@ python -m tests.simulation --seeds 40 --branches      and which branches of the 
 python -m tests.simulation --seed 0x5eed --trace      one seed, step by step
 python -m tests.simulation --seed 0x5eed --shrink     a failing one, made smaller, step by step
 python -m tests.simulation --seed 0x5eed --digest     a hash of all that happens: compare it with another machine's
+python -m tests.simulation --scenario 01 --trace      one scenario, line by line; with --mutant NAME a mistake is in the code
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import sys
 
 from tests.simulation.campaign import run_campaign
 from tests.simulation.cuts import Cuts, parse_numbers
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.seeds import FIRST_FRESH, Outcome, fresh_seeds, run_seed
 from tests.simulation.shrink import shrink
 
 
 def main() -> int:
     arguments = _parse()
+    if arguments.scenario is not None:
+        return _play(arguments.scenario, arguments.mutant, trace=arguments.trace)
     cuts = Cuts(arguments.without, arguments.skip, arguments.operations)
     if arguments.seed is None:
         fresh = fresh_seeds(arguments.seeds) if arguments.fresh else range(arguments.start, arguments.start + arguments.seeds)
@@ -34,7 +37,7 @@ def main() -> int:
     if arguments.trace:
         print("\n".join(outcome.trace))
     if arguments.digest:
-        print(print(f"{outcome.digest()}  {len(outcome.trace)} lines, Python {sys.version_info.major}.{sys.version_info.minor}"))
+        print(f"{outcome.digest()}  {len(outcome.trace)} lines, Python {sys.version_info.major}.{sys.version_info.minor}")
     print(outcome.describe())
     return 1 if outcome.failure else 0
 
@@ -52,15 +55,28 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help=f"random seeds from {FIRST_FRESH:#x} on instead")
     parser.add_argument("--cores", type=int, default=1, help="in so many processes (1)")
     parser.add_argument("--seed", type=number, help="run this one only")
+    parser.add_argument("--scenario", metavar="NUMBER", help="play this one instead of seeds")
     parser.add_argument("--branches", action="store_true", help="which branches of the cores the seeds and all scenarios take")
-    parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happens")
+    parser.add_argument("--trace", action="store_true", help="with --seed or --scenario: print everything that happens")
     parser.add_argument("--digest", action="store_true", help="with --seed: print a hash of everything that happens")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out all that the failure does not need")
     parser.add_argument("--without", type=parse_numbers, default=frozenset(), help="faults to leave out, by number: 3-9,14")
     parser.add_argument("--skip", type=parse_numbers, default=frozenset(), help="actions of visitors and operators to leave out")
     parser.add_argument("--operations", type=int, help="with --seed: how many client operations are wanted before the faults end")
-    parser.add_argument("--mutant", choices=MUTANTS, metavar="NAME", help="with this known mistake put into the code")
+    parser.add_argument(
+        "--mutant", choices=[*MUTANTS, *SCENARIO_MUTANTS], metavar="NAME", help="with this known mistake put into the code"
+    )
     return parser.parse_args()
+
+
+def _play(name: str, mutant: str | None, *, trace: bool) -> int:
+    from tests.simulation.scenario_runner import run  # with all steps, which seeds do not need
+
+    outcome = run(name, mutant, trace)
+    if trace:
+        print("\n".join(outcome.trace))
+    print(outcome.describe())
+    return 1 if outcome.failure else 0
 
 
 def _run_many(seeds: list[int], cores: int, mutant: str | None) -> int:
