@@ -129,11 +129,14 @@ class ClientWorkload:
 
     async def _produce(self, producer: SimProducer) -> None:
         rng, chunked = self._random, str(producer.topic) == self.deduplicated
-        pace_s = rng.choice((0.02, 0.05, 0.2))
+        pace_s = rng.choice((0.01, 0.02, 0.08))
         while not self.stopped:
             await asyncio.sleep(rng.random() * 2 * pace_s)
-            if self.stopped or len(producer.unanswered) >= _MOST_UNANSWERED:
+            if len(producer.unanswered) >= _MOST_UNANSWERED:
+                await asyncio.sleep(0.3)  # not at its own pace: nobody may answer for many simulated seconds
                 continue
+            if self.stopped:
+                break
             key = f"k{rng.randrange(_KEYS)}" if rng.random() < 0.9 else ""
             kind = rng.random()
             if kind < 0.25:
@@ -169,7 +172,7 @@ class ClientWorkload:
         if rng.random() < 0.02:
             await asyncio.sleep(rng.choice((0.5, 2.0)))  # it hangs
         if not consumer.waiting:
-            await _arrives(consumer, 0.2)
+            await _arrives(consumer, 0.6)
         for _ in range(rng.choice((1, 3, 10))):
             delivery = consumer.take()
             if delivery is None:
