@@ -30,7 +30,7 @@ from tests.simulation.workload_topics import TopicWorkload
 _QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2))
 _MOST_REPLAYS = 4
 _FEWEST_FAULTS = 3
-_STORES = 0.5
+_STORES = 0.35
 """Of worlds use storage directly; the others have clients."""
 _ORDERLY = 0.5
 """Of worlds have brokers that ask whose a topic is; in the others they fight."""
@@ -38,7 +38,7 @@ _ORDERLY = 0.5
 
 class World(Stage):
     def __init__(
-        self, seed: int, *, faults: Faults | None = None, operations: int = 220, trace: bool = False, cuts: Cuts = NO_CUTS
+        self, seed: int, *, faults: Faults | None = None, operations: int = 300, trace: bool = False, cuts: Cuts = NO_CUTS
     ) -> None:
         super().__init__(f"{seed}", faults or Faults(), trace=trace, suppressed=cuts.faults)
         self.seed = seed
