@@ -70,9 +70,13 @@ def _parse() -> argparse.Namespace:
 
 
 def _play(name: str, mutant: str | None, *, trace: bool) -> int:
-    from tests.simulation.scenario_runner import run  # with all steps, which seeds do not need
+    from tests.simulation.scenario_runner import ScenarioError, run  # with all steps, which seeds do not need
 
-    outcome = run(name, mutant, trace)
+    try:
+        outcome = run(name, mutant, trace)
+    except ScenarioError as error:
+        print(error)
+        return 2
     if trace:
         print("\n".join(outcome.trace))
     print(outcome.describe())

@@ -82,6 +82,6 @@ class Scene(Stage):
         """Fails with `what`, which says what should have come about."""
         try:
             await wait_until(condition, timeout_s=limit_s)
-        except AssertionError as error:
+        except AssertionError:
             told = what if isinstance(what, str) else what()
-            raise CourseFailed(f"{told}; waited for {limit_s:g} s") from error
+            raise CourseFailed(f"{told}; waited for {limit_s:g} s") from None
