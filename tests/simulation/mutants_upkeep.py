@@ -1,4 +1,4 @@
-"""Mistakes in what goes on beside the answers: checkpoints, space that comes back, counts, versions, sessions."""
+"""Mistakes in what goes on beside the answers: checkpoints, space that comes back, counts, versions, sessions, generations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.checkpoint import Checkpointer
 from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_bookie.ledger_deletion import LedgerDeletion
+from cepheid_broker.bundle_tenures import BundleTenures
 from cepheid_broker.managed_ledger import ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger, State
-from cepheid_metadata import MemoryStore, MemoryTree, Op, Position, Put, Records
+from cepheid_ledger import ClosedLedger, LedgerClient, RecoveryFailedError
+from cepheid_ledger.recovery_state import FenceCoverage
+from cepheid_metadata import CursorRecord, LedgerState, MemoryStore, MemoryTree, Op, Position, Put, Records
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -127,6 +130,59 @@ def leave_what_a_session_made() -> Iterator[None]:
         yield
 
 
+# One for each rule that no other mistake breaks
+
+
+@contextlib.contextmanager
+def read_for_a_recovery_behind_the_first_fence() -> Iterator[None]:
+    """Who may still acknowledge is not asked."""
+
+    def is_covered(self: FenceCoverage) -> bool:
+        return any(self._fenced)
+
+    with mock.patch.object(FenceCoverage, "is_covered", property(is_covered)):
+        yield
+
+
+@contextlib.contextmanager
+def leave_a_recovery_to_whoever_began_it() -> Iterator[None]:
+    """Who may be dead."""
+    recover = LedgerClient.recover
+
+    async def wait(self: LedgerClient, ledger_id: int, **options: Any) -> ClosedLedger:
+        record = await self._records.get(ledger_id)
+        if record is not None and record.record.state is LedgerState.IN_RECOVERY:
+            raise RecoveryFailedError(f"somebody recovers ledger {ledger_id}", ledger_id=ledger_id)
+        return await recover(self, ledger_id, **options)
+
+    with mock.patch.object(LedgerClient, "recover", wait):
+        yield
+
+
+@contextlib.contextmanager
+def begin_the_epochs_of_a_bundle_again() -> Iterator[None]:
+    """Nobody writes down how far they went."""
+    history_op = BundleTenures._history_op
+
+    def forgetful(self: BundleTenures, bundle: Any, found: Any, epoch: int) -> Op:
+        return history_op(self, bundle, found, 0)
+
+    with mock.patch.object(BundleTenures, "_history_op", forgetful):
+        yield
+
+
+@contextlib.contextmanager
+def reset_in_the_same_generation() -> Iterator[None]:
+    """A reset is a mark-delete position like any other."""
+    replace = CursorRecord.replace
+
+    def stay(self: CursorRecord, **changes: Any) -> CursorRecord:
+        return replace(self, **{key: value for key, value in changes.items() if key != "generation"})
+
+    with mock.patch.object(CursorRecord, "replace", stay):
+        yield
+
+
 UPKEEP_MUTANTS: Sequence[Mutant] = (
     ask_for_a_checkpoint_at_admission,
     collect_logs_by_the_ledgers_in_memory,
@@ -135,4 +191,8 @@ UPKEEP_MUTANTS: Sequence[Mutant] = (
     count_versions_up_after_a_conflict,
     delete_whatever_is_there,
     leave_what_a_session_made,
+    read_for_a_recovery_behind_the_first_fence,
+    leave_a_recovery_to_whoever_began_it,
+    begin_the_epochs_of_a_bundle_again,
+    reset_in_the_same_generation,
 )

@@ -59,7 +59,6 @@ RULES = {
     "report the end that a recovery found itself": {"L8"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
     "begin the versions again of a ledger that came back": {"L1"},
-    "ask any follower for the cookie": {"S8"},
     "take the length of a ledger from its last fragment": {"L12"},
     "take a lost answer for a refusal": {"M1", "M3", "M7", "L14"},
     "forget fences with what is deleted": {"S3", "L13"},
@@ -81,6 +80,10 @@ RULES = {
     "count versions up after a conflict": {"O2", "M1"},
     "delete whatever is there": {"O2"},
     "leave what a session made": {"O3"},
+    "read for a recovery behind the first fence": {"L11", "L10", "L5"},
+    "leave a recovery to whoever began it": {"V1", "V2", "V4"},
+    "begin the epochs of a bundle again": {"O4"},
+    "reset in the same generation": {"C1", "C2", "C4"},
     "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
 }
 
