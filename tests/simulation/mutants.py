@@ -28,7 +28,7 @@ from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
 from cepheid_metadata import Position, Put
 from cepheid_rpc import ReadRequest, Status
-from tests.simulation.mutants_bookies import BOOKIE_MUTANTS
+from tests.simulation.mutants_bookies import BOOKIE_MUTANTS, ask_any_follower_for_the_cookie
 from tests.simulation.mutants_cluster import CLUSTER_MUTANTS, resend_from_the_lac_at_the_end_of_the_change
 from tests.simulation.mutants_topics import TOPIC_MUTANTS
 from tests.simulation.mutants_upkeep import UPKEEP_MUTANTS
@@ -368,5 +368,6 @@ MUTANTS: dict[str, Mutant] = {
 
 SCENARIO_MUTANTS: dict[str, Mutant] = {
     "resend from the LAC at the end of the change": resend_from_the_lac_at_the_end_of_the_change,
+    "ask any follower for the cookie": ask_any_follower_for_the_cookie,
 }
-"""Mistakes by which no answer is wrong, in whatever world: only a scenario says what is missing then."""
+"""Mistakes for scenarios alone: by the first no answer is wrong in whatever world, the second takes worlds by the thousand."""
