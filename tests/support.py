@@ -12,7 +12,7 @@ from tests.simulation.virtual_loop import VirtualLoop
 T = TypeVar("T")
 
 
-def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
+def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
     """Runs `work` on a new loop; fails when it takes longer than `timeout_s` or leaves a task behind."""
     return asyncio.run(_guarded(work, timeout_s))
 
@@ -33,7 +33,7 @@ async def _guarded(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     return result
 
 
-async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "the condition") -> None:
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str = "the condition") -> None:
     """Returns once `condition()` holds; fails with `what` when it does not within `timeout_s`."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():

@@ -30,7 +30,7 @@ class AdminWorld:
         self.standalone = standalone
         self._client = client
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
         async def bounded() -> T:
             async with asyncio.timeout(timeout_s):
                 return await work

@@ -35,7 +35,7 @@ def put(cluster: ProcessCluster, path: str, body: bytes = b"") -> None:
 def test_publish_and_consume(client: pulsar.Client) -> None:
     consumer = client.subscribe("by-http", "s")
     client.create_producer("by-http").send(b"a")
-    message = consumer.receive(5000)
+    message = consumer.receive(30_000)
     consumer.acknowledge(message)
     assert message.data() == b"a"
 
@@ -47,7 +47,7 @@ def test_a_partitioned_topic(cluster: ProcessCluster, client: pulsar.Client) -> 
     for number in range(9):
         producer.send(b"%d" % number)
     consumer = client.subscribe("split", "s", initial_position=pulsar.InitialPosition.Earliest)
-    assert sorted(consumer.receive(5000).data() for _ in range(9)) == [b"%d" % number for number in range(9)]
+    assert sorted(consumer.receive(30_000).data() for _ in range(9)) == [b"%d" % number for number in range(9)]
 
 
 def test_a_pattern_finds_its_topics(cluster: ProcessCluster, client: pulsar.Client) -> None:
@@ -56,7 +56,7 @@ def test_a_pattern_finds_its_topics(cluster: ProcessCluster, client: pulsar.Clie
         client.create_producer(f"persistent://public/patterns/{name}").send(name.encode())
     pattern = re.compile("persistent://public/patterns/.*")
     consumer = client.subscribe(pattern, "s", initial_position=pulsar.InitialPosition.Earliest)
-    assert sorted(consumer.receive(5000).data() for _ in range(2)) == [b"green", b"red"]
+    assert sorted(consumer.receive(30_000).data() for _ in range(2)) == [b"green", b"red"]
 
 
 def test_a_topic_that_may_not_be_created(cluster: ProcessCluster, client: pulsar.Client) -> None:

@@ -232,7 +232,7 @@ def test_policies_that_change_during_an_opening_hold_when_it_is_open() -> None:
                 assert found is not None
                 await world.broker.catalog.replace(TOPIC, found, max_message_bytes=1000 + turns)
                 topic = await opening
-                await wait_until(lambda topic=topic, turns=turns: topic.policies.max_message_bytes == 1000 + turns, timeout_s=1)
+                await wait_until(lambda topic=topic, turns=turns: topic.policies.max_message_bytes == 1000 + turns)
                 await world.broker.topics.unload(TOPIC)
             assert world.broker.policies.watches == 0
 

@@ -265,7 +265,7 @@ def test_a_topic_made_during_the_first_listing_is_told_and_not_found_a_minute_la
             await asyncio.sleep(0)
         held.set()
         watch = await opening
-        await wait_until(lambda: told == [full("b")], timeout_s=2)
+        await wait_until(lambda: told == [full("b")])
         watch.close()
         await tasks.aclose()
 

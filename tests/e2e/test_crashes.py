@@ -51,7 +51,7 @@ def test_a_consumer_goes_on_through_a_kill_and_old_acknowledgements_stay(tmp_pat
         cluster.start()
         after: list[int] = []
         while len(set(before) | set(after)) < count:
-            message = consumer.receive(20_000)
+            message = consumer.receive(TIMEOUT_MS)
             consumer.acknowledge(message)
             after.append(int(message.data()))
         assert not set(before) & set(after), "an acknowledgement that was saved was forgotten"
@@ -86,7 +86,7 @@ def test_clients_that_wait_are_served_when_the_server_comes(tmp_path: Path) -> N
         assert len(outcome) == 1
 
 
-def wait_for(condition: object, what: str, timeout_s: float = 10.0) -> None:
+def wait_for(condition: object, what: str, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, what

@@ -170,7 +170,7 @@ def test_the_acknowledgement_timeout_brings_messages_again(cluster: ProcessClust
         publish(client, topic, numbered(3))
         consumer = client.subscribe(topic, "s", initial_position=EARLIEST, unacked_messages_timeout_ms=10_000, consumer_type=Shared)
         receive(consumer, 3, acknowledge=False)
-        again = [consumer.receive(25_000) for _ in range(3)]
+        again = [consumer.receive(TIMEOUT_MS) for _ in range(3)]
         assert sorted(payloads_of(again)) == numbered(3)
         assert {message.redelivery_count() for message in again} == {1}
 

@@ -64,7 +64,7 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % n for n in range(count)]
 
 
-def wait_for(condition: Any, what: str, timeout_s: float = 15.0) -> None:
+def wait_for(condition: Any, what: str, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -320,9 +320,9 @@ def test_deduplication_may_be_turned_on_and_off_while_a_producer_is_connected(cl
         assert not is_repeated()
         assert is_repeated()
         call(cluster, "POST", f"/admin/v2/namespaces/public/{namespace}/deduplication", False)
-        wait_for(lambda: not is_repeated(), "turned off", timeout_s=2.0)
+        wait_for(lambda: not is_repeated(), "turned off")
         call(cluster, "POST", f"/admin/v2/namespaces/public/{namespace}/deduplication", True)
-        wait_for(is_repeated, "turned on", timeout_s=2.0)
+        wait_for(is_repeated, "turned on")
 
 
 # Traps

@@ -67,7 +67,7 @@ def client(cluster: ProcessCluster) -> Iterator[pulsar.Client]:
         yield client
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 15) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what

@@ -48,7 +48,7 @@ def namespace(cluster: ProcessCluster, name: str) -> str:
     return f"public/{name}"
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
@@ -82,7 +82,6 @@ def test_a_message_in_a_new_partition_is_never_missed(cluster: ProcessCluster, t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_a_connected_consumer_and_producer_hear_of_new_partitions(cluster: ProcessCluster, topic: str) -> None:
     """They ask every 60 s (C++: partitionsUpdateInterval; the Python client cannot set it)."""
     path = f"persistent/public/default/{topic}"

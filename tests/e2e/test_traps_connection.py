@@ -96,7 +96,7 @@ consumer = client.subscribe({topic!r}, "s")
 producer = client.create_producer({topic!r})
 for number in range(4):
     producer.send(b"%d" % number)
-    while consumer.receive(10_000).data() != b"%d" % number:
+    while consumer.receive(TIMEOUT_MS).data() != b"%d" % number:
         pass
     print("=" * 8, number, flush=True)
     input()

@@ -17,7 +17,7 @@ from tests.e2e.tapped_broker import Seen, TappedBroker
 Shared, Exclusive, Failover = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"

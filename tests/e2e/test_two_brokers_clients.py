@@ -102,7 +102,7 @@ async def published_while(
 
     producing = asyncio.ensure_future(asyncio.to_thread(produce))
     for time in range(1, times + 1):
-        await wait_until(lambda share=time: len(results) >= share * COUNT // (times + 1) or producing.done(), timeout_s=20)  # type: ignore[misc]
+        await wait_until(lambda share=time: len(results) >= share * COUNT // (times + 1) or producing.done())  # type: ignore[misc]
         owner = next((broker for broker in world.brokers if broker.has_open(topic)), None)
         if owner is not None:
             await disturb(owner)

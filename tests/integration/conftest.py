@@ -12,7 +12,7 @@ from tests.integration.chaos_cluster import ChaosCluster, SharedCluster
 
 ROUNDS = int(os.environ.get("CEPHEID_CHAOS_ROUNDS", "1"))
 HERE = Path(__file__).parent
-TEST_LIMIT_S = 300
+TEST_LIMIT_S = 600
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.integration.chaos_cluster import ChaosCluster
 
 
-@pytest.mark.timeout(300)  # seven processes one after the other
 def test_every_process_restarted_in_turn_under_load(chaos: ChaosCluster) -> None:
     with chaos.workload("rolling", types="Exclusive,Key_Shared") as work:
         for name in chaos.processes.names():
