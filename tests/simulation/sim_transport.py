@@ -258,7 +258,8 @@ class SimTransport(asyncio.Transport):
     def break_off(self) -> None:
         """Its process is gone: the kernel closes what it left open, and what was sent before arrives before."""
         self._leave_unread()
-        self.out.mark(Mark.RESET if self._left_unread else Mark.END)
+        if hasattr(self, "out"):  # else its request for a connection has not arrived, and nobody is at the other end
+            self.out.mark(Mark.RESET if self._left_unread else Mark.END)
         self.vanish()
 
     def reset(self) -> None:
