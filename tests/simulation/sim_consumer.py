@@ -58,6 +58,7 @@ class SimConsumer:
         self._id = client.next_id()
         self._permits_due = 0
         self._lost = asyncio.Event()
+        self._closed_early = False
 
     def __repr__(self) -> str:
         return f"<SimConsumer {self.name} of {self.subscription}, {'connected' if self.connection else 'not connected'}>"
@@ -83,6 +84,7 @@ class SimConsumer:
     async def _subscribe(self) -> None:
         connection = await self.client.find(self.topic)
         connection.consumers[self._id] = self
+        self._closed_early = False
         ask = pb.CommandSubscribe(
             topic=str(self.topic),
             subscription=self.subscription,
@@ -95,7 +97,7 @@ class SimConsumer:
         ask.subType = _KINDS[self.kind]  # type: ignore[assignment] # the enum's numbers
         try:
             await connection.request(ask)
-            if self.ended or connection.lost or connection.consumers.get(self._id) is not self:
+            if self.ended or self._closed_early or connection.lost or connection.consumers.get(self._id) is not self:
                 raise ConnectionResetError("closed or lost at once")
         except BaseException:
             self._close_at(connection)
@@ -115,7 +117,8 @@ class SimConsumer:
 
     def on_command(self, kind: int, body: Any, tail: memoryview) -> None:
         if self.connection is None:
-            return  # it is being opened, and hears of that
+            self._closed_early |= kind == CommandType.CLOSE_CONSUMER  # behind the answer that it is open, in one read
+            return
         if kind == CommandType.MESSAGE:
             self._on_message(body, tail)
         elif kind == CommandType.CLOSE_CONSUMER:

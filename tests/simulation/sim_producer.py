@@ -46,6 +46,7 @@ class SimProducer:
         self._sent = 0
         self._connection: ClientConnection | None = None
         self._lost = asyncio.Event()
+        self._closed_early = False
         self.unanswered: deque[Sending] = deque()
         self.terminated = False
 
@@ -92,13 +93,14 @@ class SimProducer:
     async def _connect(self) -> None:
         connection = await self.client.find(self.topic)
         connection.producers[self._id] = self
+        self._closed_early = False
         self._epoch += 1
         ask = pb.CommandProducer(
             topic=str(self.topic), producer_id=self._id, request_id=0, producer_name=self.name, epoch=self._epoch
         )
         try:
             await connection.request(ask)
-            if connection.lost:
+            if connection.lost or self._closed_early:
                 raise ConnectionResetError("lost at once")
         except BaseException as error:
             connection.producers.pop(self._id, None)
@@ -130,7 +132,7 @@ class SimProducer:
             ident = body.message_id
             self._on_receipt(body.sequence_id, (signed64(ident.ledgerId), signed64(ident.entryId)))
         elif self._connection is None:
-            return  # it is being opened, and hears of that
+            self._closed_early |= kind == CommandType.CLOSE_PRODUCER  # behind the answer that it is open, in one read
         elif kind == CommandType.SEND_ERROR:
             self.client.history.note(lambda: f"{self.name} hears {body.error}: {body.message}")
             self._connection.abort()
