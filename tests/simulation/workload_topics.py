@@ -16,6 +16,7 @@ from cepheid_broker.managed_ledger import (
     ManagedLedger,
     ManagedLedgerConfig,
     ManagedLedgerError,
+    ManagedLedgerFailedError,
     Retention,
     SplitPosition,
     State,
@@ -65,6 +66,8 @@ class TopicWorkload:
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
         self.owners: OwnershipWorkload | None = None  # None: brokers fight
+        self.set_clock_ahead: Callable[[SimBroker], None] = lambda _: None
+        """Of a broker's machine, by a year, for a moment."""
         self.weather: Callable[[SimBroker], int | None] = lambda _: None
         """As far as metadata goes: while it stays the same, what this broker writes there comes through. None: it does not."""
 
@@ -88,6 +91,8 @@ class TopicWorkload:
             if self.owners is not None and rng.random() < 0.3:
                 await self.owners.give_up(broker, self.topic)
             if rng.random() < 0.5:
+                if rng.random() < 0.5:
+                    self._consume_all(managed_ledger)
                 await self.close(managed_ledger)
 
     async def open(self, broker: SimBroker) -> ManagedLedger | None:
@@ -126,7 +131,7 @@ class TopicWorkload:
         """In good order: what was acknowledged is saved, unless something is in its way."""
         self._history.did("close")
         broker, _ = self._sessions[managed_ledger]
-        before, asked = self.weather(broker), []
+        before, asked = self.weather(broker) if managed_ledger.is_usable else None, []
         for name, cursor in managed_ledger.cursors.items():
             model = self.model.cursors.get(name)
             _, _, state = await cursor.encoded()
@@ -341,21 +346,28 @@ class TopicWorkload:
         """Perhaps of all that there is, and of a topic that grows meanwhile."""
         rng = self._random
         self._history.did("trim")
-        last = max((position for position in self.model.stored if managed_ledger.is_valid(position)), default=None)
-        if last is not None and rng.random() < 0.6:
+        if rng.random() < 0.6:
+            self._consume_all(managed_ledger)
             for cursor in managed_ledger.cursors.values():
-                if (model := self.model.cursors.get(cursor.name)) is None:
-                    continue
-                asked = Acked(upto=last)
-                model.allow(asked)
-                if cursor.advance_to(last):
-                    if cursor.name == DEDUP:
-                        cursor.set_sequence_ids({"ledger": last.ledger_id, "entry": last.entry_id})
-                    self._memory(cursor, model).add(asked)
                 await self.save(cursor)
         for _ in range(rng.choice((0, 0, 3, 6))):
             self.append(opening, managed_ledger)
+        if rng.random() < 0.3:
+            self.set_clock_ahead(self._sessions[managed_ledger][0])
         await managed_ledger.trim()
+
+    def _consume_all(self, managed_ledger: ManagedLedger) -> None:
+        """Every cursor moves behind the last entry that somebody was told of."""
+        last = max((position for position in self.model.stored if managed_ledger.is_valid(position)), default=None)
+        for cursor in managed_ledger.cursors.values() if last is not None else ():
+            if (model := self.model.cursors.get(cursor.name)) is None:
+                continue
+            asked = Acked(upto=last)
+            model.allow(asked)
+            if cursor.advance_to(last):
+                if cursor.name == DEDUP:
+                    cursor.set_sequence_ids({"ledger": last.ledger_id, "entry": last.entry_id})
+                self._memory(cursor, model).add(asked)
 
     async def _lose_cursor_ledger(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
         """An operator deletes the wrong ledger. What was acknowledged comes again; nothing else may happen."""
@@ -373,6 +385,8 @@ class TopicWorkload:
             await broker.ledgers.delete(ledger_id)
         finally:
             self._forget_states(ledger_id)
+        if self._random.random() < 0.7:  # before it saves them anew
+            managed_ledger.fail(ManagedLedgerFailedError(f"{self.topic}: its owner gives it up", topic=str(self.topic)))
 
     def _forget_states(self, ledger_id: int) -> None:
         for name in self.model.cursors:

@@ -19,6 +19,7 @@ from tests.simulation.cuts import NO_CUTS, Cuts
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_clock import JUMPS_MS
 from tests.simulation.sim_serving import found_cluster
 from tests.simulation.stage import Stage
 from tests.simulation.workload_clients import ClientWorkload
@@ -68,6 +69,7 @@ class World(Stage):
         self.dedup_workload = DedupWorkload("payments", random.Random(f"{self.seed}/dedup"), self.history, self.quorums)
         self.owners = OwnershipWorkload(random.Random(f"{self.seed}/owners"), self.history, self.tree)
         self.topic_workload.weather = self.weather
+        self.topic_workload.set_clock_ahead = self.set_clock_ahead
         if self.orderly:
             self.topic_workload.owners = self.dedup_workload.owners = self.owners
         if self.clients is not None:
@@ -147,6 +149,13 @@ class World(Stage):
         """An operator's doing; for ledgers made from now on."""
         self.history.note(f"quorums are {quorums} from now on")
         self.quorums = self.ledger_workload.quorums = self.topic_workload.quorums = quorums
+
+    def set_clock_ahead(self, broker: SimBroker) -> None:
+        """See `TopicWorkload.set_clock_ahead`."""
+        if self.plan.active and self.plan.deals("clock set ahead"):
+            clock = self.plan.clocks.of(broker.name)
+            clock.jump(max(JUMPS_MS))
+            self.later(1.0, clock.correct)
 
     def begin(self, broker: SimBroker) -> None:
         """Starts a broker's process and what runs in it."""
