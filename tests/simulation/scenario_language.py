@@ -143,7 +143,7 @@ def load(path: Path) -> Scenario:
     lines: list[Line] = []
     key, in_head = "", True
     for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        text = raw.split("  #")[0].rstrip()
+        text = raw.split(" #")[0].rstrip()
         if raw.startswith("#") or not (text or in_head):
             continue
         where = f"{path.name}:{number}"
