@@ -246,9 +246,9 @@ def test_a_silent_bookie_breaks_the_stream_and_times_reads_out() -> None:
 def test_an_idle_stream_outlives_the_add_timeout() -> None:
     async def main() -> None:
         bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie, timeout_s=0.1) as (_, connection):
+        async with served(bookie, timeout_s=1.0) as (_, connection):
             stream = connection.open_add_stream(source)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.2)  # the length of the silence is what is tried
             source.waiting.append(add(1, 0, b"x"))
             stream.wake()
             await wait_until(lambda: bool(source.answers))
