@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.nemesis_connections import ConnectionFaults
 from tests.simulation.nemesis_disks import DiskFaults
 from tests.simulation.nemesis_machines import MachineFaults
 from tests.simulation.nemesis_metadata import MetadataFaults
@@ -34,6 +35,7 @@ class Nemesis:
             MachineFaults(world, rng),
             DiskFaults(world, rng),
             WireFaults(world, rng),
+            ConnectionFaults(world, rng),
             MetadataFaults(world, rng),
             self._operators,
         )

@@ -9,8 +9,8 @@ import pytest
 
 from cepheid_bookie.disk import DirectoryInUseError
 from tests.simulation.node import NodeCrashed
-from tests.simulation.sim_disk import SimDisk
-from tests.simulation.sim_medium import SECTOR_BYTES
+from tests.simulation.sim_disk import NAME_LOST, SimDisk
+from tests.simulation.sim_medium import SECTOR_BYTES, STALE, TORN
 
 
 def new_disk(seed: int = 1) -> SimDisk:
@@ -264,3 +264,58 @@ def test_a_copy_after_power_loss_leaves_the_disk_alone() -> None:
         copy.open("a").pwrite(b"xxx", 0)
         assert (content(disk, "a"), disk.exists("b")) == (b"new", True)
     assert contents == {(a, b) for a in (b"old", b"new") for b in (True, False)}
+
+
+def test_a_power_loss_tells_what_it_did() -> None:
+    seen: dict[str, int] = {}
+    for seed in range(200):
+        disk = SimDisk(random.Random(seed), sector_bytes=4096)
+        disk.on_loss = lambda kind: seen.__setitem__(kind, seen.get(kind, 0) + 1)
+        file_with(disk, "old", b"s" * 9000)
+        file = disk.open("new", create=True)
+        file.pwrite(b"n" * 3 * 4096, 0)
+        disk.power_loss()
+    assert set(seen) == {TORN, STALE, NAME_LOST}
+
+
+def test_a_synced_disk_tells_of_no_loss() -> None:
+    disk = new_disk()
+    disk.on_loss = lambda kind: pytest.fail(kind)
+    file_with(disk, "a", b"kept")
+    disk.power_loss()
+
+
+def test_large_sectors_are_lost_or_kept_as_a_whole() -> None:
+    found = set()
+    for seed in range(100):
+        disk = SimDisk(random.Random(seed), sector_bytes=4096)
+        file_with(disk, "a", b"o" * 8192)
+        disk.open("a").pwrite(b"n" * 8192, 0)
+        found.add(content(disk.power_loss(), "a"))
+    assert found == {old * 4096 + new * 4096 for old in (b"o", b"n") for new in (b"o", b"n")}
+
+
+def test_a_file_is_taken_away_and_put_back() -> None:
+    disk = new_disk()
+    file_with(disk, "VERSION", b"mine")
+    taken = disk.take_away("VERSION")
+    assert not disk.exists("VERSION")
+    disk = disk.power_loss()
+    assert not disk.exists("VERSION")
+    disk.put_back("VERSION", taken)
+    assert content(disk.power_loss(), "VERSION") == b"mine"
+
+
+def test_decay_before_the_last_write_spares_the_last_write() -> None:
+    for seed in range(50):
+        disk = new_disk(seed)
+        disk.mkdir("journal")
+        file = disk.open("journal/1", create=True)
+        for part in range(3):
+            file.pwrite(b"x" * 100, part * 100)
+            file.sync()
+        assert disk.decay_before_last_write(random.Random(seed), "journal")
+        data = content(disk, "journal/1")
+        assert sum(byte != ord("x") for byte in data) == 1
+        assert data[200:] == b"x" * 100
+    assert not disk.decay_before_last_write(random.Random(1), "entrylog")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,11 @@ from cepheid_rpc import (
     AddAnswer,
     AddRequest,
     BookieUnavailableError,
+    DigestMismatchError,
     ExplicitLac,
     LacAnswer,
     LacRequest,
+    MalformedGroupError,
     ReadAnswer,
     ReadRequest,
     Status,
@@ -210,5 +213,32 @@ def test_a_flipped_bit_is_refused_at_the_bookies_door() -> None:
         await asyncio.sleep(1)
         assert pair.bookie.added == []
         assert pair.source.statuses == [Status.BAD_DIGEST]
+
+    run_simulated(main())
+
+
+def test_a_receiver_that_does_not_read_holds_up_the_stream_and_loses_nothing() -> None:
+    async def main() -> None:
+        pair = Pair(replace(CALM, slow_receiver=1.0, slow_receiver_s=(2.0, 2.0)))
+        stream = pair.send(0)
+        await asyncio.sleep(0.5)
+        pair.more(stream, 1, 2)
+        await asyncio.sleep(1)
+        assert pair.bookie.added == []
+        await asyncio.sleep(5)
+        assert pair.bookie.added == pair.source.answered == [0, 1, 2]
+        assert pair.plan.counts["slow receiver"] >= 2
+
+    run_simulated(main())
+
+
+def test_a_bit_of_an_answer_flips_and_its_digest_says_so() -> None:
+    async def main() -> None:
+        pair = Pair(replace(CALM, corrupt_answer=1.0))
+        chunks = [chunk async for chunk in pair.connection.read(ReadRequest(1, 0, 4))]
+        assert len(chunks) == 5
+        for chunk in chunks:
+            with pytest.raises((DigestMismatchError, MalformedGroupError)):
+                chunk.groups[0].verify()
 
     run_simulated(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,3 +109,81 @@ def test_a_paused_process_hears_of_its_session_when_it_resumes() -> None:
 
 async def store_call(node: Node, call: Coroutine[Any, Any, Any]) -> None:
     await node.start(call, name="call")
+
+
+def with_faults(**faults: Any) -> tuple[SimTree, SimStore]:
+    tree = SimTree()
+    return tree, SimStore(tree, FaultPlan("sim store", replace(CALM, **faults)), "east")
+
+
+def test_a_late_watch_tells_of_many_changes_at_once() -> None:
+    async def run() -> None:
+        _, store = with_faults(late_watch=1.0, late_watch_s=(2.0, 2.0))
+        watches = [await store.watch(key) for key in (A, "/other/key")]
+        await store.create(A, b"one")
+        await store.create("/other/key", b"one")
+        await asyncio.sleep(1.5)
+        assert not any(watch.has_fired for watch in watches)
+        await asyncio.sleep(1)
+        assert all(watch.has_fired for watch in watches)
+        assert store._plan.counts == {"watch late": 1, "watches merged": 1}
+
+    run_simulated(run())
+
+
+def test_a_missed_watch_is_found_out_with_the_next_connection() -> None:
+    async def run() -> None:
+        _, store = with_faults(missed_watch=1.0, missed_watch_s=(3.0, 3.0))
+        heard: list[SessionState] = []
+        store.subscribe(heard.append)
+        watch = await store.watch(A)
+        await store.create(A, b"one")
+        await asyncio.sleep(2.5)
+        assert (watch.has_fired, heard) == (False, [])
+        await asyncio.sleep(1)
+        assert (watch.has_fired, heard) == (True, [SessionState.SUSPENDED, SessionState.CONNECTED])
+        assert store._plan.ends_s >= 1_003  # loop time: peace waits for it
+
+    run_simulated(run())
+
+
+def test_changes_that_nobody_watches_are_no_news() -> None:
+    async def run() -> None:
+        _, store = with_faults(missed_watch=1.0, missed_watch_s=(3.0, 3.0))
+        await store.watch(A)
+        await store.create("/other/key", b"one")
+        assert store._plan.counts == {}
+
+    run_simulated(run())
+
+
+def test_while_a_leader_is_elected_nothing_is_answered_and_then_everything_or_nothing_is_known() -> None:
+    async def run() -> None:
+        outcomes: set[str] = set()
+        for number in range(30):
+            tree, plan = SimTree(), FaultPlan(f"election {number}", CALM)
+            store = SimStore(tree, plan, "east")
+            tree.begin_election()
+            writing = asyncio.ensure_future(store.create(A, b"one"))
+            await asyncio.sleep(5)
+            assert tree.electing
+            assert not writing.done()
+            tree.end_election(plan)
+            await asyncio.wait([writing])
+            outcomes.add("failed" if isinstance(writing.exception(), StoreUnavailableError) else "done")
+            await asyncio.sleep(1)
+            assert store.session_state is SessionState.CONNECTED
+        assert outcomes == {"failed", "done"}
+
+    run_simulated(run())
+
+
+def test_a_process_that_stopped_in_order_has_no_session_to_abandon() -> None:
+    async def run() -> None:
+        tree, store = with_faults()
+        await store.create(A, b"", ephemeral=True)
+        await store.aclose()
+        store.abandon()
+        assert A not in tree.nodes
+
+    run_simulated(run())

@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulation.node import Node, NodeCrashed
 from tests.simulation.sim_worker import SimWorker, sim_workers
-from tests.simulation.virtual_loop import START_S, SimulationError, run_simulated
+from tests.simulation.virtual_loop import START_S, SimulationError, VirtualLoop, run_simulated
 
 
 def test_waiting_takes_virtual_time_only() -> None:
@@ -204,3 +204,36 @@ def test_sets_of_tasks_iterate_alike_in_every_process() -> None:
     }
     assert len(outputs) == 1
     assert "49" in outputs.pop()
+
+
+@pytest.mark.parametrize("how", ["crash", "pause"])
+def test_a_strike_comes_right_before_a_step_of_the_process_it_is_meant_for(how: str) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        meant, other, steps = Node("meant"), Node("other"), list[str]()
+
+        async def walk(node: Node) -> None:
+            for number in range(10):
+                steps.append(f"{node.name} {number}")
+                await asyncio.sleep(0)
+
+        def strike(node: Node) -> bool:
+            if node is not meant:
+                return False
+            node.crash() if how == "crash" else node.pause()
+            return True
+
+        meant.start(walk(meant), name="walk")
+        other.start(walk(other), name="walk")
+        loop.strike(5, strike)
+        await asyncio.sleep(1)
+        assert "other 9" in steps
+        struck = [step for step in steps if step.startswith("meant")]
+        assert 0 < len(struck) < 10
+        if how == "pause":
+            meant.resume()
+            await asyncio.sleep(1)
+            assert [step for step in steps if step.startswith("meant")] == [f"meant {number}" for number in range(10)]
+
+    run_simulated(main())

@@ -1,0 +1,130 @@
+"""The whole fault model is dealt out, under names that README.md lists, and nothing of it lasts beyond healing."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.fault_kinds import KINDS, kinds_by_file, table
+from tests.simulation.faults import CALM, FaultPlan, Faults
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.nemesis_machines import MachineFaults
+from tests.simulation.virtual_loop import run_simulated
+from tests.simulation.world import World
+
+HERE = Path(__file__).parent
+
+
+def _literals(path: Path) -> Iterator[str]:
+    """Every text in a file that could be the name of a kind, f-strings with all that they can become."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            texts = [""]
+            for part in node.values:
+                found = [each.value for each in ast.walk(part) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+                texts = [text + end for text in texts for end in found]
+            yield from texts
+
+
+def test_each_kind_is_dealt_out_where_the_table_says() -> None:
+    assert len(set(KINDS)) == len(KINDS)
+    for kind, file in kinds_by_file():
+        assert kind in set(_literals(HERE / file)), f"{file} deals out no {kind!r}"
+
+
+def test_each_kind_that_is_dealt_out_is_in_the_table() -> None:
+    dealt = [
+        text
+        for path in sorted(HERE.glob("*.py"))
+        if not path.name.startswith(("test_", "mutants", "fault_kinds"))
+        for text in re.findall(r'(?:deals|strikes|saw)\(\s*"([^"]+)"', path.read_text())
+    ]
+    assert len(dealt) > 40
+    assert set(dealt) <= set(KINDS)
+
+
+def test_the_readme_has_the_table() -> None:
+    assert table() in (HERE / "README.md").read_text()
+
+
+def test_a_suppressed_fault_has_an_ordinal_and_does_not_happen() -> None:
+    plan = FaultPlan("suppressed", Faults(loss=1.0), suppressed=frozenset({1}))
+    assert [plan.strikes("message lost", 1.0) for _ in range(3)] == [True, False, True]
+    assert (plan.dealt, plan.counts) == (3, {"message lost": 2})
+
+
+def test_peace_is_not_before_the_last_lasting_fault_has_ended() -> None:
+    async def main() -> None:
+        plan = FaultPlan("lasting", CALM)
+        assert plan.ends_s == 0
+        began_s = asyncio.get_running_loop().time()
+        assert 10 <= plan.lasting((10, 30)) <= 30
+        assert plan.ends_s >= began_s + 10
+        ends_s = plan.ends_s
+        plan.lasting((0.0, 0.1))
+        assert plan.ends_s == ends_s
+
+    run_simulated(main())
+
+
+class Played(World):
+    """A world in which one fault is dealt out as often as its visitors come; calm but for it."""
+
+    def __init__(self, act: str) -> None:
+        super().__init__(77, faults=CALM, operations=60)
+        self.act = act
+        self.nemesis: Nemesis | None = None
+
+    async def _live(self) -> None:
+        act, play = self.act, self
+
+        class One(Nemesis):
+            def __init__(self, world: World) -> None:
+                super().__init__(world)
+                play.nemesis = self
+                self._acts = {each: 1.0 for each in self._acts if f"{type(each.__self__).__name__}.{each.__name__}" == act}  # type: ignore[attr-defined]
+                assert self._acts, f"there is no {act}"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tests.simulation.world.Nemesis", One)
+            await super()._live()
+
+
+ACTS = (
+    "MachineFaults._crash_at_a_step", "MachineFaults._set_a_clock", "DiskFaults._fill", "MetadataFaults._elect",
+    "OperatorFaults._roll_bookies", "OperatorFaults._roll_brokers", "OperatorFaults._change_quorums",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_world_gets_over_each_fault_alone_and_nothing_of_it_lasts(act: str) -> None:
+    world = Played(act)
+    world.run()
+    assert world.plan.dealt > 0
+    assert not world.tree.out
+    assert not world.tree.electing
+    assert world.tree.slow == 1.0
+    assert not world.network.slow
+    for bookie in world.bookies.values():
+        assert bookie.serving
+        assert not bookie.node.paused
+        assert not any(disk.full for disk in bookie.disks)
+        assert not bookie.index.full
+        assert not bookie.slow_thread
+
+
+def test_a_strike_that_comes_after_healing_strikes_nobody() -> None:
+    world = World(78, faults=CALM, operations=20)
+    faults = MachineFaults(world, random.Random(1))
+    faults._crash_at_a_step()
+    world.plan.heal()
+    world.run()
+    assert "crash before a step" not in world.plan.counts

@@ -1,0 +1,206 @@
+"""Machines of bookies: what can happen to their disks and processes; a start that should notice damage is checked for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from cepheid_bookie import cookie as cookies
+from cepheid_bookie import opening
+from cepheid_bookie.bookie_life import BookieLife
+from cepheid_metadata import SessionState
+from cepheid_rpc import ReadRequest, Status
+from tests.simulation.cluster import Machine, SimBookie
+from tests.simulation.history import InvariantViolation
+from tests.simulation.sim_directory import SESSION_S
+from tests.simulation.stage import Stage
+from tests.support import wait_until
+
+Script = Callable[[Stage, SimBookie], Coroutine[Any, Any, None]]
+
+
+def play(script: Script) -> None:
+    """With three bookies; the script gets the first, which holds a closed ledger's entries, in its logs and in its journal."""
+    stage = Stage("sim bookie")
+    machine = Machine(two_disks=True)
+
+    async def main() -> None:
+        stage.build(3)
+        for name in stage.bookies:
+            stage.bookies[name] = SimBookie(name, stage.tree, stage.network, stage.plan, stage.history, machine=machine)
+            await stage.bookies[name].start()
+        broker = stage.brokers["east"]
+        broker.start()
+        writer = await broker.ledgers.create(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={})
+        for number in range(60):
+            answered: asyncio.Future[object] = stage.loop.create_future()
+            writer.append([b"%d" % number * 300], lambda *answer, answered=answered: answered.set_result(answer))
+            await answered
+            if number == 40:
+                await asyncio.sleep(2.0)  # a checkpoint
+        await asyncio.sleep(0.05)
+        await script(stage, stage.bookies["b1"])
+
+    stage.play(main())
+
+
+async def restarted(bookie: SimBookie) -> None:
+    """Once: it serves, or was refused."""
+    if bookie.node.alive:
+        bookie.crash(power=False)
+    await bookie.start()
+
+
+async def statuses(bookie: SimBookie, ledger_id: int = 1) -> list[Status]:
+    assert bookie.bookie is not None
+    chunks = [chunk async for chunk in bookie.bookie.read(ReadRequest(ledger_id, 0, 59))]
+    return [missing.status for chunk in chunks for missing in chunk.missing]
+
+
+@pytest.mark.parametrize("which", ["data", "journal", "index"])
+def test_a_bookie_that_lost_one_directory_is_refused_and_then_serves_in_limbo(which: str) -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        bookie.lose_one(which)
+        await restarted(bookie)
+        assert not bookie.serving
+        assert "its data is gone" in str(bookie.refused)
+        await restarted(bookie)
+        assert bookie.serving
+        assert await statuses(bookie) != []
+        assert not any(status.certain_no for status in await statuses(bookie))
+
+    play(script)
+
+
+@pytest.mark.parametrize("damage", [SimBookie.blank, SimBookie.blank_but_for_cookie])
+def test_a_blank_bookie_under_an_old_id_needs_its_operators_word(damage: Callable[[SimBookie], None]) -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        damage(bookie)
+        await restarted(bookie)
+        assert not bookie.serving
+        assert bookie.refused is not None
+        await restarted(bookie)
+        assert bookie.serving
+        assert not any(status.certain_no for status in await statuses(bookie))
+
+    play(script)
+
+
+def test_a_bookie_that_starts_as_if_it_were_whole_is_a_violation() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        bookie.blank_but_for_cookie()
+        with mock.patch.object(BookieLife, "old_copies", return_value=None), mock.patch.object(BookieLife, "count"):
+            await restarted(bookie)
+        await asyncio.sleep(1)
+
+    with pytest.raises(InvariantViolation, match="S11: b1 starts as if it were whole"):
+        play(script)
+
+
+def test_a_lost_cookie_is_noticed_and_its_copy_put_back_loses_nothing() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        bookie.lose_cookie()
+        await restarted(bookie)
+        assert not bookie.serving
+        assert "not stamped" in str(bookie.refused)
+        await restarted(bookie)
+        assert bookie.serving
+        assert await statuses(bookie) == []
+
+    play(script)
+
+
+def test_a_bit_that_flipped_in_the_journal_stops_the_start_or_is_not_needed() -> None:
+    refused = []
+
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        for _ in range(20):
+            if not bookie.decay_journal(stage.random):
+                break
+            await restarted(bookie)
+            refused.append(bookie.refused)
+            if bookie.refused is not None:
+                assert "damaged" in str(bookie.refused)
+                break
+            assert await statuses(bookie) == []
+
+    play(script)
+    assert refused
+
+
+def test_a_bookie_that_is_stopped_leaves_nothing_to_replay_and_nobody_connected() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        bookie.stop()
+        await wait_until(lambda: not bookie.node.alive)
+        assert not bookie.serving
+        with mock.patch.object(opening.FlushStore, "flush", side_effect=AssertionError("there was something to replay")):
+            await bookie.start()
+        assert await statuses(bookie) == []
+
+    play(script)
+
+
+def test_a_pause_beyond_the_session_ends_it_and_the_process_goes_on_with_a_new_one() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        assert bookie.store is not None
+        bookie.pause(SESSION_S * 3)
+        await asyncio.sleep(SESSION_S * 2)
+        assert bookie.node.paused
+        assert bookie.store.memory.session_state is SessionState.LOST
+        await asyncio.sleep(SESSION_S * 2)
+        assert not bookie.node.paused
+        assert bookie.store.session_state is SessionState.CONNECTED
+        assert await statuses(bookie) == []
+
+    play(script)
+
+
+def test_a_full_index_refuses_no_reads_and_the_flush_comes_through_later() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        assert bookie.bookie is not None
+        bookie.index.full = True
+        with pytest.raises(OSError, match="no space"):
+            await bookie.bookie.checkpoint()
+        assert await statuses(bookie) == []
+        bookie.free_space()
+        await wait_until(lambda: bookie.writable)
+        await bookie.bookie.checkpoint()
+        await restarted(bookie)
+        assert await statuses(bookie) == []
+
+    play(script)
+
+
+def test_an_index_that_cannot_be_read_makes_entries_unknown_and_not_absent() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        await restarted(bookie)  # nothing is cached
+        with mock.patch.object(bookie.index, "on_look", side_effect=OSError("a bad block")):
+            assert set(await statuses(bookie)) == {Status.IO_ERROR}
+        assert await statuses(bookie) == []
+
+    play(script)
+
+
+def test_a_slow_disk_of_the_journal_holds_up_no_flush() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        bookie.slow_thread, bookie.slow_thread_s = "journal", (10.0, 10.0)
+        began_s = stage.loop.time()
+        journal, flush = bookie._work_delay_s("b1-journal"), bookie._work_delay_s("b1-flush")
+        assert (journal, flush < 1) == (10.0, True)
+        assert stage.plan.ends_s >= began_s + 10  # peace waits for it
+
+    play(script)
+
+
+def test_two_disks_are_two() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        assert bookie.journal_disk.listdir("journal")
+        assert not bookie.disk.exists("journal")
+        assert bookie.disk.listdir("entrylog")
+        assert cookies.load_cookie(bookie.disk, "data") == cookies.load_cookie(bookie.journal_disk, "journal")
+
+    play(script)
