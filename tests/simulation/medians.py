@@ -2,6 +2,7 @@
 
 python -m tests.simulation.medians --cores 2                       all mutants (takes an hour)
 python -m tests.simulation.medians --mutant "fence not by reads"   one
+python -m tests.simulation.medians --cores 2 --write               and into the table of README.md; other rows stay
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import argparse
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.simulation.campaign import Hunt, run_hunts
 from tests.simulation.mutants import MUTANTS
@@ -20,6 +22,11 @@ from tests.simulation.seeds import fresh_seeds
 RUNS = 10
 MOST_SEEDS = 1_000
 """After so many a run gives up: the mutant counts as not caught."""
+
+HEAD = ["| mutant | caught by | seeds until caught: median | least..most | runs |", "|---|---|---|---|---|"]
+README = Path(__file__).with_name("README.md")
+_BEGIN = "<!-- written by tests.simulation.medians -->"
+_END = "<!-- until here -->"
 
 
 @dataclass(slots=True)
@@ -39,21 +46,36 @@ class Catches:
 
     def row(self, mutant: str) -> str:
         rules = ", ".join(f"{rule} ({count})" if len(self.rules) > 1 else rule for rule, count in self.rules.most_common())
-        missed = f", {self.missed} runs gave up after {MOST_SEEDS}" if self.missed else ""
-        return f"| {mutant} | {rules} | {statistics.median(self.seeds):g} | {min(self.seeds)}..{max(self.seeds)}{missed} |"
+        missed = f", {self.missed} without success" if self.missed else ""
+        median = f"{statistics.median(self.seeds):g}"
+        return f"| {mutant} | {rules} | {median} | {min(self.seeds)}..{max(self.seeds)}{missed} | {len(self.seeds)} |"
 
 
-HEAD = "| mutant | caught by | seeds until caught: median | least..most |\n|---|---|---|---|"
-
-
-def measure(mutants: Sequence[str], *, runs: int, cores: int) -> dict[str, Catches]:
-    hunts = [Hunt(mutant, fresh_seeds(MOST_SEEDS)) for mutant in mutants for _ in range(runs)]
+def measure(mutants: Sequence[str], *, runs: int, most_seeds: int = MOST_SEEDS, cores: int = 1) -> dict[str, Catches]:
+    hunts = [Hunt(mutant, fresh_seeds(most_seeds)) for mutant in mutants for _ in range(runs)]
     catches = {mutant: Catches() for mutant in mutants}
     for hunt, outcomes in run_hunts(hunts, cores=cores):
-        catches[hunt.mutant].add(len(outcomes), outcomes[-1].rule)
-        if len(catches[hunt.mutant].seeds) == runs:
-            print(catches[hunt.mutant].row(hunt.mutant), flush=True)  # now: all of them take long
+        of_mutant = catches[hunt.mutant]
+        of_mutant.add(len(outcomes), outcomes[-1].rule)
+        if len(of_mutant.seeds) == runs:
+            print(of_mutant.row(hunt.mutant), flush=True)  # now: all of them take long
     return catches
+
+
+def rows_of_readme() -> dict[str, str]:
+    """By mutant."""
+    table = README.read_text(encoding="utf-8").partition(_BEGIN)[2].partition(_END)[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and line not in HEAD]
+    return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+
+
+def write(rows: Mapping[str, str]) -> None:
+    """Rows of mutants that are no more go; one that was never measured says so."""
+    text = README.read_text(encoding="utf-8")
+    before, after = text.partition(_BEGIN)[0], text.partition(_BEGIN)[2].partition(_END)[2]
+    known = {**rows_of_readme(), **rows}
+    table = [known.get(mutant, f"| {mutant} | | not measured yet | | |") for mutant in MUTANTS]
+    README.write_text("\n".join([before + _BEGIN, *HEAD, *table, _END + after]), encoding="utf-8")
 
 
 def main() -> int:
@@ -62,11 +84,16 @@ def main() -> int:
     )
     parser.add_argument("--mutant", action="append", choices=MUTANTS, metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--runs", type=int, default=RUNS, help=f"how many runs the median is of ({RUNS})")
+    parser.add_argument("--most-seeds", type=int, default=MOST_SEEDS, help=f"after which a run gives up ({MOST_SEEDS})")
     parser.add_argument("--cores", type=int, default=1, help="in so many processes (1)")
+    parser.add_argument("--write", action="store_true", help="write what was measured into README.md")
     arguments = parser.parse_args()
-    print(HEAD)
-    catches = measure(arguments.mutant or list(MUTANTS), runs=arguments.runs, cores=arguments.cores)
-    return 1 if any(of_one.missed for of_one in catches.values()) else 0
+    print("\n".join(HEAD))
+    mutants = arguments.mutant or list(MUTANTS)
+    catches = measure(mutants, runs=arguments.runs, most_seeds=arguments.most_seeds, cores=arguments.cores)
+    if arguments.write:
+        write({mutant: of_mutant.row(mutant) for mutant, of_mutant in catches.items()})
+    return 1 if any(of_mutant.missed for of_mutant in catches.values()) else 0
 
 
 if __name__ == "__main__":

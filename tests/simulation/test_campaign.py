@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.campaign import Hunt, Totals, run_campaign, run_hunts
-from tests.simulation.medians import Catches
+from tests.simulation.medians import README, Catches, rows_of_readme
+from tests.simulation.mutants import MUTANTS
 from tests.simulation.processes import ProcessEnded, run_jobs
-from tests.simulation.seeds import Outcome
+from tests.simulation.seeds import Outcome, run_seed
+from tests.simulation.world import World
 
 REPOSITORY = Path(__file__).parents[2]
 MUTANT = "confirm below the ack quorum"
@@ -47,6 +49,17 @@ def test_a_process_that_ends_costs_its_own_job_alone() -> None:
     assert "exit code 7" in str(ended)
 
 
+def test_a_mistake_of_the_simulator_is_a_failed_seed() -> None:
+    class Stumbling(World):
+        async def _live(self) -> None:
+            raise LookupError("nobody is there")
+
+    outcome = run_seed(5, new_world=Stumbling)
+    assert outcome.rule == "LookupError"
+    assert "nobody is there" in outcome.describe()
+    assert "in _live" in outcome.describe()
+
+
 def test_a_hunt_ends_with_the_first_seed_that_fails() -> None:
     ((_, outcomes),) = run_hunts([Hunt(MUTANT, range(50))])
     assert [outcome.failure is None for outcome in outcomes] == [True] * (len(outcomes) - 1) + [False]
@@ -66,7 +79,18 @@ def test_a_median_says_how_often_a_run_gave_up() -> None:
     catches = Catches()
     for seeds, rule in ((1, "S1"), (3, "S2"), (2, "S1"), (1_000, "")):
         catches.add(seeds, rule)
-    assert catches.row("m") == "| m | S1 (2), S2 (1) | 2.5 | 1..1000, 1 runs gave up after 1000 |"
+    assert catches.row("m") == "| m | S1 (2), S2 (1) | 2.5 | 1..1000, 1 without success | 4 |"
+
+
+def test_the_readme_names_every_mutant() -> None:
+    """After a new one: python -m tests.simulation.medians --write --mutant NAME."""
+    assert list(rows_of_readme()) == list(MUTANTS)
+
+
+def test_the_readme_names_every_file() -> None:
+    text = README.read_text(encoding="utf-8")
+    files = [path.name for path in sorted(README.parent.glob("*.py")) if not path.name.startswith("test_")]
+    assert [name for name in files if f"`{name}`" not in text and name != "conftest.py"] == []
 
 
 @pytest.mark.parametrize(
