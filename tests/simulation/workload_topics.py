@@ -419,7 +419,7 @@ class TopicWorkload:
             await asyncio.gather(resetting, self._acknowledge_during(cursor, before))
 
     async def _acknowledge_during(self, cursor: Any, ack_set: Any) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self._random.choice((0.0, 0.001, 0.002, 0.003)))  # its write is on its way, or done
         if cursor.ack_set is ack_set:
             self.acknowledge(cursor)
 
