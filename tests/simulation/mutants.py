@@ -30,6 +30,7 @@ from cepheid_metadata import Position, Put
 from cepheid_rpc import ReadRequest, Status
 from tests.simulation.mutants_bookies import BOOKIE_MUTANTS, ask_any_follower_for_the_cookie
 from tests.simulation.mutants_cluster import CLUSTER_MUTANTS, resend_from_the_lac_at_the_end_of_the_change
+from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
 from tests.simulation.mutants_topics import TOPIC_MUTANTS
 from tests.simulation.mutants_upkeep import UPKEEP_MUTANTS
 
@@ -361,6 +362,7 @@ MUTANTS: dict[str, Mutant] = {
         let_producers_in_while_chunks_are_under_way,
         *BOOKIE_MUTANTS,
         *CLUSTER_MUTANTS,
+        *DISPATCH_MUTANTS,
         *TOPIC_MUTANTS,
         *UPKEEP_MUTANTS,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants_dispatch import DISPATCH_RULES
 from tests.simulation.seeds import Outcome
 
 RULES = {
@@ -85,6 +86,7 @@ RULES = {
     "begin the epochs of a bundle again": {"O4"},
     "reset in the same generation": {"C1", "C2", "C4"},
     "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
+    **DISPATCH_RULES,
 }
 
 

@@ -1,0 +1,222 @@
+"""Known mistakes about deliveries and acknowledgements, as in mutants.py: worlds with clients must notice each.
+
+They are stuck or leaking cases of brokers of this kind: a wake-up that gets lost, a key at two consumers, a seek that is one off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from cepheid_broker import consumer_acks
+from cepheid_broker.ack_saver import AckSaver, OnSaved
+from cepheid_broker.dispatch_failover import FailoverDispatch
+from cepheid_broker.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatcher import Dispatcher
+from cepheid_broker.holders import Holders
+from cepheid_broker.key_places import KeyPlaces
+from cepheid_broker.managed_ledger.cursor import Cursor
+from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
+from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.subscription import Subscription
+from cepheid_broker.waiting_keys import WaitingKeys
+from cepheid_metadata import Position
+from cepheid_rpc import EntryGroup
+
+Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def skip_what_did_not_fit_into_a_read() -> Iterator[None]:
+    """A group of the tail cache is cut, and the next one read though the rest of the first was not (found by seed 0x9)."""
+
+    def read(self: TopicTail, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup] | None:
+        found = original(self, position, max_entries=max_entries, max_bytes=max_bytes)
+        if not found:
+            return found
+        last = Position(found[-1].ledger_id, found[-1].last_entry_id)
+        index = next((index for index, key in enumerate(self._keys) if index >= self._head and key >= last), len(self._keys))
+        left = max_bytes - sum(len(group.data) for group in found)
+        if index + 1 < len(self._keys) and self._keys[index] > last and left > 0:
+            group = self._groups[index + 1]
+            assert group is not None
+            if (front := front_of(group, 1, left, at_least_one=False)) is not None:
+                found.append(front)
+        return found
+
+    original = TopicTail.read
+    with mock.patch.object(TopicTail, "read", read):
+        yield
+
+
+@contextlib.contextmanager
+def permits_wake_nobody() -> Iterator[None]:
+    """A FLOW is counted, and what waited for it goes on waiting, until something else happens."""
+
+    def on_permits(self: Dispatcher, consumer: int, messages: int) -> None:
+        self.core.on_permits(consumer, messages)
+
+    with mock.patch.object(Dispatcher, "on_permits", on_permits):
+        yield
+
+
+@contextlib.contextmanager
+def forget_what_is_given_back() -> Iterator[None]:
+    """What a consumer of a Shared subscription gives back is held by nobody, and waits for nobody."""
+    with (
+        mock.patch.object(SharedDispatch, "_give_up", _nothing, create=True),
+        mock.patch.object(SharedDispatch, "on_redeliver", _nothing),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def forget_what_a_leaver_held() -> Iterator[None]:
+    """It comes again to nobody while others are connected."""
+    remove = Holders.remove
+
+    def remove_empty(self: Holders, key: int) -> Any:
+        holder = remove(self, key)
+        if holder is not None:
+            holder.outstanding.clear()
+        return holder
+
+    with mock.patch.object(Holders, "remove", remove_empty):
+        yield
+
+
+@contextlib.contextmanager
+def deliver_to_a_newcomer_what_others_hold() -> Iterator[None]:
+    """A Shared subscription starts over when a consumer joins, as an ordered one does."""
+    on_consumer_joined = SharedDispatch.on_consumer_joined
+
+    def start_over(self: SharedDispatch, consumer: int, **details: Any) -> None:
+        on_consumer_joined(self, consumer, **details)
+        self._forward.rewind(self._acks.first_unacknowledged())
+
+    with mock.patch.object(SharedDispatch, "on_consumer_joined", start_over):
+        yield
+
+
+@contextlib.contextmanager
+def give_a_key_to_two_consumers() -> Iterator[None]:
+    """A key that moved goes on at its new consumer at once, whoever holds earlier messages of it."""
+    with mock.patch.object(KeyPlaces, "receiver", KeyPlaces._owner):
+        yield
+
+
+@contextlib.contextmanager
+def let_later_messages_of_a_key_pass() -> Iterator[None]:
+    """Whoever can take the next message of a key gets it, though an earlier one waits to be sent again."""
+    with mock.patch.object(WaitingKeys, "__contains__", return_value=False):
+        yield
+
+
+@contextlib.contextmanager
+def keep_a_key_at_who_has_acknowledged() -> Iterator[None]:
+    """The last acknowledgement of the old consumer does not let a key go on at the new one."""
+    release = KeyPlaces.release
+
+    def release_quietly(self: KeyPlaces, key_hash: int) -> None:
+        with mock.patch.object(KeyPlaces, "_place", _nothing):
+            release(self, key_hash)
+
+    with mock.patch.object(KeyPlaces, "release", release_quietly):
+        yield
+
+
+@contextlib.contextmanager
+def take_over_without_going_back() -> Iterator[None]:
+    """The next active consumer of a Failover subscription goes on where the one before stopped."""
+    on_rewind = FailoverDispatch.on_rewind
+
+    def stay(self: FailoverDispatch) -> None:
+        if not self._candidates:
+            on_rewind(self)
+
+    with mock.patch.object(FailoverDispatch, "on_rewind", stay):
+        yield
+
+
+@contextlib.contextmanager
+def seek_one_off() -> Iterator[None]:
+    """Delivery goes on behind the entry that was asked for."""
+    reset = PersistentTopic.reset_subscription
+
+    async def beyond(self: PersistentTopic, subscription: Subscription, position: Position, words: Sequence[int] = ()) -> None:
+        await reset(self, subscription, Position(position.ledger_id, position.entry_id + 1), words)
+
+    with mock.patch.object(PersistentTopic, "reset_subscription", beyond):
+        yield
+
+
+@contextlib.contextmanager
+def acknowledge_cumulatively_on_shared_subscriptions() -> Iterator[None]:
+    """What others hold, and what was never delivered, counts as acknowledged."""
+    with mock.patch.object(consumer_acks, "shares_entries", return_value=False):
+        yield
+
+
+@contextlib.contextmanager
+def take_a_part_of_a_batch_for_all_of_it() -> Iterator[None]:
+    """An acknowledgement with an ack set counts for the whole entry."""
+    with mock.patch.object(consumer_acks, "_part_of", return_value=None):
+        yield
+
+
+@contextlib.contextmanager
+def ignore_parts_of_batches() -> Iterator[None]:
+    """A consumer that acknowledged some messages of a batch gets them again: the ack set is not sent along."""
+    with mock.patch.object(Cursor, "unacked_words", return_value=None):
+        yield
+
+
+@contextlib.contextmanager
+def say_saved_before_it_is() -> Iterator[None]:
+    """The answer to an acknowledgement does not wait for the cursor."""
+
+    def when_saved(self: AckSaver, on_saved: OnSaved) -> None:
+        on_saved(None)
+
+    with mock.patch.object(AckSaver, "when_saved", when_saved):
+        yield
+
+
+DISPATCH_MUTANTS: tuple[Mutant, ...] = (
+    skip_what_did_not_fit_into_a_read,
+    permits_wake_nobody,
+    forget_what_is_given_back,
+    forget_what_a_leaver_held,
+    deliver_to_a_newcomer_what_others_hold,
+    give_a_key_to_two_consumers,
+    let_later_messages_of_a_key_pass,
+    keep_a_key_at_who_has_acknowledged,
+    take_over_without_going_back,
+    seek_one_off,
+    acknowledge_cumulatively_on_shared_subscriptions,
+    take_a_part_of_a_batch_for_all_of_it,
+    ignore_parts_of_batches,
+    say_saved_before_it_is,
+)
+
+DISPATCH_RULES: dict[str, set[str]] = {
+    "skip what did not fit into a read": {"V7", "H5", "H8"},
+    "permits wake nobody": {"V7"},
+    "forget what is given back": {"V7", "H5", "H6"},
+    "forget what a leaver held": {"V7", "H5", "H6"},
+    "deliver to a newcomer what others hold": {"H9"},
+    "give a key to two consumers": {"H10"},
+    "let later messages of a key pass": {"H10"},
+    "keep a key at who has acknowledged": {"V7"},
+    "take over without going back": {"H8", "V7"},
+    "seek one off": {"H13", "C4", "H5", "H6", "V7"},
+    "acknowledge cumulatively on shared subscriptions": {"H5", "H6"},
+    "take a part of a batch for all of it": {"H5", "H6", "H8"},
+    "ignore parts of batches": {"H7"},
+    "say saved before it is": {"H7"},
+}
