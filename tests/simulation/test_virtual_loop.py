@@ -237,3 +237,21 @@ def test_a_strike_comes_right_before_a_step_of_the_process_it_is_meant_for(how: 
             assert [step for step in steps if step.startswith("meant")] == [f"meant {number}" for number in range(10)]
 
     run_simulated(main())
+
+
+def test_a_task_that_failed_in_the_step_in_which_its_process_ended_is_nobodys() -> None:
+    async def course(crashes: bool) -> None:
+        node = Node("east")
+
+        async def fails() -> None:
+            await asyncio.sleep(1)
+            if crashes:
+                node.crash()
+            raise ValueError("a lost session")
+
+        node.start(fails(), name="fails")
+        await asyncio.sleep(2)
+
+    run_simulated(course(crashes=True))
+    with pytest.raises(SimulationError, match="nobody heard that task east/fails failed"):
+        run_simulated(course(crashes=False))

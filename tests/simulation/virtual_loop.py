@@ -45,14 +45,31 @@ class SimFuture(asyncio.Future[Any]):
 
 
 class SimTask(asyncio.Task[Any]):
-    __slots__ = ("_birth",)
+    __slots__ = ("_birth", "_node")
 
-    def __init__(self, work: Coroutine[Any, Any, Any], *, loop: VirtualLoop, name: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, Any],
+        *,
+        loop: VirtualLoop,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+        **kwargs: Any,
+    ) -> None:
         self._birth = loop.next_birth()  # not asyncio's default name: that counts over all loops of the process
-        super().__init__(work, loop=loop, name=name or f"task-{self._birth}", **kwargs)
+        self._node = NODE.get(None) if context is None else context.get(NODE)
+        super().__init__(work, loop=loop, name=name or f"task-{self._birth}", context=context, **kwargs)
 
     def __hash__(self) -> int:
         return self._birth
+
+    @property
+    def failed_unheard(self) -> bool:
+        """Nobody took notice of its failure, and somebody could have: its process goes on."""
+        if not self.done() or self.cancelled() or not self._log_traceback:  # type: ignore[attr-defined]
+            return False
+        node = self._node
+        return (node is None or (node.alive and not node.paused)) and not isinstance(self.exception(), NodeCrashed)
 
 
 class SimHandle(asyncio.Handle):
@@ -134,9 +151,9 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         return moment
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if self._ended:
-            return
         task = context.get("task") or context.get("future")
+        if self._ended or (isinstance(task, SimTask) and task.done() and not task.failed_unheard):
+            return
         error = context.get("exception")
         self.errors.append(f"{context.get('message')}: {error!r} in {task!r}")
 
@@ -209,7 +226,7 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         task = SimTask(work, loop=loop, **kwargs)
         self._tasks.append(task)
         if len(self._tasks) > 1_000:  # the dead are kept until the end: see `_bury`
-            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks = [task for task in self._tasks if not task.done() or task.failed_unheard]
         return task
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
@@ -237,10 +254,8 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
     def _find_lost_errors(self) -> None:
         """A task that failed and was awaited by nobody: asyncio would log it some time after the run."""
         for task in self._tasks:
-            if task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
-                error = task.exception()
-                if not isinstance(error, NodeCrashed):
-                    self.errors.append(f"nobody heard that task {task.get_name()} failed: {error!r}")
+            if task.failed_unheard:
+                self.errors.append(f"nobody heard that task {task.get_name()} failed: {task.exception()!r}")
 
     def _bury(self) -> None:
         """Closes what crashed nodes and unfinished work left behind, so that nothing of it runs or complains later."""
