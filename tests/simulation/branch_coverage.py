@@ -69,6 +69,7 @@ class CoreReport:
     core: str
     branches: int
     missed: tuple[Branch, ...]
+    names: frozenset[str]  # of all of them
 
     def __str__(self) -> str:
         lines = [f"{self.core:22} {self.branches:4} branches, {self.branches - len(self.missed):4} reached"]
@@ -115,14 +116,16 @@ def _merged(shares: Sequence[list[CoreReport]]) -> list[CoreReport]:
     for of_core in zip(*shares, strict=True):
         everywhere = set.intersection(*(set(report.missed) for report in of_core))
         first = of_core[0]
-        merged.append(CoreReport(first.core, first.branches, tuple(branch for branch in first.missed if branch in everywhere)))
+        missed = tuple(branch for branch in first.missed if branch in everywhere)
+        merged.append(CoreReport(first.core, first.branches, missed, first.names))
     return merged
 
 
 def _report(core: str, path: Path, of_file: dict[str, Any]) -> CoreReport:
     names = _Names(core, path.read_text())
     missed = tuple(Branch(core, names.of(line, target), line) for line, target in sorted(of_file["missing_branches"]))
-    return CoreReport(core, of_file["summary"]["num_branches"], missed)
+    every = [*of_file["executed_branches"], *of_file["missing_branches"]]
+    return CoreReport(core, of_file["summary"]["num_branches"], missed, frozenset(names.of(*branch) for branch in every))
 
 
 class _Names:

@@ -1,0 +1,69 @@
+"""What is never asked is never found: the seeds of CI check every invariant, suffer every kind of fault, take every branch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.branch_coverage import UNREACHED, branches_of, excused
+from tests.simulation.campaign import Totals
+from tests.simulation.conftest import CORES
+from tests.simulation.fault_kinds import KINDS
+from tests.simulation.scenario_language import all_scenarios
+from tests.simulation.test_mutants import RULES
+
+INVARIANTS = Path(__file__).parents[2] / "docs" / "invariants.md"
+TRACED_SEEDS = range(24)
+
+
+def numbers() -> list[str]:
+    """Of all statements that docs/invariants.md makes."""
+    return re.findall(r"^\| ([SLMOCHV]\d+) \|", INVARIANTS.read_text(), re.MULTILINE)
+
+
+def test_the_numbers_are_read_from_the_page() -> None:
+    assert len(numbers()) == len(set(numbers())) > 50
+    assert {"S1", "L14", "M10", "O4", "C8", "H13", "V9"} <= set(numbers())
+
+
+@pytest.mark.timeout(900)
+def test_every_invariant_is_checked(ci_run: Totals) -> None:
+    assert [number for number in numbers() if not ci_run.checks[number]] == []
+
+
+@pytest.mark.timeout(900)
+def test_every_number_that_is_checked_is_explained(ci_run: Totals) -> None:
+    assert [number for number in ci_run.checks if number not in numbers()] == []
+
+
+@pytest.mark.timeout(900)
+def test_every_kind_of_fault_strikes(ci_run: Totals) -> None:
+    assert [kind for kind in KINDS if not ci_run.faults[kind]] == []
+
+
+def test_every_invariant_has_a_mistake_that_it_catches() -> None:
+    """What clients see (H) is judged by the checker of tests/history: tests/broker/dispatch_mutants.py has mistakes for it."""
+    caught = set().union(*RULES.values(), *(rules for scenario in all_scenarios() for rules in scenario.mutants.values()))
+    assert [number for number in numbers() if number not in caught and not number.startswith("H")] == []
+
+
+@pytest.mark.timeout(900)
+def test_every_branch_of_the_cores_is_taken_or_excused() -> None:
+    reports = branches_of(TRACED_SEEDS, cores=CORES)
+    reasons = excused(UNREACHED.read_text())
+    unexcused = [branch.name for report in reports for branch in report.missed if branch.name not in reasons]
+    assert unexcused == [], f"take them, or say in {UNREACHED.name} why not"
+    known = {name for report in reports for name in report.names}
+    assert [name for name in reasons if name not in known] == [], f"{UNREACHED.name} excuses branches that are not there"
+
+
+def test_an_excuse_needs_a_reason() -> None:
+    assert excused("a A.b: if c: → d\na A.b: if c: → e\n    because\n    of f\n\n# no\ng H.i: j → k\n    l\n") == {
+        "a A.b: if c: → d": "because of f",
+        "a A.b: if c: → e": "because of f",
+        "g H.i: j → k": "l",
+    }
+    with pytest.raises(AssertionError, match="no reason"):
+        excused("a A.b: if c: → d\n")
