@@ -99,6 +99,7 @@ class _Subscription:
         self._saved: dict[int, int] = {}  # by rank: the epoch of the opening that answered for it
         self._lost_track = False  # a move whose outcome nobody knows
         self._moves = 0  # under way
+        self._contested = False  # it went somewhere while another move was under way: who came last?
         self._delivered: dict[int, Event] = {}
         self._since_drain: dict[int, None] = {}
 
@@ -139,7 +140,8 @@ class _Subscription:
         opening = self._openings.get((process, epoch))
         if opening is None:
             kept = {rank: None for rank, saved_in in self._saved.items() if saved_in < epoch}
-            opening = self._openings[process, epoch] = _Opening((process, epoch), kept, certain=not self._moves)
+            certain = not (self._moves or self._contested)
+            opening = self._openings[process, epoch] = _Opening((process, epoch), kept, certain=certain)
         self._consumers[event.actor] = opening.consumers[event.actor] = _Consumer(event, opening)
         opening.restarts += 1
         if len(opening.consumers) == 1:
@@ -215,8 +217,9 @@ class _Subscription:
     def _move_to(self, target: int, opening: _Opening | None, event: Event) -> None:
         """Everything from the target on is unacknowledged again, before it nothing is owed."""
         self._moves -= 1
-        if self._moves:
-            return  # another one is under way, or was lost: who came last?
+        self._contested = self._moves > 0
+        if self._contested:
+            return
         self._heard = dict.fromkeys(range(target))
         if opening is not None:
             opening.acked = dict.fromkeys(range(target), event)
@@ -231,7 +234,7 @@ class _Subscription:
         self._regain(opening)
 
     def _regain(self, opening: _Opening | None) -> None:
-        if opening is not None and not self._moves:
+        if opening is not None and not self._moves and not self._contested:
             opening.certain = True
             opening.restarts += 1
 
@@ -341,7 +344,7 @@ class _Subscription:
 
     def at_the_end(self) -> Iterator[Violation]:
         """What nobody acknowledged came in the end."""
-        if self._moves:
+        if self._moves or self._contested:
             return
         for rank, stored in enumerate(self._stored.events):
             if rank in self._heard:

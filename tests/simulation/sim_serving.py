@@ -43,7 +43,8 @@ DISPATCH_SETTINGS = DispatchSettings(
     pass_bytes=2 * KIB,
     max_unacked_messages=40,
 )
-POLICY_SETTINGS = PolicySettings(dedup_snapshot_entries=10, dedup_snapshot_s=2, max_unacked_per_subscription=60)
+# A chunked message that is cut off for longer than a snapshot takes, or ten times its entries, is no more told from a new one.
+POLICY_SETTINGS = PolicySettings(dedup_snapshot_entries=30, dedup_snapshot_s=60, max_unacked_per_subscription=60)
 
 
 def broker_settings(name: str) -> BrokerSettings:
