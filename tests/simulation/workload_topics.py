@@ -161,7 +161,7 @@ class TopicWorkload:
             await self._read(managed_ledger)
         elif cursor is None:
             await self.create_cursor(managed_ledger, rng.choice(_CURSORS))
-        elif draw < 0.88:
+        elif draw < 0.86:
             if cursor.name == DEDUP:
                 self._move_with_ids(cursor)
             elif draw < 0.80:
@@ -170,17 +170,17 @@ class TopicWorkload:
                 self._move_on(cursor)
             else:
                 self._deliver_again(cursor)
-        elif draw < 0.95 or cursor.name == DEDUP:  # which is never reset or deleted
+        elif draw < 0.91 or (draw < 0.957 and cursor.name == DEDUP):  # which is never reset or deleted
             await self.save(cursor)
-        elif draw < 0.973:
+        elif draw < 0.95:
             await self.reset(managed_ledger, cursor)
-        elif draw < 0.98:
+        elif draw < 0.957:
             await self._delete_cursor(managed_ledger, cursor.name)
-        elif draw < 0.984:
+        elif draw < 0.962:
             self._change_policies(managed_ledger)
-        elif draw < 0.994:
+        elif draw < 0.98:
             await self._trim(opening, managed_ledger)
-        elif draw < 0.998:
+        elif draw < 0.992:
             await self._lose_cursor_ledger(opening, managed_ledger)
         else:
             self._history.did("truncate")
@@ -420,8 +420,10 @@ class TopicWorkload:
 
     async def _acknowledge_during(self, cursor: Any, ack_set: Any) -> None:
         await asyncio.sleep(self._random.choice((0.0, 0.001, 0.002, 0.003)))  # its write is on its way, or done
-        if cursor.ack_set is ack_set:
-            self.acknowledge(cursor)
+        model = self.model.cursors.get(cursor.name)
+        if cursor.ack_set is ack_set and model is not None:
+            self._history.did("acknowledge")
+            self.acknowledge_these(cursor, model, Acked(upto=max(self.model.stored)))
 
     async def reset_to(self, managed_ledger: ManagedLedger, cursor: Any, model: CursorModel, position: Position) -> None:
         self._history.did("reset")
