@@ -12,7 +12,7 @@ from tests.simulation.virtual_loop import VirtualLoop
 T = TypeVar("T")
 
 
-def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
     """Runs `work` on a new loop; fails when it takes longer than `timeout_s` or leaves a task behind."""
     return asyncio.run(_guarded(work, timeout_s))
 

@@ -73,7 +73,7 @@ def test_promises_survive_any_history_of_crashes(seed: int) -> None:
             machine.restart(power_loss=rng.random() < 0.5)
         assert promises.ok or not promises.sent
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -98,7 +98,7 @@ def test_at_every_mark_power_loss_would_lose_nothing(seed: int) -> None:
         assert marks > 1
         await bookie.aclose()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_reads_see_every_entry_while_flushes_run_under_them() -> None:

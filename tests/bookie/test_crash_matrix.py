@@ -64,7 +64,7 @@ async def a_life(bookie: Bookie, promises: Promises) -> None:
 
 
 def test_every_operation_of_a_life() -> None:
-    operations = run_async(sweep(a_life, seeds=3), timeout_s=60)
+    operations = run_async(sweep(a_life, seeds=3))
     assert operations > 60
 
 
@@ -99,7 +99,7 @@ def test_a_start_cut_anywhere_replays_again() -> None:
                 return
         raise AssertionError("the start never got through")
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_journal_written_and_not_synced_was_not_answered_and_is_never_half_there() -> None:
@@ -328,7 +328,7 @@ def test_a_deleted_ledger_stays_deleted_or_is_deleted_again() -> None:
                 return
             operation += 1
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_losing_the_data_directory_or_the_journal_or_the_index_is_refused() -> None:

@@ -182,7 +182,7 @@ class OneBroker:
         opened.push_async_callback(client.aclose)
         ledgers = ManagedLedgers(client, store, TailCache(64 << 20), ManagedLedgerSettings(), ports)
         opened.push_async_callback(ledgers.aclose)
-        self.ownership = BundleOwnership(store, ports, timeout_s=2.0)
+        self.ownership = BundleOwnership(store, ports, timeout_s=10.0)
         settings = BrokerSettings.model_validate({"port": port, "topic_retry_s": 0.02, **self._world.settings})
         self.broker = Broker(settings, store, ledgers, ports, ownership=self.ownership)
         addresses = {}

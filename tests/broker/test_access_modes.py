@@ -451,4 +451,4 @@ def test_ten_thousand_producers_on_one_connection() -> None:
             client.abort()
             await wait_until(lambda: not topic.producers)
 
-    run_async(main(), timeout_s=60)
+    run_async(main())

@@ -75,7 +75,7 @@ def run(test: Callable[[BrokerWorld], Any], **settings: Any) -> None:
         async with BrokerWorld(**{"backlog_check_s": 1000, **settings}) as world:
             await test(world)
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 # Time to live

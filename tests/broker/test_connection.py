@@ -209,7 +209,7 @@ def test_random_and_mutated_bytes_end_one_connection_and_no_other(caplog: pytest
         assert len(closed) >= 150
         assert all(record.__dict__["reason"] for record in closed)
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_the_broker_itself_closes_what_it_cannot_understand(caplog: pytest.LogCaptureFixture) -> None:
@@ -228,7 +228,7 @@ def test_the_broker_itself_closes_what_it_cannot_understand(caplog: pytest.LogCa
         assert len(reasons) == 25
         assert all(reason and "the peer closed" not in reason for reason in reasons), reasons
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_slow_reader_stops_nobody_else() -> None:
                 for _ in range(300):  # and misses nothing when it reads again
                     await slow.expect_message()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_a_peer_that_never_reads_its_answers_is_closed_and_its_place_is_free(caplog: pytest.LogCaptureFixture) -> None:

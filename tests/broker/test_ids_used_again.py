@@ -175,7 +175,7 @@ def test_a_producer_that_closes_while_its_topic_is_unloaded_is_answered_and_hold
                 await unloading
                 assert asyncio.get_running_loop().time() - began < 4, "it waited for a producer that had ended"
 
-    run_async(main(), timeout_s=40)
+    run_async(main())
 
 
 def test_closes_that_wait_are_bounded() -> None:

@@ -69,7 +69,7 @@ def test_of_many_who_claim_one_exclusive_place_at_once_one_gets_it() -> None:
             for client in clients:
                 await client.close()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 async def answered_while_asked(client: ScriptedClient, claim: Any) -> Any:
@@ -150,7 +150,7 @@ def test_terminating_while_many_publish_keeps_what_was_confirmed_and_nothing_els
             for client in clients:
                 await client.close()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 async def publish_until_the_end(client: ScriptedClient, index: int) -> list[tuple[int, int]]:
@@ -283,4 +283,4 @@ def test_deleting_a_subscription_during_a_seek_leaves_no_cursor() -> None:
                 await client.subscribe("t", "s", permits=10)
                 await client.expect_messages(5)
 
-    run_async(main(), timeout_s=60)
+    run_async(main())

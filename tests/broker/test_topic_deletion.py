@@ -85,7 +85,7 @@ def test_a_deletion_interrupted_at_any_write_leaves_nothing_when_repeated(
         assert write >= 5, "the outage never struck"
         assert not [record.message for record in caplog.records if record.levelname == "ERROR"], "an outage is no defect"
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_clients_of_a_deleted_topic_make_it_anew_where_that_is_allowed() -> None:
@@ -134,7 +134,7 @@ def test_a_deletion_without_force_and_a_client_that_connects() -> None:
                 else:
                     await client.publish(1)  # it was not thrown out
 
-    run_async(main(), timeout_s=40)
+    run_async(main())
 
 
 def test_a_deletion_that_takes_long_answers_and_goes_on() -> None:

@@ -48,7 +48,7 @@ def two_brokers(test: Callable[[BrokersWorld, Admin, Admin], Awaitable[None]], *
                 await first.client.aclose()
                 await second.client.aclose()
 
-    run_async(main(), timeout_s=40)
+    run_async(main())
 
 
 async def partitioned(world: BrokersWorld, admin: Admin, name: str = "p") -> list[TopicName]:

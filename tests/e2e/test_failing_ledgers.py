@@ -74,4 +74,4 @@ def test_a_publishing_client_sees_no_error_and_a_consumer_no_duplicate() -> None
             assert results == [pulsar.Result.Ok] * len(results)
             assert received == list(range(len(results)))
 
-    run_async(main(), timeout_s=100)
+    run_async(main())

@@ -36,7 +36,7 @@ def test_partitions_at_both_brokers_are_one_topic() -> None:
             for broker in world.brokers:
                 assert any(broker.has_open(f"p-partition-{index}") for index in range(8)), "each serves some"
 
-    run_async(main(), timeout_s=40)
+    run_async(main())
 
 
 def test_any_single_broker_is_enough_to_find_everything() -> None:
@@ -54,7 +54,7 @@ def test_any_single_broker_is_enough_to_find_everything() -> None:
                 for topic in topics:
                     assert await asyncio.to_thread(use, broker.service_url, topic)
 
-    run_async(main(), timeout_s=40)
+    run_async(main())
 
 
 def test_lookups_over_http_follow_to_the_owner() -> None:
@@ -72,7 +72,7 @@ def test_lookups_over_http_follow_to_the_owner() -> None:
                 for topic in topics:
                     assert await asyncio.to_thread(use, broker.admin_url, topic)
 
-    run_async(main(), timeout_s=40)
+    run_async(main())
 
 
 async def published_while(
@@ -125,7 +125,7 @@ def test_unloading_its_bundle_again_and_again_while_a_client_publishes() -> None
             assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
             assert set(owners) == {"broker-1", "broker-2"}, "it went to and fro"
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_owners_that_lose_their_session_while_a_client_publishes() -> None:
@@ -146,7 +146,7 @@ def test_owners_that_lose_their_session_while_a_client_publishes() -> None:
             assert results == [pulsar.Result.Ok] * COUNT
             assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_an_owner_that_sleeps_beyond_its_session_while_a_client_publishes() -> None:
@@ -169,7 +169,7 @@ def test_an_owner_that_sleeps_beyond_its_session_while_a_client_publishes() -> N
             assert results == [pulsar.Result.Ok] * COUNT
             assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_a_broker_that_stops_while_a_client_publishes() -> None:
@@ -184,4 +184,4 @@ def test_a_broker_that_stops_while_a_client_publishes() -> None:
             assert results == [pulsar.Result.Ok] * COUNT
             assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
 
-    run_async(main(), timeout_s=60)
+    run_async(main())

@@ -141,7 +141,7 @@ def test_written_recovered_and_read_back_across_restarts(
             assert await read_all(late, writer.ledger_id, end.last_entry_id, 1 << 20) == expected
             await late.aclose()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 @pytest.mark.parametrize("over_grpc", [False, True])
@@ -163,7 +163,7 @@ def test_a_bookie_that_stops_costs_copies_but_no_entries(tmp_path: Path, over_gr
             await other.aclose()
             await cluster.start("b")
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_an_empty_ledger_is_fenced_where_nobody_knew_it(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_reader_elsewhere_waits_for_entries_and_for_the_end(tmp_path: Path, ov
             await other.aclose()
             await cluster.start("b")
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_blank_bookies_under_old_ids_while_the_writer_sleeps(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_blank_bookies_under_old_ids_while_the_writer_sleeps(tmp_path: Path) -> 
             await client.aclose()
             await other.aclose()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 def test_one_blank_bookie_costs_a_copy_and_the_writer_goes_on_without_it(tmp_path: Path) -> None:
@@ -253,4 +253,4 @@ def test_one_blank_bookie_costs_a_copy_and_the_writer_goes_on_without_it(tmp_pat
             await client.aclose()
             await other.aclose()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())

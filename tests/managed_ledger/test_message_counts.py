@@ -123,7 +123,7 @@ def test_a_backlog_is_what_the_model_says(config: object, ops: list[tuple[str, o
                 await run.check(reading=name != "append")
             await run.check(reading=True)
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 class _Run:

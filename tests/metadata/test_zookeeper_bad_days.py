@@ -513,7 +513,7 @@ def test_ten_thousand_children_in_one_listing(root: str) -> None:
             assert watch.has_fired
             assert len(await store.children("/many")) == 9_999
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
 
 
 # Order, parents, identifiers.

@@ -65,4 +65,4 @@ def test_zookeeper_is_the_model(sessions: list[list[list[Op]]]) -> None:
                 await store.aclose()
                 await model.aclose()
 
-    run_async(main(), timeout_s=60)
+    run_async(main())
