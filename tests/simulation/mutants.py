@@ -28,7 +28,11 @@ from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
 from cepheid_metadata import Position, Put
 from cepheid_rpc import ReadRequest, Status
-from tests.simulation.mutants_bookies import BOOKIE_MUTANTS, ask_any_follower_for_the_cookie
+from tests.simulation.mutants_bookies import (
+    BOOKIE_MUTANTS,
+    ask_any_follower_for_the_cookie,
+    report_the_end_that_a_recovery_found_itself,
+)
 from tests.simulation.mutants_cluster import CLUSTER_MUTANTS, resend_from_the_lac_at_the_end_of_the_change
 from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
 from tests.simulation.mutants_topics import TOPIC_MUTANTS
@@ -371,5 +375,6 @@ MUTANTS: dict[str, Mutant] = {
 SCENARIO_MUTANTS: dict[str, Mutant] = {
     "resend from the LAC at the end of the change": resend_from_the_lac_at_the_end_of_the_change,
     "ask any follower for the cookie": ask_any_follower_for_the_cookie,
+    "report the end that a recovery found itself": report_the_end_that_a_recovery_found_itself,
 }
-"""Mistakes for scenarios alone: by the first no answer is wrong in whatever world, the second takes worlds by the thousand."""
+"""Mistakes for scenarios alone: by the first no answer is wrong in whatever world, the others take worlds by the hundreds."""

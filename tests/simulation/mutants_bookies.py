@@ -17,6 +17,7 @@ from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalPosition
 from cepheid_ledger import ClosedLedger, ensemble_change
 from cepheid_ledger.recovery import Recovery
+from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.write_back import WriteBack
 from cepheid_metadata import DeletedLedgers, LedgerMetadata, LedgerState, Op
 from cepheid_rpc import AddRequest, EntryGroup, Status
@@ -138,6 +139,19 @@ def take_restored_disks_for_the_present_ones() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def take_one_denial_for_enough() -> Iterator[None]:
+    """What one bookie of the write set certainly never had, it thinks, nobody can have confirmed."""
+    make = RecoveryReads.__init__
+
+    def made(self: RecoveryReads, *args: Any) -> None:
+        make(self, *args)
+        self._noes_needed = 1
+
+    with mock.patch.object(RecoveryReads, "__init__", made):
+        yield
+
+
+@contextlib.contextmanager
 def report_the_end_that_a_recovery_found_itself() -> Iterator[None]:
     """Somebody else has closed the ledger meanwhile, elsewhere (apache/bookkeeper#1712)."""
     run, length_through = Recovery.run, Recovery._length_through
@@ -216,7 +230,7 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     move_the_mark_although_the_flush_failed,
     let_the_mark_move_back,
     take_restored_disks_for_the_present_ones,
-    report_the_end_that_a_recovery_found_itself,
+    take_one_denial_for_enough,
     take_the_length_of_a_ledger_from_its_last_fragment,
     insist_on_an_ensemble_whoever_recovers,
     begin_the_versions_again_of_a_ledger_that_came_back,

@@ -57,7 +57,7 @@ RULES = {
     "move the mark although the flush failed": {"S6", "S2", "S3"},
     "let the mark move back": {"S7", "S8"},
     "take restored disks for the present ones": {"S2", "S3", "S5"},
-    "report the end that a recovery found itself": {"L8"},
+    "take one denial for enough": {"L5", "L10"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
     "begin the versions again of a ledger that came back": {"L1"},
     "take the length of a ledger from its last fragment": {"L12"},
