@@ -79,6 +79,7 @@ class _Opening:
     consumers: dict[str, _Consumer] = field(default_factory=dict)
     certain: bool = True  # False: somebody may have moved the subscription under it
     last_rank: int = -1  # of what was delivered last
+    last_actor: str = ""  # and to whom
     restarts: int = 1  # how often it may go back to the first unacknowledged, after what happened
     sought_from: int | None = None  # after a seek: the rank that must come next
     counts: dict[int, int] = field(default_factory=dict)
@@ -258,7 +259,7 @@ class _Subscription:
             yield from self._held_once(consumer, event, ranks)
         if self._type == "Key_Shared" and not self._promises.out_of_order_allowed:
             yield from self._key_in_order(consumer, event, ranks[0])
-        opening.last_rank = ranks[-1]
+        opening.last_rank, opening.last_actor = ranks[-1], event.actor
         for rank in ranks:
             opening.received[rank] = self._delivered[rank] = event
             self._since_drain[rank] = None
@@ -290,11 +291,12 @@ class _Subscription:
                 yield Violation("H13", f"after a seek {self._name} went on at {event.position}, not at {wanted}", (event,))
 
     def _in_order(self, consumer: _Consumer, event: Event, rank: int) -> Iterator[Violation]:
-        """All consumers of an opening together: it goes on behind what was delivered last, or starts at what is owed."""
+        """All consumers of an opening together: it goes on behind what was delivered last, or starts at what is owed, as whoever
+        comes next does."""
         opening = consumer.opening
         last = opening.last_rank
         certain = opening.certain and not self._moves
-        if last >= 0 and rank > last and self._first_owed(last + 1) >= rank:
+        if 0 <= last < rank <= self._first_owed(last + 1) and opening.last_actor == event.actor:
             return
         if opening.restarts:
             opening.restarts -= 1
