@@ -93,7 +93,7 @@ class ZooKeeperServer:
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
         (self.directory / "zookeeper.cfg").write_text(text)
 
-    def start(self, timeout_s: float = 30.0) -> float:
+    def start(self, timeout_s: float = 60.0) -> float:
         """Returns after how many seconds it answered. Raises ZooKeeperServerError, with the end of its log."""
         assert self._process is None, f"{self!r} runs already"
         began = time.monotonic()

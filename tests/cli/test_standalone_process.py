@@ -42,7 +42,7 @@ class Server:
         for pump in self._pumps:
             pump.start()
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not probe_produce("127.0.0.1", self.port, TOPIC, timeout_s=5):
             assert self.process.poll() is None, f"the server ended: {self.text()}"
@@ -52,7 +52,7 @@ class Server:
     def text(self) -> str:
         return "".join(self.out) + "".join(self.err)
 
-    def end(self, number: int = signal.SIGINT, timeout_s: float = 30.0) -> int:
+    def end(self, number: int = signal.SIGINT, timeout_s: float = 120.0) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(timeout_s)
@@ -113,7 +113,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.listen()
         port = int(taken.getsockname()[1])
         server = Server(tmp_path / "data", port=port)
-        assert server.process.wait(30) == 1
+        assert server.process.wait(120) == 1
         assert server.end() == 1
         (line,) = [line for line in server.err if line.startswith("cepheid: ")]
         assert str(port) in line
@@ -124,7 +124,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 def test_a_data_directory_in_use_is_named(tmp_path: Path) -> None:
     with running(tmp_path / "data"):
         second = Server(tmp_path / "data")
-        assert second.process.wait(30) == 1
+        assert second.process.wait(120) == 1
         assert second.end() == 1
         (line,) = [line for line in second.err if line.startswith("cepheid: ")]
         assert str(tmp_path / "data") in line
@@ -138,7 +138,7 @@ def test_a_data_directory_of_another_version_is_refused_and_left_alone(tmp_path:
     newer = version.read_text().replace('"format_version": 1', '"format_version": 99')
     version.write_text(newer)
     server = Server(tmp_path / "data")
-    assert server.process.wait(30) == 1
+    assert server.process.wait(120) == 1
     assert server.end() == 1
     (line,) = [line for line in server.err if line.startswith("cepheid: ")]
     assert "bookie-1" in line
@@ -148,7 +148,7 @@ def test_a_data_directory_of_another_version_is_refused_and_left_alone(tmp_path:
 
 def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", "--bookies", "0")
-    assert server.process.wait(30) == 1
+    assert server.process.wait(120) == 1
     assert server.end() == 1
     assert "setting bookies = 0 from the command line" in "".join(server.err)
     assert not (tmp_path / "data").exists()

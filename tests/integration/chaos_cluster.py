@@ -123,7 +123,9 @@ class ChaosCluster(BrokenOnPurpose):
         return {name: self.processes.log_path(name) for name in self.processes.names()}
 
     def up(self) -> None:
-        self.processes.up(self._bookies, self._brokers, session_timeout_s=self._session_timeout_s, settings=SETTINGS)
+        self.processes.up(
+            self._bookies, self._brokers, session_timeout_s=self._session_timeout_s, settings=SETTINGS, timeout_s=3 * PATIENCE_S
+        )
         self.view = MetadataView(self.processes.metadata_url)
         keep_everything(self.processes.admin_urls[0])
 
