@@ -8,6 +8,7 @@ import hashlib
 import random
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,9 @@ def run_seed(
         virtual_s=history.now_s,
     )
     del world, history, plan
-    gc.collect()  # between runs, never inside: see virtual_loop
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what a crashed process was about to begin, and never awaited
+        gc.collect()  # between runs, never inside: see virtual_loop
     outcome.cpu_s = time.process_time() - began_s
     return outcome
 
