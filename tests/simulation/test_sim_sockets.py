@@ -65,6 +65,9 @@ class Set:
     async def listen(self, node: Node | None = None) -> Any:
         return await (node or self.east).start(self.loop.create_server(self._serve, "east", 6650), name="listen")
 
+    async def listen_at(self, node: Node, host: str) -> Any:
+        return await node.start(self.loop.create_server(Peer, host, 6650), name="listen")
+
     def _serve(self) -> Peer:
         self.served.append(Peer())
         return self.served[-1]
@@ -300,6 +303,37 @@ def test_a_half_open_connection_is_silent_for_ever_and_fills_the_writer() -> Non
 
     scene = play(script, Faults(loss=1.0))
     assert scene.plan.counts["connection half-open"] == 1
+
+
+def test_all_connections_of_a_machine_are_reset_together_and_no_others() -> None:
+    async def script(scene: Set) -> None:
+        client, server = await scene.pair()
+        await scene.listen_at(Node("west"), "west")
+        _, other = await scene.loop.create_connection(Peer, "west", 6650, local_addr=("anna", 0))
+        server.transport.write(b"on its way")
+        scene.sockets.reset("east")
+        client.transport.write(b"too late")
+        await wait_until(lambda: client.lost and server.lost)
+        assert client.heard == b"on its way"
+        assert (server.heard, other.lost) == (b"", [])
+        assert isinstance(client.lost[0], ConnectionResetError)
+        assert isinstance(server.lost[0], ConnectionResetError)
+
+    play(script)
+
+
+def test_a_process_that_is_busy_reads_later_and_all_at_once() -> None:
+    async def script(scene: Set) -> None:
+        client, server = await scene.pair()
+        server.transport.sleep(5.0)
+        for _ in range(10):
+            client.transport.write(b"more ")
+            await asyncio.sleep(0.1)
+        assert server.heard == b""
+        await wait_until(lambda: server.heard == b"more " * 10)
+        assert server.reads == 1
+
+    play(script)
 
 
 def test_who_does_not_read_hears_of_a_reset_by_writing() -> None:
