@@ -22,7 +22,7 @@ from tests.simulation.nemesis_wires import WireFaults
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_RATE = 0.16
+_RATE = 0.11
 """Of a fault at each visit of the world's own loop."""
 
 
