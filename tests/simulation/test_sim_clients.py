@@ -1,0 +1,132 @@
+"""The simulated clients against a simulated broker: what they send again, what they acknowledge, and what is noted of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from cepheid_broker.managed_ledger import ManagedLedgerConfig
+from cepheid_wire import TopicName
+from tests.simulation.client_notes import ClientNotes, mask_of
+from tests.simulation.faults import CALM
+from tests.simulation.sim_client import SimClient
+from tests.simulation.sim_consumer import Delivery, SimConsumer
+from tests.simulation.sim_producer import SimProducer
+from tests.simulation.sim_serving import found_cluster
+from tests.simulation.stage import Stage
+from tests.simulation.wire_tap import WireTap
+from tests.support import wait_until
+
+TOPIC = TopicName.parse("persistent://public/default/orders")
+
+
+class Scene(Stage):
+    """One broker, three bookies, one application."""
+
+    def __init__(self) -> None:
+        super().__init__("clients", CALM)
+        self.notes = ClientNotes(self.history)
+
+    def run(self, script: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        self.play(self._run(script))
+
+    async def _run(self, script: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        self.build(3, ("east",), registers=True)
+        await found_cluster(self.tree)
+        for bookie in self.bookies.values():
+            await bookie.start()
+        self.east = self.brokers["east"]
+        self.east.serves, self.east.ledger_config = True, ManagedLedgerConfig(3, 3, 2)
+        self.sockets.listened_in = lambda protocol, name: WireTap(protocol, self.notes, lambda topic: ("east", 1))
+        self.east.start()
+        await wait_until(lambda: self.east.ready)
+        self.anna = SimClient("anna", ["east"], random.Random("anna"), self.history)
+        self.producer = SimProducer(self.anna, TOPIC, "p", self.notes)
+        self.consumer = SimConsumer(self.anna, TOPIC, "s", "Shared", "c", queue=20)
+        for each in (self.consumer, self.producer):
+            self.spawn(self.anna.node, each.stay_connected(), repr(each))
+        await wait_until(lambda: self.producer.ready and self.consumer.connection is not None)
+        await script(self)
+
+    async def take(self, count: int) -> list[Delivery]:
+        await wait_until(lambda: len(self.consumer.waiting) >= count)
+        return [delivery for _ in range(count) if (delivery := self.consumer.take()) is not None]
+
+    def noted(self, *kinds: str) -> list[str]:
+        return [event.kind for event in self.notes.events[str(TOPIC)] if not kinds or event.kind in kinds]
+
+
+def test_batches_and_single_messages_are_answered_and_delivered_in_their_order() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(3, "k", batch=True)
+        scene.producer.publish(2, "k", batch=False)
+        scene.producer.publish(1, "k", batch=False, chunks=2)
+        taken = await scene.take(5)
+        await wait_until(lambda: not scene.producer.unanswered)
+        told = [event for event in scene.notes.events[str(TOPIC)] if event.kind == "sent"]
+        assert [event.uid for event in told] == ["p/0", "p/1", "p/2", "p/3", "p/4", "p/5#0", "p/5#1"]
+        assert [event.position[2] for event in told if event.position] == [0, 1, 2, -1, -1, -1, -1]
+        assert [delivery.messages for delivery in taken] == [3, 1, 1, 1, 1]
+        assert [delivery.position for delivery in taken] == sorted({event.position[:2] for event in told if event.position})
+
+    Scene().run(script)
+
+
+def test_a_part_of_a_batch_is_acknowledged_and_the_rest_of_it_comes_again() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(3, "", batch=True)
+        (batch,) = await scene.take(1)
+        answer = scene.consumer.acknowledge([batch], keep=0b101, response=True)
+        assert answer is not None
+        await answer
+        scene.consumer.give_back([batch])
+        (again,) = await scene.take(1)
+        assert (again.position, again.left) == (batch.position, 0b101)
+        noted = scene.noted("received", "ack", "saving", "saved", "nack")
+        assert noted == ["received", "ack", "saving", "saved", "nack", "received"]
+
+    Scene().run(script)
+
+
+def test_what_was_not_answered_is_sent_again_in_order_when_a_connection_was_lost() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(3, "", batch=False)
+        scene.anna.connections[0].abort()
+        assert not scene.producer.ready
+        scene.producer.publish(1, "", batch=False)
+        await wait_until(lambda: not scene.producer.unanswered)
+        told = [event.uid for event in scene.notes.events[str(TOPIC)] if event.kind == "sent"]
+        assert told == ["p/0", "p/1", "p/2", "p/3"]
+        assert scene.noted("resend", "close", "open").count("resend") == 4
+        assert scene.noted("close", "open") == ["open", "close", "open"], "the broker saw its consumer leave and come back"
+
+    Scene().run(script)
+
+
+def test_a_seek_is_noted_between_its_question_and_its_answer_and_delivery_goes_on_there() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(4, "", batch=False)
+        taken = await scene.take(4)
+        scene.consumer.acknowledge(taken)
+        assert await scene.consumer.seek(taken[2].position)
+        assert [delivery.position for delivery in await scene.take(2)] == [taken[2].position, taken[3].position]
+        assert scene.noted("seeking", "close", "sought") == ["seeking", "close", "sought"]
+
+    Scene().run(script)
+
+
+def test_a_silent_broker_is_given_up() -> None:
+    async def script(scene: Scene) -> None:
+        (connection,) = scene.anna.connections
+        scene.east.node.pause()
+        await wait_until(lambda: connection.lost, 30)
+        assert not scene.producer.ready
+        scene.east.node.resume()
+        await wait_until(lambda: scene.producer.ready, 30)
+
+    Scene().run(script)
+
+
+def test_words_of_an_ack_set_are_one_mask() -> None:
+    assert mask_of([0b101, -1]) == (((1 << 64) - 1) << 64) | 0b101
