@@ -61,7 +61,7 @@ def bookie_settings(bookie_id: str) -> BookieSettings:
         waiting_bytes=8 * KIB,
         journal_queue_bytes=64 * KIB,
         loaded_ledgers=4,
-        gc_interval_s=1.5,
+        gc_interval_s=2.5,
         gc_mass_ledgers=10_000,
         disk_check_interval_s=0.2,
     )
