@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cepheid_broker.persistent_topic import PersistentTopic
-from tests.simulation.audit import read_all
+from tests.simulation.audit_waits import read_all
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, kind, step
 from tests.simulation.scenario_topics import TopicCourse

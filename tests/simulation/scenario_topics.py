@@ -10,7 +10,7 @@ from typing import Any
 
 from cepheid_broker.managed_ledger import ManagedLedger, Retention
 from cepheid_metadata import Chain, CursorRecord, Op, Position, keys
-from tests.simulation.audit import read_all
+from tests.simulation.audit_waits import read_all
 from tests.simulation.checks_topic import acked_messages, check_all_entries
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, kind, step

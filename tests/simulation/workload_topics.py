@@ -359,7 +359,9 @@ class TopicWorkload:
     def _consume_all(self, managed_ledger: ManagedLedger) -> None:
         """Every cursor moves behind the last entry that somebody was told of."""
         last = max((position for position in self.model.stored if managed_ledger.is_valid(position)), default=None)
-        for cursor in managed_ledger.cursors.values() if last is not None else ():
+        if last is None:
+            return
+        for cursor in managed_ledger.cursors.values():
             if (model := self.model.cursors.get(cursor.name)) is None:
                 continue
             asked = Acked(upto=last)
