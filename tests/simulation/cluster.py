@@ -389,7 +389,8 @@ class SimBookie:
     def _on_disk_operation(self, operation: str, path: str) -> None:
         self.checks.before(operation, path, self.disks, self.index)
         plan, faults = self._plan, self._plan.faults
-        if plan.strikes("crash at a disk operation", faults.crash_at_disk):
+        most_to_lose = 3.0 if operation == "sync" else 1.0
+        if plan.strikes("crash at a disk operation", faults.crash_at_disk * most_to_lose):
             self.power_lost = plan.random.random() < 0.6
             raise NodeCrashed(f"{operation} {path}")
         if plan.strikes("paused at a disk operation", faults.pause_at_disk) and not self.node.paused:

@@ -40,7 +40,7 @@ class Faults:
     sync_error: float = 0.0008
     write_error: float = 0.0005  # a prefix of it is there
     read_error: float = 0.002
-    index_error: float = 0.001  # per write, and per look, of the block index
+    index_error: float = 0.002  # per write, and per look, of the block index
     crash_at_disk: float = 0.001
     pause_at_disk: float = 0.0003  # the process stops in the middle of a disk's work, and goes on later
     pause_s: tuple[float, ...] = (0.001, 0.02, 0.3, 2.0, 9.0)  # up to three times a session

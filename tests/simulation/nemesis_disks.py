@@ -35,11 +35,11 @@ class DiskFaults:
         return {
             self._fill: 1.5,
             self._slow_down: 1.0,
-            self._lose: 2.0,
-            self._restore_old_copy: 1.5,
+            self._lose: 5.0,  # a run has few of them
+            self._restore_old_copy: 2.5,
             self._lose_cookie: 0.6,
-            self._decay_entry_log: 1.0,
-            self._decay_journal: 1.5,
+            self._decay_entry_log: 0.8,
+            self._decay_journal: 1.8,
         }
 
     def _fill(self) -> None:

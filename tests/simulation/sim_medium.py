@@ -111,7 +111,7 @@ def lose_unsynced(inode: Inode, stale: bytes, rng: random.Random, sector_bytes: 
         written += kept
         if 0 < len(kept) < len(sectors):
             seen.append(TORN)
-    if len(durable) > synced_size and stale and rng.random() < 0.5:
+    if len(durable) > synced_size and stale:
         grown = _sectors(synced_size, len(durable) - synced_size, sector_bytes)
         if _expose_stale(durable, grown, written, stale, rng):
             seen.append(STALE)
