@@ -31,6 +31,7 @@ from cepheid_rpc import ReadRequest, Status
 from tests.simulation.mutants_bookies import (
     BOOKIE_MUTANTS,
     ask_any_follower_for_the_cookie,
+    begin_the_versions_again_of_a_ledger_that_came_back,
     report_the_end_that_a_recovery_found_itself,
 )
 from tests.simulation.mutants_cluster import CLUSTER_MUTANTS, resend_from_the_lac_at_the_end_of_the_change
@@ -375,6 +376,7 @@ MUTANTS: dict[str, Mutant] = {
 SCENARIO_MUTANTS: dict[str, Mutant] = {
     "resend from the LAC at the end of the change": resend_from_the_lac_at_the_end_of_the_change,
     "ask any follower for the cookie": ask_any_follower_for_the_cookie,
+    "begin the versions again of a ledger that came back": begin_the_versions_again_of_a_ledger_that_came_back,
     "report the end that a recovery found itself": report_the_end_that_a_recovery_found_itself,
 }
 """Mistakes for scenarios alone: by the first no answer is wrong in whatever world, the others take worlds by the hundreds."""

@@ -233,5 +233,4 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     take_one_denial_for_enough,
     take_the_length_of_a_ledger_from_its_last_fragment,
     insist_on_an_ensemble_whoever_recovers,
-    begin_the_versions_again_of_a_ledger_that_came_back,
 )

@@ -59,7 +59,6 @@ RULES = {
     "take restored disks for the present ones": {"S2", "S3", "S5"},
     "take one denial for enough": {"L5", "L10"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
-    "begin the versions again of a ledger that came back": {"L1"},
     "take the length of a ledger from its last fragment": {"L12"},
     "take a lost answer for a refusal": {"M1", "M3", "M7", "L14"},
     "forget fences with what is deleted": {"S3", "L13"},
