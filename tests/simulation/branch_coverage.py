@@ -76,13 +76,13 @@ class CoreReport:
         return "\n".join([*lines, *(f"    {branch.line:4} {branch.name}" for branch in self.missed)])
 
 
-def branches_of(seeds: Sequence[int], *, cores: int = 1) -> list[CoreReport]:
+def branches_of(seeds: Sequence[int], *, cores: int = 1, with_scenarios: bool = True) -> list[CoreReport]:
     """What these seeds and all scenarios go through, core by core."""
-    texts = [scenario.stem for scenario in all_scenarios()]
+    texts = [scenario.stem for scenario in all_scenarios()] if with_scenarios else []
     shares = [(list(seeds[core::cores]), texts[core::cores]) for core in range(cores)]
     spawn = multiprocessing.get_context("spawn")  # a tracer is not to be forked, nor to stay behind
     with ProcessPoolExecutor(cores, mp_context=spawn) as processes:
-        return _merged(list(processes.map(_trace_share, shares)))
+        return merged(list(processes.map(_trace_share, shares)))
 
 
 def totals(reports: Sequence[CoreReport]) -> str:
@@ -110,15 +110,15 @@ def _trace_share(share: tuple[list[int], list[str]]) -> list[CoreReport]:
     return [_report(core, Path(path), found[Path(path).resolve()]) for core, path in paths.items()]
 
 
-def _merged(shares: Sequence[list[CoreReport]]) -> list[CoreReport]:
-    """What all of them missed."""
-    merged = []
+def merged(shares: Sequence[list[CoreReport]]) -> list[CoreReport]:
+    """Missed is what all of them missed."""
+    reports = []
     for of_core in zip(*shares, strict=True):
         everywhere = set.intersection(*(set(report.missed) for report in of_core))
         first = of_core[0]
         missed = tuple(branch for branch in first.missed if branch in everywhere)
-        merged.append(CoreReport(first.core, first.branches, missed, first.names))
-    return merged
+        reports.append(CoreReport(first.core, first.branches, missed, first.names))
+    return reports
 
 
 def _report(core: str, path: Path, of_file: dict[str, Any]) -> CoreReport:

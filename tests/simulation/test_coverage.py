@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.branch_coverage import UNREACHED, branches_of, excused
+from tests.simulation.branch_coverage import UNREACHED, Branch, CoreReport, branches_of, excused, merged
 from tests.simulation.campaign import Totals
 from tests.simulation.conftest import CORES
 from tests.simulation.fault_kinds import KINDS
@@ -15,7 +15,8 @@ from tests.simulation.scenario_language import all_scenarios
 from tests.simulation.test_mutants import RULES
 
 INVARIANTS = Path(__file__).parents[2] / "docs" / "invariants.md"
-TRACED_SEEDS = range(24)
+TRACED_AT_ONCE = 24
+MOST_TRACED = 120
 
 
 def numbers() -> list[str]:
@@ -49,14 +50,33 @@ def test_every_invariant_has_a_mistake_that_it_catches() -> None:
     assert [number for number in numbers() if number not in caught and not number.startswith("H")] == []
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 def test_every_branch_of_the_cores_is_taken_or_excused() -> None:
-    reports = branches_of(TRACED_SEEDS, cores=CORES)
+    """Few seeds do, mostly; what they miss by chance, since the course of seeds changes with every change, later ones take."""
     reasons = excused(UNREACHED.read_text())
-    unexcused = [branch.name for report in reports for branch in report.missed if branch.name not in reasons]
-    assert unexcused == [], f"take them, or say in {UNREACHED.name} why not"
+    reports = branches_of(range(TRACED_AT_ONCE), cores=CORES)
     known = {name for report in reports for name in report.names}
     assert [name for name in reasons if name not in known] == [], f"{UNREACHED.name} excuses branches that are not there"
+    for first in range(TRACED_AT_ONCE, MOST_TRACED, TRACED_AT_ONCE):
+        if unexcused(reports, reasons):
+            more = branches_of(range(first, first + TRACED_AT_ONCE), cores=CORES, with_scenarios=False)
+            reports = merged([reports, more])
+    missed = unexcused(reports, reasons)
+    assert not missed, f"take them, or say in {UNREACHED.name} why not:\n" + "\n".join(missed)
+
+
+def unexcused(reports: list[CoreReport], reasons: dict[str, str]) -> list[str]:
+    return [branch.name for report in reports for branch in report.missed if branch.name not in reasons]
+
+
+def test_what_one_run_takes_another_need_not() -> None:
+    here, there, nowhere = (Branch("core", name, line) for line, name in enumerate(("here", "there", "nowhere"), 1))
+    names = frozenset({"here", "there", "nowhere"})
+    first, second = CoreReport("core", 3, (there, nowhere), names), CoreReport("core", 3, (here, nowhere), names)
+    reports = merged([[first], [second]])
+    assert reports == [CoreReport("core", 3, (nowhere,), names)]
+    assert unexcused(reports, {"nowhere": "it cannot be"}) == []
+    assert unexcused(reports, {}) == ["nowhere"]
 
 
 def test_an_excuse_needs_a_reason() -> None:
