@@ -58,12 +58,15 @@ class InlineWorker:
         self._on_crash = on_crash
         self._pending = 0
         self._held: list[tuple[Callable[[], Any], OnDone]] | None = None
+        self.takes_s = 0.0  # in virtual time
         self.crash_before_report = False  # the work is done, nobody hears of it
 
     def submit(self, work: Callable[[], Any], on_done: OnDone) -> None:
         self._pending += 1
         if self._held is not None:
             self._held.append((work, on_done))
+        elif self.takes_s:
+            self._loop.call_later(self.takes_s, self._do, work, on_done)
         else:
             self._loop.call_soon(self._do, work, on_done)
 

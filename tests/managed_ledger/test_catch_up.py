@@ -11,7 +11,7 @@ from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_ledger import EntryUnavailableError, LedgerLostError
 from cepheid_metadata import ChainLedger, Position, chain_records
 from tests.managed_ledger.topic_world import SETTINGS, TOPIC, append, append_all, payloads_of, read_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 KIB = 1 << 10
 
@@ -39,7 +39,7 @@ def test_equal_reads_are_one_and_different_ones_are_not() -> None:
             await ledger.read(first, max_entries=5, max_bytes=1 << 20)
             assert ledger.statistics().catch_up_reads == 2
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_who_continues_is_read_ahead_of_and_the_budget_comes_back() -> None:
@@ -61,7 +61,7 @@ def test_who_continues_is_read_ahead_of_and_the_budget_comes_back() -> None:
             assert ledger.statistics().catch_up_reads == reads, "everything was there already"
             assert budget.used_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_was_read_ahead_for_nobody_is_dropped() -> None:
@@ -82,7 +82,7 @@ def test_what_was_read_ahead_for_nobody_is_dropped() -> None:
             groups = await ledger.read(position, max_entries=3, max_bytes=1 << 20)
             assert payloads_of(groups)[0].startswith(b"6.")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_closing_while_reading_gives_everything_back() -> None:
@@ -105,7 +105,7 @@ def test_closing_while_reading_gives_everything_back() -> None:
             assert broker.ledgers.catch_up.used_bytes == 0
             assert ledger._reads._reading == {}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_replica_that_fails_is_an_error_and_the_next_read_tries_again() -> None:
@@ -122,7 +122,7 @@ def test_a_replica_that_fails_is_an_error_and_the_next_read_tries_again() -> Non
             groups = await ledger.read(Position(first.ledger_id, 2), max_entries=1, max_bytes=1 << 20)
             assert payloads_of(groups)[0].startswith(b"2.")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_the_chain_is_the_end_also_when_a_ledger_has_more_and_less_is_loss() -> None:
@@ -154,7 +154,7 @@ def test_the_chain_is_the_end_also_when_a_ledger_has_more_and_less_is_loss() -> 
             with pytest.raises(LedgerLostError):
                 await read_all(ledger, cached=False)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_nobody_reads_above_what_was_answered() -> None:
@@ -171,7 +171,7 @@ def test_nobody_reads_above_what_was_answered() -> None:
             assert len(await read_all(ledger, cached=False)) == 4
             assert await ledger.read(Position(1 << 62, 0), max_entries=1, max_bytes=1) == []
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_the_budget_is_taken_in_turn() -> None:
@@ -195,7 +195,7 @@ def test_the_budget_is_taken_in_turn() -> None:
         budget.give_back(70)
         assert budget.used_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_budget_that_runs_short_ends_reading_ahead_and_nothing_else() -> None:
@@ -205,4 +205,4 @@ def test_a_budget_that_runs_short_ends_reading_ahead_and_nothing_else() -> None:
             await filled(ledger, 50)
             assert len(await read_all(ledger, cached=False, max_bytes=3 * KIB)) == 50
 
-    run_async(main())
+    run_virtual(main())

@@ -24,7 +24,7 @@ from cepheid_metadata import (
 )
 from tests.managed_ledger.losing_store import LosingStore
 from tests.managed_ledger.topic_world import SETTINGS
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 QUICK = SETTINGS.model_copy(update={"metadata_timeout_s": 0.05, "metadata_retry_s": 0.001})
 
@@ -67,7 +67,7 @@ def test_is_applied_exactly_once_whatever_gets_lost(ops: list[Op], each: tuple[s
             else:
                 assert op.key in nodes
 
-    run_async(main())
+    run_virtual(main())
 
 
 class LateStore(LosingStore):
@@ -88,7 +88,7 @@ def test_a_first_attempt_that_arrives_late_is_our_own(ops: list[Op]) -> None:
         await write(store, ops, QUICK)
         assert max(node.version for node in store._tree.nodes.values()) <= 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_somebody_elses_change_is_a_conflict(op: Op, error: type[Exception]) -> 
             await write(store, [op, Put("/cursor", b"new", 0)], QUICK)
         assert store._tree.nodes["/cursor"].value == b"old"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_conflict_after_a_lost_request_is_certain_while_the_other_has_our_version() -> None:
@@ -120,7 +120,7 @@ def test_a_conflict_after_a_lost_request_is_certain_while_the_other_has_our_vers
         with pytest.raises(BadVersionError):
             await write(store, WRITES["put and more"], QUICK)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("fate", ["answer", "request"])
@@ -142,7 +142,7 @@ def test_what_others_have_written_over_cannot_be_told_any_more(fate: str) -> Non
             await writing
         assert caught.value.outcome_unknown
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_outcome_that_stays_unknown_is_told_as_unknown() -> None:
@@ -154,7 +154,7 @@ def test_an_outcome_that_stays_unknown_is_told_as_unknown() -> None:
             await write(store, WRITES["put"], QUICK)
         assert caught.value.outcome_unknown
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_refused_write_certainly_did_not_happen() -> None:
@@ -167,4 +167,4 @@ def test_a_refused_write_certainly_did_not_happen() -> None:
         assert not caught.value.outcome_unknown
         assert asyncio.get_running_loop().time() - started < SETTINGS.metadata_timeout_s, "told at once"
 
-    run_async(main())
+    run_virtual(main())

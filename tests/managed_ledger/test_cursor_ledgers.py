@@ -11,7 +11,7 @@ from cepheid_broker.managed_ledger.cursor_ledgers import FIRST_PAUSE_S
 from cepheid_ledger import NotEnoughBookiesError
 from cepheid_rpc import Status
 from tests.managed_ledger.topic_world import SETTINGS, append_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 TINY = SETTINGS.model_copy(update={"cursor_inline_bytes": 100, "cursor_part_bytes": 40})
 
@@ -50,7 +50,7 @@ def test_attempts_that_fail_leave_no_ledgers_and_grow_rarer() -> None:
             cursor.acknowledge(positions[0:1])
             await cursor.saved()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_full_ledger_goes_on_while_no_new_one_can_be_made() -> None:
@@ -85,7 +85,7 @@ def test_a_full_ledger_goes_on_while_no_new_one_can_be_made() -> None:
             ledger = await world.broker(seed=2).open()
             assert ledger.cursors["sub"].mark_delete == cursor.mark_delete
 
-    run_async(main(), 60)
+    run_virtual(main(), 60)
 
 
 def test_a_deposed_owner_leaves_no_cursor_ledger_behind() -> None:
@@ -102,4 +102,4 @@ def test_a_deposed_owner_leaves_no_cursor_ledger_behind() -> None:
             entries = [listed.ledger_id for listed in reigning.chain.ledgers]
             assert list(await world.ledger_records()) == entries
 
-    run_async(main())
+    run_virtual(main())

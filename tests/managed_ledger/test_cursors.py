@@ -25,7 +25,7 @@ from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
 from tests.managed_ledger.topic_world import SETTINGS, TOPIC, TopicWorld, append, append_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 TINY = SETTINGS.model_copy(update={"cursor_inline_bytes": 100, "cursor_part_bytes": 40})
 
@@ -81,7 +81,7 @@ def test_fifty_thousand_and_one_holes_survive_a_crash() -> None:
             await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
             await assert_nothing_dangles(world)
 
-    run_async(main(), 60)
+    run_virtual(main(), 60)
 
 
 def test_half_a_batch_survives_a_crash_and_an_unload() -> None:
@@ -108,7 +108,7 @@ def test_half_a_batch_survives_a_crash_and_an_unload() -> None:
             assert cursor.unacked_words(positions[1]) == (0b01,)
             assert cursor.backlog_entries == 3
 
-    run_async(main())
+    run_virtual(main())
 
 
 def counts_in(cursor: Cursor, positions: list[Position]) -> list[int]:
@@ -144,7 +144,7 @@ def test_redelivery_counts_survive_a_crash_without_any_acknowledgement(settings:
             await cursor.reset(positions[5])
             assert counts_in(cursor, positions) == [0] * 400
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, TINY])
@@ -185,7 +185,7 @@ def test_sequence_ids_and_the_mark_delete_position_are_saved_as_one(settings: Ma
             await cursor.saved()
             assert cursor.sequence_ids == {"producer-0": 99}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_acknowledgements_without_response_are_saved_soon() -> None:
@@ -203,7 +203,7 @@ def test_acknowledgements_without_response_are_saved_soon() -> None:
             ledger = await world.broker(seed=2).open()
             assert delivered(ledger, ledger.cursors["sub"]) == positions[4:7] + positions[8:]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_many_cursors_are_saved_in_few_writes() -> None:
@@ -221,7 +221,7 @@ def test_many_cursors_are_saved_in_few_writes() -> None:
             await asyncio.gather(*(cursor.saved() for cursor in cursors))
             assert writes == [51], "one write: every cursor and the check of the chain's version"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_large_states_move_to_a_ledger_and_back_and_nothing_is_left_behind() -> None:
@@ -247,7 +247,7 @@ def test_large_states_move_to_a_ledger_and_back_and_nothing_is_left_behind() -> 
             await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_cursor_ledger_that_is_full_or_broken_is_replaced() -> None:
@@ -284,7 +284,7 @@ def test_a_cursor_ledger_that_is_full_or_broken_is_replaced() -> None:
             assert {*(item.ledger_id for item in chain.ledgers), *named} <= records
             assert records <= {*(item.ledger_id for item in chain.ledgers), *named, *chain.deletions}
 
-    run_async(main(), 60)
+    run_virtual(main(), 60)
 
 
 def test_new_ledgers_of_entries_and_of_cursors_have_the_quorums_of_the_moment() -> None:
@@ -304,7 +304,7 @@ def test_new_ledgers_of_entries_and_of_cursors_have_the_quorums_of_the_moment() 
             assert {found.custom.get("use") for found in new.values()} == {"cursors", "entries"}
             assert {found.write_quorum for found in new.values()} == {2}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_save_that_was_cut_off_does_not_hide_the_one_before() -> None:
@@ -329,7 +329,7 @@ def test_a_save_that_was_cut_off_does_not_hide_the_one_before() -> None:
             assert delivered(ledger, ledger.cursors["sub"]) == positions[0:200:2] + positions[200:]
             assert ledger.statistics().cursors_rewound == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_is_acknowledged_while_many_parts_of_batches_are_encoded_is_saved_next_and_nothing_is_invented(
@@ -369,7 +369,7 @@ def test_what_is_acknowledged_while_many_parts_of_batches_are_encoded_is_saved_n
             assert [restored.unacked_words(position) for position in positions[-3:]] == [(0b011,), None, (0b011,)]
             assert restored.backlog_entries == 20_000 - 10_001 - 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_lost_cursor_ledger_rewinds_to_the_record_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -392,7 +392,7 @@ def test_a_lost_cursor_ledger_rewinds_to_the_record_and_says_so(caplog: pytest.L
             assert ledger.cursors["sub"].properties == {"team": "blue"}
             assert ledger.statistics().cursors_rewound == 1
 
-    run_async(main())
+    run_virtual(main())
     assert {"cursor.ledger_lost", "cursor.rewound"} <= {record.message for record in caplog.records}
 
 
@@ -419,7 +419,7 @@ def test_a_reset_is_exact_and_outlives_a_crash() -> None:
             await cursor.reset(Position(-1, -1))
             assert cursor.backlog_entries == 400
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reset_into_a_batch_leaves_out_its_earlier_messages_and_outlives_a_crash() -> None:
@@ -441,7 +441,7 @@ def test_a_reset_into_a_batch_leaves_out_its_earlier_messages_and_outlives_a_cra
             await cursor.reset(Position(1 << 62, 0), (0b1100,))
             assert cursor.backlog_entries == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_cursor_moves_on_without_acknowledgements_and_never_back() -> None:
@@ -466,7 +466,7 @@ def test_a_cursor_moves_on_without_acknowledgements_and_never_back() -> None:
             await broker.crash()
             assert (await world.broker(seed=2).open()).cursors["sub"].backlog_entries == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_properties_are_durable_and_leave_the_position_alone() -> None:
@@ -489,7 +489,7 @@ def test_properties_are_durable_and_leave_the_position_alone() -> None:
             with pytest.raises(NoSuchCursorError):
                 await cursor.set_properties({})
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_acknowledgements_around_a_reset_are_before_it_or_void() -> None:
@@ -517,7 +517,7 @@ def test_acknowledgements_around_a_reset_are_before_it_or_void() -> None:
                 ledger = await world.broker(seed=2).open()
                 assert delivered(ledger, ledger.cursors["sub"]) == memory
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_old_owner_confirms_what_it_had_saved_and_nothing_newer() -> None:
@@ -546,7 +546,7 @@ def test_an_old_owner_confirms_what_it_had_saved_and_nothing_newer() -> None:
             again = await world.broker(seed=3).open()
             assert delivered(again, again.cursors["sub"]) == positions[2:]
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
@@ -568,7 +568,7 @@ def test_a_save_whose_answer_got_lost(lost: str) -> None:
             ledger = await world.broker(seed=2).open()
             assert delivered(ledger, ledger.cursors["sub"]) == [positions[0], *positions[3:5], *positions[6:]]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_while_the_store_is_away_acknowledgements_wait_and_are_saved_afterwards() -> None:
@@ -595,7 +595,7 @@ def test_while_the_store_is_away_acknowledgements_wait_and_are_saved_afterwards(
             ledger = await world.broker(seed=2).open()
             assert delivered(ledger, ledger.cursors["sub"]) == positions[2:3]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_names_and_numbers_of_cursors_are_guarded() -> None:
@@ -623,7 +623,7 @@ def test_names_and_numbers_of_cursors_are_guarded() -> None:
             with pytest.raises(ManagedLedgerClosedError):
                 await again.reset(Position(0, 0))
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_cursor_of_an_earlier_topic_of_this_name_is_not_taken_over() -> None:
@@ -637,7 +637,7 @@ def test_a_cursor_of_an_earlier_topic_of_this_name_is_not_taken_over() -> None:
             await ledger.create_cursor("sub", ledger.first_position())
             assert (await record_of(world)).chain_incarnation == (await world.chain()).incarnation
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_cancelled_calls_leave_memory_and_record_alike() -> None:
@@ -664,7 +664,7 @@ def test_cancelled_calls_leave_memory_and_record_alike() -> None:
                         break
                     assert found.record.mark_delete == ledger.cursors["sub"].mark_delete
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -715,7 +715,7 @@ def test_saved_acknowledgements_survive_whatever_happens(seed: int) -> None:
             records = await world.ledger_records()
             assert all(records[item.ledger_id].state is LedgerState.CLOSED for item in ledger.chain.ledgers[:-1])
 
-    run_async(main(), 60)
+    run_virtual(main(), 60)
 
 
 def test_a_cursor_ledger_that_cannot_be_written_fails_the_save_and_not_the_topic() -> None:
@@ -732,7 +732,7 @@ def test_a_cursor_ledger_that_cannot_be_written_fails_the_save_and_not_the_topic
             await cursor.saved()
             assert (await record_of(world)).cursor_ledger_id is not None
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_cursors_without_many_holes_are_saved_while_no_cursor_ledger_can_be_written() -> None:
@@ -754,7 +754,7 @@ def test_cursors_without_many_holes_are_saved_while_no_cursor_ledger_can_be_writ
             other.acknowledge_cumulative(positions[6])
             await wait_until(lambda: recorded_mark_delete(world) == positions[6], what="the flusher")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_cursor_that_cannot_be_saved_holds_no_more_than_it_must() -> None:
@@ -776,4 +776,4 @@ def test_a_cursor_that_cannot_be_saved_holds_no_more_than_it_must() -> None:
             assert await ledger.trim() == 1, "which frees the disk"
             world.cluster["a"].refuse = None
 
-    run_async(main())
+    run_virtual(main())

@@ -9,7 +9,7 @@ from cepheid_ledger import EntryUnavailableError, LedgerError, RecoveryFailedErr
 from cepheid_metadata import Position
 from tests.managed_ledger.test_cursors import TINY, record_of
 from tests.managed_ledger.topic_world import THREE_BOOKIES, Broker, TopicWorld, append_all, topic_world
-from tests.support import run_async
+from tests.support import run_virtual
 
 
 async def with_two_snapshots(world: TopicWorld, broker: Broker) -> tuple[int, list[Position], range]:
@@ -61,7 +61,7 @@ def test_an_older_state_counts_and_that_is_said(how_much: str, ended: str, caplo
             assert ledger.statistics().cursors_rewound == 0
             assert ledger_id not in await world.ledger_records(), "it can be deleted"
 
-    run_async(main())
+    run_virtual(main())
     assert "cursor.ledger_damaged" in {record.message for record in caplog.records}
 
 
@@ -99,4 +99,4 @@ def test_what_may_be_well_is_waited_for(doubt: str, ended: str) -> None:
             assert ledger.cursors["sub"].backlog_entries == 350 - 75 - 1
             assert ledger.statistics().cursors_rewound == 0
 
-    run_async(main())
+    run_virtual(main())

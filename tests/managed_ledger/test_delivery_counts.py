@@ -17,7 +17,7 @@ from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_stat
 from cepheid_broker.managed_ledger.delivery_counts import MAX_COUNT, DeliveryCounts
 from cepheid_metadata import Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
-from tests.support import run_async
+from tests.support import run_virtual
 
 entries = st.builds(Position, st.sampled_from((5, 6, 8)), st.integers(0, 9))
 gaps = st.builds(Position, st.sampled_from((5, 6, 8)), st.integers(-1, 9))
@@ -133,7 +133,7 @@ def test_state_carries_counts_and_sequence_ids() -> None:
         restored.count_redelivery(8, 7)
         assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 2}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_sequence_ids_are_numbers_of_the_wire() -> None:

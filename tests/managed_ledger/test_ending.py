@@ -29,7 +29,7 @@ from tests.managed_ledger.topic_world import (
     read_all,
     topic_world,
 )
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 SMALL = SETTINGS.model_copy(update={"ledger_max_entries": 5})
 TINY = SMALL.model_copy(update={"cursor_inline_bytes": 100, "cursor_part_bytes": 40})
@@ -75,7 +75,7 @@ def test_consumed_ledgers_go_once_that_is_saved() -> None:
             assert first[0].ledger_id not in await world.ledger_records()
             assert slow.acknowledge(first) == [], "late acknowledgements of what went are no error"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_only_what_is_saved_lets_ledgers_go() -> None:
@@ -92,7 +92,7 @@ def test_only_what_is_saved_lets_ledgers_go() -> None:
             assert (await read_all(ledger))[0] == b"r0-0"
             assert ledger.cursors["sub"].backlog_entries == ledger.ledgers.total_entries
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_retention_keeps_consumed_ledgers_for_a_time_and_a_clock_that_jumps_expires_nothing() -> None:
@@ -112,7 +112,7 @@ def test_retention_keeps_consumed_ledgers_for_a_time_and_a_clock_that_jumps_expi
             await rolled(ledger, 2)
             assert await ledger.trim() == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_readers_hold_nothing_and_are_moved_along() -> None:
@@ -131,7 +131,7 @@ def test_readers_hold_nothing_and_are_moved_along() -> None:
             ledger.drop_cursor(reader)
             assert ledger.statistics().cursors == {}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_cursors_created_while_ledgers_go_never_point_into_them() -> None:
@@ -155,7 +155,7 @@ def test_cursors_created_while_ledgers_go_never_point_into_them() -> None:
                 ledger = await world.broker(seed=2).open(TRIM)
                 assert await read_all(ledger, ledger.cursors["sub"].first_unacknowledged()) == expected
 
-    run_async(main(), 60)
+    run_virtual(main(), 60)
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
@@ -172,7 +172,7 @@ def test_trimming_whose_answer_got_lost(lost: str) -> None:
             assert listed(ledger) == [last[0].ledger_id]
             await append(ledger, b"goes on")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_a_crash_left_in_the_deletion_queue_is_deleted_after_the_next_opening() -> None:
@@ -199,7 +199,7 @@ def test_what_a_crash_left_in_the_deletion_queue_is_deleted_after_the_next_openi
             await rolled(ledger, 3)
             assert (await world.chain()).deletions == ()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_terminated_topic_answers_what_was_on_its_way_and_refuses_the_rest() -> None:
@@ -228,7 +228,7 @@ def test_a_terminated_topic_answers_what_was_on_its_way_and_refuses_the_rest() -
             assert len(await read_all(ledger, ledger.cursors["sub"].first_unacknowledged())) == 3
             assert len(await world.ledger_records()) == 1, "no ledger is made for a topic that ended"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_terminating_an_empty_topic_during_a_rollover_and_twice_at_once() -> None:
@@ -249,7 +249,7 @@ def test_terminating_an_empty_topic_during_a_rollover_and_twice_at_once() -> Non
             assert len(await read_all(ledger)) == 6
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 async def assert_deleted(world: TopicWorld) -> None:
@@ -284,7 +284,7 @@ def test_a_deleted_topic_leaves_nothing_and_starts_anew(loaded: bool) -> None:
             assert ledger.chain.incarnation != incarnation
             assert (await append(ledger, b"x")).ledger_id > positions[-1].ledger_id
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_deletion_that_fails_in_the_middle_is_finished_by_repeating_it() -> None:
@@ -311,7 +311,7 @@ def test_a_deletion_that_fails_in_the_middle_is_finished_by_repeating_it() -> No
                     await broker.ledgers.delete(TOPIC)
                 await assert_deleted(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_deleting_shuts_out_whoever_serves_the_topic() -> None:
@@ -325,7 +325,7 @@ def test_deleting_shuts_out_whoever_serves_the_topic() -> None:
             await ledger.aclose()
             await assert_deleted(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_truncating_drops_what_is_acknowledged_whatever_retention_says_and_ends_the_open_ledger() -> None:
@@ -349,4 +349,4 @@ def test_truncating_drops_what_is_acknowledged_whatever_retention_says_and_ends_
             assert await read_all(ledger) == [b"after0"]
             assert slow.backlog_entries == 1
 
-    run_async(main())
+    run_virtual(main())

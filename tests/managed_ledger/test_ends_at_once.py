@@ -12,7 +12,7 @@ from cepheid_broker.managed_ledger import Cursor, ManagedLedger, ManagedLedgerCl
 from tests.managed_ledger.losing_store import SteppingStore
 from tests.managed_ledger.test_ending import SMALL, rolled
 from tests.managed_ledger.topic_world import ONE_BOOKIE, SETTINGS, TRIM, TopicWorld, append_all, read_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 async def assert_ends_are_true(world: TopicWorld) -> None:
@@ -60,7 +60,7 @@ def test_two_ends_at_once(first: str, second: str) -> None:
                     assert ledger.state is State.TERMINATED
                     assert ledger.last_confirmed == positions[-1]
 
-    run_async(main(), 120)
+    run_virtual(main(), 120)
 
 
 def test_a_terminated_topic_is_truncated_without_another_ledger() -> None:
@@ -73,7 +73,7 @@ def test_a_terminated_topic_is_truncated_without_another_ledger() -> None:
             assert [listed.ledger_id for listed in (await world.chain()).ledgers] == [positions[0].ledger_id]
             await assert_ends_are_true(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("moment", ["waiting for its turn", "saving cursors"])
@@ -102,7 +102,7 @@ def test_a_trim_goes_by_the_retention_of_the_moment(moment: str) -> None:
             assert len(ledger.chain.ledgers) == 4
             assert cursor.first_unacknowledged() == ledger.next_position(third[-1])
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("asked", ["create_cursor", "reset", "trim"])
@@ -125,7 +125,7 @@ def test_who_waits_for_his_turn_when_the_topic_is_closed_gets_an_answer(asked: s
             with pytest.raises(ManagedLedgerClosedError):
                 await asking
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_who_gives_up_is_cancelled_as_before() -> None:
@@ -140,4 +140,4 @@ def test_who_gives_up_is_cancelled_as_before() -> None:
                     await asking
             await wait_until(lambda: "sub" in ledger.cursors)
 
-    run_async(main())
+    run_virtual(main())

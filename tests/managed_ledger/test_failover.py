@@ -37,7 +37,7 @@ from tests.managed_ledger.topic_world import (
     read_all,
     topic_world,
 )
-from tests.support import run_async, wait_until
+from tests.support import run_async, run_virtual, wait_until
 
 SMALL = SETTINGS.model_copy(update={"ledger_max_entries": 5})
 SOON_OVER = SETTINGS.model_copy(update={"ledger_failover_timeout_s": 0.2})
@@ -87,7 +87,7 @@ def test_somebody_recovers_the_ledger_while_it_is_written() -> None:
             assert ledger.state is State.OPEN
             await assert_stored_once(world, ledger, [b"first", *(b"m%d" % number for number in range(60))])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def hang(world: TopicWorld) -> None:
@@ -143,7 +143,7 @@ def test_what_was_stored_without_an_answer_is_answered_and_not_stored_again() ->
             assert ledger.statistics().failovers == 1
             await assert_stored_once(world, ledger, [b"a", b"b", b"c", b"d", b"e", b"f", b"g"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("stored", [(2,), (1, 2), (1, 1, 1), (3, 0)])
@@ -181,7 +181,7 @@ def test_a_group_that_a_ledgers_end_cuts_in_two_is_answered_once(stored: tuple[i
             assert (ledger.chain.messages or {})[before.ledger_id] == 1 + sum(range(1, stored[0] + 1))
             await assert_stored_once(world, ledger, [b"a", b"b", b"c", b"d", b"e", b"f"])
 
-    run_async(main())
+    run_async(main())  # it looks at every step, and waits for time to pass meanwhile
 
 
 def test_nobody_reads_the_first_half_of_a_group_before_the_rest_is_stored() -> None:
@@ -212,7 +212,7 @@ def test_nobody_reads_the_first_half_of_a_group_before_the_rest_is_stored() -> N
             assert payloads_of(await ledger.read(half, max_entries=2, max_bytes=99)) == [b"b", b"c"]
             await assert_stored_once(world, ledger, [b"a", b"b", b"c", b"d", b"e"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 async def roll_slowly(world: TopicWorld, ledger: ManagedLedger, futures: list[asyncio.Future[Position]]) -> None:
@@ -250,7 +250,7 @@ def test_a_ledger_breaks_in_the_middle_of_a_rollover(which: str) -> None:
                 assert following not in await world.ledger_records()
             await assert_stored_once(world, ledger, [b"m%d" % number for number in range(len(futures))])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_drained_ledger_that_somebody_else_ended_is_followed_all_the_same() -> None:
@@ -280,7 +280,7 @@ def test_a_drained_ledger_that_somebody_else_ended_is_followed_all_the_same() ->
             await append(ledger, b"m5")
             await assert_stored_once(world, ledger, [b"m%d" % number for number in range(6)])
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("end", ["terminate", "close", "terminate, then close"])
@@ -306,7 +306,7 @@ def test_a_ledger_breaks_while_the_topic_comes_to_its_end(end: str) -> None:
             again = await world.broker(seed=3).open(THREE_BOOKIES)
             assert await read_all(again) == [b"m%d" % number for number in range(10)]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_terminating_waits_for_the_next_ledger_although_everything_is_answered() -> None:
@@ -338,7 +338,7 @@ def test_terminating_waits_for_the_next_ledger_although_everything_is_answered()
             await ledger.aclose()
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_ledger_that_ends_below_what_was_answered_is_never_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
@@ -359,7 +359,7 @@ def test_a_ledger_that_ends_below_what_was_answered_is_never_followed_by_another
             assert ledger.state is State.FAILED
             assert (await world.chain()).ledgers == before.ledgers
 
-    run_async(main())
+    run_virtual(main())
     assert "ledger.end_impossible" in {record.message for record in caplog.records}
 
 
@@ -374,7 +374,7 @@ def test_a_topic_is_terminated_although_somebody_else_ended_its_ledger() -> None
             await ledger.aclose()
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_another_owner_is_met_at_the_chain_and_not_before() -> None:
@@ -402,7 +402,7 @@ def test_another_owner_is_met_at_the_chain_and_not_before() -> None:
             await append(new, b"d")
             await assert_stored_once(world, new, [b"a", b"b", b"c", b"d"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_no_ledger_takes_in_time_fails_in_order_and_the_topic_is_opened_anew() -> None:
@@ -429,7 +429,7 @@ def test_what_no_ledger_takes_in_time_fails_in_order_and_the_topic_is_opened_ane
             await ledger.aclose()
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def only_recovery(add: Callable[[AddRequest], Status], request: AddRequest) -> Status:
@@ -450,7 +450,7 @@ def test_ledgers_that_take_nothing_use_up_one_time_together() -> None:
             assert ledger.statistics().failovers >= 2
             assert len(ledger.chain.ledgers) < 12, "with pauses"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_empty_ledger_that_a_rollover_led_to_has_its_own_time() -> None:
@@ -472,7 +472,7 @@ def test_an_empty_ledger_that_a_rollover_led_to_has_its_own_time() -> None:
             assert ledger.statistics().failovers == 2
             await assert_stored_once(world, ledger, [b"m%d" % number for number in range(5)])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_metadata_store_that_is_away_delays_the_next_ledger() -> None:
@@ -502,7 +502,7 @@ def test_a_metadata_store_that_is_away_delays_the_next_ledger() -> None:
             await pending
             await assert_stored_once(world, ledger, [b"a", b"b"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
@@ -519,7 +519,7 @@ def test_a_lost_answer_of_the_chains_write_is_looked_up(lost: str) -> None:
             assert ledger.statistics().failovers == 1
             await assert_stored_once(world, ledger, [b"a", b"b"])
 
-    run_async(main())
+    run_virtual(main())
 
 
 class DeafStore(LosingStore):
@@ -564,7 +564,7 @@ def test_a_next_ledger_that_the_chain_may_name_is_not_deleted(change: str) -> No
             assert (await read_all(again))[:1] == [b"m0"]
             await append(again, b"goes on")
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_waits_for_a_ledger_is_bounded() -> None:
@@ -585,7 +585,7 @@ def test_what_waits_for_a_ledger_is_bounded() -> None:
             await asyncio.gather(*waiting)
             await assert_stored_once(world, ledger, [b"a", bytes(40), bytes(40)])
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_closing_does_not_wait_for_a_ledger_that_cannot_be_replaced() -> None:
@@ -606,7 +606,7 @@ def test_closing_does_not_wait_for_a_ledger_that_cannot_be_replaced() -> None:
             for bookie in world.cluster.bookies.values():
                 bookie.lac_down = False
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_session_that_ends_in_the_middle_of_it_fails_what_waits() -> None:
@@ -630,7 +630,7 @@ def test_a_session_that_ends_in_the_middle_of_it_fails_what_waits() -> None:
             assert await append(ledger, b"b")
             assert [payload for payload in await read_all(ledger) if payload != b"x"] == [b"a", b"b"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_many_appends_go_to_the_next_ledger_in_turns_and_in_order() -> None:
@@ -648,7 +648,7 @@ def test_many_appends_go_to_the_next_ledger_in_turns_and_in_order() -> None:
                 found += payloads_of(groups)
             assert [payload.rstrip(b"\0") for payload in found] == [b"%d" % number for number in range(30)]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_many_topics_lose_their_ledgers_together() -> None:
@@ -666,4 +666,4 @@ def test_many_topics_lose_their_ledgers_together() -> None:
                 assert len(ledger.chain.ledgers) == 2
                 assert await read_all(ledger, cached=False) == [b"a", b"0", b"1", b"2"]
 
-    run_async(main())
+    run_virtual(main())

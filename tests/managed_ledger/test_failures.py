@@ -19,7 +19,7 @@ from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
 from tests.managed_ledger.topic_world import SETTINGS, THREE_BOOKIES, append, append_all, read_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 SMALL = SETTINGS.model_copy(update={"ledger_max_entries": 5})
 
@@ -47,7 +47,7 @@ def test_appends_that_no_ledger_takes_in_time_fail_in_order_and_each_once() -> N
             ledger = await world.broker(seed=2).open()
             assert (await read_all(ledger))[0] == b"a"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_rolls_over_by_entries_without_holding_appends_back() -> None:
@@ -66,7 +66,7 @@ def test_rolls_over_by_entries_without_holding_appends_back() -> None:
             await assert_nothing_dangles(world)
             assert len((await world.chain()).ledgers) > 2
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_the_next_ledger_confirms_is_answered_only_when_the_chain_names_it() -> None:
@@ -98,7 +98,7 @@ def test_what_the_next_ledger_confirms_is_answered_only_when_the_chain_names_it(
             assert positions[0].ledger_id > first.ledger_id
             assert await read_all(ledger) == [b"m0", b"m1", b"m2", b"m3", b"full", b"n0", b"n1"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
@@ -116,7 +116,7 @@ def test_a_rollover_whose_answer_got_lost_goes_on(lost: str) -> None:
             assert len(await read_all(ledger, cached=False)) == 60
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_while_no_ledger_can_be_created_the_present_one_goes_on() -> None:
@@ -138,7 +138,7 @@ def test_while_no_ledger_can_be_created_the_present_one_goes_on() -> None:
             assert ledger.state is State.OPEN
             store.unreachable = False
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_rollover_that_finds_another_owner_fails_everything_and_leaves_nothing() -> None:
@@ -155,7 +155,7 @@ def test_a_rollover_that_finds_another_owner_fails_everything_and_leaves_nothing
             await new.aclose()
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_more_than_the_window_is_refused_and_nothing_is_kept() -> None:
@@ -170,7 +170,7 @@ def test_more_than_the_window_is_refused_and_nothing_is_kept() -> None:
             assert await append(ledger, bytes(500)) == Position(outcomes[0].ledger_id, 1), "one append always goes"
             assert len(await read_all(ledger)) == 2
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_nothing_is_stored_behind_a_refusal_that_its_producer_has_not_heard_of() -> None:
@@ -184,7 +184,7 @@ def test_nothing_is_stored_behind_a_refusal_that_its_producer_has_not_heard_of()
             assert all(isinstance(outcome, TooManyAppendsError) for outcome in outcomes[1:])
             assert await append(ledger, bytes(10)) == Position(outcomes[0].ledger_id, 1), "heard of: it goes on"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_closing_waits_for_appends_and_refuses_later_ones() -> None:
@@ -203,7 +203,7 @@ def test_closing_waits_for_appends_and_refuses_later_ones() -> None:
             await ledger.aclose()
             assert next(iter((await world.ledger_records()).values())).last_entry_id == 4
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_bookie_that_hangs_delays_closing_by_a_bounded_time() -> None:
@@ -219,7 +219,7 @@ def test_a_bookie_that_hangs_delays_closing_by_a_bounded_time() -> None:
                 await pending
             world.cluster["a"].hang = False
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("wins", ["closing", "rollover"])
@@ -253,7 +253,7 @@ def test_closing_during_a_rollover_that_fails_answers_everything(wins: str) -> N
                 assert all(isinstance(outcome, ManagedLedgerError) for outcome in outcomes)
             store.multi = multi  # type: ignore[method-assign]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_terminating_and_closing_at_once() -> None:
@@ -265,7 +265,7 @@ def test_terminating_and_closing_at_once() -> None:
             await asyncio.gather(ledger.terminate(), ledger.aclose(), return_exceptions=True)
             assert len(await asyncio.gather(*futures)) == 3
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_session_that_ends_fails_every_topic() -> None:
@@ -284,4 +284,4 @@ def test_a_session_that_ends_fails_every_topic() -> None:
             ledger = await broker.open()
             await append(ledger, b"y")
 
-    run_async(main())
+    run_virtual(main())

@@ -9,7 +9,7 @@ import pytest
 from cepheid_broker.managed_ledger import ManagedLedgerClosedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_ports import TaskOwner
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3], ids=["before its first step", "in it", "later"])
@@ -33,7 +33,7 @@ def test_an_owner_that_is_closed_ends_the_work_and_its_caller_hears_of_it(steps:
             await caller
         assert began == (steps > 0)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_caller_that_gives_up_leaves_the_work_to_its_end() -> None:
@@ -53,4 +53,4 @@ def test_a_caller_that_gives_up_leaves_the_work_to_its_end() -> None:
         await wait_until(lambda: not len(tasks))
         assert done == ["done"]
 
-    run_async(main())
+    run_virtual(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cepheid_metadata import Position
 from tests.managed_ledger.topic_world import TOPIC, append, append_all, read_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 def test_appends_are_read_back_in_order_from_cache_and_from_storage() -> None:
@@ -23,7 +23,7 @@ def test_appends_are_read_back_in_order_from_cache_and_from_storage() -> None:
             assert await read_all(ledger, cached=False) == [b"a", b"b", b"c", b"d"]
             assert len(world.cluster["a"].reads) > 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_reopened_topic_has_what_was_acknowledged_and_goes_on() -> None:
@@ -51,7 +51,7 @@ def test_a_reopened_topic_has_what_was_acknowledged_and_goes_on() -> None:
                 (more[0].ledger_id, None),
             ]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_empty_ledgers_leave_the_chain_when_a_topic_is_reopened() -> None:
@@ -66,4 +66,4 @@ def test_empty_ledgers_leave_the_chain_when_a_topic_is_reopened() -> None:
                 await broker.aclose()
             assert ledger.topic == TOPIC
 
-    run_async(main())
+    run_virtual(main())

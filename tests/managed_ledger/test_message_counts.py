@@ -18,7 +18,7 @@ from cepheid_rpc import EntryGroup
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.managed_ledger.topic_world import ONE_BOOKIE, SETTINGS, TOPIC, TRIM, Broker, TopicWorld, append, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 NOTHING = Amount()
 
@@ -123,7 +123,7 @@ def test_a_backlog_is_what_the_model_says(config: object, ops: list[tuple[str, o
                 await run.check(reading=name != "append")
             await run.check(reading=True)
 
-    run_async(main())
+    run_virtual(main())
 
 
 class _Run:
@@ -229,7 +229,7 @@ def test_nothing_is_read_for_what_this_opening_appended() -> None:
             assert await ledger.counts.unacknowledged(cursor.ack_set) == known
             assert ledger.counts.read_entries == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_the_end_of_a_ledger_is_recorded_with_its_messages() -> None:
@@ -250,7 +250,7 @@ def test_the_end_of_a_ledger_is_recorded_with_its_messages() -> None:
             assert known is not None
             assert (known.entries, known.messages) == (2, 7), "without reading anything"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_end_behind_what_was_answered_is_not_recorded_with_too_few_messages() -> None:
@@ -282,7 +282,7 @@ def test_an_end_behind_what_was_answered_is_not_recorded_with_too_few_messages()
             ledger = await world.broker().open()
             assert (await ledger.counts.unacknowledged(ledger.cursors["s"].ack_set)).messages == 7
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_after_a_crash_a_ledger_is_read_once_and_its_messages_are_recorded() -> None:
@@ -304,7 +304,7 @@ def test_after_a_crash_a_ledger_is_read_once_and_its_messages_are_recorded() -> 
             await broker.aclose()
             assert (await world.chain()).messages == {first_id: 8}
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_of_single_messages_only_one_header_is_read() -> None:
@@ -321,7 +321,7 @@ def test_of_single_messages_only_one_header_is_read() -> None:
             assert amount == Amount(40, 40, sum(len(entry(1, 10 + index)) for index in range(10, 50)))
             assert ledger.counts.read_entries == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_the_budget_makes_who_was_used_longest_ago_forget() -> None:
@@ -343,7 +343,7 @@ def test_the_budget_makes_who_was_used_longest_ago_forget() -> None:
             await broker.aclose()
             assert broker.ledgers.counts.used_bytes == 0
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_many_holes_are_summed_while_others_have_their_turn() -> None:
@@ -371,7 +371,7 @@ def test_many_holes_are_summed_while_others_have_their_turn() -> None:
             assert (amount.entries, amount.messages) == (10_000, 20_000)
             assert turns >= 2
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_exact_is_exact_for_one_moment_while_everything_moves() -> None:
@@ -405,7 +405,7 @@ def test_exact_is_exact_for_one_moment_while_everything_moves() -> None:
                 sum(len(entry(count, 10 + index)) for index, count in ((0, 1), (1, 2), (2, 3), (5, 6), (0, 7), (1, 8))),
             )
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_chain_without_counts_is_written_as_before() -> None:
@@ -420,7 +420,7 @@ def test_a_chain_without_counts_is_written_as_before() -> None:
             assert found is not None
             assert found.record.messages is not None
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_budget_counts_what_is_charged() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cepheid_broker.managed_ledger import ManagedLedger, rollover
 from cepheid_rpc import Status
 from tests.managed_ledger.topic_world import THREE_BOOKIES, TOPIC, Broker, TopicWorld, append, append_all, read_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 async def lose_copies(world: TopicWorld, *ledgers: ManagedLedger) -> None:
@@ -58,7 +58,7 @@ def test_it_rolls_over_when_the_bookies_are_well_again_and_then_not_for_a_while(
             assert ledger.statistics().rollovers == 1, "a bookie that comes and goes costs no ledger each time"
             assert (await read_all(ledger))[:3] == [b"m0", b"m1", b"m2"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_topics_do_it_at_moments_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,4 +78,4 @@ def test_topics_do_it_at_moments_of_their_own(monkeypatch: pytest.MonkeyPatch) -
             assert max(moments) - min(moments) > rollover.REPLICAS_SPREAD_S / 10
             assert all(moment <= now + rollover.REPLICAS_SPREAD_S for moment in moments)
 
-    run_async(main())
+    run_virtual(main())

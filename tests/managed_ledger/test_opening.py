@@ -21,7 +21,7 @@ from tests.managed_ledger.topic_world import (
     read_all,
     topic_world,
 )
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 async def assert_nothing_dangles(world: TopicWorld) -> None:
@@ -57,7 +57,7 @@ def test_a_new_owner_shuts_the_old_one_out() -> None:
             assert await read_all(new) == [b"m0", b"m1", b"m2", b"m3", b"m4", b"n"]
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_late_save_of_the_old_owner_fails_instead_of_overwriting() -> None:
@@ -75,7 +75,7 @@ def test_a_late_save_of_the_old_owner_fails_instead_of_overwriting() -> None:
             new.cursors["sub"].acknowledge(positions)
             await new.cursors["sub"].saved()
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("owners", [2, 4])
@@ -100,7 +100,7 @@ def test_of_owners_that_open_at_once_one_serves(owners: int) -> None:
                 await wait_until(lambda survivor=survivor: survivor.statistics().waiting_deletions == 0)
                 await assert_nothing_dangles(world)
 
-    run_async(main(), 60)
+    run_virtual(main(), 60)
 
 
 def test_one_broker_opens_a_topic_once() -> None:
@@ -112,7 +112,7 @@ def test_one_broker_opens_a_topic_once() -> None:
             assert await broker.open() is ledgers[0]
             assert (await world.chain()).epoch == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
@@ -129,7 +129,7 @@ def test_a_take_over_whose_answer_got_lost(lost: str) -> None:
             assert (await world.chain()).epoch == 2
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_take_over_that_arrives_after_it_was_tried_again() -> None:
@@ -150,7 +150,7 @@ def test_a_take_over_that_arrives_after_it_was_tried_again() -> None:
             await append(ledger, b"x")
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_cancelled_at_every_await() -> None:
@@ -184,7 +184,7 @@ def test_cancelled_at_every_await() -> None:
                 assert broker.tail_cache.statistics().topics == 1
         assert turns > 20, "the opening has that many awaits"
 
-    run_async(main(), 90)
+    run_virtual(main(), 90)
 
 
 def test_a_ledger_of_the_chain_without_metadata_is_an_alarm() -> None:
@@ -198,7 +198,7 @@ def test_a_ledger_of_the_chain_without_metadata_is_an_alarm() -> None:
                 await world.broker(seed=2).open()
             assert [item.ledger_id for item in (await world.chain()).ledgers] == [positions[0].ledger_id], "nothing was changed"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_opening_that_fails_leaves_nothing_and_succeeds_later() -> None:
@@ -217,7 +217,7 @@ def test_an_opening_that_fails_leaves_nothing_and_succeeds_later() -> None:
             await append(await broker.open(), b"x")
             assert list(broker.ledgers.opened) == [TOPIC]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_ids_rise_along_a_chain_that_changes_hands() -> None:
@@ -232,4 +232,4 @@ def test_ids_rise_along_a_chain_that_changes_hands() -> None:
                 last = position.ledger_id
                 await ledger.aclose()
 
-    run_async(main())
+    run_virtual(main())

@@ -8,7 +8,7 @@ from typing import Any
 from cepheid_broker.managed_ledger import ManagedLedger
 from tests.managed_ledger.losing_store import LosingStore
 from tests.managed_ledger.topic_world import SETTINGS, TOPIC, Broker, append, append_all, read_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 async def make(broker: Broker, ledger: ManagedLedger, **fields: Any) -> int:
@@ -57,7 +57,7 @@ def test_what_an_earlier_owner_left_is_deleted_and_nothing_else() -> None:
             await append(ledger, b"goes on")
             assert len(await read_all(ledger)) == 41
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_an_operator_brought_back_is_no_orphan() -> None:
@@ -80,7 +80,7 @@ def test_what_an_operator_brought_back_is_no_orphan() -> None:
             await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
             assert position.ledger_id in await world.ledger_records()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_an_operator_brought_back_stays_although_the_queue_still_names_it() -> None:
@@ -102,7 +102,7 @@ def test_what_an_operator_brought_back_stays_although_the_queue_still_names_it()
             await ledger.delete()
             assert position.ledger_id in await world.ledger_records()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_an_owner_who_was_replaced_deletes_nothing() -> None:
@@ -118,7 +118,7 @@ def test_an_owner_who_was_replaced_deletes_nothing() -> None:
             assert not ledger.is_usable
             assert await read_all(new) == [b"a"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_scan_comes_by_itself_and_again_after_an_outage() -> None:
@@ -135,4 +135,4 @@ def test_a_scan_comes_by_itself_and_again_after_an_outage() -> None:
             await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
             assert orphan not in await world.ledger_records()
 
-    run_async(main())
+    run_virtual(main())

@@ -12,7 +12,7 @@ from cepheid_metadata import Position, SessionState, StoreUnavailableError
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
 from tests.managed_ledger.topic_world import SETTINGS, TRIM, append, append_all, read_all, topic_world
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 QUICK = SETTINGS.model_copy(update={"metadata_timeout_s": 0.1, "ledger_max_entries": 5, "drain_timeout_s": 0.3})
 PATIENT = SETTINGS.model_copy(update={"ledger_max_entries": 5})
@@ -49,7 +49,7 @@ def test_a_write_in_doubt_waits_for_the_store_and_the_topic_goes_on() -> None:
             assert again.cursors["sub"].mark_delete == positions[1]
             assert len(await read_all(again)) == 33
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("in_doubt", [False, True])
@@ -85,7 +85,7 @@ def test_a_store_that_goes_away_in_the_middle_of_a_rollover_is_waited_for(in_dou
             await ledger.aclose()
             await assert_nothing_dangles(world)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_acknowledgements_with_a_response_wait_a_moment_and_then_say_so() -> None:
@@ -118,7 +118,7 @@ def test_acknowledgements_with_a_response_wait_a_moment_and_then_say_so() -> Non
             await asyncio.sleep(3 * SETTINGS.cursor_flush_s)  # the flusher's turn, without anybody asking
             assert await is_saved()
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_what_waits_behind_a_write_in_doubt_is_refused_in_time() -> None:
@@ -138,7 +138,7 @@ def test_what_waits_behind_a_write_in_doubt_is_refused_in_time() -> None:
             await wait_until(lambda: "new" in ledger.cursors)
             await wait_until(lambda: cursor.mark_delete == ledger.first_position())
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_closing_gives_a_write_in_doubt_up() -> None:
@@ -155,7 +155,7 @@ def test_closing_gives_a_write_in_doubt_up() -> None:
             assert asyncio.get_running_loop().time() - began < 5
             store.unreachable = False
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_lost_session_ends_a_write_in_doubt_and_every_handle() -> None:
@@ -179,7 +179,7 @@ def test_a_lost_session_ends_a_write_in_doubt_and_every_handle() -> None:
             again = await broker.open()
             assert await read_all(again) == [b"m0", b"m1", b"goes on"]
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_trimming_is_postponed() -> None:
@@ -200,4 +200,4 @@ def test_trimming_is_postponed() -> None:
             await cursor.saved()
             await wait_until(lambda: ledger.statistics().trimmed_ledgers == 1)
 
-    run_async(main())
+    run_virtual(main())

@@ -14,7 +14,7 @@ from cepheid_broker.managed_ledger.cursor_state import encode_state
 from cepheid_metadata import CursorRecord, keys
 from cepheid_rpc import encode_group
 from tests.managed_ledger.topic_world import SETTINGS, TOPIC, Broker, TopicWorld, append_all, topic_world
-from tests.support import run_async
+from tests.support import run_virtual
 
 LAZY = SETTINGS.model_copy(update={"cursor_flush_s": 600.0})
 TINY = LAZY.model_copy(update={"cursor_inline_bytes": 20, "cursor_part_bytes": 40})
@@ -92,7 +92,7 @@ def test_what_is_written_later_was_never_acknowledged(
             assert ledger.cursors["sub"].sequence_ids == {}
             assert record_of(world).generation > claimed.generation, "as a reset: the position may go back"
 
-    run_async(main())
+    run_virtual(main())
     assert "cursor.above_the_end" in caplog.text
 
 
@@ -127,7 +127,7 @@ def test_state_of_a_newer_release_is_refused_and_stays_as_it_is(where: str) -> N
                 await world.broker(seed=2).open()
             assert world.tree.nodes[key].value == before_opening
 
-    run_async(main())
+    run_virtual(main())
 
 
 def of_format_9(state: bytes) -> bytes:

@@ -18,7 +18,7 @@ from kazoo.exceptions import (
 
 from cepheid_metadata import SessionLostError, StoreClosedError, StoreUnavailableError, request_lane
 from cepheid_metadata.request_lane import WINDOW, RequestLane
-from tests.support import run_async, wait_until
+from tests.support import run_virtual, wait_until
 
 
 class Result:
@@ -97,7 +97,7 @@ def test_no_more_than_the_window_is_on_its_way_and_the_order_is_kept() -> None:
             asyncio.CancelledError,
         }
 
-    run_async(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_a_lost_answer_means(lost: Exception, expected: type[Exception], un
             assert getattr(caught.value, "outcome_unknown") is (unknown and is_write)  # noqa: B009
         assert " 0 on their way" in repr(lane)
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_nothing_is_sent_between_the_loss_of_a_connection_and_its_return_which_begins_with_a_sync() -> None:
@@ -147,7 +147,7 @@ def test_nothing_is_sent_between_the_loss_of_a_connection_and_its_return_which_b
         client.sent[2].answer("done")
         assert await second == "done"
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_patience_ends_and_begins_anew_with_each_outage() -> None:
@@ -165,7 +165,7 @@ def test_patience_ends_and_begins_anew_with_each_outage() -> None:
             connect(lane, client)
             assert client.sent == []
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_one_request_out_of_time_does_not_touch_the_others() -> None:
@@ -185,7 +185,7 @@ def test_one_request_out_of_time_does_not_touch_the_others() -> None:
         assert " 0 on their way" in repr(lane)
         assert lane.timeouts == 1
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_a_request_that_never_left_was_not_sent_when_its_time_is_over() -> None:
@@ -197,7 +197,7 @@ def test_a_request_that_never_left_was_not_sent_when_its_time_is_over() -> None:
         connect(lane, client)
         assert client.sent == []
 
-    run_async(main())
+    run_virtual(main())
 
 
 def test_who_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,4 +214,4 @@ def test_who_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(SessionLostError):
                 await each
 
-    run_async(main())
+    run_virtual(main())
