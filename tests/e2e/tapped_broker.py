@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from cepheid_wire import BODY_FIELDS, CommandType, FrameSplitter, encode_body, parse_command
 from tests.broker.broker_world import BrokerWorld
+from tests.support import wait_until
 
 T = TypeVar("T")
 
@@ -55,20 +56,26 @@ class TappedBroker:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._started.result(20)
+        self._started.result(120)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(120)
         assert not self._thread.is_alive(), "the broker did not stop"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """In the broker's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
-    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(self._loop.call_later, delay_s, work)
+    def call_when(self, condition: Callable[[], bool], work: Callable[[], None]) -> None:
+        """In the broker's loop."""
+
+        async def call() -> None:
+            await wait_until(condition)
+            work()
+
+        self._loop.call_soon_threadsafe(lambda: self._tasks.add(self._loop.create_task(call())))
 
     def frames(self, *kinds: CommandType, since: int = 0) -> list[Seen]:
         return [seen for seen in self.seen[since:] if seen.kind in kinds]

@@ -96,7 +96,7 @@ consumer = client.subscribe({topic!r}, "s")
 producer = client.create_producer({topic!r})
 for number in range(4):
     producer.send(b"%d" % number)
-    while consumer.receive(TIMEOUT_MS).data() != b"%d" % number:
+    while consumer.receive({TIMEOUT_MS}).data() != b"%d" % number:
         pass
     print("=" * 8, number, flush=True)
     input()
@@ -112,7 +112,7 @@ client.close()
             tapped.run(tapped.world.broker.topics.unload(tapped.world.topic(topic).name))
             process.stdin.write("\n")
             process.stdin.flush()
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output[-2000:]
     assert len([frame for frame in tapped.frames(CommandType.CLOSE_PRODUCER, since=since) if frame.from_broker]) >= 3, "it moved"
     assert not tapped.frames(CommandType.TOPIC_MIGRATED)
