@@ -99,7 +99,8 @@ class _Subscription:
         self._heard: dict[int, None] = {}  # acknowledged by somebody, so that no opening must deliver it
         self._saved: dict[int, int] = {}  # by rank: the epoch of the opening that answered for it
         self._lost_track = False  # a move whose outcome nobody knows
-        self._moves = 0  # under way
+        self._moves = 0  # under way, or lost
+        self._moved_in = -1  # the epoch of the last one that is known: earlier openings stand where they stood
         self._contested = False  # it went somewhere while another move was under way: who came last?
         self._delivered: dict[int, Event] = {}
         self._since_drain: dict[int, None] = {}
@@ -141,14 +142,16 @@ class _Subscription:
         opening = self._openings.get((process, epoch))
         if opening is None:
             kept = {rank: None for rank, saved_in in self._saved.items() if saved_in < epoch}
-            certain = not (self._moves or self._contested)
-            opening = self._openings[process, epoch] = _Opening((process, epoch), kept, certain=certain)
+            opening = self._openings[process, epoch] = _Opening((process, epoch), kept, certain=self._is_known(epoch))
         self._consumers[event.actor] = opening.consumers[event.actor] = _Consumer(event, opening)
         opening.restarts += 1
         if len(opening.consumers) == 1:
             # Nobody was there: delivery begins anew. A type may change then, and with it what order means.
             opening.first_of_key.clear()
             opening.last_rank = -1
+
+    def _is_known(self, epoch: int) -> bool:
+        return not (self._moves or self._contested) and epoch >= self._moved_in
 
     # Acknowledgements
 
@@ -193,6 +196,7 @@ class _Subscription:
         elif event.details.get("reset"):
             assert event.position is not None
             opening = self._openings.get(event.details["opening"])
+            self._moved_in = max(self._moved_in, event.details["opening"][1])
             self._move_to(self._stored.first_from(event.position), opening, event)
         else:
             assert event.position is not None
@@ -213,19 +217,22 @@ class _Subscription:
             opening.acked.clear()
             opening.kept.clear()
             opening.covered.clear()
+            opening.counts.clear()
             opening.restarts += 1
 
     def _move_to(self, target: int, opening: _Opening | None, event: Event) -> None:
         """Everything from the target on is unacknowledged again, before it nothing is owed."""
         self._moves -= 1
         self._contested = self._moves > 0
+        if opening is not None:
+            self._moved_in = max(self._moved_in, opening.name[1])
+            opening.counts.clear()
         if self._contested:
             return
         self._heard = dict.fromkeys(range(target))
         if opening is not None:
             opening.acked = dict.fromkeys(range(target), event)
             opening.sought_from = target if self._type in ORDERED else None
-            opening.counts.clear()
             opening.first_of_key.clear()
             opening.received.clear()
             opening.last_rank = -1
@@ -235,7 +242,7 @@ class _Subscription:
         self._regain(opening)
 
     def _regain(self, opening: _Opening | None) -> None:
-        if opening is not None and not self._moves and not self._contested:
+        if opening is not None and self._is_known(opening.name[1]):
             opening.certain = True
             opening.restarts += 1
 

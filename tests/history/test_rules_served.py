@@ -136,3 +136,15 @@ def test_of_two_moves_at_once_nobody_knows_which_came_last() -> None:
     told.note("moved", position=(1, 3, -1), details={"reset": True, "opening": FIRST})
     told.note("moved", position=(1, 0, -1), details={"opening": FIRST})
     assert told.open("b", SECOND).got("b", 3, 4).acks("b", 3, 4).broken() == []
+
+
+def test_a_move_that_nobody_heard_of_may_have_begun_the_counts_anew() -> None:
+    told = Story("Shared").open("a").got("a", 0, redelivery_count=1).note("nack", "a").note("moving")
+    assert told.all_of("a").broken() == []
+
+
+def test_an_opening_that_was_deposed_before_a_move_stands_where_it_stood() -> None:
+    told = Story().open("b", SECOND).got("b", *range(5)).acks("b", *range(5)).note("moving")
+    told.note("moved", position=(1, 1, -1), details={"reset": True, "opening": SECOND})
+    stale = told.open("a", FIRST).got("a", 3)
+    assert stale.got("b", 1, 2, 3, 4).acks("b", 1, 2, 3, 4).broken() == []
