@@ -84,7 +84,7 @@ def test_a_median_says_how_often_a_run_gave_up() -> None:
 
 def test_the_readme_names_every_mutant() -> None:
     """After a new one: python -m tests.simulation.medians --write --mutant NAME."""
-    assert list(rows_of_readme()) == list(MUTANTS)
+    assert set(rows_of_readme()) == set(MUTANTS)
 
 
 def test_the_readme_names_every_file() -> None:

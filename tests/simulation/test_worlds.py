@@ -15,7 +15,7 @@ from tests.simulation.seeds import kept_seeds, run_seed
 
 REPOSITORY = Path(__file__).parents[2]
 
-FEWEST_OPERATIONS = 200
+FEWEST_OPERATIONS = 300
 FEWEST_FAULTS = 3
 
 
