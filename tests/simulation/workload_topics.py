@@ -178,7 +178,7 @@ class TopicWorkload:
             await self._delete_cursor(managed_ledger, cursor.name)
         elif draw < 0.962:
             self._change_policies(managed_ledger)
-        elif draw < 0.98:
+        elif draw < 0.98 or (draw >= 0.992 and self.model.keeps_ms is not None):
             await self._trim(opening, managed_ledger)
         elif draw < 0.992:
             await self._lose_cursor_ledger(opening, managed_ledger)
@@ -352,7 +352,7 @@ class TopicWorkload:
                 await self.save(cursor)
         for _ in range(rng.choice((0, 0, 3, 6))):
             self.append(opening, managed_ledger)
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             self.set_clock_ahead(self._sessions[managed_ledger][0])
         await managed_ledger.trim()
 
@@ -374,12 +374,14 @@ class TopicWorkload:
     async def _lose_cursor_ledger(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
         """An operator deletes the wrong ledger. What was acknowledged comes again; nothing else may happen."""
         broker, _ = self._sessions[managed_ledger]
-        key = keys.cursor_key(self.topic, self._random.choice(_CURSORS))
-        record = self._history.cursor_records.get(key)
-        if record is None or record.cursor_ledger_id is None or self._history.reigning[keys.chain_key(self.topic)] != opening:
+        for cursor in managed_ledger.cursors.values():
+            await self.save(cursor)  # so that nothing waits to be saved elsewhere
+        records = [self._history.cursor_records.get(keys.cursor_key(self.topic, name)) for name in _CURSORS]
+        named = [record.cursor_ledger_id for record in records if record is not None and record.cursor_ledger_id is not None]
+        if not named or self._history.reigning[keys.chain_key(self.topic)] != opening:
             return
         self._history.did("delete a cursor's ledger")
-        ledger_id = record.cursor_ledger_id
+        ledger_id = self._random.choice(named)
         self._history.note(f"an operator deletes ledger {ledger_id}, which has states of cursors")
         await broker.ledgers.recover(ledger_id)
         self._forget_states(ledger_id)
