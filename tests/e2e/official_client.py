@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +15,7 @@ TIMEOUT_MS = 30_000
 OPERATION_TIMEOUT_S = 30
 AT_ONCE_S = 25.0
 """What takes less did not wait for the client's timeout, whatever the machine does besides."""
+POLL_S = 0.005
 EARLIEST = pulsar.InitialPosition.Earliest
 
 
@@ -51,6 +55,23 @@ def receive(consumer: pulsar.Consumer, count: int, *, acknowledge: bool = True) 
             consumer.acknowledge(message)
         received.append(message)
     return received
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_MS / 1000) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(POLL_S)
+
+
+def wait_for_backlog(admin_url: str, topic: str, messages: int, subscription: str = "s") -> None:
+    """Until the broker has so many unacknowledged ones left: clients group acknowledgements before they send them."""
+
+    def left() -> int:
+        with urllib.request.urlopen(f"{admin_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=30) as answer:
+            return int(json.load(answer)["subscriptions"][subscription]["msgBacklog"])
+
+    wait_for(lambda: left() == messages, f"a backlog of {messages}")
 
 
 def assert_silent(consumer: Any, for_ms: int = 300) -> None:

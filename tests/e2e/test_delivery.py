@@ -12,7 +12,17 @@ import pulsar
 import pytest
 
 from cepheid_testkit import ProcessCluster
-from tests.e2e.official_client import AT_ONCE_S, EARLIEST, TIMEOUT_MS, assert_silent, client_of, payloads_of, publish, receive
+from tests.e2e.official_client import (
+    AT_ONCE_S,
+    EARLIEST,
+    TIMEOUT_MS,
+    assert_silent,
+    client_of,
+    payloads_of,
+    publish,
+    receive,
+    wait_for_backlog,
+)
 
 Shared, Exclusive, Failover = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover
 
@@ -178,8 +188,8 @@ def test_trap_29_and_30_parts_of_batches_stay_acknowledged(tmp_path: Path, endin
         for number, message in enumerate(receive(consumer, 20, acknowledge=False)):
             if number % 3 == 0:
                 consumer.acknowledge(message)
-        time.sleep(1.5)  # grouped by the client for 100 ms, saved by the broker within 500 ms
-        consumer.close()
+        consumer.close()  # with the acknowledgements that it groups
+        time.sleep(1.5)  # saved by the broker within 500 ms
         if ending == "kill":
             cluster.kill()
             cluster.start()
@@ -273,7 +283,7 @@ def test_what_the_admin_api_skips_is_not_delivered_to_a_connected_consumer(clust
         publish(client, topic, numbered(30), batching_enabled=False)
         consumer = client.subscribe(topic, "s", initial_position=EARLIEST, receiver_queue_size=1)
         receive(consumer, 5)
-        time.sleep(0.5)  # the client groups acknowledgements for 100 ms before it sends them
+        wait_for_backlog(cluster.admin_url, topic, 25)
         admin(cluster, "POST", f"persistent/public/default/{topic}/subscription/s/skip/10", "")
         got = [int(payload) for payload in payloads_of(receive(consumer, 3))]
         assert got[-1] >= 15, "what was on its way comes, then what is behind the skipped ones"

@@ -17,7 +17,7 @@ from cepheid_testkit import ProcessCluster
 from cepheid_wire import CommandType
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import ScriptedClient, full, message, send_frame
-from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, publish
+from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, publish, wait_for
 from tests.e2e.tapped_broker import TappedBroker
 from tests.support import run_async
 
@@ -62,13 +62,6 @@ def read_all(client: pulsar.Client, topic: str) -> list[bytes]:
 
 def numbers(count: int) -> list[bytes]:
     return [b"%d" % n for n in range(count)]
-
-
-def wait_for(condition: Any, what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 # Access modes

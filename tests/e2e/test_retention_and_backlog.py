@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import pulsar
 import pytest
 
 from cepheid_testkit import ProcessCluster
-from tests.e2e.official_client import EARLIEST, assert_silent, client_of, payloads_of, publish, receive
+from tests.e2e.official_client import EARLIEST, assert_silent, client_of, payloads_of, publish, receive, wait_for
 
 TENANT = "public"
 
@@ -65,13 +64,6 @@ def namespace(cluster: ProcessCluster, topic: str) -> Iterator[Namespace]:
 def client(cluster: ProcessCluster) -> Iterator[pulsar.Client]:
     with client_of(cluster.service_url) as client:
         yield client
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)  # between looks at another process
 
 
 def test_messages_expire(namespace: Namespace, client: pulsar.Client) -> None:

@@ -10,7 +10,6 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +18,17 @@ import pulsar
 import pytest
 
 from cepheid_testkit import ProcessCluster
-from tests.e2e.official_client import AT_ONCE_S, EARLIEST, TIMEOUT_MS, assert_silent, client_of, payloads_of, publish, receive
+from tests.e2e.official_client import (
+    AT_ONCE_S,
+    EARLIEST,
+    TIMEOUT_MS,
+    assert_silent,
+    client_of,
+    payloads_of,
+    publish,
+    receive,
+    wait_for,
+)
 
 
 def ask(cluster: ProcessCluster, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -46,13 +55,6 @@ def namespace(cluster: ProcessCluster, name: str) -> str:
     """public/`name`, so that lists show one test's topics."""
     done(cluster, "PUT", f"namespaces/public/{name}", {})
     return f"public/{name}"
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
 
 
 # Growing
@@ -98,7 +100,7 @@ def test_a_connected_consumer_and_producer_hear_of_new_partitions(cluster: Proce
             producer.send(sent[-1])
             return len(ask(cluster, "GET", f"{path}-partition-1/stats")[1]["publishers"]) > 0
 
-        wait_until(second_is_used, "the producer opens the new partition", 100)
+        wait_for(second_is_used, "the producer opens the new partition", 100)
         for _ in range(4):
             sent.append(b"%d" % len(sent))
             producer.send(sent[-1])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 
 import pulsar
 import pytest
 
 from cepheid_wire import CommandType
 from cepheid_wire import pulsar_api_pb2 as pb
-from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, payloads_of, publish, receive
+from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, payloads_of, publish, receive, wait_for
 from tests.e2e.tapped_broker import TappedBroker
 
 KIB = 1 << 10
@@ -73,7 +72,8 @@ def test_trap_04_no_command_comes_that_cpp_does_not_know(tapped: TappedBroker, t
         tapped.run(tapped.world.topic(topic).terminate())
         with pytest.raises(pulsar.TopicTerminated):
             client.create_producer(topic)
-        time.sleep(0.3)  # the client groups acknowledgements for 100 ms: only then the end is reached
+        ledger = tapped.world.topic(topic).ledger
+        wait_for(lambda: ledger.cursors["s"].mark_delete == ledger.last_confirmed, "the end is reached")
         receive(standby[1], 2)
         ended.seek(pulsar.MessageId.earliest)
         receive(ended, 2)

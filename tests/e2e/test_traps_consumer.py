@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pulsar
 import pytest
 
 from cepheid_wire import CommandType
-from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, assert_silent, client_of, payloads_of, publish, receive
+from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, assert_silent, client_of, payloads_of, publish, receive, wait_for
 from tests.e2e.tapped_broker import Seen, TappedBroker
 
 Shared, Exclusive, Failover = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
 
 
 def test_trap_23_a_first_subscribe_that_has_to_wait_succeeds_later(tapped: TappedBroker, topic: str) -> None:
@@ -53,7 +45,7 @@ def test_trap_24_permits_are_messages_and_a_flow_adds(tapped: TappedBroker, topi
         publish(client, topic, [b"%d" % n for n in range(40)], **options)
         consumer = client.subscribe(topic, "s", kind, initial_position=EARLIEST, receiver_queue_size=10)
         for expected, left in ((3, 5), (4, 5), (5, 30)):
-            wait_until(lambda expected=expected: delivered() >= expected, "what permits allow")
+            wait_for(lambda expected=expected: delivered() >= expected, "what permits allow")
             time.sleep(0.1)  # for one too many to come
             assert delivered() == expected
             receive(consumer, left)
@@ -75,10 +67,10 @@ def test_trap_25_what_is_sent_again_costs_permits(tapped: TappedBroker, topic: s
         consumer = client.subscribe(topic, "s", kind, initial_position=EARLIEST, **options)
         for message in receive(consumer, 5, acknowledge=False):
             consumer.negative_acknowledge(message)
-        wait_until(lambda: bool(tapped.frames(CommandType.REDELIVER_UNACKNOWLEDGED_MESSAGES, since=since)), "asked for again")
+        wait_for(lambda: bool(tapped.frames(CommandType.REDELIVER_UNACKNOWLEDGED_MESSAGES, since=since)), "asked for again")
         for expected in (20, 25):
             receive(consumer, 5)
-            wait_until(lambda expected=expected: len(counts()) >= expected, "what permits allow")
+            wait_for(lambda expected=expected: len(counts()) >= expected, "what permits allow")
             time.sleep(0.1)  # for one too many to come
             assert len(counts()) == expected
         assert sorted(counts()) == [0] * 20 + [1] * 5
