@@ -67,13 +67,13 @@ def test_an_exclusive_holder_that_lives_is_asked_and_stays() -> None:
 
 def test_trap_22_waiting_is_answered_at_once_and_again_when_it_is_its_turn() -> None:
     async def main() -> None:
-        async with BrokerWorld(request_timeout_s=0.2) as world, await world.client() as holder, await world.client() as waiting:
+        async with BrokerWorld(request_timeout_s=1.0) as world, await world.client() as holder, await world.client() as waiting:
             await open_as(holder, "a", MODE.WaitForExclusive)
             first = await open_as(waiting, "b", MODE.WaitForExclusive, 3, request_id=77)
             assert (first.request_id, first.producer_name, first.producer_ready) == (77, "b", False)
             assert first.HasField("schema_version")
             assert not first.HasField("topic_epoch")
-            await waiting.expect_nothing(0.3)  # no timeout, although other requests have one
+            await waiting.expect_nothing(1.2)  # no timeout, although other requests have one
             assert await refused_as(waiting, "b", MODE.WaitForExclusive, 3) == ServerError.SERVICE_NOT_READY  # sent twice
             await holder.close()
             second = await waiting.expect(pb.CommandProducerSuccess)

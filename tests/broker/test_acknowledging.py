@@ -286,7 +286,7 @@ def test_a_readers_position_survives_the_gap_after_a_seek_by_time() -> None:
     """It subscribes again without a start id; the seek's position counts (§17). Later it is gone with its last consumer."""
 
     async def main() -> None:
-        async with BrokerWorld(reader_seek_grace_s=0.3) as world, await world.client() as client:
+        async with BrokerWorld(reader_seek_grace_s=1.5) as world, await world.client() as client:
             await client.produce_on("t")
             for sequence_id in range(4):
                 tail = message(sequence_id, b"x", publish_time=PUBLISH_TIME_MS + 10 * sequence_id)

@@ -15,7 +15,7 @@ from cepheid_wire import TopicName
 from tests.broker.broker_world import BrokerWorld
 from tests.support import run_async, wait_until
 
-IMPATIENT = ManagedLedgerSettings(metadata_timeout_s=0.1)
+IMPATIENT = ManagedLedgerSettings(metadata_timeout_s=0.5)
 
 
 async def open_topic(world: BrokerWorld) -> PersistentTopic:

@@ -120,7 +120,7 @@ def test_the_same_consumer_again_is_answered_again() -> None:
 
 def test_a_second_exclusive_consumer_is_busy_while_the_first_lives() -> None:
     async def main() -> None:
-        async with BrokerWorld(connection={"liveness_probe_s": 0.2}) as world:
+        async with BrokerWorld(connection={"liveness_probe_s": 10.0}) as world:
             async with await world.client() as holder, await world.client() as other:
                 await holder.subscribe("t", "s")
                 other.send(subscribe("t", "s", 0, 4, subType=EXCLUSIVE))

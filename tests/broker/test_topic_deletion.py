@@ -139,7 +139,7 @@ def test_a_deletion_without_force_and_a_client_that_connects() -> None:
 
 def test_a_deletion_that_takes_long_answers_and_goes_on() -> None:
     async def main() -> None:
-        async with BrokerWorld(request_timeout_s=0.1) as world:
+        async with BrokerWorld(request_timeout_s=0.5) as world:
             await world.create_topic("t")
             held = asyncio.Event()
 

@@ -630,7 +630,7 @@ def test_lookups_wait_until_a_broker_that_starts_is_registered() -> None:
         async with BrokersWorld(1) as world:
             name = TopicName.parse(full("t"))
             store = MemoryStore(world.tree)
-            ownership = BundleOwnership(store, Ports(), timeout_s=2.0)
+            ownership = BundleOwnership(store, Ports(), timeout_s=10.0)
             ownership.user = Nobody()
             looking = asyncio.ensure_future(ownership.locate(name))
             await asyncio.sleep(0.05)

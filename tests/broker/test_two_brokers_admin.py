@@ -284,7 +284,7 @@ def test_a_part_whose_broker_does_not_answer_is_named() -> None:
         assert "broker broker-2" in failed.json()["reason"]
         assert "p-partition-" in failed.json()["reason"]
 
-    two_brokers(test, request_timeout_s=2.0)
+    two_brokers(test, request_timeout_s=10.0)
 
 
 def test_the_command_lines_client_follows_to_the_owner() -> None:
