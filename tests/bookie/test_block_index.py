@@ -136,7 +136,7 @@ blocks_strategy = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 12)), ma
 
 @pytest.mark.parametrize("kind", ["memory", "rocks"])
 @given(st.lists(blocks_strategy, max_size=4), st.integers(0, 60), st.integers(0, 30), st.integers(1, 6))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_a_search_finds_every_indexed_entry(
     kind: str, flushes: list[list[tuple[int, int]]], first: int, count: int, max_blocks: int
 ) -> None:
