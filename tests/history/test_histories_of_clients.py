@@ -81,12 +81,12 @@ def test_every_kind_of_subscription_in_peace_with_seeks(cluster: ProcessCluster)
 def test_a_told_workload_goes_on_through_a_kill_and_says_how_long_it_waited(cluster: ProcessCluster) -> None:
     topic = f"persistent://{NAMESPACE}/told"
     with ToldWorkload("--url", cluster.service_url, "--topic", topic, "--types", "Shared", "--quiet-s", "1") as workload:
-        workload.wait_for_receipts(50, within_s=20)
+        workload.wait_for_receipts(50, within_s=60)
         workload.tell("restart")
         cluster.kill()
         cluster.start()
         workload.tell("restarted")
-        workload.wait_for_receipts(50, within_s=20)
+        workload.wait_for_receipts(50, within_s=60)
         events = workload.end()
     assert check(events) == []
     assert longest_waits(events)["restart"] > 0.1

@@ -25,10 +25,10 @@ class Promises:
     """What the server and the clients promised in this run."""
 
     deduplication: bool = False
-    ack_window_s: float = 1.0
+    ack_window_s: float = 2.0
     """An acknowledgement without response may be lost by a crash so long after it: the client gathers for 0.1 s, the broker saves
-    within half a second."""
-    reconnect_s: float = 3.0
+    within half a second; the rest is for a busy machine."""
+    reconnect_s: float = 5.0
     """So long after a restart a client may still hand out what it had fetched before."""
     key_batches: bool = False
     """Producers batch by key: they keep the order of each key alone."""

@@ -21,7 +21,7 @@ from tests.ledger.bookie_process import BookieProcesses
 from tests.support import run_async, wait_until
 
 KILLS = int(os.environ.get("CEPHEID_BOOKIE_KILLS", "2"))
-SLACK_S = 0.3 if "CEPHEID_BOOKIE_KILLS" in os.environ else 1.5  # beside the rest of the suite the machine itself may stand still
+SLACK_S = 0.3 if "CEPHEID_BOOKIE_KILLS" in os.environ else 3.0  # beside the rest of the suite the machine itself may stand still
 LIMIT_S = 240 + 10 * KILLS  # each round starts processes, which takes many times longer on a busy machine
 SETTINGS = LedgerSettings(add_timeout_s=1.0, reconnect_delay_s=0.02, quarantine_s=0.1, quarantine_max_s=0.1, ensemble_retry_s=0.05)
 PACE_S = 0.002
