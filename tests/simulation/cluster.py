@@ -21,6 +21,7 @@ from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCoo
 from cepheid_bookie.bookie_life import load_life
 from cepheid_bookie.disk import Disk
 from cepheid_metadata import (
+    BookieCookie,
     BookieLife,
     BookieRegistration,
     MetadataError,
@@ -340,10 +341,14 @@ class SimBookie:
         return load_life(disk, "copy") < BookieLife.decode(node.value, self.id).life
 
     def restore_copy(self) -> None:
-        """Instead of the disks."""
+        """Instead of the disks, whatever was wrong with them. A copy from before they were lost and stamped anew is refused."""
         assert self._copy is not None
+        node = self._tree.nodes.get(keys.bookie_cookie_key(self.id))
+        recorded = None if node is None else BookieCookie.decode(node.value, self.id).incarnation.encode()
+        is_foreign = self._copy[2].stamp() != recorded
         self._forget(*self._copy)
         self._copy = None
+        self.damage = Damage("its disks are of an earlier life", self.lose_disk, may_go_unnoticed=True) if is_foreign else None
 
     def _blank(self) -> tuple[SimDisk, SimDisk, SimBlockIndex]:
         rng, sector_bytes = self._plan.random, self._machine.sector_bytes

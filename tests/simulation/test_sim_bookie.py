@@ -90,6 +90,36 @@ def test_a_blank_bookie_under_an_old_id_needs_its_operators_word(damage: Callabl
     play(script)
 
 
+@pytest.mark.parametrize("operator_knows", [True, False])
+def test_a_copy_from_before_the_disks_were_lost_is_refused(operator_knows: bool) -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        bookie.keep_copy()
+        bookie.lose_disk()
+        await restarted(bookie)
+        assert bookie.serving
+        bookie.restore_copy()
+        bookie.accepts_empty_disk = operator_knows
+        await restarted(bookie)
+        assert not bookie.serving
+        assert ("is not whole" if operator_knows else "the directories are of") in str(bookie.refused)
+        await restarted(bookie)
+        assert bookie.serving
+        assert not any(status.certain_no for status in await statuses(bookie))
+
+    play(script)
+
+
+def test_a_copy_is_put_back_whatever_else_was_wrong() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        bookie.keep_copy()
+        bookie.lose_cookie()
+        bookie.restore_copy()
+        await restarted(bookie)
+        assert bookie.serving
+
+    play(script)
+
+
 def test_a_bookie_that_starts_as_if_it_were_whole_is_a_violation() -> None:
     async def script(stage: Stage, bookie: SimBookie) -> None:
         bookie.blank_but_for_cookie()
