@@ -235,7 +235,7 @@ def test_a_broker_of_the_same_id_that_lives_is_an_error(founded: str) -> None:
             await broker_records(store).create("br1", other, ephemeral=True)
             worker = Ports().new_worker("broker", 1)
             try:
-                return await worker.run(lambda: cepheid(*flags, "--metadata-session-timeout-s", "1"))
+                return await worker.run(lambda: cepheid(*flags, "--metadata-session-timeout-s", "3"))
             finally:
                 await worker.aclose()
         finally:
@@ -244,7 +244,7 @@ def test_a_broker_of_the_same_id_that_lives_is_an_error(founded: str) -> None:
     code, said = asyncio.run(main())
     assert code == 1, said
     last = said.strip().splitlines()[-1]
-    assert last.startswith("cepheid: /brokers/br1 is held by another process after 2 s: "), said
+    assert last.startswith("cepheid: /brokers/br1 is held by another process after 6 s: "), said
     assert "{'pulsar': 'elsewhere:1'}" in last
     assert "(stop the other process" in last
 
