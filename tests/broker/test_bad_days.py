@@ -78,7 +78,7 @@ def test_a_topic_that_cannot_be_opened_is_tried_again_with_growing_pauses() -> N
 
 def test_a_topic_that_serves_between_its_failures_is_not_punished_for_them() -> None:
     async def main() -> None:
-        async with BrokerWorld(topic_retry_s=0.05) as world, await world.client() as client:
+        async with BrokerWorld(topic_retry_s=0.2) as world, await world.client() as client:
             began = asyncio.get_running_loop().time()
             for round_number in range(8):
                 await client.produce_on("t", epoch=round_number)
@@ -86,7 +86,7 @@ def test_a_topic_that_serves_between_its_failures_is_not_punished_for_them() -> 
                 await world.fence("t")
                 client.send_message(99)
                 await client.expect(pb.CommandCloseProducer)
-            assert asyncio.get_running_loop().time() - began < 5, "doubled pauses would add up to 6 s"
+            assert asyncio.get_running_loop().time() - began < 15, "doubled pauses would add up to more than 20 s"
 
     run_async(main())
 

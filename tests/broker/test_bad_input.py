@@ -103,7 +103,7 @@ def test_megabytes_of_words_in_one_acknowledgement_stop_nobody(cumulative: bool)
                 client.send(pb.CommandAck(consumer_id=0, ack_type=kind, message_id=ids, request_id=100 + repeated))
             await client.answers(7, 100)
             await client.ping_through()
-            assert time.process_time() - began < 2
+            assert time.process_time() - began < 5
             cursor = world.topic("t").subscriptions["s"].cursor
             assert cursor.refused_acks == 1
             assert cursor.backlog_entries == 3, "64 messages of each are left"

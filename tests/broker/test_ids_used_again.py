@@ -157,7 +157,7 @@ def test_a_producer_opened_while_it_is_closing_comes_behind_its_predecessor() ->
 def test_a_producer_that_closes_while_its_topic_is_unloaded_is_answered_and_holds_nobody_up() -> None:
     async def main() -> None:
         for close_first in (True, False):
-            async with BrokerWorld(close_timeout_s=5) as world, await world.client() as client:
+            async with BrokerWorld(close_timeout_s=60) as world, await world.client() as client:
                 await client.produce_on("t")
                 client.send_message(0, LARGE)
                 await client.drain()
@@ -173,7 +173,7 @@ def test_a_producer_that_closes_while_its_topic_is_unloaded_is_answered_and_hold
                     client.send(*closes)
                 assert sorted(await answers(client, 2)) == [2, 3]
                 await unloading
-                assert asyncio.get_running_loop().time() - began < 4, "it waited for a producer that had ended"
+                assert asyncio.get_running_loop().time() - began < 30, "it waited for a producer that had ended"
 
     run_async(main())
 
