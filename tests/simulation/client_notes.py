@@ -14,6 +14,8 @@ from cepheid_wire import TopicName
 from tests.history.events import Event, Position
 from tests.simulation.history import History
 
+BEGINNING: Position = (-1, -1, -1)
+
 
 class ClientNotes:
     def __init__(self, history: History) -> None:

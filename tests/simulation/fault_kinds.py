@@ -83,12 +83,12 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         (("nemesis_wires.py", ("partition", "partition, one way", "slow bookie", "ensemble hit")),),
     ),
     (
-        "sockets of clients: resets, half-open, in pieces, slow readers",
+        "sockets of clients: resets, half-open, in pieces, slow readers; machines of clients that crash",
         (
             ("sim_transport.py", ("connection half-open", "bytes in pieces")),
             ("sim_transport.py", ("connection reset before the server acted", "connection reset after the server acted")),
             ("nemesis_connections.py", ("client cut off", "client cut off, one way", "connections of a broker reset")),
-            ("nemesis_connections.py", ("client does not read", "slow broker")),
+            ("nemesis_connections.py", ("client does not read", "slow broker", "client crash", "power loss of a client")),
         ),
     ),
     (

@@ -1,4 +1,5 @@
-"""Connections between clients and brokers that suffer longer than a message: cut, broken together, slow, not read. What befalls
+"""Connections between clients and brokers that suffer longer than a message: cut, broken together, slow, not read; and clients
+that crash. What befalls
 single writes and reads is in `sim_transport.py`."""
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class ConnectionFaults:
             self._break_connections: 0.7,
             self._stop_reading: 1.0,
             self._slow_broker: 0.5,
+            self._crash_client: 1.0,
         }
 
     def _some_pair(self) -> tuple[str, SimBroker] | None:
@@ -74,3 +76,14 @@ class ConnectionFaults:
         if self._world.plan.deals("slow broker"):
             network.slow[name] = 50.0
             self._world.later(lasts_s, lambda: network.slow.pop(name, None))
+
+    def _crash_client(self) -> None:
+        """The machine of applications: it comes back, and they begin anew."""
+        world, rng = self._world, self._random
+        if world.clients is None:
+            return
+        clients, client, power = world.clients, rng.choice(world.clients.clients), rng.random() < 0.5
+        back_s = rng.choice((0.1, 1.0, 5.0))
+        if client.node.alive and world.plan.deals("power loss of a client" if power else "client crash"):
+            clients.crash(client, power=power)
+            world.later(back_s, lambda: clients.restart(client))

@@ -44,7 +44,18 @@ class Delivery:
 
 
 class SimConsumer:
-    def __init__(self, client: SimClient, topic: TopicName, subscription: str, kind: str, name: str, *, queue: int = 10) -> None:
+    def __init__(
+        self,
+        client: SimClient,
+        topic: TopicName,
+        subscription: str,
+        kind: str,
+        name: str,
+        *,
+        queue: int = 10,
+        ranges: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """`ranges`: of hashes of keys, which it asks for itself (sticky Key_Shared)."""
         self.client = client
         self.topic = topic
         self.subscription = subscription
@@ -55,6 +66,7 @@ class SimConsumer:
         self.arrived = asyncio.Event()
         self.ended = False
         self._queue = queue
+        self._ranges = ranges
         self._id = client.next_id()
         self._permits_due = 0
         self._lost = asyncio.Event()
@@ -95,6 +107,9 @@ class SimConsumer:
             initialPosition=pb.CommandSubscribe.Earliest,
         )
         ask.subType = _KINDS[self.kind]  # type: ignore[assignment] # the enum's numbers
+        for start, end in self._ranges:
+            ask.keySharedMeta.keySharedMode = pb.STICKY
+            ask.keySharedMeta.hashRanges.add(start=start, end=end)
         try:
             await connection.request(ask)
             if self.ended or self._closed_early or connection.lost or connection.consumers.get(self._id) is not self:
@@ -197,6 +212,17 @@ class SimConsumer:
         except CLIENT_ERRORS:
             return False
         return True
+
+    async def unsubscribe(self) -> None:
+        """The subscription is to be gone, and this consumer ends, whatever the broker says."""
+        if self.connection is None:
+            return
+        self.client.history.did("unsubscribe")
+        try:
+            await self.connection.request(pb.CommandUnsubscribe(consumer_id=self._id, request_id=0))
+        except CLIENT_ERRORS as error:
+            self.client.history.note(lambda error=error: f"{self.name} cannot unsubscribe: {error!r}")
+        self.close()
 
     def close(self) -> None:
         """The application wants no more. What the broker says to it, nobody hears."""

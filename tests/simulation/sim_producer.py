@@ -19,6 +19,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.history.events import Position
 from tests.simulation.client_notes import ClientNotes
 from tests.simulation.sim_client import CLIENT_ERRORS, ClientConnection, SimClient
+from tests.simulation.sim_clock import true_ms
 
 MOST_CHUNKS = 8
 BACKOFF_S = (0.05, 0.1, 0.2, 0.4)
@@ -58,7 +59,7 @@ class SimProducer:
     def ready(self) -> bool:
         return self._connection is not None
 
-    def publish(self, messages: int, key: str, *, batch: bool, chunks: int = 1, padding: int = 0) -> None:
+    def publish(self, messages: int, key: str, *, batch: bool, chunks: int = 1, padding: int = 0, delay_ms: int = 0) -> None:
         """`messages` of one key, in one batch or one by one; or one message in `chunks` (at most MOST_CHUNKS)."""
         first, payloads = self._sent, [f"{self.name}/{self._sent + index}" for index in range(messages)]
         self._sent += messages
@@ -67,7 +68,7 @@ class SimProducer:
         elif chunks > 1:
             sendings = self._chunks(first, payloads[0], key, chunks)
         else:
-            tails = (self._plain(first + index, uid, key, padding) for index, uid in enumerate(payloads))
+            tails = (self._plain(first + index, uid, key, padding, delay_ms) for index, uid in enumerate(payloads))
             sendings = [Sending(first + index, (payloads[index],), False, tail) for index, tail in enumerate(tails)]
         for sending in sendings:
             for index, uid in enumerate(sending.uids):
@@ -168,8 +169,12 @@ class SimProducer:
             metadata.partition_key = key
         return metadata
 
-    def _plain(self, sequence_id: int, uid: str, key: str, padding: int) -> bytes:
-        return encode_tail(self._metadata(sequence_id, key), uid.encode() + b"." * padding)
+    def _plain(self, sequence_id: int, uid: str, key: str, padding: int, delay_ms: int) -> bytes:
+        metadata = self._metadata(sequence_id, key)
+        if delay_ms:
+            metadata.publish_time = true_ms()
+            metadata.deliver_at_time = metadata.publish_time + delay_ms
+        return encode_tail(metadata, uid.encode() + b"." * padding)
 
     def _batch(self, first: int, uids: list[str], key: str, padding: int) -> bytes:
         metadata = self._metadata(first, key)

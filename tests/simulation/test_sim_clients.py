@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from cepheid_broker.managed_ledger import ManagedLedgerConfig
 from cepheid_wire import TopicName
 from tests.simulation.client_notes import ClientNotes, mask_of
@@ -48,6 +50,11 @@ class Scene(Stage):
             self.spawn(self.anna.node, each.stay_connected(), repr(each))
         await wait_until(lambda: self.producer.ready and self.consumer.connection is not None)
         await script(self)
+
+    def joins(self, client: SimClient) -> SimConsumer:
+        consumer = SimConsumer(client, TOPIC, "s", "Shared", f"c of {client.name}", queue=20)
+        self.spawn(client.node, consumer.stay_connected(), repr(consumer))
+        return consumer
 
     async def take(self, count: int) -> list[Delivery]:
         await wait_until(lambda: len(self.consumer.waiting) >= count)
@@ -112,6 +119,46 @@ def test_a_seek_is_noted_between_its_question_and_its_answer_and_delivery_goes_o
         assert await scene.consumer.seek(taken[2].position)
         assert [delivery.position for delivery in await scene.take(2)] == [taken[2].position, taken[3].position]
         assert scene.noted("seeking", "close", "sought") == ["seeking", "close", "sought"]
+
+    Scene().run(script)
+
+
+def test_whoever_unsubscribes_begins_at_the_beginning_when_it_comes_again() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(2, "", batch=False)
+        taken = await scene.take(2)
+        scene.consumer.acknowledge(taken)
+        await scene.consumer.unsubscribe()
+        assert scene.consumer.ended
+        scene.consumer = scene.joins(scene.anna)
+        assert [delivery.position for delivery in await scene.take(2)] == [delivery.position for delivery in taken]
+        assert scene.noted("moving", "moved", "open", "close") == ["open", "moving", "close", "moved", "open"]
+
+    Scene().run(script)
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_what_a_crashed_client_held_comes_to_others(power: bool) -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(3, "", batch=False)
+        held = await scene.take(3)
+        ben = SimClient("ben", ["east"], random.Random("ben"), scene.history)
+        if power:
+            scene.sockets.lose_power("anna")
+        scene.anna.node.crash()
+        scene.consumer = scene.joins(ben)
+        assert [delivery.position for delivery in await scene.take(3)] == [delivery.position for delivery in held]
+
+    Scene().run(script)
+
+
+def test_a_delayed_message_comes_when_it_is_due() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(1, "", batch=False, delay_ms=3_000)
+        sent_s = scene.loop.time()
+        await wait_until(lambda: not scene.producer.unanswered)
+        await scene.take(1)
+        assert 3.0 <= scene.loop.time() - sent_s < 4.0
 
     Scene().run(script)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cepheid_wire import CommandType, FrameSplitter, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
-from tests.simulation.client_notes import ClientNotes, mask_of
+from tests.simulation.client_notes import BEGINNING, ClientNotes, mask_of
 
 TYPES = {0: "Exclusive", 1: "Shared", 2: "Failover", 3: "Key_Shared"}
 _HEARD = frozenset(
@@ -45,6 +45,7 @@ class _Seat:
     actor: str
     topic: str
     subscription: str
+    opening: tuple[str, int]
 
 
 class WireTap(asyncio.Protocol):
@@ -55,7 +56,7 @@ class WireTap(asyncio.Protocol):
         self._notes = notes
         self._opening_of = opening_of
         self._heard, self._said = FrameSplitter(1 << 24), FrameSplitter(1 << 24)
-        self._asked: dict[int, Any] = {}  # SUBSCRIBE and SEEK by request id
+        self._asked: dict[int, Any] = {}  # SUBSCRIBE, SEEK and UNSUBSCRIBE by request id
         self._acks: dict[int, None] = {}  # ACKs that want a response
         self._seats: dict[int, _Seat] = {}
         self._lives: dict[str, int] = {}
@@ -93,7 +94,7 @@ class WireTap(asyncio.Protocol):
         elif kind == CommandType.CLOSE_CONSUMER:
             self._leave(command.close_consumer.consumer_id)
         elif kind == CommandType.UNSUBSCRIBE:
-            self._leave(command.unsubscribe.consumer_id)
+            self._on_unsubscribe(command.unsubscribe)
         elif kind == CommandType.ACK:
             self._on_ack(command.ack)
         else:
@@ -104,6 +105,14 @@ class WireTap(asyncio.Protocol):
         if seat is not None:
             self._asked[seek.request_id] = (seat, (seek.message_id.ledgerId, seek.message_id.entryId, -1))
             self._note("seeking", seat, position=(seek.message_id.ledgerId, seek.message_id.entryId, -1))
+
+    def _on_unsubscribe(self, ask: pb.CommandUnsubscribe) -> None:
+        """Whoever comes next makes a subscription of that name anew: for the history it has moved to the beginning."""
+        seat = self._seats.get(ask.consumer_id)
+        if seat is not None:
+            self._asked[ask.request_id] = seat
+            self._notes.note("moving", seat.topic, subscription=seat.subscription)
+            self._leave(ask.consumer_id)
 
     def _on_ack(self, ack: pb.CommandAck) -> None:
         seat = self._seats.get(ack.consumer_id)
@@ -141,6 +150,9 @@ class WireTap(asyncio.Protocol):
             asked = self._asked.pop(command.success.request_id, None)
             if isinstance(asked, tuple):
                 self._note("sought", asked[0], position=asked[1])
+            elif isinstance(asked, _Seat):
+                details = {"reset": True, "opening": asked.opening}
+                self._notes.note("moved", asked.topic, subscription=asked.subscription, position=BEGINNING, details=details)
             elif asked is not None:
                 self._sit_down(asked)
         elif kind == CommandType.ERROR:
@@ -159,7 +171,7 @@ class WireTap(asyncio.Protocol):
         opening = self._opening_of(topic)
         life = self._lives[ask.consumer_name] = self._lives.get(ask.consumer_name, 0) + 1
         actor = f"{ask.consumer_name}@{self._peer}.{life}"
-        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription)
+        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription, opening)
         self._note("open", seat, type=TYPES[ask.subType], details={"opening": opening})
 
     def _leave(self, consumer_id: int) -> None:

@@ -3,7 +3,7 @@
     SimClient "anna", "ben" ── producers: single messages, batches, chunks, keys ──► topics ──► subscriptions of all four types
          │                                                                                         │
          └── consumers: join, take, acknowledge one by one, up to here, in part, with an answer, give back, seek, hang, leave
-    operators: unload, trim, reset and skip, at whichever broker serves
+    operators: unload, trim, reset, skip and more, at whichever broker serves (workload_operators.py)
 
 When all is well again every subscription is drained, and tests/history judges what was noted (`judge`). A topic keeps everything,
 so that the audit reads all of it.
@@ -15,11 +15,10 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cepheid_broker.broker import Broker
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.subscription import Subscription
+from cepheid_broker.dispatch import HashRange
 from cepheid_metadata import MemoryStore, RetentionPolicy, TopicRecord, topic_records
 from cepheid_metadata import Position as Place
 from cepheid_wire import TopicName, count_messages, decode_batch, parse_metadata, split_tail
@@ -31,7 +30,7 @@ from tests.simulation.sim_client import CLIENT_ERRORS, SimClient
 from tests.simulation.sim_consumer import Delivery, SimConsumer
 from tests.simulation.sim_producer import SimProducer
 from tests.simulation.wire_tap import WireTap
-from tests.simulation.workload_ledgers import EXPECTED
+from tests.simulation.workload_operators import TopicOperators, serving
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -45,6 +44,10 @@ _RULES = {
 }
 _MOST_UNANSWERED = 6
 _KEYS = 4
+_HASHES = 1 << 16
+_STICKY = 0.3
+"""Of Key_Shared subscriptions have consumers that each ask for a range of hashes."""
+_DELAYS_MS = (50, 400, 3_000)
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class Subscribed:
     topic: TopicName
     name: str
     kind: str
+    sticky: bool = False
     consumers: list[SimConsumer] = field(default_factory=list)
 
 
@@ -60,10 +64,10 @@ class ClientWorkload:
         rng = self._random = random.Random(f"{world.seed}/clients")
         self._world = world
         self._history = world.history
+        self._brokers = list(brokers)
         self.notes = ClientNotes(world.history)
-        self.clients = [
-            SimClient(name, brokers, rng, world.history) for name in ("anna", "ben", "carl")[: rng.choice((1, 2, 2, 3))]
-        ]
+        self.clients = [self._new_client(name) for name in ("anna", "ben", "carl")[: rng.choice((1, 2, 2, 3))]]
+        self._roles: dict[str, list[Callable[[SimClient], object]]] = {client.name: [] for client in self.clients}
         self.deduplicated = f"persistent://public/default/{'payments'}" if rng.random() < 0.4 else ""
         names = ["payments", "events", "mails"][: rng.choice((1, 2, 2, 3))]
         self.topics = [TopicName.parse(f"persistent://public/default/{name}") for name in names]
@@ -71,7 +75,8 @@ class ClientWorkload:
         self.subscriptions: list[Subscribed] = []
         for topic in self.topics:
             for kind in rng.sample(KINDS, rng.choice((1, 1, 2))):
-                self.subscriptions.append(Subscribed(topic, kind.lower(), kind))
+                self.subscriptions.append(Subscribed(topic, kind.lower(), kind, kind == "Key_Shared" and rng.random() < _STICKY))
+        self._operators = TopicOperators(world, self.notes, self.subscriptions, rng)
         self.stopped = False
         """No new messages, and nobody is capricious any more: everything that comes is acknowledged."""
         self._names = 0
@@ -104,12 +109,37 @@ class ClientWorkload:
         rng = self._random
         for topic in self.topics:
             for _ in range(rng.choice((1, 2))):
-                self._add_producer(rng.choice(self.clients), topic)
+                self._give_role(rng.choice(self.clients), partial(self._add_producer, topic))
         for subscribed in self.subscriptions:
-            for _ in range(1 if subscribed.kind == "Exclusive" else rng.choice((1, 2, 3))):
-                client = rng.choice(self.clients)
-                self._run(client, self._consume(client, subscribed), f"consume {subscribed.name}")
-        self._world.start_outside(self._operate(), "operate on topics")
+            several = 1 if subscribed.kind == "Exclusive" else rng.choice((1, 2, 3))
+            for index in range(several):
+                ranges = ((index * _HASHES // several, (index + 1) * _HASHES // several - 1),) if subscribed.sticky else ()
+                self._give_role(rng.choice(self.clients), partial(self._add_consumer, subscribed, ranges))
+        self._world.start_outside(self._operators.run(), "operate on topics")
+
+    # Machines
+
+    def _new_client(self, name: str) -> SimClient:
+        return SimClient(name, self._brokers, self._random, self._history)
+
+    def _give_role(self, client: SimClient, role: Callable[[SimClient], object]) -> None:
+        """What the application on that machine does, again after each start of it."""
+        self._roles[client.name].append(role)
+        role(client)
+
+    def crash(self, client: SimClient, *, power: bool) -> None:
+        """What it was not answered nobody will send again; what it held must come to others. `power`: nobody is told."""
+        if power:
+            self._world.sockets.lose_power(client.name)
+        client.node.crash()
+        for subscribed in self.subscriptions:
+            subscribed.consumers[:] = [consumer for consumer in subscribed.consumers if consumer.client is not client]
+
+    def restart(self, client: SimClient) -> None:
+        """The same applications, which remember nothing."""
+        again = self.clients[self.clients.index(client)] = self._new_client(client.name)
+        for role in self._roles[client.name]:
+            role(again)
 
     def _run(self, client: SimClient, work: Any, name: str) -> None:
         self._world.spawn(client.node, work, name)
@@ -120,12 +150,11 @@ class ClientWorkload:
 
     # Producers
 
-    def _add_producer(self, client: SimClient, topic: TopicName) -> SimProducer:
+    def _add_producer(self, topic: TopicName, client: SimClient) -> None:
         producer = SimProducer(client, topic, self._new_name("p"), self.notes)
         self.producers.append(producer)
         self._run(client, producer.stay_connected(), f"connect {producer.name}")
         self._run(client, self._produce(producer), f"produce {producer.name}")
-        return producer
 
     async def _produce(self, producer: SimProducer) -> None:
         rng, chunked = self._random, str(producer.topic) == self.deduplicated
@@ -143,23 +172,27 @@ class ClientWorkload:
                 producer.publish(rng.choice((1, 2, 3, 5)), key, batch=True)
             elif kind < 0.4 and chunked:
                 producer.publish(1, key, batch=False, chunks=3)
+            elif kind < 0.5 and not key:
+                producer.publish(1, "", batch=False, delay_ms=rng.choice(_DELAYS_MS))
             else:
                 producer.publish(rng.choice((1, 1, 2, 3)), key, batch=False, padding=rng.choice((0, 0, 0, 400)))
 
     # Consumers
 
-    async def _consume(self, client: SimClient, subscribed: Subscribed) -> None:
+    def _add_consumer(self, subscribed: Subscribed, ranges: tuple[HashRange, ...], client: SimClient) -> None:
+        self._run(client, self._consume(client, subscribed, ranges), f"consume {subscribed.name}")
+
+    async def _consume(self, client: SimClient, subscribed: Subscribed, ranges: tuple[HashRange, ...]) -> None:
         """One life after the other, until it is time to drain."""
         rng = self._random
         while True:
-            consumer = SimConsumer(
-                client, subscribed.topic, subscribed.name, subscribed.kind, self._new_name("c"), queue=rng.choice((1, 4, 20))
-            )
+            name, queue = self._new_name("c"), rng.choice((1, 4, 20))
+            consumer = SimConsumer(client, subscribed.topic, subscribed.name, subscribed.kind, name, queue=queue, ranges=ranges)
             subscribed.consumers.append(consumer)
             self._run(client, consumer.stay_connected(), f"connect {consumer.name}")
             ends_s = self._history.now_s + rng.choice((0.5, 2.0, 8.0))
             held: list[Delivery] = []
-            while self._history.now_s < ends_s and not self.stopped:
+            while self._history.now_s < ends_s and not (self.stopped or consumer.ended):
                 await self._one_act(consumer, held)
             if self.stopped:
                 await self._drain(consumer)
@@ -204,9 +237,11 @@ class ClientWorkload:
         elif draw < 0.38:
             consumer.give_back(some)
             held[:] = [delivery for delivery in held if delivery not in some]
-        elif draw < 0.39 and consumer.kind == "Exclusive":
+        elif draw < 0.4 and consumer.kind == "Exclusive":
             await consumer.seek(rng.choice(some).position)
             held.clear()
+        elif draw < 0.408 and consumer.kind == "Exclusive":
+            await consumer.unsubscribe()
         else:
             answer = consumer.acknowledge(some, response=response)
             held[:] = [delivery for delivery in held if delivery not in some]
@@ -229,101 +264,10 @@ class ClientWorkload:
             if taken:
                 consumer.acknowledge(taken)
 
-    # Operators
-
-    async def _operate(self) -> None:
-        rng = self._random
-        while not self.stopped:
-            await asyncio.sleep(rng.expovariate(1.0))
-            if self.stopped or not self._world.does():
-                continue
-            served = [broker for broker in self._world.brokers.values() if broker.ready]
-            subscribed = rng.choice(self.subscriptions)
-            if not served:
-                continue
-            sim_broker = rng.choice(served)
-            act = rng.choice((self._unload, self._unload, self._trim, self._reset, self._skip))
-            self._world.spawn(sim_broker.node, self._try(act, sim_broker.broker, subscribed), "operate")
-
-    async def _try(self, act: Callable[[Broker, Subscribed], Any], broker: Broker, subscribed: Subscribed) -> None:
-        try:
-            await act(broker, subscribed)
-        except EXPECTED as error:
-            self._history.note(lambda error=error: f"an operator fails: {error!r}")
-
-    async def _unload(self, broker: Broker, subscribed: Subscribed) -> None:
-        if broker.topics.find(subscribed.topic) is not None:
-            self._history.did("unload")
-            await broker.topics.unload(subscribed.topic)
-
-    async def _trim(self, broker: Broker, subscribed: Subscribed) -> None:
-        topic = broker.topics.find(subscribed.topic)
-        if topic is not None:
-            self._history.did("trim")
-            await topic.ledger.trim()
-
-    def _find(self, broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Subscription] | None:
-        topic: Any = broker.topics.find(subscribed.topic)
-        if topic is None or topic.closed:
-            return None
-        subscription = topic.subscriptions.get(subscribed.name)
-        return None if subscription is None else (topic, subscription)
-
-    async def _reset(self, broker: Broker, subscribed: Subscribed) -> None:
-        """As admin/cursor_operations.py does."""
-        found = self._find(broker, subscribed)
-        if found is None or found[1].in_seek or self._random.random() < 0.5:
-            return
-        topic, subscription = found
-        places = [place for place in self._told(subscribed.topic) if topic.ledger.is_valid(Place(*place))]
-        if not places:
-            return
-        self._history.did("reset")
-        place = self._random.choice(places)
-        opening = self._opening(topic)
-        subscription.begin_seek()
-        self.notes.note("moving", subscribed.topic, subscription=subscribed.name)
-        try:
-            await topic.reset_subscription(subscription, Place(*place), ())
-            self.notes.note(
-                "moved",
-                subscribed.topic,
-                subscription=subscribed.name,
-                position=(*place, -1),
-                details={"reset": True, "opening": opening},
-            )
-        finally:
-            subscription.end_seek()
-
-    async def _skip(self, broker: Broker, subscribed: Subscribed) -> None:
-        found = self._find(broker, subscribed)
-        if found is None or found[1].in_seek or self._random.random() < 0.5:
-            return
-        topic, subscription = found
-        self._history.did("skip")
-        opening, count = self._opening(topic), self._random.choice((1, 3))
-        last = subscription.cursor.nth_unacknowledged(count) or topic.ledger.last_confirmed
-        self.notes.note("moving", subscribed.topic, subscription=subscribed.name)
-        await subscription.skip(count)
-        self.notes.note(
-            "moved",
-            subscribed.topic,
-            subscription=subscribed.name,
-            position=(last.ledger_id, last.entry_id, -1),
-            details={"opening": opening},
-        )
-
-    def _opening(self, topic: PersistentTopic) -> tuple[str, int]:
-        for broker in self._world.brokers.values():
-            if broker.ready and broker.broker.topics.find(topic.name) is topic:
-                return broker.process, topic.ledger.chain.epoch
-        return "", -1
-
-    def _told(self, topic: TopicName) -> list[tuple[int, int]]:
-        events = self.notes.events.get(str(topic), ())
-        return [event.position[:2] for event in events if event.kind == "sent" and event.position and event.position[0] >= 0]
-
     # Afterwards
+
+    def stop(self) -> None:
+        self.stopped = self._operators.stopped = True
 
     @property
     def unanswered(self) -> list[SimProducer]:
@@ -341,9 +285,8 @@ class ClientWorkload:
     def _owed(self, subscribed: Subscribed) -> str:
         told = f"{subscribed.name} of {subscribed.topic.local_name}"
         for broker in self._world.brokers.values():
-            found = self._find(broker.broker, subscribed) if broker.ready else None
-            if found is not None and found[1].consumers:
-                subscription = found[1]
+            subscription = serving(broker, subscribed)
+            if subscription is not None and subscription.consumers:
                 if subscription.cursor.backlog_entries == 0:
                     return ""
                 told += f", {subscription.cursor!r} at {broker.process}: {'; '.join(map(str, subscription.why()))}"

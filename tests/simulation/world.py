@@ -95,7 +95,7 @@ class World(Stage):
         self.history.note("healing")
         self.ledger_workload.stopped = self.topic_workload.stopped = self.dedup_workload.stopped = True
         if self.clients is not None:
-            self.clients.stopped = True
+            self.clients.stop()
         self.plan.heal()
         await nemesis.heal()
         await audit(self)

@@ -1,0 +1,174 @@
+"""Operators of topics that clients use: what the admin API does, at whichever broker serves, and what is to be expected of it.
+
+unload, trim             clients notice a pause
+reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
+limit                    policies of the topic change: how much may be unacknowledged
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.policy_change import change_topic
+from cepheid_broker.broker import Broker
+from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.subscription import Subscription
+from cepheid_metadata import Position as Place
+from cepheid_wire import TopicName
+from tests.simulation.client_notes import BEGINNING, ClientNotes
+from tests.simulation.sim_broker import SimBroker
+from tests.simulation.workload_ledgers import EXPECTED
+
+if TYPE_CHECKING:
+    from tests.simulation.workload_clients import Subscribed
+    from tests.simulation.world import World
+
+_LIMITS = (None, None, 1, 3, 10)
+
+
+def serving(broker: SimBroker, subscribed: Subscribed) -> Subscription | None:
+    found = _found(broker.broker, subscribed) if broker.ready else None
+    return None if found is None else found[1]
+
+
+def _found(broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Subscription] | None:
+    topic: Any = broker.topics.find(subscribed.topic)
+    if topic is None or topic.closed:
+        return None
+    subscription = topic.subscriptions.get(subscribed.name)
+    return None if subscription is None else (topic, subscription)
+
+
+class TopicOperators:
+    def __init__(self, world: World, notes: ClientNotes, subscriptions: Sequence[Subscribed], rng: random.Random) -> None:
+        self._world = world
+        self._history = world.history
+        self._notes = notes
+        self._subscriptions = subscriptions
+        self._random = rng
+        self.stopped = False
+        self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
+            self._unload: 2.0,
+            self._trim: 1.0,
+            self._reset: 1.5,
+            self._skip: 1.5,
+            self._delete: 0.5,
+            self._limit: 1.0,
+        }
+
+    async def run(self) -> None:
+        rng = self._random
+        while not self.stopped:
+            await asyncio.sleep(rng.expovariate(1.0))
+            if self.stopped or not self._world.does():
+                continue
+            served = [broker for broker in self._world.brokers.values() if broker.ready]
+            subscribed = rng.choice(self._subscriptions)
+            if not served:
+                continue
+            sim_broker = rng.choice(served)
+            (act,) = rng.choices(list(self._acts), list(self._acts.values()))
+            self._world.spawn(sim_broker.node, self._try(act, sim_broker.broker, subscribed), "operate")
+
+    async def _try(self, act: Callable[[Broker, Subscribed], Any], broker: Broker, subscribed: Subscribed) -> None:
+        try:
+            await act(broker, subscribed)
+        except EXPECTED as error:
+            self._history.note(lambda error=error: f"an operator fails: {error!r}")
+
+    async def _unload(self, broker: Broker, subscribed: Subscribed) -> None:
+        if broker.topics.find(subscribed.topic) is not None:
+            self._history.did("unload")
+            await broker.topics.unload(subscribed.topic)
+
+    async def _trim(self, broker: Broker, subscribed: Subscribed) -> None:
+        topic = broker.topics.find(subscribed.topic)
+        if topic is not None:
+            self._history.did("trim")
+            await topic.ledger.trim()
+
+    def _find(self, broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Subscription] | None:
+        found = _found(broker, subscribed)
+        return None if found is None or found[1].in_seek else found
+
+    async def _reset(self, broker: Broker, subscribed: Subscribed) -> None:
+        """As admin/cursor_operations.py does."""
+        found = self._find(broker, subscribed)
+        if found is None or self._random.random() < 0.5:
+            return
+        topic, subscription = found
+        places = [place for place in self._told(subscribed.topic) if topic.ledger.is_valid(Place(*place))]
+        if not places:
+            return
+        self._history.did("reset")
+        place = self._random.choice(places)
+        opening = self._opening(topic)
+        subscription.begin_seek()
+        self._notes.note("moving", subscribed.topic, subscription=subscribed.name)
+        try:
+            await topic.reset_subscription(subscription, Place(*place), ())
+            self._notes.note(
+                "moved",
+                subscribed.topic,
+                subscription=subscribed.name,
+                position=(*place, -1),
+                details={"reset": True, "opening": opening},
+            )
+        finally:
+            subscription.end_seek()
+
+    async def _skip(self, broker: Broker, subscribed: Subscribed) -> None:
+        found = self._find(broker, subscribed)
+        if found is None or self._random.random() < 0.5:
+            return
+        topic, subscription = found
+        self._history.did("skip")
+        opening, count = self._opening(topic), self._random.choice((1, 3))
+        last = subscription.cursor.nth_unacknowledged(count) or topic.ledger.last_confirmed
+        self._notes.note("moving", subscribed.topic, subscription=subscribed.name)
+        await subscription.skip(count)
+        self._notes.note(
+            "moved",
+            subscribed.topic,
+            subscription=subscribed.name,
+            position=(last.ledger_id, last.entry_id, -1),
+            details={"opening": opening},
+        )
+
+    async def _delete(self, broker: Broker, subscribed: Subscribed) -> None:
+        """With force: its consumers come again, and with them a subscription of that name, which begins at the beginning."""
+        found = self._find(broker, subscribed)
+        if found is None:
+            return
+        topic, _ = found
+        self._history.did("delete a subscription")
+        opening = self._opening(topic)
+        self._notes.note("moving", subscribed.topic, subscription=subscribed.name)
+        await topic.delete_subscription(subscribed.name)
+        self._notes.note(
+            "moved",
+            subscribed.topic,
+            subscription=subscribed.name,
+            position=BEGINNING,
+            details={"reset": True, "opening": opening},
+        )
+
+    async def _limit(self, broker: Broker, subscribed: Subscribed) -> None:
+        rng = self._random
+        changes = {"max_unacked_per_consumer": rng.choice(_LIMITS), "max_unacked_per_subscription": rng.choice(_LIMITS)}
+        self._history.did("change policies")
+        await change_topic(AdminContext(broker), subscribed.topic, changes)
+
+    def _opening(self, topic: PersistentTopic) -> tuple[str, int]:
+        for broker in self._world.brokers.values():
+            if broker.ready and broker.broker.topics.find(topic.name) is topic:
+                return broker.process, topic.ledger.chain.epoch
+        return "", -1
+
+    def _told(self, topic: TopicName) -> list[tuple[int, int]]:
+        events = self._notes.events.get(str(topic), ())
+        return [event.position[:2] for event in events if event.kind == "sent" and event.position and event.position[0] >= 0]
