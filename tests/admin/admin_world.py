@@ -83,7 +83,7 @@ class AdminWorld:
 def running_admin(data_dir: Path, **settings: Any) -> Iterator[AdminWorld]:
     with asyncio.Runner() as runner:
         standalone = runner.run(_start(StandaloneSettings(data_dir=data_dir, port=0, admin_port=0, **settings)))
-        client = httpx.AsyncClient(base_url=standalone.admin_url, timeout=20)
+        client = httpx.AsyncClient(base_url=standalone.admin_url, timeout=60)
         try:
             yield AdminWorld(runner, standalone, client)
         finally:

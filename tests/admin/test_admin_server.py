@@ -26,7 +26,7 @@ def test_requests_wait_until_they_are_served(admin: AdminWorld) -> None:
     async def ask_early() -> int:
         server = another_server(admin)
         server.listen()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
             asking = asyncio.ensure_future(client.get("/status.html"))
             await asyncio.sleep(0)
             await server.start()
@@ -116,10 +116,10 @@ def test_beyond_the_limit_of_connections_the_answer_is_503(admin: AdminWorld) ->
         statuses = []
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(4):  # each keeps its connection
-                client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20)
+                client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
                 await stack.enter_async_context(client)
                 statuses.append((await client.get("/status.html")).status_code)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
             statuses.append((await client.get("/status.html")).status_code)
         await server.aclose()
         return statuses

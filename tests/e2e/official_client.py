@@ -68,7 +68,7 @@ def wait_for_backlog(admin_url: str, topic: str, messages: int, subscription: st
     """Until the broker has so many unacknowledged ones left: clients group acknowledgements before they send them."""
 
     def left() -> int:
-        with urllib.request.urlopen(f"{admin_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=30) as answer:
+        with urllib.request.urlopen(f"{admin_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=60) as answer:
             return int(json.load(answer)["subscriptions"][subscription]["msgBacklog"])
 
     wait_for(lambda: left() == messages, f"a backlog of {messages}")

@@ -20,7 +20,7 @@ FIRST = {"ledgerId": -1, "entryId": -1}
 
 class Admin:
     def __init__(self, cluster: ProcessCluster) -> None:
-        self.http = httpx.Client(base_url=f"{cluster.admin_url}/admin/v2/persistent/public/default", timeout=20)
+        self.http = httpx.Client(base_url=f"{cluster.admin_url}/admin/v2/persistent/public/default", timeout=60)
 
     def __call__(self, method: str, path: str, body: Any = None) -> httpx.Response:
         answer = self.http.request(method, path, **({} if body is None else {"json": body}))

@@ -33,7 +33,7 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 def admin(cluster: ProcessCluster, method: str, path: str, body: str) -> None:
     url, headers = f"{cluster.admin_url}/admin/v2/{path}", {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers, method=method), timeout=30).close()
+    urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers, method=method), timeout=60).close()
 
 
 def poisoned(client: pulsar.Client, topic: str, most: int) -> pulsar.Consumer:
@@ -244,7 +244,7 @@ def test_trap_36_and_39_many_consumers_of_several_topics_on_one_connection(clust
 def test_trap_37_and_38_consumers_of_a_partitioned_topic_share_a_name(cluster: ProcessCluster, topic: str) -> None:
     url = f"{cluster.admin_url}/admin/v2/persistent/public/default/{topic}/partitions"
     urllib.request.urlopen(
-        urllib.request.Request(url, b"3", {"Content-Type": "application/json"}, method="PUT"), timeout=30
+        urllib.request.Request(url, b"3", {"Content-Type": "application/json"}, method="PUT"), timeout=60
     ).close()
     with client_of(cluster.service_url) as client:
         consumer = client.subscribe(topic, "s", consumer_name="me", initial_position=EARLIEST)

@@ -24,7 +24,7 @@ def numbered(count: int, prefix: str = "message") -> list[bytes]:
 def create_partitioned(cluster: ProcessCluster, topic: str, partitions: int) -> None:
     url = f"{cluster.admin_url}/admin/v2/persistent/public/default/{topic}/partitions"
     request = urllib.request.Request(url, json.dumps(partitions).encode(), {"Content-Type": "application/json"}, method="PUT")
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status in (200, 204)
 
 

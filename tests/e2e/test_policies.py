@@ -20,7 +20,7 @@ Shared, Exclusive = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Exclusive
 
 @pytest.fixture
 def admin(cluster: ProcessCluster) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=cluster.admin_url, timeout=20) as client:
+    with httpx.Client(base_url=cluster.admin_url, timeout=60) as client:
         yield client
 
 
@@ -144,7 +144,7 @@ def test_topics_are_created_as_the_namespace_says(admin: httpx.Client, client: p
 
 def test_policies_survive_a_restart() -> None:
     with ProcessCluster() as cluster:
-        with httpx.Client(base_url=cluster.admin_url, timeout=20) as admin:
+        with httpx.Client(base_url=cluster.admin_url, timeout=60) as admin:
             path = create(admin, "t")
             set_policy(admin, f"{path}/maxProducers", 1)
             set_policy(
@@ -152,7 +152,7 @@ def test_policies_survive_a_restart() -> None:
             )
         cluster.kill()
         cluster.start()
-        with httpx.Client(base_url=cluster.admin_url, timeout=20) as admin, client_of(cluster.service_url) as client:
+        with httpx.Client(base_url=cluster.admin_url, timeout=60) as admin, client_of(cluster.service_url) as client:
             assert admin.get(f"{path}/maxProducers").json() == 1
             assert admin.get(f"{path}/retention", params={"applied": "true"}).json()["retentionSizeInMB"] == 5
             first = client.create_producer("t")

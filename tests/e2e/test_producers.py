@@ -28,7 +28,7 @@ KEEP = {"retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB"
 def call(cluster: ProcessCluster, method: str, path: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(cluster.admin_url + path, data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         content = answer.read()
     return json.loads(content) if content else None
 

@@ -20,7 +20,7 @@ class Namespace:
 
     def __init__(self, cluster: ProcessCluster, name: str) -> None:
         self.name = name
-        self._http = httpx.Client(base_url=cluster.admin_url, timeout=20)
+        self._http = httpx.Client(base_url=cluster.admin_url, timeout=60)
         self._call("PUT", f"/admin/v2/namespaces/{TENANT}/{name}", None)
 
     def topic(self, name: str) -> str:

@@ -45,7 +45,7 @@ def admin(cluster: ProcessCluster, method: str, path: str, body: Any = None) -> 
         f"{cluster.admin_url}/admin/v2{path}", data, {"Content-Type": "application/json"}, method=method
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             content = answer.read()
             return answer.status, json.loads(content) if content else None
     except urllib.error.HTTPError as error:

@@ -72,7 +72,7 @@ def test_trap_12_a_broker_on_all_addresses_tells_the_one_that_was_reached(
 ) -> None:
     """Not 0.0.0.0, which is reached on this machine only. Over HTTP, where the answer can be read."""
     admin_url = cluster.admin_url.replace("127.0.0.1", reached)
-    with urllib.request.urlopen(f"{admin_url}/lookup/v2/topic/persistent/public/default/t", timeout=30) as answer:
+    with urllib.request.urlopen(f"{admin_url}/lookup/v2/topic/persistent/public/default/t", timeout=60) as answer:
         assert json.load(answer)["brokerUrl"] == f"pulsar://{reached}:{cluster.port}"
     for url in (admin_url, f"pulsar://{reached}:{cluster.port}"):
         with client_of(url) as client:
@@ -115,7 +115,7 @@ def test_trap_13_a_lookup_that_has_to_wait_does_not_cost_the_connection(
 
 def test_trap_14_a_client_with_an_http_address(cluster: ProcessCluster, topic: str) -> None:
     """It needs brokerUrl and a TLS address, if an empty one: topics, partitions and patterns are looked up so."""
-    with urllib.request.urlopen(f"{cluster.admin_url}/lookup/v2/topic/persistent/public/default/{topic}", timeout=30) as answer:
+    with urllib.request.urlopen(f"{cluster.admin_url}/lookup/v2/topic/persistent/public/default/{topic}", timeout=60) as answer:
         found = json.load(answer)
     assert found.keys() == {"brokerUrl", "brokerUrlTls", "brokerUrlSsl", "httpUrl", "httpUrlTls", "nativeUrl"}
     assert (found["brokerUrl"], found["brokerUrlTls"]) == (cluster.service_url, "")

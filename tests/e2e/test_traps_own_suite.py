@@ -25,7 +25,7 @@ def ask(cluster: ProcessCluster, method: str, path: str, body: str | None = None
     request.add_header("Accept", "application/json")
     request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -20,7 +20,7 @@ def put(cluster: ProcessCluster, path: str, body: Any = None) -> None:
     data = None if body is None else json.dumps(body).encode()
     url = f"{cluster.admin_url}/admin/v2/{path}"
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="PUT")
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 204
 
 
