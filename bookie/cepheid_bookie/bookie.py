@@ -282,7 +282,7 @@ class Bookie:
 
     async def delete_ledgers(self, ledger_ids: Iterable[int]) -> None:
         """Drops ledgers that metadata no longer has; their writers stay refused for `tombstone_s`."""
-        await self._deletion.delete(ledger_ids, self._clock.now_ms())
+        await self._deletion.delete(ledger_ids, self._clock.stamp_ms())
         self._lac_waits.wake_all()  # rare, and who waits for another ledger goes back to sleep
 
     async def reclaim(self) -> list[int]:

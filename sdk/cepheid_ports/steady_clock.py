@@ -1,7 +1,7 @@
 """Wall-clock time by which data may be given up: never faster than the loop's since it was made.
 
-A wall clock that jumps ahead expires nothing; one that jumps back only delays. One that was wrong when this was made cannot be
-told from a right one: what must not go by it alone asks `age_s` too.
+A wall clock that jumps ahead expires nothing; one that jumps back only delays, also when it is right again (`stamp_ms`).
+One that was wrong when this was made cannot be told from a right one: what must not go by it alone asks `age_s` too.
 """
 
 from __future__ import annotations
@@ -26,4 +26,13 @@ class SteadyClock:
         return asyncio.get_running_loop().time() - self._made_at
 
     def now_ms(self) -> int:
-        return min(self._wall_ms(), self._made_at_ms + int(1_000 * self.age_s))
+        """By which something is old enough: rather too early."""
+        return min(self._wall_ms(), self._by_the_loop_ms)
+
+    def stamp_ms(self) -> int:
+        """From which something will be counted as old: rather too late. Else a clock that was set back makes it old at once."""
+        return max(self._wall_ms(), self._by_the_loop_ms)
+
+    @property
+    def _by_the_loop_ms(self) -> int:
+        return self._made_at_ms + int(1_000 * self.age_s)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers
+from cepheid_bookie import bookie as bookie_module
 from cepheid_metadata import DeletedLedgers, Found, Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, Status
@@ -101,6 +102,22 @@ def test_a_tombstone_made_by_a_clock_that_was_behind_stays_when_the_clock_is_set
             assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
         machine.restart()
         async with machine.bookie() as bookie:
+            await bookie.reclaim()
+            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+
+    run_async(main())
+
+
+def test_a_tombstone_made_while_the_clock_was_set_back_stays_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookie_module, "_SEEN_S", 0.0)  # as if the bookie had run for a day
+
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await filled(bookie, 1, 2)
+            right_ms, machine.now_ms = machine.now_ms, machine.now_ms - 365 * 86_400_000
+            await bookie.delete_ledgers([2])
+            machine.now_ms = right_ms
             await bookie.reclaim()
             assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
 

@@ -115,6 +115,18 @@ def test_retention_keeps_consumed_ledgers_for_a_time_and_a_clock_that_jumps_expi
     run_virtual(main())
 
 
+def test_what_ended_while_the_clock_was_set_back_is_not_old_when_it_is_right_again() -> None:
+    async def main() -> None:
+        async with topic_world(settings=SMALL) as world:
+            ledger = await world.broker().open(ManagedLedgerConfig(retention=Retention(60_000, -1)))
+            world.clock.now_ms -= 365 * 86_400_000
+            await rolled(ledger, 2)
+            world.clock.now_ms += 365 * 86_400_000
+            assert await ledger.trim() == 0
+
+    run_virtual(main())
+
+
 def test_readers_hold_nothing_and_are_moved_along() -> None:
     async def main() -> None:
         async with topic_world(settings=SMALL) as world:

@@ -65,14 +65,15 @@ class TopicRecordChecks:
 
     def _check_age(self, key: str, before: Chain | None, chain: Chain, process: str) -> None:
         """M6: what is to be kept for a while is not trimmed by a clock that is wrong. One that was wrong already when the topic was
-        opened, or when the ledger was closed, cannot be told from a right one."""
+        opened, or when the opening closed the ledger, cannot be told from a right one."""
         topic = self._history.topics.get(key)
         if topic is None or before is None or topic.keeps_ms is None:
             return
         now_ms, kept = true_ms(), [ledger.ledger_id for ledger in chain.ledgers]
         ended = [ledger.ledger_id for ledger in before.ledgers if ledger.entries]
         for ledger in chain.ledgers:
-            if ledger.entries and ledger.ledger_id not in ended and abs(ledger.closed_at_ms - now_ms) < RIGHT_MS:
+            is_right = abs(ledger.closed_at_ms - now_ms) < RIGHT_MS or (process, chain.epoch) in topic.timely
+            if ledger.entries and ledger.ledger_id not in ended and is_right:
                 topic.closed_at_ms[ledger.ledger_id] = now_ms
         for ledger_id in [ledger_id for ledger_id in ended if ledger_id not in kept]:
             closed_at_ms = topic.closed_at_ms.get(ledger_id)

@@ -20,7 +20,7 @@ from cepheid_broker.managed_ledger.settings import ManagedLedgerSettings
 from cepheid_broker.managed_ledger.upkeep import Upkeep
 from cepheid_ledger import LedgerClient, LedgerWriter
 from cepheid_metadata import Chain
-from cepheid_ports import CepheidError, Ports
+from cepheid_ports import CepheidError, SteadyClock
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Ending:
         appender: Appender,
         upkeep: Upkeep,
         settings: ManagedLedgerSettings,
-        ports: Ports,
+        clock: SteadyClock,
     ) -> None:
         self._topic = topic
         self._keeper = keeper
@@ -45,7 +45,7 @@ class Ending:
         self._appender = appender
         self._upkeep = upkeep
         self._settings = settings
-        self._ports = ports
+        self._clock = clock
 
     def __repr__(self) -> str:
         return f"<Ending of {self._appender!r}>"
@@ -57,7 +57,7 @@ class Ending:
         writer = self._appender.writer
         deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
         end = await end_writer(writer, self._client, self._settings, lambda: asyncio.get_running_loop().time() < deadline)
-        now_ms = self._ports.wall_ms()
+        now_ms = self._clock.stamp_ms()
 
         def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
             ledgers = with_end(chain.ledgers, writer.ledger_id, end, now_ms)
@@ -87,7 +87,7 @@ class Ending:
 
     async def _record_end(self, writer: LedgerWriter) -> None:
         end = await writer.close()
-        now_ms = self._ports.wall_ms()
+        now_ms = self._clock.stamp_ms()
 
         def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
             return chain.replace(ledgers=with_end(chain.ledgers, writer.ledger_id, end, now_ms)), ()

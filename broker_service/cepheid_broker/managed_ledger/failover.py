@@ -33,7 +33,7 @@ from cepheid_broker.managed_ledger.opening import create_ledger, delete_unlinked
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import ClosedLedger, LedgerClient, LedgerWriter
 from cepheid_metadata import Chain, ChainLedger
-from cepheid_ports import CepheidError, Ports
+from cepheid_ports import CepheidError, SteadyClock
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Failover:
         ledgers: LedgerList,
         appender: Appender,
         settings: ManagedLedgerSettings,
-        ports: Ports,
+        clock: SteadyClock,
         on_end_known: Callable[[int], None],
         on_failed: Callable[[ManagedLedgerError], None],
     ) -> None:
@@ -66,7 +66,7 @@ class Failover:
         self._ledgers = ledgers
         self._appender = appender
         self._settings = settings
-        self._ports = ports
+        self._clock = clock
         self._on_end_known = on_end_known
         self._on_failed = on_failed
         self._deadline = 0.0
@@ -128,7 +128,7 @@ class Failover:
         gone = () if left.unlinked is None else (left.unlinked.ledger_id,)
 
         def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
-            ledgers = with_end(chain.ledgers, left.linked.ledger_id, end, self._ports.wall_ms())
+            ledgers = with_end(chain.ledgers, left.linked.ledger_id, end, self._clock.stamp_ms())
             ledgers = (*ledgers, ChainLedger(ledger_id=writer.ledger_id))
             return chain.replace(ledgers=ledgers, deletions=(*chain.deletions, *gone)), ()
 

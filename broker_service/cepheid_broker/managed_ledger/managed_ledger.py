@@ -149,15 +149,17 @@ class ManagedLedger:
             settings, ports = shared.settings, shared.ports
             hooks = AppendHooks(self._on_stored, self._on_confirmed, self._on_answered, self._on_broken, self._fail)
             self._appender = appender = Appender(str(topic), writer, settings.append_window_bytes, hooks)
-            rollover = Rollover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._fail)
-            failover = Failover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._reads.forget, self._fail)
+            rollover = Rollover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._clock, self._fail)
+            failover = Failover(
+                topic, keeper, shared.client, ledgers, appender, settings, self._clock, self._reads.forget, self._fail
+            )
         upkeep = Upkeep(
             topic, keeper, shared.client, trimmer, rollover, failover, shared.deletion_turns, lambda: self.config, self._tasks
         )
         self._upkeep = upkeep
         keeper.is_patient = True
         if self._appender is not None:
-            self._ending = Ending(topic, keeper, shared.client, self._appender, upkeep, shared.settings, shared.ports)
+            self._ending = Ending(topic, keeper, shared.client, self._appender, upkeep, shared.settings, self._clock)
 
     # Appending
 

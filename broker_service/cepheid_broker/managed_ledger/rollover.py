@@ -26,7 +26,7 @@ from cepheid_broker.managed_ledger.opening import create_ledger, delete_unlinked
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError, LedgerWriter
 from cepheid_metadata import Chain, ChainLedger, MetadataError, StoreUnavailableError
-from cepheid_ports import Ports
+from cepheid_ports import Ports, SteadyClock
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Rollover:
         appender: Appender,
         settings: ManagedLedgerSettings,
         ports: Ports,
+        clock: SteadyClock,
         on_failed: Callable[[ManagedLedgerError], None],
     ) -> None:
         self._topic = topic
@@ -77,6 +78,7 @@ class Rollover:
         self._appender = appender
         self._settings = settings
         self._ports = ports
+        self._clock = clock
         self._on_failed = on_failed
         self._not_before = 0.0
         self._replicas_at = 0.0  # not before, for want of copies
@@ -155,7 +157,7 @@ class Rollover:
     def _with_successor(self, chain: Chain, before: LedgerWriter, end: ClosedLedger, writer: LedgerWriter) -> Chain:
         confirmed = self._ledgers.entries_of(before.ledger_id)
         assert confirmed == end.last_entry_id + 1, f"{before!r} ended at {end}, {confirmed} entries were answered"
-        ledgers = with_end(chain.ledgers, before.ledger_id, end, self._ports.wall_ms())
+        ledgers = with_end(chain.ledgers, before.ledger_id, end, self._clock.stamp_ms())
         return chain.replace(ledgers=(*ledgers, ChainLedger(ledger_id=writer.ledger_id)))
 
 
