@@ -8,6 +8,7 @@ Rules
    resends starts at its first unanswered message, so nothing is stored out of order (protocol.md §10.4, §25).
 2. A durable subscription is there as long as its cursor is, also when whoever created or deleted it was told that the metadata
    store takes too long, and it is done only later.
+3. A reset may be done late as well: consumers that came again before it are closed once more, and get what is owed from there.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class PersistentTopic(Topic):
         ledger.on_failed.append(self._on_ledger_failed)
         ledger.on_cursor_created.append(self._on_cursor_created)
         ledger.on_cursor_deleted.append(self._on_cursor_deleted)
+        ledger.on_cursor_reset.append(self._on_cursor_reset)
 
     async def open(self) -> None:
         """Before it serves anybody. Raises what its ledger raises."""
@@ -230,6 +232,12 @@ class PersistentTopic(Topic):
         if subscription is not None and subscription.cursor is cursor:
             subscription.close("the subscription is deleted")
             del self.subscriptions[cursor.name]
+
+    def _on_cursor_reset(self, cursor: Cursor) -> None:
+        """Rule 3. Within a seek nobody is connected."""
+        subscription = self.subscriptions.get(cursor.name)
+        if subscription is not None and subscription.cursor is cursor and not subscription.in_seek:
+            subscription.close_consumers("a seek that had taken too long is done")
 
     def _on_unused(self, subscription: Subscription) -> None:
         """A reader's subscription without a reader."""

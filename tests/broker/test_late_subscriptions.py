@@ -1,4 +1,4 @@
-"""The metadata store is away while a subscription is created or deleted: the client is told so, and it is done later."""
+"""The metadata store is away while a subscription is created, deleted or reset: the client is told so, and it is done later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.position import EARLIEST
 from cepheid_metadata import Op, OpResult, StoreUnavailableError
 from cepheid_wire import TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
+from tests.broker.scripted_client import ident
 from tests.support import run_async, wait_until
 
 IMPATIENT = ManagedLedgerSettings(metadata_timeout_s=0.5)
@@ -84,5 +86,30 @@ def test_a_subscription_that_is_deleted_late_is_gone(retried: str) -> None:
             assert not topic.subscriptions
             new = await topic.create_subscription("sub", EARLIEST)
             assert new.cursor is topic.ledger.cursors["sub"]
+
+    run_async(main())
+
+
+def test_consumers_of_a_subscription_that_is_reset_late_get_what_is_owed_from_there() -> None:
+    """Who asked was told that it takes too long, and consumers came again meanwhile."""
+
+    async def main() -> None:
+        async with BrokerWorld(ledgers=IMPATIENT) as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.publish(3)
+            await client.subscribe("t", "sub", permits=10)
+            first = (await client.expect_messages(3))[0].position
+            await client.acknowledge_saved(first, cumulative=True)
+            back = hold_writes(world)
+            seek = pb.CommandSeek(consumer_id=0, request_id=client.request_id(), message_id=ident(first))
+            client.send(seek)
+            await client.expect(pb.CommandCloseConsumer)
+            await client.expect(pb.CommandError)
+            await client.subscribe("t", "sub", 1, permits=10)
+            assert [got.position[1] for got in await client.expect_messages(2)] == [1, 2], "nobody knows yet"
+            back.set()
+            assert (await client.expect(pb.CommandCloseConsumer)).consumer_id == 1
+            await client.subscribe("t", "sub", 2, permits=10)
+            assert [got.position[1] for got in await client.expect_messages(3)] == [0, 1, 2]
 
     run_async(main())

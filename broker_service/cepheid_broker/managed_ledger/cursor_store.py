@@ -94,6 +94,7 @@ class CursorStore:
         self._closed = False
         self.on_created: Callable[[Cursor], None] = lambda _: None
         self.on_deleted: Callable[[Cursor], None] = lambda _: None
+        self.on_reset: Callable[[Cursor], None] = lambda _: None
         """When it is done: whoever asked for it may have given up long ago, for the store was away."""
         self.rounds = 0
         self.rewound = 0
@@ -416,6 +417,7 @@ class CursorStore:
         saved.cursor.restart(ack_set)
         saved.revision, saved.mark_delete = saved.cursor.revision, ack_set.mark_delete
         self._dirty.pop(name, None)
+        self.on_reset(saved.cursor)
         if saved.cursor.sequence_ids is not sequence_ids:  # set meanwhile: they are not in what was written
             saved.cursor.set_sequence_ids(saved.cursor.sequence_ids)
         self._on_saved()

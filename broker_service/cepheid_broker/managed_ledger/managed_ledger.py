@@ -92,6 +92,7 @@ class ManagedLedger:
         """Called once: drop this object, close it, open the topic again."""
         self.on_cursor_created: list[Callable[[Cursor], None]] = []
         self.on_cursor_deleted: list[Callable[[Cursor], None]] = []
+        self.on_cursor_reset: list[Callable[[Cursor], None]] = []
         """Durable ones, and also when whoever asked for it was told that it takes too long."""
         self._shared = shared
         self._on_closed = on_closed
@@ -131,6 +132,7 @@ class ManagedLedger:
         )  # fmt: skip
         self._cursors.on_created = partial(_tell, self.on_cursor_created)
         self._cursors.on_deleted = partial(_tell, self.on_cursor_deleted)
+        self._cursors.on_reset = partial(_tell, self.on_cursor_reset)
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
         self.publish_times = PublishTimes(self._tail.peek, self._read_one, shared.publish_times)
