@@ -66,7 +66,25 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--mutant", choices=[*MUTANTS, *SCENARIO_MUTANTS], metavar="NAME", help="with this known mistake put into the code"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if (why := _why_senseless(arguments)) is not None:
+        parser.error(why)
+    return arguments
+
+
+def _why_senseless(arguments: argparse.Namespace) -> str | None:
+    """What would be left out in silence, or tells nothing and looks like success."""
+    if arguments.seeds < 1 or arguments.cores < 1:
+        return "--seeds and --cores are 1 at least"
+    if arguments.seed is None:
+        given = [name for name in ("without", "skip", "operations", "digest", "shrink") if getattr(arguments, name)]
+        if arguments.trace and arguments.scenario is None:
+            given.append("trace")
+        if given:
+            return f"--{given[0]} is for one seed: --seed S"
+    if arguments.branches and arguments.mutant is not None:
+        return "--branches is of the code as it is, without --mutant"
+    return None
 
 
 def _play(name: str, mutant: str | None, *, trace: bool) -> int:

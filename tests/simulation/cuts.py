@@ -48,4 +48,6 @@ def parse_numbers(text: str) -> frozenset[int]:
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         numbers.update(range(int(first), int(last or first) + 1))
+        if int(last or first) < int(first):
+            raise ValueError(f"{part} goes backwards")
     return frozenset(numbers)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.__main__ import main
 from tests.simulation.campaign import Hunt, Totals, run_campaign, run_hunts
 from tests.simulation.medians import README, Catches, rows_of_readme
 from tests.simulation.mutants import MUTANTS
@@ -106,3 +107,24 @@ def test_the_command_says_what_came_out(flags: list[str], code: int, said: str) 
         [sys.executable, "-m", "tests.simulation", *flags], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert (result.returncode, said in result.stdout) == (code, True), result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seeds", "0"], "--seeds and --cores are 1 at least"),
+        (["--seeds", "2", "--shrink"], "--shrink is for one seed"),
+        (["--seeds", "2", "--trace"], "--trace is for one seed"),
+        (["--without", "3"], "--without is for one seed"),
+        (["--seed", "1", "--without", "9-3"], "invalid"),
+        (["--seeds", "2", "--branches", "--mutant", MUTANT], "without --mutant"),
+    ],
+)
+def test_what_would_be_left_out_in_silence_is_refused(
+    flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulation", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
