@@ -250,8 +250,8 @@ class AppenderMachine(RuleBasedStateMachine):
         self.answered_is_where_it_was_said_to_be()
 
 
-def run_machine(examples: int, *, shrink: bool = True) -> None:
-    phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
+def run_machine(examples: int, *, for_mutant: bool = False) -> None:
+    phases = [Phase.generate] if for_mutant else [Phase.generate, Phase.shrink]
     options = settings(
         max_examples=examples,
         stateful_step_count=30,
@@ -260,6 +260,7 @@ def run_machine(examples: int, *, shrink: bool = True) -> None:
         database=None,
         phases=phases,
         report_multiple_bugs=False,
+        derandomize=for_mutant,  # it is found always, or never
     )
     run_state_machine_as_test(AppenderMachine, settings=options)  # type: ignore[no-untyped-call]
 
@@ -343,7 +344,7 @@ def answer_before_the_chain_names_the_ledger() -> Iterator[None]:
 )
 def test_the_model_notices_a_mistake(mutant: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
     with mutant(), mock.patch.object(appender_module, "RESEND_BYTES", 60), pytest.raises(BaseException):  # noqa: B017
-        run_machine(500, shrink=False)
+        run_machine(5000, for_mutant=True)
 
 
 def test_a_failure_answers_everything_in_order_and_what_comes_later() -> None:
