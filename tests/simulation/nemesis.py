@@ -69,6 +69,6 @@ class Nemesis:
         while not all(bookie.serving for bookie in world.bookies.values()):
             for bookie in world.bookies.values():
                 if not bookie.node.alive:
-                    await bookie.start()
+                    bookie.start()  # nobody waits for its task: a crash may end it, and then it takes no further step
             await asyncio.sleep(0.05)
         await asyncio.sleep(max(0.0, world.plan.ends_s - world.loop.time()))

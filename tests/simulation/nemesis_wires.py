@@ -56,4 +56,4 @@ class WireFaults:
             world.network.slow[name] = 100.0
             world.later(1.0, lambda name=name: world.network.slow.pop(name, None))
         bookie, power = world.bookies[ends], rng.random() < 0.3
-        world.later(rng.choice((0.005, 0.02, 0.1)), lambda: bookie.serving and bookie.crash(power=power))
+        world.later(rng.choice((0.005, 0.02, 0.1)), lambda: bookie.serving and world.plan.active and bookie.crash(power=power))

@@ -8,9 +8,11 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.simulation.cluster import SimBookie
 from tests.simulation.fault_kinds import KINDS, kinds_by_file, table
 from tests.simulation.faults import CALM, FaultPlan, Faults
 from tests.simulation.nemesis import Nemesis
@@ -128,3 +130,24 @@ def test_a_strike_that_comes_after_healing_strikes_nobody() -> None:
     world.plan.heal()
     world.run()
     assert "crash before a step" not in world.plan.counts
+
+
+def test_healing_waits_for_no_start_that_a_crash_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bookie ends right when it serves, before it is registered: the task of its start takes no further step."""
+    world, ended, register, heal = World(79, faults=CALM, operations=20), [], SimBookie._register, FaultPlan.heal
+
+    def heal_when_one_is_down(plan: FaultPlan) -> None:
+        world.bookies["b1"].crash(power=False)
+        heal(plan)
+
+    async def end_instead(bookie: SimBookie, *args: Any) -> None:
+        if not world.plan.active and not ended:
+            ended.append(bookie.id)
+            bookie.crash(power=False)
+            await asyncio.sleep(0)
+        await register(bookie, *args)
+
+    monkeypatch.setattr(FaultPlan, "heal", heal_when_one_is_down)
+    monkeypatch.setattr(SimBookie, "_register", end_instead)
+    world.run()
+    assert ended == ["b1"]
