@@ -8,8 +8,9 @@ names the opening of its consumer; what is promised within an opening, and from 
 
 Beside the events of clients there are `saving` and `saved` (an ACK that asks for an answer, and that answer), `seeking` before
 `sought`, and `moving` before `moved`: between the two nobody knows where the subscription stands, and if the second never
-comes, nobody ever will. Positions name entries (index -1); `details["left"]` is the mask of a batch's messages that are not
-acknowledged, absent for none: all are acknowledged by such an ack, all are delivered by such a message.
+comes, nobody ever will: the server that was asked, and gave no answer, may do it at any later moment, and void what it heard
+before. Positions name entries (index -1); `details["left"]` is the mask of a batch's messages that are not acknowledged, absent
+for none: all are acknowledged by such an ack, all are delivered by such a message.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class _Subscription:
         self._saved: dict[int, int] = {}  # by rank: the epoch of the opening that answered for it
         self._lost_track = False  # a move whose outcome nobody knows
         self._moves = 0  # under way, or lost
+        self._moving: dict[Opening, int] = {}  # as many of them in each opening: it may yet do what it was asked
         self._moved_in = -1  # the epoch of the last one that is known: earlier openings stand where they stood
         self._contested = False  # it went somewhere while another move was under way: who came last?
         self._delivered: dict[int, Event] = {}
@@ -126,9 +128,10 @@ class _Subscription:
         elif event.kind == "nack":
             self._on_nack(consumer, event)
         elif event.kind == "seeking":
-            self._lose_track()
+            self._lose_track(opening.name)
         elif event.kind == "sought":
             assert event.position is not None
+            self._end_move(opening.name)
             self._move_to(self._stored.first_from(event.position), opening, event)
         elif event.kind == "close":
             del self._consumers[event.actor], opening.consumers[event.actor]
@@ -171,9 +174,9 @@ class _Subscription:
                 consumer.held.pop(rank, None)
 
     def _on_saved(self, opening: _Opening, event: Event) -> None:
-        epoch = opening.name[1]
+        epoch, in_doubt = opening.name[1], self._moving.get(opening.name, 0) > 0
         for rank in opening.covered.pop(event.details["ask"], ()):
-            if rank in opening.acked:  # else it was sought over meanwhile
+            if rank in opening.acked and not in_doubt:  # else it was sought over meanwhile, or may yet be
                 self._saved[rank] = min(epoch, self._saved.get(rank, epoch))
 
     def _on_nack(self, consumer: _Consumer, event: Event) -> None:
@@ -190,17 +193,18 @@ class _Subscription:
 
     def _on_move(self, event: Event) -> None:
         if event.kind == "moving":
-            self._lose_track()
+            self._lose_track(event.details.get("opening"))
         elif event.kind == "drain":
             self._since_drain.clear()
         elif event.details.get("reset"):
             assert event.position is not None
             opening = self._openings.get(event.details["opening"])
+            self._end_move(event.details["opening"])
             self._moved_in = max(self._moved_in, event.details["opening"][1])
             self._move_to(self._stored.first_from(event.position), opening, event)
         else:
             assert event.position is not None
-            self._moves -= 1
+            self._end_move(event.details["opening"])
             for rank in range(self._rank_behind(event.position)):
                 self._heard[rank] = None
             self._regain(self._openings.get(event.details["opening"]))
@@ -208,9 +212,16 @@ class _Subscription:
     def _rank_behind(self, position: Position) -> int:
         return self._stored.first_from((position[0], position[1] + 1, -1))
 
-    def _lose_track(self) -> None:
+    def _end_move(self, name: Opening) -> None:
+        self._moves -= 1
+        if self._moving.get(name):
+            self._moving[name] -= 1
+
+    def _lose_track(self, name: Opening | None) -> None:
         """Until it is known what became of it, all that was said about this subscription is void."""
         self._moves += 1
+        if name is not None:
+            self._moving[name] = self._moving.get(name, 0) + 1
         self._saved.clear()
         for opening in self._openings.values():
             opening.certain = False
@@ -222,7 +233,6 @@ class _Subscription:
 
     def _move_to(self, target: int, opening: _Opening | None, event: Event) -> None:
         """Everything from the target on is unacknowledged again, before it nothing is owed."""
-        self._moves -= 1
         self._contested = self._moves > 0
         if opening is not None:
             self._moved_in = max(self._moved_in, opening.name[1])
@@ -274,8 +284,9 @@ class _Subscription:
                 consumer.held[rank] = event
 
     def _acknowledged_stays_away(self, opening: _Opening, event: Event, ranks: list[int]) -> Iterator[Violation]:
+        in_doubt = self._moving.get(opening.name, 0) > 0
         for rank in ranks:
-            ack = opening.acked.get(rank)
+            ack = None if in_doubt else opening.acked.get(rank)
             if ack is not None and ack.at_s < event.at_s:  # within one step of a server both are true
                 yield Violation("H7", f"{self._name} delivered {event.position} again after its acknowledgement", (ack, event))
                 return
@@ -326,7 +337,7 @@ class _Subscription:
                     yield Violation("H9", text, (held, event))
                     return
         before = opening.counts.get(ranks[0], 0)
-        if event.redelivery_count < before:
+        if event.redelivery_count < before and not self._moving.get(opening.name):
             text = f"redelivery count of {event.position} fell from {before} to {event.redelivery_count}"
             yield Violation("H9", text, (event,))
         opening.counts.update(dict.fromkeys(ranks, event.redelivery_count))

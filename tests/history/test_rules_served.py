@@ -143,6 +143,18 @@ def test_a_move_that_nobody_heard_of_may_have_begun_the_counts_anew() -> None:
     assert told.all_of("a").broken() == []
 
 
+def test_a_move_of_unknown_outcome_may_be_done_at_any_later_moment_of_its_opening() -> None:
+    """Whoever asked was told that it takes too long. It voids what was acknowledged before it, also what is then answered."""
+    told = Story().open("a").all_of("a").note("close", "a").note("moving", details={"opening": FIRST}).open("b")
+    told.all_of("b").note("saving", "b", details={"ask": 1}).note("saved", "b", details={"ask": 1}).note("close", "b")
+    assert told.open("c").all_of("c").open("d", SECOND).all_of("d").broken() == []
+    elsewhere = Story().note("moving", details={"opening": FIRST}).open("a", SECOND)
+    assert elsewhere.all_of("a").note("close", "a").open("b", SECOND).got("b", 0).broken() == ["H7"], "it moves only where it is"
+    done = Story().open("a").note("moving", details={"opening": FIRST})
+    done.note("moved", position=(1, 0, -1), details={"reset": True, "opening": FIRST})
+    assert "H7" in done.all_of("a").note("nack", "a").got("a", 1).broken(), "once it is known it is done once"
+
+
 def test_an_opening_that_was_deposed_before_a_move_stands_where_it_stood() -> None:
     told = Story().open("b", SECOND).got("b", *range(5)).acks("b", *range(5)).note("moving")
     told.note("moved", position=(1, 1, -1), details={"reset": True, "opening": SECOND})

@@ -38,6 +38,14 @@ CONNECT_S = 3.0
 KEEPALIVE_S = 4.0
 _MOST_REDIRECTS = 8
 _MAX_FRAME_BYTES = 1 << 22
+_FOR_CONSUMERS = frozenset(
+    {
+        CommandType.MESSAGE,
+        CommandType.CLOSE_CONSUMER,
+        CommandType.ACTIVE_CONSUMER_CHANGE,
+        CommandType.REACHED_END_OF_TOPIC,
+    }
+)
 
 _parse = pb.BaseCommand.FromString
 
@@ -78,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.send(pb.CommandConnect(client_version="simulated", protocol_version=20, auth_method_name="none"))
+        self.send(pb.CommandConnect(client_version="Pulsar-Java simulated", protocol_version=20, auth_method_name="none"))
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
@@ -95,10 +103,8 @@ class ClientConnection(asyncio.Protocol):
     def _take(self, kind: int, body: Any, tail: memoryview) -> None:
         if kind in (CommandType.SEND_RECEIPT, CommandType.SEND_ERROR, CommandType.CLOSE_PRODUCER):
             handler = self.producers.get(body.producer_id)
-        elif kind in (CommandType.MESSAGE, CommandType.CLOSE_CONSUMER, CommandType.ACTIVE_CONSUMER_CHANGE):
+        elif kind in _FOR_CONSUMERS:
             handler = self.consumers.get(body.consumer_id)
-        elif kind == CommandType.REACHED_END_OF_TOPIC:
-            return
         else:
             self._answer(body)
             return

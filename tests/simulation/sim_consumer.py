@@ -65,6 +65,8 @@ class SimConsumer:
         self.waiting: deque[Delivery] = deque()
         self.arrived = asyncio.Event()
         self.ended = False
+        self.at_end = False
+        """The broker said that all of a terminated topic is acknowledged."""
         self._queue = queue
         self._ranges = ranges
         self._id = client.next_id()
@@ -97,6 +99,20 @@ class SimConsumer:
         connection = await self.client.find(self.topic)
         connection.consumers[self._id] = self
         self._closed_early = False
+        ask = self._new_ask()
+        try:
+            await connection.request(ask)
+            if self.ended or self._closed_early or connection.lost or connection.consumers.get(self._id) is not self:
+                raise ConnectionResetError("closed or lost at once")
+        except BaseException:
+            self._close_at(connection)
+            raise
+        self._lost.clear()
+        self._permits_due = 0
+        self.connection = connection
+        connection.send(pb.CommandFlow(consumer_id=self._id, messagePermits=self._queue))
+
+    def _new_ask(self) -> pb.CommandSubscribe:
         ask = pb.CommandSubscribe(
             topic=str(self.topic),
             subscription=self.subscription,
@@ -110,17 +126,7 @@ class SimConsumer:
         for start, end in self._ranges:
             ask.keySharedMeta.keySharedMode = pb.STICKY
             ask.keySharedMeta.hashRanges.add(start=start, end=end)
-        try:
-            await connection.request(ask)
-            if self.ended or self._closed_early or connection.lost or connection.consumers.get(self._id) is not self:
-                raise ConnectionResetError("closed or lost at once")
-        except BaseException:
-            self._close_at(connection)
-            raise
-        self._lost.clear()
-        self._permits_due = 0
-        self.connection = connection
-        connection.send(pb.CommandFlow(consumer_id=self._id, messagePermits=self._queue))
+        return ask
 
     def _close_at(self, connection: ClientConnection) -> None:
         """It may yet be opened there, or be open."""
@@ -132,10 +138,13 @@ class SimConsumer:
 
     def on_command(self, kind: int, body: Any, tail: memoryview) -> None:
         if self.connection is None:
+            self.at_end |= kind == CommandType.REACHED_END_OF_TOPIC
             self._closed_early |= kind == CommandType.CLOSE_CONSUMER  # behind the answer that it is open, in one read
             return
         if kind == CommandType.MESSAGE:
             self._on_message(body, tail)
+        elif kind == CommandType.REACHED_END_OF_TOPIC:
+            self.at_end = True
         elif kind == CommandType.CLOSE_CONSUMER:
             self.connection.consumers.pop(self._id, None)
             self._on_lost()

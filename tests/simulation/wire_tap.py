@@ -88,6 +88,8 @@ class WireTap(asyncio.Protocol):
 
     def _on_heard(self, kind: int, command: pb.BaseCommand) -> None:
         if kind == CommandType.SUBSCRIBE:
+            if not command.subscribe.durable:
+                return  # a reader: it knows for itself what it is owed
             self._asked[command.subscribe.request_id] = command.subscribe
         elif kind == CommandType.SEEK:
             self._on_seek(command.seek)
@@ -111,7 +113,7 @@ class WireTap(asyncio.Protocol):
         seat = self._seats.get(ask.consumer_id)
         if seat is not None:
             self._asked[ask.request_id] = seat
-            self._notes.note("moving", seat.topic, subscription=seat.subscription)
+            self._notes.note("moving", seat.topic, subscription=seat.subscription, details={"opening": seat.opening})
             self._leave(ask.consumer_id)
 
     def _on_ack(self, ack: pb.CommandAck) -> None:

@@ -2,6 +2,7 @@
 
     SimClient "anna", "ben" ── producers: single messages, batches, chunks, keys ──► topics ──► subscriptions of all four types
          │                                                                                         │
+         ├── readers: all of a topic, from its beginning
          └── consumers: join, take, acknowledge one by one, up to here, in part, with an answer, give back, seek, hang, leave
     operators: unload, trim, reset, skip and more, at whichever broker serves (workload_operators.py)
 
@@ -29,6 +30,7 @@ from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_client import CLIENT_ERRORS, SimClient
 from tests.simulation.sim_consumer import Delivery, SimConsumer
 from tests.simulation.sim_producer import SimProducer
+from tests.simulation.sim_reader import SimReader
 from tests.simulation.wire_tap import WireTap
 from tests.simulation.workload_operators import TopicOperators, serving
 
@@ -41,6 +43,11 @@ _KEYS = 4
 _HASHES = 1 << 16
 _STICKY = 0.3
 """Of Key_Shared subscriptions have consumers that each ask for a range of hashes."""
+_READERS = 0.35
+"""Of topics have one."""
+_TERMINATED = 0.25
+"""Of orderly worlds have a topic that is terminated at the end. Where brokers fight, one that was deposed never hears of it: nobody
+can write to make it notice."""
 _DELAYS_MS = (50, 400, 3_000)
 
 
@@ -66,6 +73,10 @@ class ClientWorkload:
         names = ["payments", "events", "mails"][: rng.choice((1, 2, 2, 3))]
         self.topics = [TopicName.parse(f"persistent://public/default/{name}") for name in names]
         self.producers: list[SimProducer] = []
+        self.readers: list[SimReader] = []
+        self.ending: TopicName | None = None
+        """The topic that is terminated, once all is to come to its end: its producers go on until they hear of it."""
+        self._stored: dict[TopicName, list[tuple[tuple[int, int], bytes]]] = {}
         self.subscriptions: list[Subscribed] = []
         for topic in self.topics:
             for kind in rng.sample(KINDS, rng.choice((1, 1, 2))):
@@ -104,6 +115,8 @@ class ClientWorkload:
         for topic in self.topics:
             for _ in range(rng.choice((1, 2))):
                 self._give_role(rng.choice(self.clients), partial(self._add_producer, topic))
+            if rng.random() < _READERS:
+                self._give_role(rng.choice(self.clients), partial(self._add_reader, topic))
         for subscribed in self.subscriptions:
             several = 1 if subscribed.kind == "Exclusive" else rng.choice((1, 2, 3))
             for index in range(several):
@@ -153,12 +166,12 @@ class ClientWorkload:
     async def _produce(self, producer: SimProducer) -> None:
         rng, chunked = self._random, str(producer.topic) == self.deduplicated
         pace_s = rng.choice((0.01, 0.02, 0.08))
-        while not self.stopped:
+        while not self._may_rest(producer):
             await asyncio.sleep(rng.random() * 2 * pace_s)
             if len(producer.unanswered) >= _MOST_UNANSWERED:
                 await asyncio.sleep(0.3)  # not at its own pace: nobody may answer for many simulated seconds
                 continue
-            if self.stopped:
+            if self._may_rest(producer):
                 break
             key = f"k{rng.randrange(_KEYS)}" if rng.random() < 0.9 else ""
             kind = rng.random()
@@ -170,6 +183,28 @@ class ClientWorkload:
                 producer.publish(1, "", batch=False, delay_ms=rng.choice(_DELAYS_MS))
             else:
                 producer.publish(rng.choice((1, 1, 2, 3)), key, batch=False, padding=rng.choice((0, 0, 0, 400)))
+
+    def _may_rest(self, producer: SimProducer) -> bool:
+        return producer.terminated or (self.stopped and producer.topic != self.ending)
+
+    # Readers
+
+    def _add_reader(self, topic: TopicName, client: SimClient) -> None:
+        name = self._new_name("r")
+        reader = SimReader(client, topic, name, queue=self._random.choice((1, 4, 20)))
+        self.readers.append(reader)
+        self._run(client, reader.stay_connected(), f"connect {name}")
+        self._run(client, self._read(reader), f"read {name}")
+
+    async def _read(self, reader: SimReader) -> None:
+        while True:
+            await _arrives(reader, 1.0)
+            last = None
+            while (delivery := reader.next()) is not None:
+                last = delivery
+            if last is not None:
+                reader.acknowledge([last], cumulative=True)
+            await asyncio.sleep(0.1)
 
     # Consumers
 
@@ -188,7 +223,7 @@ class ClientWorkload:
             held: list[Delivery] = []
             while self._history.now_s < ends_s and not (self.stopped or consumer.ended):
                 await self._one_act(consumer, held)
-            if self.stopped:
+            if self.stopped and not consumer.ended:
                 await self._drain(consumer)
             subscribed.consumers.remove(consumer)
             consumer.close()
@@ -261,11 +296,18 @@ class ClientWorkload:
     # Afterwards
 
     def stop(self) -> None:
+        if self._world.orderly and self._random.random() < _TERMINATED:
+            self.ending = self._random.choice(self.topics)
+            self._world.start_outside(self._operators.terminate(self.ending), f"terminate {self.ending}")
         self.stopped = self._operators.stopped = True
 
     @property
     def unanswered(self) -> list[SimProducer]:
-        return [producer for producer in self.producers if producer.unanswered and producer.client.node.alive]
+        """Who still waits: for answers, or for the end of its topic."""
+        living = [producer for producer in self.producers if producer.client.node.alive]
+        return [
+            producer for producer in living if not producer.terminated and (producer.unanswered or producer.topic == self.ending)
+        ]
 
     def publish_once_more(self) -> None:
         for producer in self.producers:
@@ -273,8 +315,13 @@ class ClientWorkload:
                 producer.publish(1, "", batch=False)
 
     def owed(self) -> list[str]:
-        """Subscriptions that have not yet acknowledged everything, and why nothing comes."""
-        return [owed for subscribed in self.subscriptions if (owed := self._owed(subscribed))]
+        """Subscriptions that have not yet acknowledged everything, and why nothing comes; readers that are behind."""
+        behind = [
+            f"{reader!r} is owed {last}"
+            for reader in self.readers
+            if reader.client.node.alive and reader.last < (last := max(self._operators.told(reader.topic), default=(-1, -1)))
+        ]
+        return [owed for subscribed in self.subscriptions if (owed := self._owed(subscribed))] + behind
 
     def _owed(self, subscribed: Subscribed) -> str:
         told = f"{subscribed.name} of {subscribed.topic.local_name}"
@@ -282,12 +329,18 @@ class ClientWorkload:
             subscription = serving(broker, subscribed)
             if subscription is not None and subscription.consumers:
                 if subscription.cursor.backlog_entries == 0:
-                    return ""
+                    waiting = [] if subscribed.topic != self.ending else [each for each in subscribed.consumers if not each.at_end]
+                    return f"{waiting} are not told that nothing more comes" if waiting else ""
                 told += f", {subscription.cursor!r} at {broker.process}: {'; '.join(map(str, subscription.why()))}"
         return f"{told}; consumers {subscribed.consumers}"
 
     def note_audit(self, topic: TopicName, entries: list[tuple[Place, bytes]]) -> None:
         """What a reader found: all of it, in order."""
+        self._stored[topic] = [((position.ledger_id, position.entry_id), bytes(tail)) for position, tail in entries]
+        if topic == self.ending:
+            end = self._operators.ends[topic]
+            last = entries[-1][0] if entries else end
+            self._history.check("M10", last <= end, lambda: f"{topic} ends at {last}, and was terminated at {end}")
         for position, tail in entries:
             place = (position.ledger_id, position.entry_id)
             given = self.notes.delivered.get((str(topic), *place), tail)
@@ -304,6 +357,8 @@ class ClientWorkload:
     def judge(self) -> None:
         """H1 to H10 and H13; what could not fail in this world does not count as checked."""
         history = self._history
+        for reader in self.readers:
+            self._judge_reader(reader)
         for topic in self.topics:
             events = self.notes.events.get(str(topic), [])
             promises = Promises(deduplication=str(topic) == self.deduplicated, noted_at_servers=True)
@@ -312,6 +367,13 @@ class ClientWorkload:
                 history.check(rule, True, "")
             for violation in violations[:1]:
                 history.violated(violation.rule, f"{topic}: {violation}")
+
+    def _judge_reader(self, reader: SimReader) -> None:
+        """It read what is stored from the beginning on, in order."""
+        history, stored = self._history, self._stored[reader.topic]
+        for number, read in enumerate(reader.read.items()):
+            due = stored[number] if number < len(stored) else None
+            history.check("H8", read == due, lambda read=read, due=due: f"{reader!r} read {read}, and {due} was next")
 
 
 async def _arrives(consumer: SimConsumer, patience_s: float) -> None:

@@ -21,6 +21,7 @@ from cepheid_metadata import Position as Place
 from cepheid_wire import TopicName
 from tests.simulation.client_notes import BEGINNING, ClientNotes
 from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_operator import Operator
 from tests.simulation.workload_ledgers import EXPECTED
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class TopicOperators:
         self._subscriptions = subscriptions
         self._random = rng
         self.stopped = False
+        self.ends: dict[TopicName, Place] = {}
+        """Of topics that were terminated: the last position, as whoever asked was told."""
         self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
             self._unload: 2.0,
             self._trim: 1.0,
@@ -101,14 +104,14 @@ class TopicOperators:
         if found is None or self._random.random() < 0.5:
             return
         topic, subscription = found
-        places = [place for place in self._told(subscribed.topic) if topic.ledger.is_valid(Place(*place))]
+        places = [place for place in self.told(subscribed.topic) if topic.ledger.is_valid(Place(*place))]
         if not places:
             return
         self._history.did("reset")
         place = self._random.choice(places)
         opening = self._opening(topic)
         subscription.begin_seek()
-        self._notes.note("moving", subscribed.topic, subscription=subscribed.name)
+        self._notes.note("moving", subscribed.topic, subscription=subscribed.name, details={"opening": opening})
         try:
             await topic.reset_subscription(subscription, Place(*place), ())
             self._notes.note(
@@ -129,7 +132,7 @@ class TopicOperators:
         self._history.did("skip")
         opening, count = self._opening(topic), self._random.choice((1, 3))
         last = subscription.cursor.nth_unacknowledged(count) or topic.ledger.last_confirmed
-        self._notes.note("moving", subscribed.topic, subscription=subscribed.name)
+        self._notes.note("moving", subscribed.topic, subscription=subscribed.name, details={"opening": opening})
         await subscription.skip(count)
         self._notes.note(
             "moved",
@@ -147,7 +150,7 @@ class TopicOperators:
         topic, _ = found
         self._history.did("delete a subscription")
         opening = self._opening(topic)
-        self._notes.note("moving", subscribed.topic, subscription=subscribed.name)
+        self._notes.note("moving", subscribed.topic, subscription=subscribed.name, details={"opening": opening})
         await topic.delete_subscription(subscribed.name)
         self._notes.note(
             "moved",
@@ -156,6 +159,17 @@ class TopicOperators:
             position=BEGINNING,
             details={"reset": True, "opening": opening},
         )
+
+    async def terminate(self, topic: TopicName) -> None:
+        """Again and again, until somebody says that it is done."""
+        operator = Operator(self._world.brokers, self._random)
+        while topic not in self.ends:
+            try:
+                self.ends[topic] = await operator.terminate(topic)
+                self._history.did("terminate")
+            except EXPECTED as error:
+                self._history.note(lambda error=error: f"an operator cannot terminate {topic}: {error!r}")
+                await asyncio.sleep(0.3)
 
     async def _limit(self, broker: Broker, subscribed: Subscribed) -> None:
         rng = self._random
@@ -169,6 +183,6 @@ class TopicOperators:
                 return broker.process, topic.ledger.chain.epoch
         return "", -1
 
-    def _told(self, topic: TopicName) -> list[tuple[int, int]]:
+    def told(self, topic: TopicName) -> list[tuple[int, int]]:
         events = self._notes.events.get(str(topic), ())
         return [event.position[:2] for event in events if event.kind == "sent" and event.position and event.position[0] >= 0]
