@@ -14,7 +14,9 @@ from tests.simulation.client_notes import ClientNotes, mask_of
 from tests.simulation.faults import CALM
 from tests.simulation.sim_client import SimClient
 from tests.simulation.sim_consumer import Delivery, SimConsumer
+from tests.simulation.sim_operator import Operator
 from tests.simulation.sim_producer import SimProducer
+from tests.simulation.sim_reader import SimReader
 from tests.simulation.sim_serving import found_cluster
 from tests.simulation.stage import Stage
 from tests.simulation.wire_tap import WireTap
@@ -159,6 +161,39 @@ def test_a_delayed_message_comes_when_it_is_due() -> None:
         await wait_until(lambda: not scene.producer.unanswered)
         await scene.take(1)
         assert 3.0 <= scene.loop.time() - sent_s < 4.0
+
+    Scene().run(script)
+
+
+def test_a_reader_goes_on_behind_what_it_took_last() -> None:
+    async def script(scene: Scene) -> None:
+        reader = SimReader(scene.anna, TOPIC, "r", queue=2)
+        scene.spawn(scene.anna.node, reader.stay_connected(), "read")
+        scene.producer.publish(2, "", batch=False)
+        scene.producer.publish(3, "", batch=True)
+        await wait_until(lambda: len(reader.waiting) >= 2)
+        first = reader.next()
+        scene.anna.connections[0].abort()
+        rest = []
+        while len(rest) < 2:
+            await wait_until(lambda: len(reader.waiting) > 0)
+            rest += [delivery for _ in range(3) if (delivery := reader.next()) is not None]
+        told = {event.position[:2] for event in scene.notes.events[str(TOPIC)] if event.kind == "sent" and event.position}
+        assert first is not None
+        assert [first.position, *(delivery.position for delivery in rest)] == sorted(told) == list(reader.read)
+
+    Scene().run(script)
+
+
+def test_consumers_hear_that_a_terminated_topic_is_at_its_end() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(2, "", batch=False)
+        taken = await scene.take(2)
+        await Operator(scene.brokers, random.Random(0)).terminate(TOPIC)
+        await wait_until(lambda: scene.producer.terminated)
+        assert not scene.consumer.at_end
+        scene.consumer.acknowledge(taken)
+        await wait_until(lambda: scene.consumer.at_end)
 
     Scene().run(script)
 
