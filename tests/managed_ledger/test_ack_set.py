@@ -53,6 +53,16 @@ def test_entries_that_do_not_exist_are_refused(position: str) -> None:
     assert acks.backlog_entries == 10
 
 
+def test_it_may_start_in_the_middle_of_a_batch() -> None:
+    chain = ledger_list((5, 3), (8, 5))
+    acks = AckSet.starting_at(chain, at("8:1"), words_of((bits(1, 3), 64)))
+    assert acks.mark_delete == at("8:0")
+    assert not acks.is_acknowledged(at("8:1"))
+    assert acks.unacked_messages(at("8:1")) == (bits(1, 3), 64)
+    behind = AckSet.starting_at(chain, at("8:5"), words_of((bits(1), 64)))
+    assert (behind.mark_delete, behind.backlog_entries) == (at("8:4"), 0), "there is no such entry yet"
+
+
 @pytest.mark.parametrize(
     ("position", "accepted", "mark_delete"),
     [("8:1", True, "8:1"), ("5:0", True, "5:1"), ("9:-1", True, "9:-1"), ("8:5", False, "5:1"), ("13:0", False, "5:1")],
