@@ -59,7 +59,7 @@ async def audit(world: World) -> None:
     for bookie in bookies:
         assert bookie.bookie is not None
         await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
-    await check_rest(world)
+    await check_rest(world, auditor)
 
 
 async def _rest(world: World) -> None:

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_S = 5.0
 """Several of the bookies' intervals (`cluster.py`)."""
+_SLOW_JOURNAL_S = (0.9, 1.3)
+"""More than the interval of checkpoints, less than the timeout of an add."""
 _COLLECTED_S = 30.0
 """A deleted ledger goes after two looks at metadata, its log with the next one."""
 
 
-async def check_rest(world: World) -> None:
+async def check_rest(world: World, auditor: SimBroker) -> None:
     """Bookies that serve, clients that are gone."""
     bookies = [bookie for bookie in world.bookies.values() if bookie.serving]
+    await _append_slowly(world, auditor)
     await wait_for(
         world,
         "V9",
@@ -44,6 +47,17 @@ async def check_rest(world: World) -> None:
         lambda: f"logs without a reference stay: {[(bookie.id, _dead_logs(bookie)) for bookie in bookies]}",
         limit_s=_COLLECTED_S,
     )
+
+
+async def _append_slowly(world: World, auditor: SimBroker) -> None:
+    """The last that journals hear is what they took long for, and no later add comes to the help of a checkpoint that was begun
+    too early."""
+    for bookie in world.bookies.values():
+        bookie.slow_thread, bookie.slow_thread_s = "journal", _SLOW_JOURNAL_S
+    done = world.spawn(auditor.node, world.ledger_workload.append_once(auditor), "a last append")
+    await wait_for(world, "V3", done.done, "a ledger cannot be made, or does not take an append")
+    for bookie in world.bookies.values():
+        bookie.slow_thread = ""
 
 
 def _unmarked_batches(bookie: Any) -> int:

@@ -80,7 +80,7 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
     ),
     (
         "partitions of bookies, slow bookies, several faults in one ensemble",
-        (("nemesis_wires.py", ("partition", "partition, one way", "slow bookie", "ensemble hit")),),
+        (("nemesis_wires.py", ("partition", "partition, one way", "slow bookie", "ensemble hit", "broker cut off, then ended")),),
     ),
     (
         "sockets of clients: resets, half-open, in pieces, slow readers; machines of clients that crash",

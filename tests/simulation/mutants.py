@@ -34,7 +34,11 @@ from tests.simulation.mutants_bookies import (
     begin_the_versions_again_of_a_ledger_that_came_back,
     report_the_end_that_a_recovery_found_itself,
 )
-from tests.simulation.mutants_cluster import CLUSTER_MUTANTS, resend_from_the_lac_at_the_end_of_the_change
+from tests.simulation.mutants_cluster import (
+    CLUSTER_MUTANTS,
+    count_what_departed_bookies_acknowledged,
+    resend_from_the_lac_at_the_end_of_the_change,
+)
 from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
 from tests.simulation.mutants_topics import TOPIC_MUTANTS
 from tests.simulation.mutants_upkeep import UPKEEP_MUTANTS
@@ -378,5 +382,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "ask any follower for the cookie": ask_any_follower_for_the_cookie,
     "begin the versions again of a ledger that came back": begin_the_versions_again_of_a_ledger_that_came_back,
     "report the end that a recovery found itself": report_the_end_that_a_recovery_found_itself,
+    "count what departed bookies acknowledged": count_what_departed_bookies_acknowledged,
 }
-"""Mistakes for scenarios alone: by the first no answer is wrong in whatever world, the others take worlds by the hundreds."""
+"""Mistakes for scenarios alone: by the first no answer is wrong in whatever world, the others take worlds by the hundreds. So does
+the last: a change has to be decided after one bookie's answer and before another's, and a third one has to be later than all."""

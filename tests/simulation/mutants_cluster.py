@@ -404,7 +404,6 @@ CLUSTER_MUTANTS: Iterable[Mutant] = (
     limbo_denies_to_readers,
     count_lives_in_metadata_first,
     collect_what_can_be_brought_back,
-    count_what_departed_bookies_acknowledged,
     count_failed_bookies_while_they_are_replaced,
     count_newcomers_before_metadata_names_them,
     replace_in_metadata_without_sending_again,

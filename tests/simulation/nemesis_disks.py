@@ -36,7 +36,7 @@ class DiskFaults:
             self._fill: 1.5,
             self._slow_down: 1.0,
             self._lose: 5.0,  # a run has few of them
-            self._restore_old_copy: 2.5,
+            self._restore_old_copy: 4.0,
             self._lose_cookie: 0.6,
             self._decay_entry_log: 0.8,
             self._decay_journal: 1.8,
@@ -86,16 +86,29 @@ class DiskFaults:
         bookie.lose_one(self._random.choice(("data", "journal")))
 
     def _restore_old_copy(self) -> None:
-        world = self._world
-        if world.disks_to_lose == 0:
+        """A copy of some bookie's disks is made, and put back when the bookie has begun another life."""
+        world, bookie = self._world, some_bookie(self._world, self._random)
+        if world.disks_to_lose == 0 or bookie is None or bookie.has_old_copy:
             return
-        if (old := next((bookie for bookie in world.bookies.values() if bookie.has_old_copy), None)) is None:
-            if (bookie := some_bookie(world, self._random)) is not None:
-                bookie.keep_copy()
-        elif world.plan.deals("old disks restored"):
-            world.disks_to_lose -= 1
-            old.restore_copy()
-            old.accepts_empty_disk = True
+        bookie.keep_copy()
+
+        def restart() -> None:
+            if bookie.serving and world.plan.active and world.plan.deals("bookie crash"):
+                bookie.crash(power=False)
+
+        def restore() -> None:
+            if not world.plan.active or world.disks_to_lose == 0:
+                return
+            if not bookie.has_old_copy:
+                world.later(0.5, restore)  # it is not up again
+            elif world.plan.deals("old disks restored"):
+                world.disks_to_lose -= 1
+                bookie.restore_copy()
+                bookie.accepts_empty_disk = True
+
+        restart_s = self._random.choice((0.3, 1.0))
+        world.later(restart_s, restart)
+        world.later(restart_s + self._random.choice((0.3, 1.0, 3.0)), restore)
 
     def _lose_cookie(self) -> None:
         if (bookie := some_bookie(self._world, self._random)) is not None and self._world.plan.deals("cookie lost"):

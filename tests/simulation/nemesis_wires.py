@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cepheid_metadata import LedgerMetadata
 from tests.simulation.nemesis_machines import some_bookie, some_broker
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class WireFaults:
         self._random = rng
 
     def acts(self) -> dict[Callable[[], None], float]:
-        return {self._cut: 1.0, self._slow_bookie: 1.0, self._hit_ensemble: 2.0}
+        return {self._cut: 1.0, self._slow_bookie: 1.0, self._hit_ensemble: 3.0, self._strand_owner: 1.0}
 
     def _cut(self) -> None:
         broker, bookie = some_broker(self._world, self._random), some_bookie(self._world, self._random)
@@ -42,18 +43,54 @@ class WireFaults:
 
     def _hit_ensemble(self) -> None:
         """What chance alone brings together too rarely: in one ensemble some bookies are late while another one ends, and metadata
-        takes its time to hear of it."""
+        takes its time to hear of it; or whoever takes its place does."""
         world, rng = self._world, self._random
-        open_ledgers = [record for record in world.history.ledgers.values() if not record.is_closed]
-        if not open_ledgers or not world.plan.deals("ensemble hit"):
+        written = self._written() or [record for record in world.history.ledgers.values() if not record.is_closed]
+        if not written or not world.plan.deals("ensemble hit"):
             return
-        ensemble = list(rng.choice(open_ledgers).last_fragment.ensemble)
+        ensemble = list(rng.choice(written).last_fragment.ensemble)
         rng.shuffle(ensemble)
         ends, late = ensemble[0], ensemble[1 : rng.randrange(len(ensemble)) + 1]
-        world.tree.slow = rng.choice((50.0, 300.0))
-        world.later(rng.choice((1.0, 5.0)), world.tree.recover)
-        for name in late:
-            world.network.slow[name] = 100.0
+        if rng.random() < 0.5:
+            late = ensemble[1:]
+        slow = {name: rng.choice((100.0, 1_500.0)) for name in late}
+        if rng.random() < 0.5:
+            world.tree.slow = rng.choice((50.0, 300.0))
+            world.later(rng.choice((1.0, 5.0)), world.tree.recover)
+        else:
+            slow |= {name: 2_000.0 for name in world.bookies if name not in ensemble}
+        for name, times in slow.items():
+            world.network.slow[name] = times
             world.later(1.0, lambda name=name: world.network.slow.pop(name, None))
         bookie, power = world.bookies[ends], rng.random() < 0.3
-        world.later(rng.choice((0.005, 0.02, 0.1)), lambda: bookie.serving and world.plan.active and bookie.crash(power=power))
+        world.later(rng.choice((0.005, 0.03, 0.1)), lambda: bookie.serving and world.plan.active and bookie.crash(power=power))
+
+    def _written(self) -> list[LedgerMetadata]:
+        """Ledgers of living writers who wait for answers."""
+        history = self._world.history
+        living = [broker.process for broker in self._world.brokers.values() if broker.node.alive and not broker.node.paused]
+        return [
+            record
+            for ledger_id, record in history.ledgers.items()
+            if not record.is_closed
+            and history.creators[ledger_id] in living
+            and len(history.sent.get(ledger_id, ())) > history.acked.get(ledger_id, 0)
+        ]
+
+    def _strand_owner(self) -> None:
+        """A broker whose adds reach no bookie any more goes on for a moment, and ends: what it had sent was never stored."""
+        world, rng = self._world, self._random
+        broker = some_broker(world, rng)
+        if broker is None or not world.plan.deals("broker cut off, then ended"):
+            return
+        ends_s = rng.choice((0.1, 0.3, 1.0))
+        for name in world.bookies:
+            world.network.block(broker.name, name, "add")
+            world.later(ends_s + 4.0, lambda name=name: world.network.unblock(broker.name, name, "add"))
+
+        def end() -> None:
+            if world.plan.active and broker.node.alive and not broker.node.paused:
+                broker.crash()
+                world.later(0.5, lambda: broker.node.alive or world.begin(broker))
+
+        world.later(ends_s, end)

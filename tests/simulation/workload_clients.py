@@ -79,7 +79,7 @@ class ClientWorkload:
         self._stored: dict[TopicName, list[tuple[tuple[int, int], bytes]]] = {}
         self.subscriptions: list[Subscribed] = []
         for topic in self.topics:
-            for kind in rng.sample(KINDS, rng.choice((1, 1, 2))):
+            for kind in rng.sample(KINDS, rng.choice((1, 2, 2))):
                 self.subscriptions.append(Subscribed(topic, kind.lower(), kind, kind == "Key_Shared" and rng.random() < _STICKY))
         self._operators = TopicOperators(world, self.notes, self.subscriptions, rng)
         self.stopped = False
@@ -118,7 +118,7 @@ class ClientWorkload:
             if rng.random() < _READERS:
                 self._give_role(rng.choice(self.clients), partial(self._add_reader, topic))
         for subscribed in self.subscriptions:
-            several = 1 if subscribed.kind == "Exclusive" else rng.choice((1, 2, 3))
+            several = 1 if subscribed.kind == "Exclusive" else rng.choice((1, 2, 3, 3))
             for index in range(several):
                 ranges = ((index * _HASHES // several, (index + 1) * _HASHES // several - 1),) if subscribed.sticky else ()
                 self._give_role(rng.choice(self.clients), partial(self._add_consumer, subscribed, ranges))

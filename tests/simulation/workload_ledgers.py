@@ -107,6 +107,20 @@ class LedgerWorkload:
         if rng.random() < 0.8:
             await pending.wait_below(1)
 
+    async def append_once(self, broker: SimBroker) -> None:
+        """To a ledger of its own, until it is answered. Raises what making a ledger raises."""
+        quorums, pending = self.quorums, Pending()
+        writer = await broker.ledgers.create(
+            ensemble_size=quorums.ensemble_size,
+            write_quorum=quorums.write_quorum,
+            ack_quorum=quorums.ack_quorum,
+            custom=BARE,
+        )
+        self._history.did("append")
+        pending.begin()
+        writer.append([self._payload()], lambda _: pending.end())
+        await pending.wait_below(1)
+
     async def recover(self, broker: SimBroker, ledger_id: int) -> None:
         self._history.did("recover")
         try:

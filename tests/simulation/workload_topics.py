@@ -39,9 +39,9 @@ _FOR_EVER = Retention(time_ms=-1, size_bytes=-1)
 _RETENTIONS = (
     (Retention(), _FOR_EVER),
     (Retention(time_ms=-1, size_bytes=1_000), Retention(time_ms=-1, size_bytes=3_000), _FOR_EVER),
-    (Retention(time_ms=_KEPT_MS, size_bytes=-1), _FOR_EVER),
+    (Retention(time_ms=_KEPT_MS, size_bytes=-1),) * 2 + (_FOR_EVER,),
 )
-"""Between which policies a topic changes."""
+"""Between which policies a topic changes; often those that a clock or the size decides about."""
 _NO_LEDGER_BYTES = 30
 """State that is surely kept in a cursor's record (half of the settings' `cursor_inline_bytes`): a position and little else."""
 
@@ -55,7 +55,7 @@ class TopicWorkload:
         history.topics[keys.chain_key(self.topic)] = self.model
         self.quorums = quorums
         self._other_quorums = Quorums(1, 1, 1) if weak_ledgers else quorums
-        self._retentions = rng.choice(_RETENTIONS)
+        (self._retentions,) = rng.choices(_RETENTIONS, (1, 2, 2))
         if all(retention.time_ms and retention.size_bytes == -1 for retention in self._retentions):
             self.model.keeps_ms = _KEPT_MS
         self.config = self._new_config(quorums)
@@ -161,22 +161,24 @@ class TopicWorkload:
             await self._read(managed_ledger)
         elif cursor is None:
             await self.create_cursor(managed_ledger, rng.choice(_CURSORS))
-        elif draw < 0.86:
+        elif draw < 0.85:
             if cursor.name == DEDUP:
                 self._move_with_ids(cursor)
-            elif draw < 0.80:
+            elif draw < 0.79:
                 self.acknowledge(cursor)
-            elif draw < 0.82:
+                await self._save_and_fail(managed_ledger, cursor)
+            elif draw < 0.81:
                 self._move_on(cursor)
             else:
                 self._deliver_again(cursor)
-        elif draw < 0.91 or (draw < 0.957 and cursor.name == DEDUP):  # which is never reset or deleted
+                await self._save_and_fail(managed_ledger, cursor)
+        elif draw < 0.90 or (draw < 0.947 and cursor.name == DEDUP):  # which is never reset or deleted
             await self.save(cursor)
-        elif draw < 0.95:
+        elif draw < 0.94:
             await self.reset(managed_ledger, cursor)
-        elif draw < 0.957:
+        elif draw < 0.947:
             await self._delete_cursor(managed_ledger, cursor.name)
-        elif draw < 0.962:
+        elif draw < 0.952:
             self._change_policies(managed_ledger)
         elif draw < 0.98 or (draw >= 0.992 and self.model.keeps_ms is not None):
             await self._trim(opening, managed_ledger)
@@ -350,11 +352,12 @@ class TopicWorkload:
             self._consume_all(managed_ledger)
             for cursor in managed_ledger.cursors.values():
                 await self.save(cursor)
-        for _ in range(rng.choice((0, 0, 3, 6))):
-            self.append(opening, managed_ledger)
-        if rng.random() < 0.5:
-            self.set_clock_ahead(self._sessions[managed_ledger][0])
-        await managed_ledger.trim()
+        for _ in range(rng.choice((1, 2))):
+            for _ in range(rng.choice((0, 0, 3, 6))):
+                self.append(opening, managed_ledger)
+            if rng.random() < 0.5:
+                self.set_clock_ahead(self._sessions[managed_ledger][0])
+            await managed_ledger.trim()
 
     def _consume_all(self, managed_ledger: ManagedLedger) -> None:
         """Every cursor moves behind the last entry that somebody was told of."""
@@ -371,10 +374,20 @@ class TopicWorkload:
                     cursor.set_sequence_ids({"ledger": last.ledger_id, "entry": last.entry_id})
                 self._memory(cursor, model).add(asked)
 
+    async def _save_and_fail(self, managed_ledger: ManagedLedger, cursor: Any) -> None:
+        """Now and then: the very last thing that an owner did is what the next one has to know."""
+        if self._random.random() < 0.1:
+            await self.save(cursor)
+            if self._random.random() < 0.5:
+                managed_ledger.fail(ManagedLedgerFailedError(f"{self.topic}: its owner gives it up", topic=str(self.topic)))
+
     async def _lose_cursor_ledger(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
         """An operator deletes the wrong ledger. What was acknowledged comes again; nothing else may happen."""
         broker, _ = self._sessions[managed_ledger]
         for cursor in managed_ledger.cursors.values():
+            if (model := self.model.cursors.get(cursor.name)) is not None and cursor.name != DEDUP:
+                for position in [position for position in self.model.stored if position > cursor.mark_delete][1:7]:
+                    self.acknowledge_these(cursor, model, Acked(messages={position: 1}))  # too much for its record
             await self.save(cursor)  # so that nothing waits to be saved elsewhere
         records = [self._history.cursor_records.get(keys.cursor_key(self.topic, name)) for name in _CURSORS]
         named = [record.cursor_ledger_id for record in records if record is not None and record.cursor_ledger_id is not None]
