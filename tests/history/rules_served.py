@@ -230,6 +230,8 @@ class _Subscription:
             opening.covered.clear()
             opening.counts.clear()
             opening.restarts += 1
+            for consumer in opening.consumers.values():
+                consumer.held.clear()  # what is skipped nobody holds
 
     def _move_to(self, target: int, opening: _Opening | None, event: Event) -> None:
         """Everything from the target on is unacknowledged again, before it nothing is owed."""
@@ -280,7 +282,7 @@ class _Subscription:
         for rank in ranks:
             opening.received[rank] = self._delivered[rank] = event
             self._since_drain[rank] = None
-            if rank not in opening.acked:
+            if rank not in opening.acked and not self._moves:
                 consumer.held[rank] = event
 
     def _acknowledged_stays_away(self, opening: _Opening, event: Event, ranks: list[int]) -> Iterator[Violation]:

@@ -126,6 +126,9 @@ def test_a_key_waits_for_who_holds_earlier_messages_of_it() -> None:
 
 
 def test_an_administrators_move_is_known_when_it_is_done_and_doubtful_before() -> None:
+    skipped = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).note("moving")
+    skipped.note("moved", position=(1, 0, -1), details={"opening": FIRST})
+    assert skipped.got("b", 1, 2, 3, 4).acks("b", 1, 2, 3, 4).broken() == [], "what was skipped nobody holds"
     moved = Story("Shared").open("a").note("moving").note("moved", position=(1, 2, -1), details={"opening": FIRST})
     assert moved.got("a", 3, 4).acks("a", 3, 4).broken() == []
     assert Story("Shared").open("a").note("moving").broken() == [], "it may have gone anywhere"

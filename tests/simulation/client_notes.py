@@ -50,6 +50,10 @@ class ClientNotes:
 
     # Consumers, as the broker's end of their connection sees them
 
+    def spend_permit(self, actor: str, permits: int) -> None:
+        """H14, right before a message is given to it."""
+        self._history.check("H14", permits > 0, lambda: f"{actor} is sent a message, and has {permits} permits")
+
     def received(self, topic: str, actor: str, subscription: str, message: Any, tail: bytes) -> None:
         ident = message.message_id
         place = (topic, ident.ledgerId, ident.entryId)

@@ -131,6 +131,7 @@ class SimBookie:
         self.checks = DiskChecks(bookie_id, history)
         self._outside = contextvars.copy_context()  # of no process
         self._stopping = False
+        self._stop_under_way: asyncio.Task[None] | None = None
         self._closing: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what a graceful stop closes, in order
         self.store: SimStore | None = None
         self._loop = asyncio.get_running_loop()
@@ -241,7 +242,9 @@ class SimBookie:
     def stop(self) -> asyncio.Task[None]:
         """As an operator stops it: takes no more, finishes what it has, leaves. A crash may come first."""
         assert self.serving, f"{self!r} is not serving"
-        return self.node.start(self._stop(self.node), name="stop")
+        if self._stop_under_way is None:
+            self._stop_under_way = self.node.start(self._stop(self.node), name="stop")
+        return self._stop_under_way
 
     async def _stop(self, node: Node) -> None:
         for close in list(self._closing):
@@ -381,7 +384,7 @@ class SimBookie:
     def _after_crash(self) -> None:
         power, self.power_lost = self.power_lost, False
         how = "stopped" if self._stopping else "lost power" if power else "crashed"
-        self._stopping = False
+        self._stopping, self._stop_under_way = False, None
         self.down_since_s = self._loop.time() if self.serving else 0.0
         self._history.note(f"{self.id}#{self.node.incarnation} {how}")
         self._network.stop_serving(self.id, noticed=not power)

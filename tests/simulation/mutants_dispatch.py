@@ -187,6 +187,21 @@ def say_saved_before_it_is() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def spend_no_permits() -> Iterator[None]:
+    """A consumer that keeps up gets whatever is appended, however full its queue is."""
+    on_appended = FailoverDispatch.on_appended
+
+    def generous(self: FailoverDispatch, tail: Any = None) -> Any:
+        send = on_appended(self, tail)
+        if send is not None and self._active is not None:
+            self._active.permits += send.messages
+        return send
+
+    with mock.patch.object(FailoverDispatch, "on_appended", generous):
+        yield
+
+
 DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     skip_what_did_not_fit_into_a_read,
     permits_wake_nobody,
@@ -202,6 +217,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     take_a_part_of_a_batch_for_all_of_it,
     ignore_parts_of_batches,
     say_saved_before_it_is,
+    spend_no_permits,
 )
 
 DISPATCH_RULES: dict[str, set[str]] = {
@@ -217,6 +233,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "seek one off": {"H13", "C4", "H5", "H6", "V7"},
     "acknowledge cumulatively on shared subscriptions": {"H5", "H6"},
     "take a part of a batch for all of it": {"H5", "H6", "H8"},
-    "ignore parts of batches": {"H7"},
+    "ignore parts of batches": {"H7", "C2"},
     "say saved before it is": {"H7"},
+    "spend no permits": {"H14"},
 }

@@ -4,7 +4,8 @@
                              └──► ClientNotes
 
 Seen from here nothing is on its way: a message that a broker gave to one consumer before it heard the acknowledgement of another
-is noted before it. So the rules about order and holders (H7 to H10) need no allowances of time; see tests/history/rules_served.py.
+is noted before it. So the rules about order, holders (H7 to H10) and permits (H14) need no allowances of time (see
+tests/history/rules_served.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from cepheid_wire import CommandType, FrameSplitter, TopicName
+from cepheid_wire import CommandType, FrameSplitter, TopicName, messages_in, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.client_notes import BEGINNING, ClientNotes, mask_of
 
@@ -22,6 +23,7 @@ TYPES = {0: "Exclusive", 1: "Shared", 2: "Failover", 3: "Key_Shared"}
 _HEARD = frozenset(
     {
         CommandType.SUBSCRIBE,
+        CommandType.FLOW,
         CommandType.ACK,
         CommandType.REDELIVER_UNACKNOWLEDGED_MESSAGES,
         CommandType.SEEK,
@@ -46,6 +48,7 @@ class _Seat:
     topic: str
     subscription: str
     opening: tuple[str, int]
+    permits: int  # that it gave and no message has used
 
 
 class WireTap(asyncio.Protocol):
@@ -91,6 +94,9 @@ class WireTap(asyncio.Protocol):
             if not command.subscribe.durable:
                 return  # a reader: it knows for itself what it is owed
             self._asked[command.subscribe.request_id] = command.subscribe
+        elif kind == CommandType.FLOW:
+            if (seat := self._seats.get(command.flow.consumer_id)) is not None:
+                seat.permits += command.flow.messagePermits
         elif kind == CommandType.SEEK:
             self._on_seek(command.seek)
         elif kind == CommandType.CLOSE_CONSUMER:
@@ -147,6 +153,8 @@ class WireTap(asyncio.Protocol):
         if kind == CommandType.MESSAGE:
             seat = self._seats.get(command.message.consumer_id)
             if seat is not None:
+                self._notes.spend_permit(seat.actor, seat.permits)
+                seat.permits -= messages_in(parse_metadata(tail))
                 self._notes.received(seat.topic, seat.actor, seat.subscription, command.message, bytes(tail))
         elif kind == CommandType.SUCCESS:
             asked = self._asked.pop(command.success.request_id, None)
@@ -173,7 +181,9 @@ class WireTap(asyncio.Protocol):
         opening = self._opening_of(topic)
         life = self._lives[ask.consumer_name] = self._lives.get(ask.consumer_name, 0) + 1
         actor = f"{ask.consumer_name}@{self._peer}.{life}"
-        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription, opening)
+        before = self._seats.get(ask.consumer_id)
+        permits = 0 if before is None else before.permits  # it asked twice: they are those of one consumer
+        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription, opening, permits)
         self._note("open", seat, type=TYPES[ask.subType], details={"opening": opening})
 
     def _leave(self, consumer_id: int) -> None:
