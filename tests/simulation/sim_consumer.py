@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cepheid_wire import CommandType, TopicName, count_messages
+from cepheid_broker.key_hash import hash_of_metadata
+from cepheid_wire import CommandType, TopicName, count_messages, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.client_notes import mask_of
 from tests.simulation.sim_client import CLIENT_ERRORS, ClientConnection, SimClient
@@ -153,6 +154,10 @@ class SimConsumer:
         assert self.connection is not None
         ident, messages = message.message_id, count_messages(tail)
         left = mask_of(message.ack_set) if message.ack_set else (1 << messages) - 1
+        if self._ranges:
+            key_hash = hash_of_metadata(parse_metadata(tail))
+            is_own = any(first <= key_hash <= last for first, last in self._ranges)
+            self.client.history.check("H10", is_own, lambda: f"{self!r} of the hashes {self._ranges} got one of {key_hash}")
         self.waiting.append(Delivery(ident.ledgerId, ident.entryId, messages, left, self.connection))
         self.arrived.set()
 

@@ -12,6 +12,7 @@ from cepheid_broker.managed_ledger import ManagedLedgerConfig
 from cepheid_wire import TopicName
 from tests.simulation.client_notes import ClientNotes, mask_of
 from tests.simulation.faults import CALM
+from tests.simulation.history import InvariantViolation
 from tests.simulation.sim_client import SimClient
 from tests.simulation.sim_consumer import Delivery, SimConsumer
 from tests.simulation.sim_operator import Operator
@@ -163,6 +164,26 @@ def test_a_delayed_message_comes_when_it_is_due() -> None:
         assert 3.0 <= scene.loop.time() - sent_s < 4.0
 
     Scene().run(script)
+
+
+def test_consumers_that_ask_for_ranges_of_hashes_get_those_and_say_so_if_not() -> None:
+    async def script(scene: Scene) -> None:
+        halves = ((0, 32767), (32768, 65535))
+        both = [SimConsumer(scene.anna, TOPIC, "k", "Key_Shared", f"c{half}", ranges=(half,)) for half in halves]
+        for consumer in both:
+            scene.spawn(scene.anna.node, consumer.stay_connected(), repr(consumer))
+        await wait_until(lambda: all(consumer.connection is not None for consumer in both))
+        for key in range(10):
+            scene.producer.publish(1, f"k{key}", batch=False)
+        await wait_until(lambda: sum(len(consumer.waiting) for consumer in both) == 10)
+        assert all(consumer.waiting for consumer in both)
+        both[0]._ranges = (halves[1],)  # a broker that were wrong
+        for key in range(10):
+            scene.producer.publish(1, f"k{key}", batch=False)
+        await wait_until(lambda: scene.loop.failure is not None)
+
+    with pytest.raises(InvariantViolation, match="H10"):
+        Scene().run(script)
 
 
 def test_a_reader_goes_on_behind_what_it_took_last() -> None:
