@@ -213,7 +213,7 @@ def test_logs_are_followed(shell: Shell, tmp_path: Path) -> None:
                 log.write_text("one\ntwo\nthree\n")
             time.sleep(0.05)
         following.kill()
-        reader.join(5)
+        reader.join(60)
     assert lines == ["two\n", "three\n"]
 
 

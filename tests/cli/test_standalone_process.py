@@ -57,7 +57,7 @@ class Server:
             self.process.send_signal(number)
         code = self.process.wait(timeout_s)
         for pump in self._pumps:
-            pump.join(5)
+            pump.join(60)
         for stream in (self.process.stdout, self.process.stderr):
             assert stream is not None
             stream.close()

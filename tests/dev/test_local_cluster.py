@@ -106,7 +106,7 @@ def test_what_hangs_in_its_start_can_be_killed(world: World) -> None:
     wait_until(lambda: world.cluster.pid("bookie-1") is not None)
     assert world.state() == "starting"
     LocalCluster(world.cluster.directory).kill("bookie-1")
-    starting.join(20)
+    starting.join(60)
     assert "bookie-1 ended" in str(failures[0])
     assert world.state() == "killed"
 
@@ -123,7 +123,7 @@ def test_two_starts_at_once_start_one_process(world: World) -> None:
     for thread in starting:
         thread.start()
     for thread in starting:
-        thread.join(20)
+        thread.join(60)
     assert len(pids) == 4
     assert len(set(pids)) == 1
     assert (world.cluster.log_path("bookie-1")).read_text() == "slept\n"

@@ -83,5 +83,5 @@ def test_clients_that_wait_are_served_when_the_server_comes(tmp_path: Path) -> N
         time.sleep(0.5)
         assert not outcome
         cluster.start()
-        waiting.join(20)
+        waiting.join(60)
         assert len(outcome) == 1

@@ -90,7 +90,7 @@ def test_who_waits_for_exclusive_is_let_in_when_the_holder_closes(cluster: Proce
         assert not admitted
         holder.send(b"mine")
         holder.close()
-        thread.join(10)
+        thread.join(60)
         admitted[0].send(b"my turn")
 
 

@@ -135,7 +135,7 @@ def test_trap_06_the_client_uses_one_request_id_twice_at_a_time(tapped: TappedBr
                 thread.start()
                 thread.join(0.2)
         for thread in threads:
-            thread.join(5)
+            thread.join(60)
         assert answers in ([0, [f"persistent://public/default/{topic}-new"]], [[f"persistent://public/default/{topic}-new"], 0])
     asked = tapped.frames(CommandType.GET_LAST_MESSAGE_ID, CommandType.PARTITIONED_METADATA, since=since)
     assert [frame.body.request_id for frame in asked] == [5, 5]
