@@ -72,7 +72,7 @@ class MachineFaults:
 
     def _end_broker(self, broker: SimBroker, *, power: bool) -> None:
         broker.crash(power=power, lingers=self._random.random() < 0.5)
-        self._world.later(self._random.choice((0.1, 0.5, 2.0)), lambda: broker.node.alive or self._world.begin(broker))
+        self._world.later(self._random.choice((0.1, 0.5, 2.0)), lambda: self._world.come_back(broker))
 
     def _pause_bookie(self) -> None:
         bookie = some_bookie(self._world, self._random)

@@ -91,6 +91,6 @@ class WireFaults:
         def end() -> None:
             if world.plan.active and broker.node.alive and not broker.node.paused:
                 broker.crash()
-                world.later(0.5, lambda: broker.node.alive or world.begin(broker))
+                world.later(0.5, lambda: world.come_back(broker))
 
         world.later(ends_s, end)

@@ -48,6 +48,7 @@ class World(Stage):
         self._wanted_operations = operations if cuts.operations is None else cuts.operations
         self._fewest_faults = _FEWEST_FAULTS if cuts.operations is None else 0
         self.stores = self.orderly = True
+        self.healed = False
         self.clients: ClientWorkload | None = None
         self._replays = 0
         self._inspector = random.Random(f"{seed}/inspector")
@@ -98,6 +99,7 @@ class World(Stage):
             self.clients.stop()
         self.plan.heal()
         await nemesis.heal()
+        self.healed = True
         await audit(self)
 
     def _choose_flavour(self) -> None:
@@ -156,6 +158,11 @@ class World(Stage):
             clock = self.plan.clocks.of(broker.name)
             clock.jump(max(JUMPS_MS))
             self.later(1.0, clock.correct)
+
+    def come_back(self, broker: SimBroker) -> None:
+        """A while after a crash. Once all is healed each has begun again, and who is stopped then is to stay away."""
+        if not (broker.node.alive or self.healed):
+            self.begin(broker)
 
     def begin(self, broker: SimBroker) -> None:
         """Starts a broker's process and what runs in it."""
