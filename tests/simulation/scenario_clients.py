@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
+from cepheid_metadata import MemoryStore, TopicRecord, topic_records
 from cepheid_wire import TopicName
 from tests.simulation.client_notes import ClientNotes
 from tests.simulation.scenario_language import ScenarioError, kind, step
@@ -77,6 +78,13 @@ async def serves_applications(scene: Scene, broker: SimBroker) -> None:
     broker.serves, broker.orderly = True, False
     broker.start()
     await scene.wait_until(lambda: broker.ready, f"{broker.name} serves")
+
+
+@step("what applications publish lives for {number} days")
+async def lives_for_days(scene: Scene, days: int) -> None:
+    """A policy of their topic: what is older and not consumed is given up."""
+    record = TopicRecord(created_at_ms=1, message_ttl_s=days * 86_400)
+    await topic_records(MemoryStore(scene.tree)).create(of(scene).topic, record)
 
 
 @step("application {application} publishes {number} messages, and all are answered")

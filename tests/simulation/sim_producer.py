@@ -164,7 +164,7 @@ class SimProducer:
     # Bytes
 
     def _metadata(self, sequence_id: int, key: str) -> pb.MessageMetadata:
-        metadata = pb.MessageMetadata(producer_name=self.name, sequence_id=sequence_id, publish_time=1)
+        metadata = pb.MessageMetadata(producer_name=self.name, sequence_id=sequence_id, publish_time=true_ms())
         if key:
             metadata.partition_key = key
         return metadata
@@ -172,7 +172,6 @@ class SimProducer:
     def _plain(self, sequence_id: int, uid: str, key: str, padding: int, delay_ms: int) -> bytes:
         metadata = self._metadata(sequence_id, key)
         if delay_ms:
-            metadata.publish_time = true_ms()
             metadata.deliver_at_time = metadata.publish_time + delay_ms
         return encode_tail(metadata, uid.encode() + b"." * padding)
 
