@@ -230,8 +230,9 @@ class _Subscription:
             opening.covered.clear()
             opening.counts.clear()
             opening.restarts += 1
-            for consumer in opening.consumers.values():
-                consumer.held.clear()  # what is skipped nobody holds
+            if name in (None, opening.name):
+                for consumer in opening.consumers.values():
+                    consumer.held.clear()  # what is skipped nobody holds, from the moment on when it is asked for
 
     def _move_to(self, target: int, opening: _Opening | None, event: Event) -> None:
         """Everything from the target on is unacknowledged again, before it nothing is owed."""

@@ -134,6 +134,16 @@ def test_an_administrators_move_is_known_when_it_is_done_and_doubtful_before() -
     assert Story("Shared").open("a").note("moving").broken() == [], "it may have gone anywhere"
 
 
+def test_what_is_skipped_is_held_by_nobody_before_that_is_answered() -> None:
+    def told(**moving: Any) -> list[str]:
+        story = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).note("moving", **moving).got("b", 1)
+        story.note("moved", position=(1, 0, -1), details={"opening": FIRST})
+        return story.got("b", 2, 3, 4).acks("b", *range(1, 5)).broken()
+
+    assert told() == told(details={"opening": FIRST}) == []
+    assert told(details={"opening": SECOND}) == ["H10"], "of another server: here nobody let go of it"
+
+
 def test_of_two_moves_at_once_nobody_knows_which_came_last() -> None:
     told = Story("Failover").open("a").note("moving").note("moving")
     told.note("moved", position=(1, 3, -1), details={"reset": True, "opening": FIRST})
