@@ -146,11 +146,11 @@ def save_no_delivery_counts() -> Iterator[None]:
 @contextlib.contextmanager
 def save_sequence_ids_of_another_moment() -> Iterator[None]:
     """The mark-delete position is saved with the sequence ids that the cursor had the time before."""
-    before: dict[int, Mapping[str, int]] = {}
+    before: dict[AckSet, Mapping[str, int]] = {}  # keeps them: an address that is used again would change the course of a seed
 
     def encode_with_old(ack_set: AckSet, counts: DeliveryCounts, sequence_ids: Mapping[str, int]) -> bytes:
-        old = before.get(id(ack_set), {})
-        before[id(ack_set)] = sequence_ids
+        old = before.get(ack_set, {})
+        before[ack_set] = sequence_ids
         return encode_state(ack_set, counts, old)
 
     with mock.patch.object(cursor, "encode_state", encode_with_old):

@@ -54,7 +54,7 @@ def test_a_seed_means_the_same_behind_other_seeds() -> None:
 
 
 def test_a_seed_means_the_same_in_any_process(tmp_path: Path) -> None:
-    """With other hashes of strings, from another directory, with another place for temporary files, optimized or not."""
+    """With other hashes of strings, from another directory, with another place for temporary files, or with asyncio's checks."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     surroundings: list[tuple[list[str], Path, dict[str, str]]] = [

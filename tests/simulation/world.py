@@ -103,7 +103,7 @@ class World(Stage):
         await audit(self)
 
     def _choose_flavour(self) -> None:
-        """Brokers whose storage is used directly, brokers that serve clients, or both; in good order or not."""
+        """Brokers whose storage is used directly, or brokers that serve clients; in good order or not."""
         flavour, order = random.Random(f"{self.seed}/flavour"), random.Random(f"{self.seed}/order")
         self.stores = flavour.random() < _STORES
         self.orderly = order.random() < _ORDERLY
