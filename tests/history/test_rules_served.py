@@ -141,7 +141,7 @@ def test_what_is_skipped_is_held_by_nobody_before_that_is_answered() -> None:
         return story.got("b", 2, 3, 4).acks("b", *range(1, 5)).broken()
 
     assert told() == told(details={"opening": FIRST}) == []
-    assert told(details={"opening": SECOND}) == ["H10"], "of another server: here nobody let go of it"
+    assert told(details={"opening": SECOND})[0] == "H10", "of another server: here nobody let go of it"
 
 
 def test_of_two_moves_at_once_nobody_knows_which_came_last() -> None:
