@@ -63,6 +63,7 @@ class TopicWorkload:
         self._appends = 0
         self._sessions: dict[ManagedLedger, tuple[SimBroker, int]] = {}  # opened by whom, who had lost how many sessions
         self._memories: dict[Any, tuple[CursorModel, int, Acked]] = {}
+        self._deleted_by_mistake: dict[int, None] = {}  # ledgers with states of cursors
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
         self.owners: OwnershipWorkload | None = None  # None: brokers fight
@@ -141,8 +142,13 @@ class TopicWorkload:
         reigns = self._history.reigning.get(keys.chain_key(self.topic)) == (broker.process, managed_ledger.chain.epoch)
         if reigns and before is not None and self.weather(broker) == before and managed_ledger.failure is None:
             for model, resets, acked in asked:
-                if self.model.cursors.get(model.name) is model and model.resets == resets:
+                if self.model.cursors.get(model.name) is model and model.resets == resets and self._is_kept(model.name):
                     model.must.add(acked)
+
+    def _is_kept(self, name: str) -> bool:
+        """Not in a ledger that an operator has deleted: its owner does not know, has nothing to save, and says that it is saved."""
+        record = self._history.cursor_records.get(keys.cursor_key(self.topic, name))
+        return record is None or record.cursor_ledger_id not in self._deleted_by_mistake
 
     def forget_state(self, name: str, mark_delete: Position) -> None:
         """What a cursor had saved is lost for good, but for the last position in its record."""
@@ -397,6 +403,7 @@ class TopicWorkload:
         ledger_id = self._random.choice(named)
         self._history.note(f"an operator deletes ledger {ledger_id}, which has states of cursors")
         await broker.ledgers.recover(ledger_id)
+        self._deleted_by_mistake[ledger_id] = None
         self._forget_states(ledger_id)
         try:
             await broker.ledgers.delete(ledger_id)
@@ -420,7 +427,7 @@ class TopicWorkload:
         check_backlog(self._history, cursor)
         resets, asked = model.resets, self._memory(cursor, model).copy()
         await cursor.saved()
-        if self.model.cursors.get(cursor.name) is model and model.resets == resets:
+        if self.model.cursors.get(cursor.name) is model and model.resets == resets and self._is_kept(cursor.name):
             model.must.add(asked)
             self._history.note(lambda: f"{cursor!r} reports as saved: {asked!r}")
 
