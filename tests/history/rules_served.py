@@ -222,6 +222,9 @@ class _Subscription:
         self._moves += 1
         if name is not None:
             self._moving[name] = self._moving.get(name, 0) + 1
+        self._void(name)
+
+    def _void(self, name: Opening | None) -> None:
         self._saved.clear()
         for opening in self._openings.values():
             opening.certain = False
@@ -241,6 +244,7 @@ class _Subscription:
             self._moved_in = max(self._moved_in, opening.name[1])
             opening.counts.clear()
         if self._contested:
+            self._void(None if opening is None else opening.name)  # also what was said since it was asked for
             return
         self._heard = dict.fromkeys(range(target))
         if opening is not None:

@@ -151,6 +151,15 @@ def test_of_two_moves_at_once_nobody_knows_which_came_last() -> None:
     assert told.open("b", SECOND).got("b", 3, 4).acks("b", 3, 4).broken() == []
 
 
+def test_a_move_voids_what_was_said_while_it_was_done_whatever_became_of_others() -> None:
+    told = Story("Shared").note("moving", details={"opening": FIRST}).open("a", SECOND).note("moving", details={"opening": SECOND})
+    told.all_of("a").note("saving", "a", details={"ask": 1}).note("saved", "a", details={"ask": 1}).note("close", "a")
+    told.note("moved", position=(1, 0, -1), details={"reset": True, "opening": SECOND})
+    again = told.open("b", SECOND).all_of("b").note("saving", "b", details={"ask": 2}).note("saved", "b", details={"ask": 2})
+    assert again.broken() == []
+    assert again.open("c", ("east#2", 3)).got("c", 0).broken() == ["H7"], "said after it"
+
+
 def test_a_move_that_nobody_heard_of_may_have_begun_the_counts_anew() -> None:
     told = Story("Shared").open("a").got("a", 0, redelivery_count=1).note("nack", "a").note("moving")
     assert told.all_of("a").broken() == []
