@@ -38,7 +38,7 @@ _KEPT_MS = 3_600_000
 _FOR_EVER = Retention(time_ms=-1, size_bytes=-1)
 _RETENTIONS = (
     (Retention(), _FOR_EVER),
-    (Retention(time_ms=-1, size_bytes=1_000), Retention(time_ms=-1, size_bytes=3_000), _FOR_EVER),
+    (Retention(time_ms=-1, size_bytes=600), Retention(time_ms=-1, size_bytes=1_200), _FOR_EVER),
     (Retention(time_ms=_KEPT_MS, size_bytes=-1),) * 2 + (_FOR_EVER,),
 )
 """Between which policies a topic changes; often those that a clock or the size decides about."""
@@ -170,14 +170,14 @@ class TopicWorkload:
         elif draw < 0.85:
             if cursor.name == DEDUP:
                 self._move_with_ids(cursor)
+            elif draw < 0.77:
+                kind = self.acknowledge(cursor)
+                await self._save_and_fail(managed_ledger, cursor, 0.4 if kind == "messages" else 0.05)
             elif draw < 0.79:
-                self.acknowledge(cursor)
-                await self._save_and_fail(managed_ledger, cursor)
-            elif draw < 0.81:
                 self._move_on(cursor)
             else:
                 self._deliver_again(cursor)
-                await self._save_and_fail(managed_ledger, cursor)
+                await self._save_and_fail(managed_ledger, cursor, 0.6)
         elif draw < 0.90 or (draw < 0.947 and cursor.name == DEDUP):  # which is never reset or deleted
             await self.save(cursor)
         elif draw < 0.94:
@@ -186,9 +186,9 @@ class TopicWorkload:
             await self._delete_cursor(managed_ledger, cursor.name)
         elif draw < 0.952:
             self._change_policies(managed_ledger)
-        elif draw < 0.98 or (draw >= 0.992 and self.model.keeps_ms is not None):
+        elif draw < 0.98 or (draw >= 0.99 and (draw < 0.997 or self.model.keeps_ms is not None)):
             await self._trim(opening, managed_ledger)
-        elif draw < 0.992:
+        elif draw < 0.99:
             await self._lose_cursor_ledger(opening, managed_ledger)
         else:
             self._history.did("truncate")
@@ -281,10 +281,11 @@ class TopicWorkload:
 
     # Consumers
 
-    def acknowledge(self, cursor: Any) -> None:
+    def acknowledge(self, cursor: Any) -> str:
+        """Says what kind of acknowledgement it was."""
         rng, model, stored = self._random, self.model.cursors.get(cursor.name), list(self.model.stored)
         if model is None or not stored:
-            return  # a deposed owner still has a cursor that was deleted
+            return ""  # a deposed owner still has a cursor that was deleted
         self._history.did("acknowledge")
         near = [position for position in stored if position > cursor.mark_delete][:20] or stored[-3:]
         kind = rng.choice(("single", "single", "some", "cumulative", "messages"))
@@ -295,6 +296,7 @@ class TopicWorkload:
         else:
             asked = Acked(entries=dict.fromkeys(rng.sample(near, min(len(near), 1 if kind == "single" else 4))))
         self.acknowledge_these(cursor, model, asked)
+        return kind
 
     def acknowledge_these(self, cursor: Any, model: CursorModel, asked: Acked) -> None:
         model.allow(asked)
@@ -380,11 +382,11 @@ class TopicWorkload:
                     cursor.set_sequence_ids({"ledger": last.ledger_id, "entry": last.entry_id})
                 self._memory(cursor, model).add(asked)
 
-    async def _save_and_fail(self, managed_ledger: ManagedLedger, cursor: Any) -> None:
+    async def _save_and_fail(self, managed_ledger: ManagedLedger, cursor: Any, odds: float) -> None:
         """Now and then: the very last thing that an owner did is what the next one has to know."""
-        if self._random.random() < 0.1:
+        if self._random.random() < odds:
             await self.save(cursor)
-            if self._random.random() < 0.5:
+            if self._random.random() < 0.7:
                 managed_ledger.fail(ManagedLedgerFailedError(f"{self.topic}: its owner gives it up", topic=str(self.topic)))
 
     async def _lose_cursor_ledger(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
