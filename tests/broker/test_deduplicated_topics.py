@@ -45,6 +45,32 @@ def test_a_repetition_is_answered_in_its_turn_and_not_stored() -> None:
     run_async(main())
 
 
+def test_a_repetition_before_a_damaged_message_waits_for_what_was_sent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of nothing but repetitions: what cannot be stored ends it, and an append is under way."""
+
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            await publish(client, 0, 1)
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            client.send_message(2)
+            await wait_until(lambda: bool(appends.held))
+            client.send_message(1)
+            damaged = bytearray(message(3, b"damaged"))
+            damaged[-1] ^= 1
+            client.send_message(3, tail=bytes(damaged))
+            await client.ping()
+            await client.expect_nothing(0.05)
+            appends.let_go()
+            answers = [await client.expect(pb.CommandSendReceipt) for _ in range(2)]
+            assert [answer.sequence_id for answer in answers] == [2, 1]
+            assert position_of(answers[1]) == REPEATED
+            assert (await client.expect(pb.CommandSendError)).sequence_id == 3
+            assert await stored(world) == [0, 1, 2]
+
+    run_async(main())
+
+
 def test_a_producer_goes_on_where_its_name_was() -> None:
     async def main() -> None:
         async with deduplicating() as (world, client):

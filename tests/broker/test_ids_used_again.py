@@ -15,6 +15,7 @@ from cepheid_broker.settings import ConnectionSettings
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
+from tests.broker.deduplicated_world import HeldAppends
 from tests.broker.scripted_client import ScriptedClient, full, subscribe
 from tests.support import run_async, wait_until
 
@@ -227,5 +228,31 @@ def test_a_consumer_id_means_one_subscription_at_a_time() -> None:
             await client.subscribe("t", "s")  # the same again is the same
             await client.ask(pb.CommandCloseConsumer(consumer_id=0, request_id=10), pb.CommandSuccess)
             await client.subscribe("t", "other")
+
+    run_async(main())
+
+
+def test_a_new_incarnation_of_a_producer_hears_nothing_of_what_the_old_one_had_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client sends that again: a receipt for each would be one too many (protocol.md §9.3)."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t", producer_name="p")
+            appends = HeldAppends(monkeypatch, world.topic("t").ledger)
+            client.send_message(0)
+            await wait_until(lambda: bool(appends.held))
+            async with slow_openings(world):
+                client.send(producer(0, 100, producer_name="p", epoch=1))
+                await client.ping()
+                appends.let_go()
+                await wait_until(lambda: world.topic("t").ledger.last_confirmed.entry_id == 0)
+                await client.expect_nothing(0.05)
+            assert (await client.expect(pb.CommandProducerSuccess)).request_id == 100
+            client.send_message(0)
+            await wait_until(lambda: bool(appends.held))
+            appends.let_go()
+            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
+            await client.ping()
+            await client.expect_nothing(0.05)
 
     run_async(main())
