@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,11 @@ from cepheid_broker.managed_ledger import (
     ManagedLedgerClosedError,
     ManagedLedgerConfig,
     ManagedLedgerError,
+    ManagedLedgerFencedError,
     ManagedLedgerSettings,
     NoSuchCursorError,
     TooManyCursorsError,
+    saved_cursor,
 )
 from cepheid_broker.managed_ledger.cursor_state import EncodedBatches
 from cepheid_metadata import CursorRecord, LedgerState, MemoryStore, Position, StoreUnavailableError, cursor_records, keys
@@ -394,6 +397,41 @@ def test_a_lost_cursor_ledger_rewinds_to_the_record_and_says_so(caplog: pytest.L
 
     run_virtual(main())
     assert {"cursor.ledger_lost", "cursor.rewound"} <= {record.message for record in caplog.records}
+
+
+def test_an_opening_that_finds_no_cursor_ledger_because_the_next_owner_has_moved_on_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would start the subscription again at the position in a record of the past, and deliver what is saved as acknowledged."""
+
+    async def main() -> None:
+        async with topic_world(settings=TINY) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 400)
+            cursor.acknowledge(positions[1:200:2])
+            await cursor.saved()
+            ledger_id = (await record_of(world)).cursor_ledger_id
+            assert ledger_id is not None
+            await broker.crash()
+
+            recover_states = saved_cursor.recover_states
+
+            async def too_late(*args: Any) -> Any:
+                monkeypatch.setattr(saved_cursor, "recover_states", recover_states)
+                successor = (await world.broker(seed=3).open()).cursors["sub"]
+                successor.acknowledge_cumulative(positions[300])
+                await successor.saved()
+                await wait_until(lambda: keys.ledger_key(ledger_id) not in world.tree.nodes)
+                return await recover_states(*args)
+
+            monkeypatch.setattr(saved_cursor, "recover_states", too_late)
+            with pytest.raises(ManagedLedgerFencedError, match="sub"):
+                await world.broker(seed=2).open()
+
+    run_virtual(main())
+    assert not {"cursor.ledger_lost", "cursor.rewound"} & {record.message for record in caplog.records}
 
 
 def test_a_reset_is_exact_and_outlives_a_crash() -> None:

@@ -11,10 +11,10 @@ from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.cursor import Cursor, CursorHome
 from cepheid_broker.managed_ledger.cursor_ledger import RecoveredStates, Snapshot, recover_states
 from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
-from cepheid_broker.managed_ledger.errors import CursorStateDamagedError
+from cepheid_broker.managed_ledger.errors import CursorStateDamagedError, ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_ledger import LedgerClient, LedgerLostError, NoSuchLedgerError
-from cepheid_metadata import CursorRecord, Found, MetadataStore, Position, cursor_records, list_cursors
+from cepheid_metadata import CursorRecord, Found, MetadataStore, Position, cursor_records, keys, list_cursors
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,8 @@ class RecoveredCursors:
 async def recover_cursors(
     topic: TopicName, incarnation: str, store: MetadataStore, client: LedgerClient, ledgers: LedgerList, home: CursorHome
 ) -> RecoveredCursors:
-    """After the chain was taken over: from then on nobody else saves. Raises what is worth another attempt."""
+    """After the chain was taken over: from then on nobody else saves, but for an opening that comes still later. Raises
+    ManagedLedgerFencedError when that is found out, and what is worth another attempt."""
     recovered = RecoveredCursors()
     for name, found in (await _read_records(topic, store)).items():
         if found.record.chain_incarnation != incarnation:
@@ -114,19 +115,19 @@ async def recover_cursors(
             continue
         cursor = Cursor(name, AckSet(ledgers, found.record.mark_delete), ledgers, home, found.record.subscription_properties)
         recovered.saved[name] = SavedCursor(cursor, found.record, found.version)
-    in_ledgers: dict[int, dict[str, int]] = {}
+    in_ledgers: dict[int, dict[str, SavedCursor]] = {}
     for name, saved in recovered.saved.items():
         record = saved.record
         if record.cursor_ledger_id is not None:
-            in_ledgers.setdefault(record.cursor_ledger_id, {})[name] = record.generation
+            in_ledgers.setdefault(record.cursor_ledger_id, {})[name] = saved
         else:
             _restore(topic, saved, _inline_state(record), ledgers, recovered)
-    for ledger_id, generations in in_ledgers.items():
-        in_ledger = await _ledger_states(topic, client, ledger_id, generations)
+    for ledger_id, cursors in in_ledgers.items():
+        in_ledger = await _ledger_states(topic, store, client, ledger_id, cursors)
         if in_ledger.lost_entries:
             recovered.rewound += len(in_ledger.states)
-        for name in generations:
-            _restore(topic, recovered.saved[name], in_ledger.states.get(name), ledgers, recovered)
+        for name, saved in cursors.items():
+            _restore(topic, saved, in_ledger.states.get(name), ledgers, recovered)
     return recovered
 
 
@@ -141,6 +142,18 @@ async def _read_records(topic: TopicName, store: MetadataStore) -> dict[str, Fou
     return found
 
 
+async def _check_newest(topic: TopicName, store: MetadataStore, cursors: Mapping[str, SavedCursor]) -> None:
+    """The ledger with their states may be gone because somebody who opened the topic after us has saved them elsewhere. To go on
+    from the records of before would deliver again what he has saved as acknowledged. Raises ManagedLedgerFencedError."""
+    records = cursor_records(store)
+    for name, saved in cursors.items():
+        await store.sync(keys.cursor_key(topic, name))
+        found = await records.get((topic, name))
+        if found is None or found.version != saved.version:
+            message = f"{topic} was opened by somebody else, who has saved or deleted subscription {name} since"
+            raise ManagedLedgerFencedError(message, topic=str(topic), subscription=name)
+
+
 def _inline_state(record: CursorRecord) -> CursorState | None:
     if record.state is None:
         return CursorState(record.mark_delete)
@@ -150,16 +163,19 @@ def _inline_state(record: CursorRecord) -> CursorState | None:
         return None
 
 
-async def _ledger_states(topic: TopicName, client: LedgerClient, ledger_id: int, generations: Mapping[str, int]) -> RecoveredStates:
+async def _ledger_states(
+    topic: TopicName, store: MetadataStore, client: LedgerClient, ledger_id: int, cursors: Mapping[str, SavedCursor]
+) -> RecoveredStates:
     fields = {"topic": str(topic), "ledger_id": ledger_id, "hint": CursorStateDamagedError.hint}
     try:
-        found = await recover_states(client, ledger_id, generations)
+        found = await recover_states(client, ledger_id, {name: saved.record.generation for name, saved in cursors.items()})
     except (NoSuchLedgerError, LedgerLostError) as error:
+        await _check_newest(topic, store, cursors)
         log.error("cursor.ledger_lost", extra={**fields, "error": str(error)})
         return RecoveredStates({}, 0)
     if found.lost_entries:
-        cursors = {"subscriptions": len(generations), "older_states": len(found.states)}
-        log.error("cursor.ledger_damaged", extra={**fields, "lost_entries": found.lost_entries, **cursors})
+        counts = {"subscriptions": len(cursors), "older_states": len(found.states)}
+        log.error("cursor.ledger_damaged", extra={**fields, "lost_entries": found.lost_entries, **counts})
     return found
 
 
