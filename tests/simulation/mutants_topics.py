@@ -243,7 +243,6 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     give_up_one_append_and_go_on,
     keep_as_pushed_what_was_never_appended,
     trim_by_a_size_that_grows,
-    choose_positions_while_trimming,
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
     deliver_what_was_read_before_a_seek,
