@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.campaign import Hunt, Totals, run_campaign, run_hunts
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.seeds import Outcome, fresh_seeds, kept_seeds
+from tests.simulation.seeds import Outcome, kept_seeds, seeds_of_the_code
 
 FIXED_SEEDS = 80
 FRESH_SEEDS = int(os.environ.get("CEPHEID_FRESH_SEEDS", "200"))
@@ -32,8 +32,8 @@ def _collect_only_what_worlds_leave() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ci_run() -> Totals:
-    """The fixed seeds, those that found a bug once, and fresh ones that nobody has seen."""
-    seeds = dict.fromkeys([*range(FIXED_SEEDS), *kept_seeds(), *fresh_seeds(FRESH_SEEDS)])  # a kept one may be a fixed one
+    """The fixed seeds, those that found a bug once, and others whenever a line of the code has changed."""
+    seeds = dict.fromkeys([*range(FIXED_SEEDS), *kept_seeds(), *seeds_of_the_code(FRESH_SEEDS)])  # a kept one may be a fixed one
     return run_campaign(list(seeds), cores=CORES)
 
 

@@ -20,11 +20,24 @@ FIRST_FRESH = 1 << 32
 """Seeds below are fixed ones; fresh ones lie above, so that a failing one can be told from the fixed set."""
 
 _KEPT = Path(__file__).with_name("kept_seeds.txt")
+_CODE = ("bookie", "broker_service", "metadata", "sdk", "tests/simulation", "tests/history")
 
 
 def fresh_seeds(count: int) -> list[int]:
-    system = random.SystemRandom()
-    return [FIRST_FRESH + system.getrandbits(31) for _ in range(count)]
+    return _drawn(random.SystemRandom(), count)
+
+
+def seeds_of_the_code(count: int) -> list[int]:
+    """Fresh for each state of the code, and the same for everybody who has it: whoever changes a line has other seeds looked at,
+    and a failure is there again when its test is repeated."""
+    root, code = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted(path for folder in _CODE for path in (root / folder).rglob("*.py")):
+        code.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return _drawn(random.Random(code.digest()), count)
+
+
+def _drawn(source: random.Random, count: int) -> list[int]:
+    return [FIRST_FRESH + source.getrandbits(31) for _ in range(count)]
 
 
 def kept_seeds() -> dict[int, str]:
