@@ -1,0 +1,45 @@
+"""What can go wrong between a question about a topic's history and its rows. Texts name the topic and what to do."""
+
+from __future__ import annotations
+
+from cepheid_ports import CepheidError
+
+
+class ScanError(CepheidError):
+    """Of every reading of history."""
+
+
+class BadOptionError(ScanError):
+    """A value that the caller gave, with what would do instead."""
+
+
+class NoSuchTopicError(ScanError):
+    """No topic of that name, or none that the pattern names."""
+
+    hint = "see `cepheid topics list NAMESPACE`; failOnMissingTopic=false reads what there is"
+
+
+class PlanUnavailableError(ScanError):
+    """Whoever knows where the history lies could not be asked, or cannot say now."""
+
+    retriable = True
+    hint = "check the address, and that a broker is up"
+
+
+class DataLossError(ScanError):
+    """A range that was asked for is not kept any more: trimmed, or the topic was deleted and made again."""
+
+    hint = "keep more (cepheid namespaces set NAMESPACE retention …), or accept the loss with failOnDataLoss=false"
+
+
+class EntriesUnreadableError(ScanError):
+    """No replica of some entries could be read, with what each bookie said."""
+
+    retriable = True
+    hint = "see which bookies are down, and `cepheid ledgers verify`"
+
+
+class BadRecordError(ScanError):
+    """A stored message that cannot be what the reader asks for: its bytes, its schema, its encryption."""
+
+    hint = "onBadRecord=skip leaves such messages out and counts them, onBadRecord=null keeps their row"

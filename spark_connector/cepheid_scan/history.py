@@ -1,0 +1,98 @@
+"""Where the history of topics lies: what a planner learns, and what a task of a scan is told. All of it picklable and immutable.
+
+HistoryPlan  ──►  TopicHistory per topic or partition  ──►  LedgerHistory …  ──►  Fragment …       what there is
+ScanTask     ──►  Piece: entries first..last of one ledger  ──►  Fragment …                        what one task reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+NO_PARTITION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Entries from `first_entry_id` to before the next fragment's lie on this ensemble (striped: docs/plan-service.md)."""
+
+    first_entry_id: int
+    ensemble: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHistory:
+    """One ledger of a chain. `last_entry_id` is the last entry to read, -1: none; of the open ledger, up to here it is certain."""
+
+    ledger_id: int
+    last_entry_id: int
+    is_open: bool
+    size_bytes: int
+    closed_at_ms: int | None
+    ensemble_size: int
+    write_quorum: int
+    fragments: tuple[Fragment, ...]
+    master_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TopicHistory:
+    """`topic`: full name, with its partition if it has one. `incarnation` is another when the topic was deleted and made again."""
+
+    topic: str
+    partition: int
+    incarnation: str
+    ledgers: tuple[LedgerHistory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A version of a topic's schema. `version` as entries have it (8 bytes, big-endian); `kind` as Pulsar's admin API names it."""
+
+    version: bytes
+    kind: str
+    definition: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPlan:
+    """A snapshot. `bookies`: host:port of the gRPC endpoint of each bookie that is up. `schemas`: by topic without its partition,
+    oldest version first; asked for separately. `ticket` goes into every read request."""
+
+    topics: tuple[TopicHistory, ...]
+    bookies: Mapping[str, str]
+    ticket: bytes = b""
+    schemas: Mapping[str, tuple[SchemaVersion, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Entries `first_entry_id..last_entry_id` (inclusive) of one ledger.
+
+    Of the first entry, the messages before `first_batch_index` are left out; of the last one, those from `end_batch_index` on
+    (-1: none). `before`: where the entries before the ledger's first lie, for messages in chunks that began there; its range is the
+    tail of the ledger before, or None.
+    """
+
+    topic: str
+    partition: int
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    ensemble_size: int
+    write_quorum: int
+    fragments: tuple[Fragment, ...]
+    first_batch_index: int = 0
+    end_batch_index: int = -1
+    before: Piece | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    """What one task reads, in this order. `size_bytes` is an estimate of the stored bytes."""
+
+    pieces: tuple[Piece, ...]
+    bookies: tuple[tuple[str, str], ...]
+    ticket: bytes = b""
+    size_bytes: int = 0

@@ -1,0 +1,115 @@
+"""What a reader asks for, checked and without text forms: Spark's options, `scan()` and the command line are turned into this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cepheid_scan.history import SchemaVersion
+from cepheid_scan.positions import MessagePosition
+
+
+class ReadMode(Enum):
+    MESSAGES = "messages"  # one row a message
+    ENTRIES = "entries"  # one row a stored entry, its bytes as they are
+    TYPED = "typed"  # the topic's schema as columns
+
+
+class OnBadRecord(Enum):
+    FAIL = "fail"
+    NULL = "null"  # a row without what could not be decoded
+    SKIP = "skip"  # no row; counted
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource:
+    """Whom to ask where history lies; at least one of the three. The password-like fields are kept out of repr."""
+
+    service_url: str | None = None  # pulsar://host:port[,host:port], or http://…: brokers
+    admin_url: str | None = None  # http://host:port[,host:port]
+    metadata: str | None = None  # zk://host:port[,host:port]/path
+    token: str | None = field(default=None, repr=False)
+    retry_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSelection:
+    """Exactly one of the two. Partitioned topics mean all their partitions, unless `partitions` names some."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None  # a regular expression over full names
+    partitions: frozenset[int] | None = None
+    fail_on_missing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A start (inclusive) or an end (exclusive) of the range that is read; of its fields the first one that is given counts.
+
+    `publish_time_ms`: the first message published then or later. `positions`: by full topic name with partition; topics that are
+    not named start at their earliest and end at their latest message. `subscription`: where that subscription stands.
+    None of them: `earliest` or latest."""
+
+    publish_time_ms: int | None = None
+    positions: tuple[tuple[str, MessagePosition], ...] = ()
+    subscription: str | None = None
+    earliest: bool = False
+
+
+EARLIEST = Edge(earliest=True)
+LATEST = Edge()
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Rows to keep; times in ms since 1970, from (inclusive) and until (exclusive); None: no bound. `keys` as text, as sent."""
+
+    publish_from_ms: int | None = None
+    publish_until_ms: int | None = None
+    event_from_ms: int | None = None
+    event_until_ms: int | None = None
+    keys: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How bytes come from bookies to rows. Sizes in bytes. Memory of a task: about 3 × `decode_bytes` + 2 × `chunk_bytes`."""
+
+    rack: str | None = None
+    read_timeout_s: float = 10.0  # per chunk
+    read_attempts: int = 5  # rounds over all replicas
+    chunk_bytes: int = 1 << 20
+    decode_bytes: int = 16 << 20
+    verify_checksum: bool = True
+    chunk_lookback: int = 1000  # entries before its own that a task may read for messages in chunks
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSpec:
+    """What tasks need besides their pieces: small, pickled once per task. `columns` are names of the mode's columns, in the order
+    of the rows; in typed mode the schema's columns come from `schemas` (of the one topic schema that is read; `reader_version` is the
+    version whose columns are shown) and `columns` may name some of them too."""
+
+    mode: ReadMode
+    columns: tuple[str, ...]
+    row_filter: RowFilter = RowFilter()
+    on_bad_record: OnBadRecord = OnBadRecord.FAIL
+    fail_on_data_loss: bool = True
+    settings: ReadSettings = ReadSettings()
+    schemas: tuple[SchemaVersion, ...] = ()
+    reader_version: bytes | None = None
+    plan_source: PlanSource | None = None  # to look once again where a ledger went
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRequest:
+    """A bounded scan as a whole."""
+
+    source: PlanSource
+    topics: TopicSelection
+    spec: ScanSpec
+    start: Edge = EARLIEST
+    end: Edge = LATEST
+    target_task_bytes: int = 128 << 20
+    min_tasks: int = 1
+    timestamp_skew_ms: int = 60_000

@@ -1,0 +1,1 @@
+"""Spark's data source `cepheid`: batch and structured streaming over the history of topics, past the brokers."""
