@@ -86,9 +86,11 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
-    """What tasks need besides their pieces: small, pickled once per task. `columns` are names of the mode's columns, in the order
-    of the rows; in typed mode the schema's columns come from `schemas` (of the one topic schema that is read; `reader_version` is the
-    version whose columns are shown) and `columns` may name some of them too."""
+    """What tasks need besides their pieces: small, pickled once per task.
+
+    `columns` are names of the mode's columns, in the order of the rows. In typed mode the schema's columns come from `schemas` (of
+    the one topic schema that is read; `reader_version` is the version that is shown), and `columns` may name some of them too.
+    """
 
     mode: ReadMode
     columns: tuple[str, ...]
