@@ -21,6 +21,7 @@ from cepheid_scan.history import (
     TopicHistory,
 )
 from cepheid_scan.positions import WHOLE_ENTRY, MessagePosition
+from cepheid_scan.scan import scan
 from cepheid_scan.scan_request import (
     EARLIEST,
     LATEST,
@@ -65,4 +66,5 @@ __all__ = [
     "SchemaVersion",
     "TopicHistory",
     "TopicSelection",
+    "scan",
 ]

@@ -18,3 +18,10 @@ class ScanCounters:
     wait_s: float = 0.0  # for bookies
     decode_s: float = 0.0
     by_bookie: dict[str, int] = field(default_factory=dict)  # bytes
+
+    def add(self, other: ScanCounters) -> None:
+        for name in self.__slots__:
+            if name != "by_bookie":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        for bookie, size_bytes in other.by_bookie.items():
+            self.by_bookie[bookie] = self.by_bookie.get(bookie, 0) + size_bytes

@@ -1,0 +1,90 @@
+"""Where a range starts and ends, as people write it: in calls of `scan()`, behind `--from` and `--to`.
+
+earliest, latest              the ends of what is kept
+2026-03-01T08:00:00Z          a time of publishing; also a date alone, a datetime, other zones. Without a zone it is UTC
+1772352000000                 the same as a number: milliseconds since 1970
+12:345, 12:345:7              a position of a topic that is not partitioned (or of the one partition that is read)
+{topic: "12:345"}             positions by topic; topics that are not named have no such edge
+subscription:billing          where that subscription stands
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from typing import TypeAlias
+
+from cepheid_scan.errors import BadOptionError
+from cepheid_scan.positions import MessagePosition
+from cepheid_scan.scan_request import EARLIEST, LATEST, Edge
+from cepheid_wire import TopicName
+
+EdgeWord: TypeAlias = "str | int | date | MessagePosition | Mapping[str, str | MessagePosition] | Edge"
+
+_SUBSCRIPTION = "subscription:"
+_MOST_POSITION_COLONS = 2
+
+
+def parse_edge(word: EdgeWord, topic: str | None = None) -> Edge:
+    """`topic`: whose positions are meant where the word names none. Raises BadOptionError."""
+    match word:
+        case Edge():
+            return word
+        case int():
+            return Edge(publish_time_ms=word)
+        case date():
+            return Edge(publish_time_ms=time_ms(word))
+        case MessagePosition():
+            return _position_edge({_one_topic(topic, str(word)): word})
+        case Mapping():
+            return _position_edge(word)
+    text = word.strip()
+    if text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    if text.startswith(_SUBSCRIPTION):
+        return Edge(subscription=text.removeprefix(_SUBSCRIPTION))
+    if _looks_like_position(text):
+        return _position_edge({_one_topic(topic, text): MessagePosition.parse(text)})
+    return Edge(publish_time_ms=time_ms(text))
+
+
+def time_ms(value: str | int | date) -> int:
+    """Milliseconds since 1970 of a time as people write it (see above). Raises BadOptionError."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        if value.isascii() and value.isdigit():
+            return int(value)
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise BadOptionError(
+                f"'{value}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z, a position like "
+                "12:345, or subscription:NAME",
+                value=value,
+            ) from None
+    if not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=UTC)  # as every time that Cepheid shows
+    return round(value.timestamp() * 1000)
+
+
+def _looks_like_position(text: str) -> bool:
+    """A time has digits and colons too, but a dash or a T as well, and never only these."""
+    parts = text.split(":")
+    return 1 <= len(parts) - 1 <= _MOST_POSITION_COLONS and all(part.removeprefix("-").isdigit() for part in parts)
+
+
+def _one_topic(topic: str | None, word: str) -> str:
+    if topic is None:
+        raise BadOptionError(f"the position {word} names no topic, and several are read: give {{topic: position}}", value=word)
+    return topic
+
+
+def _position_edge(positions: Mapping[str, str | MessagePosition]) -> Edge:
+    parsed = {
+        str(TopicName.parse(topic)): position if isinstance(position, MessagePosition) else MessagePosition.parse(position)
+        for topic, position in positions.items()
+    }
+    return Edge(positions=tuple(sorted(parsed.items())))

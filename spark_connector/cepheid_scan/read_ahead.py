@@ -1,0 +1,99 @@
+"""Several tasks of a scan at once, their batches in the order of the tasks; within a bound of memory.
+
+task 0  ██████████ ──► taken
+task 1  ████         ahead, at most `BATCHES_AHEAD` batches of each task wait
+task 2  ██           ahead
+task 3               begins when a thread is free
+
+Threads take the tasks in order, so the one whose batches are wanted always has a thread, and nobody waits for nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cepheid_scan.history import ScanTask
+
+BATCHES_AHEAD = 2  # of each task; a batch has up to about 16 MB of values
+_POLL_S = 0.1
+
+ReadTask = Callable[[ScanTask], Iterator[Any]]
+
+
+def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int) -> Iterator[Any]:
+    """Batches of all tasks. Closing the generator ends the threads; an error of a task comes where its next batch would."""
+    if threads <= 1 or len(tasks) <= 1:
+        for task in tasks:
+            yield from read(task)
+        return
+    readers = _Readers(tasks, read, min(threads, len(tasks)))
+    try:
+        for batches in readers.batches:
+            yield from readers.take(batches)
+    finally:
+        readers.stop()
+
+
+class _End:
+    """The last word of a task: `error` is None when it was read to its end."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class _Readers:
+    def __init__(self, tasks: Sequence[ScanTask], read: ReadTask, threads: int) -> None:
+        self._read = read
+        self._stopping = threading.Event()
+        self.batches: list[queue.Queue[Any]] = [queue.Queue(BATCHES_AHEAD) for _ in tasks]
+        self._waiting = iter(zip(tasks, self.batches, strict=True))
+        self._next_task = threading.Lock()
+        self._threads = [threading.Thread(target=self._work, name=f"cepheid-scan-{index}", daemon=True) for index in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, batches: queue.Queue[Any]) -> Iterator[Any]:
+        while not isinstance(batch := batches.get(), _End):
+            yield batch
+        if batch.error is not None:
+            raise batch.error
+
+    def stop(self) -> None:
+        """Threads notice at their next batch, or within the timeout of a bookie's answer."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            with self._next_task:
+                task, batches = next(self._waiting, (None, None))
+            if task is None or batches is None:
+                return
+            self._read_task(task, batches)
+
+    def _read_task(self, task: ScanTask, batches: queue.Queue[Any]) -> None:
+        error: BaseException | None = None
+        found = self._read(task)
+        try:
+            for batch in found:
+                if not self._put(batches, batch):
+                    break
+        except BaseException as raised:  # said to whoever takes the task's batches
+            error = raised
+        finally:
+            getattr(found, "close", lambda: None)()
+        self._put(batches, _End(error))
+
+    def _put(self, batches: queue.Queue[Any], item: Any) -> bool:
+        """False: nobody takes it any more."""
+        while not self._stopping.is_set():
+            try:
+                batches.put(item, timeout=_POLL_S)
+                return True
+            except queue.Full:
+                continue
+        return False

@@ -1,0 +1,165 @@
+"""A topic's history as an Arrow stream, without Spark: for notebooks, DuckDB, Polars, pandas and scripts.
+
+from cepheid_scan import scan
+reader = scan("flights", service_url="pulsar://127.0.0.1:6650", start="2026-03-01", columns=["key", "value"])
+for batch in reader: ...                      # or reader.read_all(), polars.from_arrow(reader), duckdb.sql("from reader")
+
+    plan_scan ──► tasks ──► scan_task, `threads` of them ahead, in order ──► record batches
+
+What is read is fixed when `scan` returns; entries come when batches are asked for. In a topic the order is the topic's;
+several topics and partitions come one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from cepheid_scan.counters import ScanCounters
+from cepheid_scan.edge_words import EdgeWord, parse_edge, time_ms
+from cepheid_scan.errors import BadOptionError
+from cepheid_scan.history import HistoryPlan, ScanTask
+from cepheid_scan.read_ahead import read_in_order
+from cepheid_scan.scan_request import (
+    Edge,
+    OnBadRecord,
+    PlanSource,
+    ReadMode,
+    ReadSettings,
+    RowFilter,
+    ScanRequest,
+    ScanSpec,
+    TopicSelection,
+)
+from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TASK_BYTES = 32 << 20  # smaller than Spark's: a task costs nothing here, and the first rows come sooner
+
+
+def scan(
+    topic: str | Sequence[str],
+    *,
+    service_url: str | None = None,
+    admin_url: str | None = None,
+    metadata: str | None = None,
+    token: str | None = None,
+    start: EdgeWord = "earliest",
+    end: EdgeWord = "latest",
+    columns: Sequence[str] | None = None,
+    mode: str = "messages",
+    keys: Iterable[str] | None = None,
+    partitions: Iterable[int] | None = None,
+    event_from: str | int | date | None = None,
+    event_until: str | int | date | None = None,
+    on_bad_record: str = "fail",
+    fail_on_data_loss: bool = True,
+    threads: int = 2,
+    settings: ReadSettings | None = None,
+    counters: ScanCounters | None = None,
+) -> pa.RecordBatchReader:
+    """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
+
+    One of `service_url`, `admin_url` and `metadata` says where the cluster is. `start` and `end` are words of `edge_words`; a time
+    is that of publishing. `mode`: messages, entries or typed. `keys`, `partitions` and the event times leave rows out.
+    `counters` is filled as batches are read. Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader
+    raises later is a ScanError too.
+    """
+    from cepheid_scan.plan_scan import plan_scan
+
+    names = tuple(str(TopicName.parse(name)) for name in ([topic] if isinstance(topic, str) else topic))
+    chosen = None if partitions is None else frozenset(partitions)
+    edge_topic = _only_topic(names, chosen)
+    request = ScanRequest(
+        source=_plan_source(service_url, admin_url, metadata, token),
+        topics=TopicSelection(names=names, partitions=chosen),
+        spec=ScanSpec(
+            mode=_one_of(ReadMode, mode, "mode"),
+            columns=tuple(columns or ()),
+            row_filter=RowFilter(
+                event_from_ms=None if event_from is None else time_ms(event_from),
+                event_until_ms=None if event_until is None else time_ms(event_until),
+                keys=None if keys is None else frozenset([keys] if isinstance(keys, str) else keys),
+            ),
+            on_bad_record=_one_of(OnBadRecord, on_bad_record, "on_bad_record"),
+            fail_on_data_loss=fail_on_data_loss,
+            settings=settings or ReadSettings(),
+        ),
+        start=parse_edge(start, edge_topic),
+        end=parse_edge(end, edge_topic),
+        target_task_bytes=TASK_BYTES,
+        min_tasks=1,
+    )
+    tasks, spec, plan = plan_scan(_with_columns(request))
+    for edge in (request.start, request.end):
+        _check_positions(edge, plan)
+    return _open_reader(tasks, spec, threads, counters or ScanCounters())
+
+
+def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counters: ScanCounters) -> pa.RecordBatchReader:
+    import pyarrow as pa
+
+    from cepheid_scan.columns import arrow_schema
+    from cepheid_scan.scan_task import scan_task
+
+    adding = threading.Lock()
+
+    def read(task: ScanTask) -> Iterator[Any]:
+        of_task = ScanCounters()
+        try:
+            yield from scan_task(task, spec, of_task)
+        finally:
+            with adding:
+                counters.add(of_task)
+
+    return pa.RecordBatchReader.from_batches(arrow_schema(spec), read_in_order(tasks, read, threads))
+
+
+def _with_columns(request: ScanRequest) -> ScanRequest:
+    """The mode's default columns where none are named; typed rows' come with the schema, in planning."""
+    spec = request.spec
+    if spec.columns or spec.mode is ReadMode.TYPED:
+        return request
+    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS
+
+    defaults = DEFAULT_ENTRY_COLUMNS if spec.mode is ReadMode.ENTRIES else DEFAULT_MESSAGE_COLUMNS
+    return replace(request, spec=replace(spec, columns=tuple(defaults)))
+
+
+def _plan_source(service_url: str | None, admin_url: str | None, metadata: str | None, token: str | None) -> PlanSource:
+    if service_url is None and admin_url is None and metadata is None:
+        raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
+    return PlanSource(service_url=service_url, admin_url=admin_url, metadata=metadata, token=token)
+
+
+def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str | None:
+    """Whose a position is that names no topic; None: that of several could be meant."""
+    if len(names) != 1:
+        return None
+    if partitions is None:
+        return names[0]
+    return str(TopicName.parse(names[0]).partition(next(iter(partitions)))) if len(partitions) == 1 else None
+
+
+def _check_positions(edge: Edge, plan: HistoryPlan) -> None:
+    """A position of a topic that is not read would be ignored: too much would come."""
+    read = {history.topic for history in plan.topics}
+    for topic, position in edge.positions:
+        if topic not in read:
+            raise BadOptionError(
+                f"the position {position} is one of {topic}, which is not read: that is {', '.join(sorted(read)[:5]) or 'nothing'}. "
+                "A position in a partitioned topic names its partition",
+                topic=topic,
+            )
+
+
+def _one_of(kind: Any, word: str, option: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise BadOptionError(f"{option} '{word}': there is {', '.join(member.value for member in kind)}", value=word) from None
