@@ -17,7 +17,6 @@ from typing import TypeAlias
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import EARLIEST, LATEST, Edge
-from cepheid_wire import TopicName
 
 EdgeWord: TypeAlias = "str | int | date | MessagePosition | Mapping[str, str | MessagePosition] | Edge"
 
@@ -70,6 +69,13 @@ def time_ms(value: str | int | date) -> int:
     return round(value.timestamp() * 1000)
 
 
+def full_name(topic: str) -> str:
+    """Of a topic's short or full name. Raises InvalidTopicNameError."""
+    from cepheid_wire import TopicName  # with it comes protobuf: not for an import of `scan` alone
+
+    return str(TopicName.parse(topic))
+
+
 def _looks_like_position(text: str) -> bool:
     """A time has digits and colons too, but a dash or a T as well, and never only these."""
     parts = text.split(":")
@@ -84,7 +90,7 @@ def _one_topic(topic: str | None, word: str) -> str:
 
 def _position_edge(positions: Mapping[str, str | MessagePosition]) -> Edge:
     parsed = {
-        str(TopicName.parse(topic)): position if isinstance(position, MessagePosition) else MessagePosition.parse(position)
+        full_name(topic): position if isinstance(position, MessagePosition) else MessagePosition.parse(position)
         for topic, position in positions.items()
     }
     return Edge(positions=tuple(sorted(parsed.items())))

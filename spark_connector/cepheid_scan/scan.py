@@ -19,7 +19,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from cepheid_scan.counters import ScanCounters
-from cepheid_scan.edge_words import EdgeWord, parse_edge, time_ms
+from cepheid_scan.edge_words import EdgeWord, full_name, parse_edge, time_ms
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import HistoryPlan, ScanTask
 from cepheid_scan.read_ahead import read_in_order
@@ -34,7 +34,6 @@ from cepheid_scan.scan_request import (
     ScanSpec,
     TopicSelection,
 )
-from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +71,7 @@ def scan(
     """
     from cepheid_scan.plan_scan import plan_scan
 
-    names = tuple(str(TopicName.parse(name)) for name in ([topic] if isinstance(topic, str) else topic))
+    names = tuple(map(full_name, [topic] if isinstance(topic, str) else topic))
     chosen = None if partitions is None else frozenset(partitions)
     edge_topic = _only_topic(names, chosen)
     request = ScanRequest(
@@ -143,7 +142,7 @@ def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str 
         return None
     if partitions is None:
         return names[0]
-    return str(TopicName.parse(names[0]).partition(next(iter(partitions)))) if len(partitions) == 1 else None
+    return f"{names[0]}-partition-{next(iter(partitions))}" if len(partitions) == 1 else None
 
 
 def _check_positions(edge: Edge, plan: HistoryPlan) -> None:
@@ -151,11 +150,9 @@ def _check_positions(edge: Edge, plan: HistoryPlan) -> None:
     read = {history.topic for history in plan.topics}
     for topic, position in edge.positions:
         if topic not in read:
-            raise BadOptionError(
-                f"the position {position} is one of {topic}, which is not read: that is {', '.join(sorted(read)[:5]) or 'nothing'}. "
-                "A position in a partitioned topic names its partition",
-                topic=topic,
-            )
+            there = ", ".join(sorted(read)[:5]) or "nothing"
+            message = f"the position {position} is one of {topic}, which is not read: that is {there}"
+            raise BadOptionError(f"{message}. A position in a partitioned topic names its partition", topic=topic)
 
 
 def _one_of(kind: Any, word: str, option: str) -> Any:
