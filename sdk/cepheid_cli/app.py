@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli import dev, ledgers, role_commands
+from cepheid_cli import dev, ledgers, read, role_commands
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_ports import CepheidError
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 for sub_app in (dev.app, topics.app, subscriptions.app, schemas.app, namespaces.app, tenants.app, ledgers.app, ledgers.bookies_app):
     app.add_typer(sub_app)
 
-for command in (role_commands.init, role_commands.bookie, role_commands.broker):
+for command in (role_commands.init, role_commands.bookie, role_commands.broker, read.read):
     app.command()(command)
 
 ServiceUrl = Annotated[str, typer.Option("--url", help="Service URL of any broker.")]
