@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from cepheid_broker.advertised import advertised_url
 from cepheid_broker.backlog_check import BacklogChecks
 from cepheid_broker.inactive_topics import InactiveTopics
 from cepheid_broker.listener import Listener
@@ -103,10 +105,13 @@ class Broker:
             tasks=self._tasks,
             ports=ports,
             listening_port=lambda: self._listener.port,
+            admin_url=self._admin_url,
         )
         self._listener = Listener(services)
         self.backlog_checks = BacklogChecks(self.topics.loaded, settings.backlog_check_s, settings.request_timeout_s)
         self._tick: asyncio.TimerHandle | None = None
+        self.admin_port: Callable[[], int] | None = None
+        """Of the admin API beside it, set by whoever opens that."""
 
     def __repr__(self) -> str:
         return f"<Broker {self._listener!r}, {self.topics!r}>"
@@ -115,6 +120,12 @@ class Broker:
     def port(self) -> int:
         """Of the binary protocol; known once started."""
         return self._listener.port
+
+    def _admin_url(self, reached_host: str) -> str:
+        registered = self.ownership.brokers.get(self.ownership.broker_id, {}).get("http")
+        if registered is not None:
+            return f"http://{registered}"
+        return "" if self.admin_port is None else advertised_url("http", self.settings, self.admin_port(), reached_host)
 
     async def start(self) -> None:
         """Raises PortInUseError."""

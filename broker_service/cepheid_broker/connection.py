@@ -10,6 +10,7 @@ Rules
 3. A silent peer gets a PING and is closed when it stays silent; so is one that we read no further because it does not read its
    answers, and that goes on not reading them. One timer per connection, moved by nothing but itself.
 4. Reading stops while too much of it is unanswered (publish window), or when it does not read its answers.
+5. Who begins with HTTP is sent to the admin API (http_redirect.py): no frame begins like that, it would have a gigabyte.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from cepheid_broker.connection_schema import SchemaCommands
 from cepheid_broker.connection_unserved import UnservedCommands
 from cepheid_broker.connection_watch import WatchCommands
 from cepheid_broker.errors import ProtocolViolationError
+from cepheid_broker.http_redirect import HttpRedirect, is_http
 from cepheid_broker.peer import Buffer
 from cepheid_broker.publish_window import PublishWindow
 from cepheid_broker.requests import Requests
@@ -125,6 +127,9 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(self._settings.handshake_timeout_s, self._on_timer)
 
     def data_received(self, data: bytes) -> None:
+        if not self._heard and is_http(data):
+            self._leave_to_http(data)
+            return
         self._heard = True
         if self._probe is not None and not self._probe.done():
             self._probe.set_result(None)
@@ -147,6 +152,18 @@ class Connection(asyncio.Protocol):
             unread_bytes = self._transport.get_write_buffer_size()
             if unread_bytes > UNREAD_ANSWERS_FACTOR * self._settings.write_high_bytes:
                 self._hold(_Hold.UNREAD_ANSWERS)
+
+    def _leave_to_http(self, data: bytes) -> None:
+        """It had nothing yet, and is over for everybody but the client."""
+        admin_url = self._services.admin_url(self.reached_host)
+        redirect = HttpRedirect(admin_url, self._settings.handshake_timeout_s, lambda: self._on_lost(self))
+        self.closed = True
+        self._log_closed(f"it speaks HTTP: sent to {admin_url or 'nowhere'}")
+        self._timer.cancel()
+        self._free()
+        self._transport.set_protocol(redirect)
+        redirect.connection_made(self._transport)
+        redirect.data_received(data)
 
     def pause_writing(self) -> None:
         self.writable = False

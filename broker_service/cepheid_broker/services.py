@@ -29,3 +29,5 @@ class Services:
     tasks: TaskOwner
     ports: Ports
     listening_port: Callable[[], int]
+    admin_url: Callable[[str], str]
+    """Of this broker's admin API, for a client that reached it at this local address; "" when it has none."""

@@ -106,6 +106,7 @@ class Serving:
         admin_settings = AdminSettings(host=settings.host, port=settings.admin_port)
         context = AdminContext(self.broker, admin_settings, families=(self._families,), is_ready=is_ready)
         self._admin = AdminServer(context, on_failed=on_failed)
+        self.broker.admin_port = lambda: self._admin.port
         opened.push_async_callback(self._admin.aclose)
 
     def __repr__(self) -> str:

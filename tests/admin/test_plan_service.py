@@ -29,8 +29,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminWorld]:
         yield world
 
 
-def plan_of(admin: AdminWorld, topic: str) -> dict[str, Any]:
-    answer = admin.get(PLAN, params={"topic": topic})
+def plan_of(admin: AdminWorld, topic: str, **query: Any) -> dict[str, Any]:
+    answer = admin.get(PLAN, params={"topic": topic, **query})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -79,6 +79,12 @@ def test_the_whole_history_is_read_from_the_bookies(cluster: AdminWorld, replica
     assert cluster.run(read_history(plan, replica)) == published
 
 
+def upload_schema(cluster: AdminWorld, topic: str, definition: str) -> None:
+    body = {"type": "AVRO", "schema": definition, "properties": {}}
+    answer = cluster.post(f"/admin/v2/schemas/public/kept/{topic}/schema", json=body)
+    assert answer.status_code == 200, answer.text
+
+
 def names_in(answer: Any) -> set[str]:
     if isinstance(answer, list):
         return {name for item in answer for name in names_in(item)}
@@ -87,7 +93,8 @@ def names_in(answer: Any) -> set[str]:
 
 def test_the_docs_name_every_field(cluster: AdminWorld) -> None:
     cluster.publish(f"{FULL}/documented", [b"a"])
-    plan = plan_of(cluster, f"{FULL}/documented")
+    upload_schema(cluster, "documented", '{"type": "record", "name": "Row", "fields": []}')
+    plan = plan_of(cluster, f"{FULL}/documented", schemas=True)
     example = re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert example is not None
     assert names_in({**plan, "bookies": {}}) == names_in({**json.loads(example[1]), "bookies": {}}) - {"…"}
@@ -154,6 +161,57 @@ def test_the_key_of_a_ledger_is_the_one_that_bookies_know(cluster: AdminWorld) -
 
     assert cluster.run(ask(key)) == "OK"
     assert cluster.run(ask(bytes(MASTER_KEY_BYTES))) == "UNAUTHORIZED"
+
+
+def test_every_schema_version_is_told(cluster: AdminWorld) -> None:
+    """Also what is not in force any more: stored entries carry its number."""
+    record = '{"type": "record", "name": "Row", "fields": [%s]}'
+    older = record % ""
+    newer = record % '{"name": "note", "type": ["null", "string"], "default": null}'
+    cluster.publish(f"{FULL}/versions", [b"a"])
+    assert plan_of(cluster, f"{FULL}/versions", schemas=True)["schemas"] == []
+    upload_schema(cluster, "versions", older)
+    assert cluster.delete("/admin/v2/schemas/public/kept/versions/schema").status_code == 200
+    upload_schema(cluster, "versions", newer)
+    schemas = plan_of(cluster, f"{FULL}/versions", schemas=True)["schemas"]
+    assert [base64.b64decode(schema["data"]).decode() for schema in schemas] == [older, newer]
+    versions = [base64.b64decode(schema["version"]) for schema in schemas]
+    assert versions == sorted(versions)
+    assert {len(version) for version in versions} == {8}
+    assert plan_of(cluster, f"{FULL}/versions")["schemas"] == [], "not asked for"
+
+
+def test_known_ledgers_come_without_their_fragments(cluster: AdminWorld) -> None:
+    topic = f"{FULL}/again"
+    for _ in range(3):
+        cluster.publish(topic, [b"a", b"b"])
+        cluster.put(f"{NAMESPACE}/again/unload")
+    whole = plan_of(cluster, topic)["plans"][0]["ledgers"]
+    known = whole[1]["ledger_id"]
+    again = plan_of(cluster, topic, after=known)["plans"][0]["ledgers"]
+    assert ["fragments" in ledger for ledger in again] == [False, False, True, True]
+    assert again[2]["fragments"] == whole[2]["fragments"]
+    assert [ledger["last_entry_id"] for ledger in again] == [1, 1, 1, -1]
+
+
+def test_the_open_ledger_has_a_size(cluster: AdminWorld) -> None:
+    cluster.publish(f"{FULL}/sized", [bytes(1000)] * 5)
+    (ledger,) = plan_of(cluster, f"{FULL}/sized")["plans"][0]["ledgers"]
+    assert ledger["open"]
+    assert 5_000 < ledger["size_bytes"] < 6_000
+
+
+def test_topics_and_their_partitions(cluster: AdminWorld) -> None:
+    cluster.put("/admin/v2/namespaces/public/counted")
+    names = [f"persistent://public/counted/{name}" for name in ("plain", "parted", "nothing", "parted-partition-1")]
+    cluster.put(f"{TOPICS}/public/counted/parted/partitions", json=3)
+    cluster.put(f"{TOPICS}/public/counted/plain")
+    asked = cluster.get("/cepheid/v1/topics", params={"topic": names})
+    assert asked.json()["topics"] == dict(zip(names, [0, 3, None, 0], strict=True))
+    listed = cluster.get("/cepheid/v1/topics", params={"namespace": "public/counted"})
+    assert listed.json()["topics"] == {names[0]: 0, names[1]: 3}
+    assert cluster.get("/cepheid/v1/topics", params={"namespace": "public/nowhere"}).status_code == 404
+    assert cluster.get("/cepheid/v1/topics").status_code == 400
 
 
 @pytest.mark.parametrize(

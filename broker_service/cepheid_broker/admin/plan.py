@@ -1,11 +1,13 @@
 """The plan service: where the history of a topic lies, for those who read it straight from the bookies (docs/plan-service.md).
 
     GET /cepheid/v1/plan?topic=T ──► end ──► chain with recorded ends ──► fragments of each ledger ──► addresses of the bookies
+    GET /cepheid/v1/topics?topic=T&topic=U ──► their numbers of partitions          ?namespace=N ──► of all topics in it
 
 Rules
 1. The end is looked at before the chain, so everything up to the end lies in ledgers that the answer names.
 2. The chain's record of a ledger is its end (cepheid_ledger.chain_end). The open ledger has none: up to its hint it is certain.
 3. Entries never pass the broker, and the answer is a snapshot: who misses a ledger that was trimmed since asks anew.
+4. A reader that plans again and again names the last ledger that it knows (`after`): fragments come for the later ones alone.
 """
 
 from __future__ import annotations
@@ -13,17 +15,22 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlencode
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.errors import NotServedError
+from cepheid_broker.admin.errors import BadRequestError, NotServedError
+from cepheid_broker.admin.read_ticket import issue_ticket
 from cepheid_broker.errors import ServiceNotReadyError, TopicNotFoundError
 from cepheid_broker.ownership import NotOwnerError
+from cepheid_broker.schemas import encode_version
+from cepheid_broker.schemas.history_store import HistoryStore
+from cepheid_broker.topic_catalog import is_system_topic
 from cepheid_ledger import master_key_of, readable_end
 from cepheid_metadata import (
+    Chain,
     ChainLedger,
     LedgerMetadata,
     Position,
@@ -32,13 +39,16 @@ from cepheid_metadata import (
     keys,
     ledger_records,
     list_names,
+    list_topics,
     readonly_bookies,
+    topic_records,
 )
-from cepheid_wire import TopicName
+from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
 FORMAT = 1
 _AT_ONCE = 64  # records asked for together, and partitions opened together
 _ATTEMPTS = 3  # of a chain that is trimmed while it is looked at
+_MOST_NAMES = 1000  # in one question
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -48,11 +58,9 @@ def plan(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/cepheid/v1")
 
     @router.get("/plan")
-    async def plan_of(topic: str) -> dict[str, Any]:
+    async def plan_of(topic: str, schemas: bool = False, after: int = -1) -> dict[str, Any]:
         """Ours, not Pulsar's: docs/plan-service.md"""
-        name = TopicName.parse(topic)
-        if not name.is_persistent:
-            raise NotServedError(f"{name} is not persistent: it has no history")
+        name = _persistent(topic)
         await context.authorize_history(name)
         partitions = await context.broker.catalog.partitions(name)
         if partitions is None:
@@ -62,63 +70,136 @@ def plan(context: AdminContext) -> APIRouter:
             "format": FORMAT,
             "topic": str(name),
             "partitions": partitions,
-            "plans": await _plans(context, name, parts),
+            "plans": await _plans(context, name, parts, after),
+            "schemas": await _schemas(context, name) if schemas else [],
             "bookies": await _addresses(context),
-            "read_ticket": "",  # signed, once bookies ask for it (cepheid_rpc.ReadRequest)
+            "read_ticket": issue_ticket(name, context.broker.ports.wall_ms()),
         }
+
+    @router.get("/topics")
+    async def partitions_of(topic: Annotated[list[str] | None, Query()] = None, namespace: str = "") -> dict[str, Any]:
+        """How many partitions each has: 0, not partitioned; null: no such topic"""
+        if namespace:
+            return {"format": FORMAT, "topics": await _topics_in(context, NamespaceName.parse(namespace))}
+        if topic is None or len(topic) > _MOST_NAMES:
+            raise BadRequestError(f"name a namespace, or 1 to {_MOST_NAMES} topics")
+        names = [_persistent(each) for each in topic]
+        for name in names:
+            await context.authorize_history(name)
+        counts = await _in_groups(names, lambda name: _partitions(context, name))
+        return {"format": FORMAT, "topics": {str(name): count for name, count in zip(names, counts, strict=True)}}
 
     return router
 
 
-async def _plans(context: AdminContext, name: TopicName, parts: Sequence[TopicName]) -> list[dict[str, Any]]:
+def _persistent(topic: str) -> TopicName:
+    name = TopicName.parse(topic)
+    if not name.is_persistent:
+        raise NotServedError(f"{name} is not persistent: it has no history")
+    return name
+
+
+async def _partitions(context: AdminContext, name: TopicName) -> int | None:
+    found = await context.broker.catalog.find(name)
+    if found is None or found.record.deleted:
+        return None
+    return 0 if name.is_partition else found.record.partitions
+
+
+async def _topics_in(context: AdminContext, namespace: NamespaceName) -> dict[str, int]:
+    """Without what clients use for themselves, and what is being deleted."""
+    await context.require_namespace(namespace)
+    listed = await list_topics(context.store, namespace.tenant, namespace.local_name, PERSISTENT)
+    names = [name for name in listed if not is_system_topic(name)]
+    records = await _in_groups(names, topic_records(context.store).get)
+    return {
+        str(name): found.record.partitions
+        for name, found in zip(names, records, strict=True)
+        if found is not None and not found.record.deleted
+    }
+
+
+async def _schemas(context: AdminContext, name: TopicName) -> list[dict[str, Any]]:
+    """Every version that an entry may name, oldest first: also those that are not in force any more."""
+    histories = HistoryStore(context.store)
+    found = await histories.get(name)
+    rows = () if found is None else found.record.versions
+    definitions = await _in_groups(rows, lambda row: histories.definition(name, row))
+    return [
+        {
+            "version": base64.b64encode(encode_version(row.version)).decode(),
+            "type": definition.type,
+            "data": base64.b64encode(definition.data).decode(),
+            "properties": dict(definition.properties),
+        }
+        for row, definition in zip(rows, definitions, strict=True)
+        if definition is not None  # else it was deleted meanwhile
+    ]
+
+
+async def _plans(context: AdminContext, name: TopicName, parts: Sequence[TopicName], after: int) -> list[dict[str, Any]]:
     """Of a plain topic that another broker serves: NotOwnerError, the caller is sent there (app.py)."""
     if parts == [name]:
-        return [await _plan_of_partition(context, name)]
-    return await _in_groups(parts, lambda part: _plan_here_or_there(context, part))
+        return [await _plan_of_partition(context, name, after)]
+    return await _in_groups(parts, lambda part: _plan_here_or_there(context, part, after))
 
 
-async def _plan_here_or_there(context: AdminContext, part: TopicName) -> dict[str, Any]:
+async def _plan_here_or_there(context: AdminContext, part: TopicName, after: int) -> dict[str, Any]:
     try:
-        return await _plan_of_partition(context, part)
+        return await _plan_of_partition(context, part, after)
     except NotOwnerError as error:
-        answer = await context.broker.peers.call(error.there, "GET", f"/cepheid/v1/plan?topic={quote(str(part), safe='')}")
+        query = urlencode({"topic": str(part), "after": after})
+        answer = await context.broker.peers.call(error.there, "GET", f"/cepheid/v1/plan?{query}")
         (plan,) = answer["plans"]
         return dict(plan)
 
 
-async def _plan_of_partition(context: AdminContext, name: TopicName) -> dict[str, Any]:
+async def _plan_of_partition(context: AdminContext, name: TopicName, after: int) -> dict[str, Any]:
     """Opens the topic if nobody has: only then the end of what was acknowledged before is known."""
-    records = ledger_records(context.store)
     for _ in range(_ATTEMPTS):
         topic = await context.broker.topics.get(name, may_create=False)
-        end = topic.ledger.last_confirmed  # rule 1
+        end, open_bytes = topic.ledger.last_confirmed, topic.ledger.ledgers.last_size_bytes  # rule 1
         found = await chain_records(context.store).get(name)
         if found is None:
             continue  # being deleted; the next attempt says so
-        found_ledgers = await _in_groups(found.record.ledgers, lambda ledger: records.get(ledger.ledger_id))
-        ledgers = [ledger.record for ledger in found_ledgers if ledger is not None]
-        if len(ledgers) == len(found_ledgers):  # else it was trimmed meanwhile
+        ledgers = await _ledgers(context, found.record, after)
+        if ledgers is not None:  # else it was trimmed meanwhile
             return {
                 "topic": str(name),
                 "partition": name.partition_index,
                 "incarnation": found.record.incarnation,
                 "epoch": found.record.epoch,
                 "end": {"ledger_id": end.ledger_id, "entry_id": end.entry_id},
-                "ledgers": [
-                    _ledger(recorded, metadata, end) for recorded, metadata in zip(found.record.ledgers, ledgers, strict=True)
-                ],
+                "ledgers": [_ledger(recorded, metadata, end, open_bytes) for recorded, metadata in ledgers],
             }
     raise ServiceNotReadyError(f"The chain of {name} changed {_ATTEMPTS} times while it was read", topic=str(name))
 
 
-def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, end: Position) -> dict[str, Any]:
-    confirmed = end.entry_id if end.ledger_id == recorded.ledger_id else -1
-    return {
+async def _ledgers(context: AdminContext, chain: Chain, after: int) -> list[tuple[ChainLedger, LedgerMetadata | None]] | None:
+    """The chain with the metadata of each ledger, None where it was not asked for (rule 4). None: one of them is gone."""
+    wanted = [recorded for recorded in chain.ledgers if recorded.ledger_id > after or recorded.is_open]
+    found = await _in_groups(wanted, lambda recorded: ledger_records(context.store).get(recorded.ledger_id))
+    metadata = {recorded.ledger_id: ledger.record for recorded, ledger in zip(wanted, found, strict=True) if ledger is not None}
+    if len(metadata) < len(wanted):
+        return None
+    return [(recorded, metadata.get(recorded.ledger_id)) for recorded in chain.ledgers]
+
+
+def _ledger(recorded: ChainLedger, metadata: LedgerMetadata | None, end: Position, open_bytes: int) -> dict[str, Any]:
+    is_last = end.ledger_id == recorded.ledger_id
+    fields = {
         "ledger_id": recorded.ledger_id,
+        "open": recorded.is_open,
         "entries": recorded.entries,
-        "last_entry_id": readable_end(recorded.entries, confirmed),
-        "size_bytes": recorded.size_bytes,
+        "last_entry_id": readable_end(recorded.entries, end.entry_id if is_last else -1),
+        "size_bytes": open_bytes if recorded.is_open and is_last else recorded.size_bytes,
         "closed_at_ms": recorded.closed_at_ms,
+    }
+    return fields if metadata is None else fields | _placement(metadata)
+
+
+def _placement(metadata: LedgerMetadata) -> dict[str, Any]:
+    return {
         "digest_type": metadata.digest_type,
         "master_key": base64.b64encode(master_key_of(metadata)).decode(),
         "ensemble_size": metadata.ensemble_size,
