@@ -1,81 +1,88 @@
-"""How many fresh seeds it takes until a mutant is caught: the median of ten runs, for each of them, as a table in Markdown.
+"""How many fresh seeds it takes until a mutant is caught: ten runs of each, the median for the table in README.md.
 
-python -m tests.simulation.medians --cores 2                       all mutants (takes an hour)
-python -m tests.simulation.medians --mutant "fence not by reads"   one
-python -m tests.simulation.medians --cores 2 --write               and into the table of README.md; other rows stay
+python -m tests.simulation.medians --cores 2 --write              all mutants (hours); goes on where it stopped
+python -m tests.simulation.medians --mutant "fence not by reads"  one
+python -m tests.simulation.medians --cores 2 --write --missing    what was measured over other code need not be repeated
+
+With --write each run is noted in medians.json when it is over, and README.md written anew behind the last run of a mutant. Runs
+over the present code are not repeated, so it may be stopped at any time. Mutants that are found quickly come first.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import datetime
+import hashlib
+import math
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.simulation.campaign import Hunt, run_hunts
+from tests.simulation.measured import RUNS, Measured, Run, load, save
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.seeds import fresh_seeds
 
-RUNS = 10
 MOST_SEEDS = 1_000
 """After so many a run gives up: the mutant counts as not caught."""
 
-HEAD = ["| mutant | caught by | seeds until caught: median | least..most | runs |", "|---|---|---|---|---|"]
-README = Path(__file__).with_name("README.md")
-_BEGIN = "<!-- written by tests.simulation.medians -->"
-_END = "<!-- until here -->"
+_SEEDS_RUN = ("cepheid_", "tests.simulation.", "tests.history.")
+_SEEDS_DO_NOT_RUN = tuple(f"tests.simulation.{name}" for name in ("campaign", "measured", "medians", "mutants", "processes"))
+
+Hunter = Callable[[list[Hunt]], Iterable[tuple[Hunt, Run]]]
 
 
-@dataclass(slots=True)
-class Catches:
-    """The runs of one mutant: how many seeds each took, and which rule failed."""
-
-    seeds: list[int] = field(default_factory=list)
-    rules: Counter[str] = field(default_factory=Counter)
-    missed: int = 0
-
-    def add(self, seeds: int, rule: str) -> None:
-        self.seeds.append(seeds)
-        if rule:
-            self.rules[rule] += 1
-        else:
-            self.missed += 1
-
-    def row(self, mutant: str) -> str:
-        rules = ", ".join(f"{rule} ({count})" if len(self.rules) > 1 else rule for rule, count in self.rules.most_common())
-        missed = f", {self.missed} without success" if self.missed else ""
-        median = f"{statistics.median(self.seeds):g}"
-        return f"| {mutant} | {rules} | {median} | {min(self.seeds)}..{max(self.seeds)}{missed} | {len(self.seeds)} |"
+def codes_of(mutants: Iterable[str]) -> dict[str, str]:
+    """By mutant, a hash of what its seeds run: whatever is loaded now, but of the modules of mutants the one with its own."""
+    common = hashlib.sha256()
+    for name in sorted(sys.modules):
+        if name.startswith(_SEEDS_RUN) and not name.startswith(_SEEDS_DO_NOT_RUN):
+            common.update(_source(name))
+    codes: dict[str, str] = {}
+    for mutant in mutants:
+        own = common.copy()
+        own.update(_source(MUTANTS[mutant].__module__))
+        codes[mutant] = own.hexdigest()[:12]
+    return codes
 
 
-def measure(mutants: Sequence[str], *, runs: int, most_seeds: int = MOST_SEEDS, cores: int = 1) -> dict[str, Catches]:
-    hunts = [Hunt(mutant, fresh_seeds(most_seeds)) for mutant in mutants for _ in range(runs)]
-    catches = {mutant: Catches() for mutant in mutants}
-    for hunt, outcomes in run_hunts(hunts, cores=cores):
-        of_mutant = catches[hunt.mutant]
-        of_mutant.add(len(outcomes), outcomes[-1].rule)
-        if len(of_mutant.seeds) == runs:
-            print(of_mutant.row(hunt.mutant), flush=True)  # now: all of them take long
-    return catches
+def _source(module: str) -> bytes:
+    file = sys.modules[module].__file__
+    return module.encode() + b"\0" + (b"" if file is None else Path(file).read_bytes())
 
 
-def rows_of_readme() -> dict[str, str]:
-    """By mutant."""
-    table = README.read_text(encoding="utf-8").partition(_BEGIN)[2].partition(_END)[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ") and line not in HEAD]
-    return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+def measure(
+    codes: Mapping[str, str], measured: dict[str, Measured], hunt: Hunter, *, runs: int, most_seeds: int = MOST_SEEDS
+) -> Iterator[tuple[str, Measured]]:
+    """Runs what is missing of these mutants (with the code that counts for each), and tells of each run."""
+
+    def hunts(mutants: Iterable[str], most: int) -> list[Hunt]:
+        missing = {mutant: runs - _done(measured.get(mutant), codes[mutant]) for mutant in mutants}
+        return [Hunt(mutant, fresh_seeds(most_seeds)) for mutant, count in missing.items() for _ in range(min(count, most))]
+
+    def quick(mutant: str) -> float:
+        return measured[mutant].median if mutant in measured else math.inf
+
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    for mutants, most in ((set(codes) - set(measured), 1), (set(codes), runs)):  # one run of each that nobody knows, then all
+        for done, run in hunt(hunts(sorted(mutants, key=lambda mutant: (quick(mutant), mutant)), most)):
+            before = measured.get(done.mutant, Measured(codes[done.mutant], today))
+            measured[done.mutant] = before.plus(run, codes[done.mutant], today)
+            yield done.mutant, measured[done.mutant]
 
 
-def write(rows: Mapping[str, str]) -> None:
-    """Rows of mutants that are no more go; one that was never measured says so."""
-    text = README.read_text(encoding="utf-8")
-    before, after = text.partition(_BEGIN)[0], text.partition(_BEGIN)[2].partition(_END)[2]
-    known = {**rows_of_readme(), **rows}
-    table = [known.get(mutant, f"| {mutant} | | not measured yet | | |") for mutant in MUTANTS]
-    README.write_text("\n".join([before + _BEGIN, *HEAD, *table, _END + after]), encoding="utf-8")
+def _done(measured: Measured | None, code: str) -> int:
+    return len(measured.runs) if measured is not None and measured.code == code else 0
+
+
+def _hunter(cores: int) -> Hunter:
+    return lambda hunts: ((hunt, Run(len(outcomes), outcomes[-1].rule)) for hunt, outcomes in run_hunts(hunts, cores=cores))
+
+
+def write_pages() -> None:
+    from tests.simulation.scenario_readme import write  # loads all steps: no seed runs them
+
+    write()
 
 
 def main() -> int:
@@ -86,14 +93,27 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=RUNS, help=f"how many runs the median is of ({RUNS})")
     parser.add_argument("--most-seeds", type=int, default=MOST_SEEDS, help=f"after which a run gives up ({MOST_SEEDS})")
     parser.add_argument("--cores", type=int, default=1, help="in so many processes (1)")
-    parser.add_argument("--write", action="store_true", help="write what was measured into README.md")
+    parser.add_argument("--write", action="store_true", help="keep what was measured, in medians.json and README.md")
+    parser.add_argument("--missing", action="store_true", help="what has all its runs over other code stays")
     arguments = parser.parse_args()
-    print("\n".join(HEAD))
-    mutants = arguments.mutant or list(MUTANTS)
-    catches = measure(mutants, runs=arguments.runs, most_seeds=arguments.most_seeds, cores=arguments.cores)
-    if arguments.write:
-        write({mutant: of_mutant.row(mutant) for mutant, of_mutant in catches.items()})
-    return 1 if any(of_mutant.missed for of_mutant in catches.values()) else 0
+    measured = {mutant: each for mutant, each in load().items() if mutant in MUTANTS}
+    codes = codes_of(arguments.mutant or MUTANTS)
+    if arguments.missing:
+        codes.update(
+            (mutant, each.code) for mutant, each in measured.items() if len(each.runs) >= arguments.runs and mutant in codes
+        )
+    done = sum(_done(measured.get(mutant), code) >= arguments.runs for mutant, code in codes.items())
+    print(f"{done} of {len(codes)} mutants have their {arguments.runs} runs already", flush=True)
+    missed = 0
+    for mutant, each in measure(codes, measured, _hunter(arguments.cores), runs=arguments.runs, most_seeds=arguments.most_seeds):
+        if arguments.write:
+            save(measured)
+        if len(each.runs) >= arguments.runs:
+            missed += each.missed
+            print(f"{mutant}: {each}", flush=True)  # now: all of them take long
+            if arguments.write:
+                write_pages()
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -1,21 +1,29 @@
 """Writes what the texts and the code say of scenarios into the pages about them.
 
-python -m tests.simulation.scenario_readme      after a change of steps or texts; a test compares
+python -m tests.simulation.scenario_readme      after a change of steps, texts, mutants or medians; a test compares
 
     scenarios/README.md    placeholders and steps, as the modules of steps register them
-    README.md              the table of scenarios, as their heads say
+    README.md              the table of scenarios and mutants, as their heads and medians.json say
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 
+from tests.simulation.measured import Measured, load
+from tests.simulation.mutant_rules import RULES
+from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import FOLDER, KINDS, STEPS, Scenario, all_scenarios
 from tests.simulation.scenario_runner import VERBS
 
 _BEGIN = "<!-- written by tests.simulation.scenario_readme -->"
 _END = "<!-- until here -->"
+_HEAD = (
+    "| scenario | rules | mistake | fails there by | seeds until caught: median (least..most; by) | known from |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def pages() -> dict[Path, str]:
@@ -59,20 +67,43 @@ def _steps() -> list[str]:
 
 
 def _scenarios() -> list[str]:
-    rows = [_row(scenario) for scenario in all_scenarios()]
-    return ["", "| scenario | holds | mistakes that it finds out, and by which rule | known from |", "|---|---|---|---|", *rows, ""]
+    """A row for each mistake of each scenario; then those that no scenario has, with the rules by which worlds catch them."""
+    scenarios, measured = all_scenarios(), load()
+    rows = [row for scenario in scenarios for row in _rows(scenario, measured)]
+    told = {mutant for scenario in scenarios for mutant in scenario.mutants}
+    rows += [_row("", _rules(mutant), mutant, "", _median(mutant, measured), "") for mutant in MUTANTS if mutant not in told]
+    return ["", *_HEAD, *rows, ""]
 
 
-def _row(scenario: Scenario) -> str:
-    name = f"[{scenario.number} {scenario.title}](scenarios/{scenario.stem}.txt)"
-    mistakes = "<br>".join(f"{name} ({' or '.join(rules)})" for name, rules in scenario.mutants.items())
-    return f"| {name} | {', '.join(scenario.holds)} | {mistakes} | {scenario.bug} |"
+def _rows(scenario: Scenario, measured: Mapping[str, Measured]) -> list[str]:
+    name, holds = f"[{scenario.number} {scenario.title}](scenarios/{scenario.stem}.txt)", ", ".join(scenario.holds)
+    mistakes = [(mutant, " or ".join(rules), _median(mutant, measured)) for mutant, rules in scenario.mutants.items()]
+    return [_row(name, holds, *mistake, scenario.bug) for mistake in mistakes or [("", "", "")]]
+
+
+def _rules(mutant: str) -> str:
+    """Those that speak of it; exceptions that it may stumble over are left out."""
+    return ", ".join(sorted((rule for rule in RULES[mutant] if rule[-1].isdigit()), key=lambda rule: (rule[0], int(rule[1:]))))
+
+
+def _median(mutant: str, measured: Mapping[str, Measured]) -> str:
+    if mutant in SCENARIO_MUTANTS:
+        return "by its scenario alone"
+    return str(measured[mutant]) if mutant in measured else "not measured yet"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-if __name__ == "__main__":
+def write() -> None:
     for path, page in pages().items():
         path.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -11,13 +11,12 @@ import pytest
 
 from tests.simulation.__main__ import main
 from tests.simulation.campaign import Hunt, Totals, run_campaign, run_hunts
-from tests.simulation.medians import README, Catches, rows_of_readme
-from tests.simulation.mutants import MUTANTS
 from tests.simulation.processes import ProcessEnded, run_jobs
 from tests.simulation.seeds import Outcome, run_seed
 from tests.simulation.world import World
 
 REPOSITORY = Path(__file__).parents[2]
+README = Path(__file__).with_name("README.md")
 MUTANT = "confirm below the ack quorum"
 
 
@@ -74,18 +73,6 @@ def test_totals_know_their_weakest_seed() -> None:
     assert (totals.fewest_operations, totals.fewest_faults) == (250, 4)
     assert totals.lines()[0] == "seeds       3 in 3.0 s (1.00/s), 1.5 core-seconds (2.00 seeds each), 0 failed"
     assert totals.lines()[1] == "operations  950 (633 per core-second, at least 250 a seed): append 950"
-
-
-def test_a_median_says_how_often_a_run_gave_up() -> None:
-    catches = Catches()
-    for seeds, rule in ((1, "S1"), (3, "S2"), (2, "S1"), (1_000, "")):
-        catches.add(seeds, rule)
-    assert catches.row("m") == "| m | S1 (2), S2 (1) | 2.5 | 1..1000, 1 without success | 4 |"
-
-
-def test_the_readme_names_every_mutant() -> None:
-    """After a new one: python -m tests.simulation.medians --write --mutant NAME."""
-    assert set(rows_of_readme()) == set(MUTANTS)
 
 
 def test_the_readme_names_every_file() -> None:

@@ -13,8 +13,8 @@ from tests.simulation.branch_coverage import UNREACHED, Branch, CoreReport, bran
 from tests.simulation.campaign import Totals, run_campaign
 from tests.simulation.conftest import CORES, FIXED_SEEDS
 from tests.simulation.fault_kinds import KINDS
+from tests.simulation.mutant_rules import RULES
 from tests.simulation.scenario_language import all_scenarios
-from tests.simulation.test_mutants import RULES
 
 INVARIANTS = Path(__file__).parents[2] / "docs" / "invariants.md"
 TRACED_AT_ONCE = 24

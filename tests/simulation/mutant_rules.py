@@ -1,0 +1,98 @@
+"""By which rules random worlds may catch each mutant. By another it would be luck, or a mistake of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from tests.simulation.mutants_dispatch import DISPATCH_RULES
+
+RULES: Mapping[str, Set[str]] = {
+    "acknowledge before sync": {"S1", "S2", "S3"},
+    "answer a fence before it is durable": {"S3"},
+    "fence not by reads": {"L5", "S4", "L10"},
+    "drop holes when saving a cursor": {"C2", "H7"},
+    "save no part of a batch": {"C2"},
+    "save no delivery counts": {"C8"},
+    "save sequence ids of another moment": {"C6"},
+    "count a timeout as a negative": {"L10", "L5"},
+    "take the mark after the flush": {"S6", "S2", "S3"},
+    "take an empty cache for an empty checkpoint": {"S6", "S2", "S3"},
+    "rename the mark without directory sync": {"S7", "S8", "S2", "S3"},
+    "deny what cannot be read": {"S2", "S5", "L5", "L10"},
+    "read past the half that is flushed": {
+        "S2",
+        "S4",
+        "S5",
+        "SimulationError",
+        "IndexError",
+    },  # or it stumbles over what is not there
+    "confirm below the ack quorum": {"L3"},
+    "recover without waiting for copies": {"L10"},
+    "record an end without closing": {"M2"},
+    "write the chain again after a conflict": {"M1", "M2", "M3", "M6", "C2", "C3", "C6", "C7", "C8"},
+    "name what was pushed when saving sequence ids": {"H3"},
+    "believe the snapshot of sequence ids alone": {"H3"},
+    "snapshot in the middle of chunked messages": {"H3"},
+    "let producers in while chunks are under way": {"H3"},
+    "take a blank bookie for a new one": {"S11", "S2", "S5"},
+    "limbo answers a certain no": {"S2", "S5"},
+    "limbo denies to readers": {"S2", "S5", "L5", "L10"},
+    "count lives in metadata first": {"S8"},
+    "collect what can be brought back": {"S10"},
+    "count failed bookies while they are replaced": {"L3"},
+    "count newcomers before metadata names them": {"L3"},
+    "replace in metadata without sending again": {"L3", "V3", "V9"},
+    "choose a bookie again that had left": {"L2"},
+    "publish a recoverys ensemble change early": {"L2"},
+    "stamp recovered copies anew": {"L4", "L7"},
+    "append again what recovery found": {"M3", "M4", "M5", "H2", "H3"},
+    "answer again what recovery found": {"M3", "M4", "M5", "V9", "H3", "SimulationError"},  # a publish group counts its answers
+    "record an end that recovery did not find": {"M2", "M3"},
+    # or the end of that ledger fits nothing, and the broker's own assertion says so
+    "resume before the chain names the next ledger": {"M3", "H3", "SimulationError", "AssertionError"},
+    "answer what lies above the recovered end": {
+        "M3",
+        "H1",
+        "H3",
+        "H4",
+        "H8",
+    },  # H8: a reader is given what the topic does not have
+    "take ledgers of this opening for orphans": {"M7", "SimulationError"},  # or the chain refuses to name it twice
+    "look for no orphans": {"M8"},
+    "keep what is open when the session is lost": {"O1"},
+    "serve bundles whose record is gone": {"O1"},
+    "give bundles away before topics are unloaded": {"O1"},
+    "put adds into the cache behind their answers": {"S2", "S4", "S5", "S6"},
+    "take a repeated add in spite of the fence": {"S3"},
+    "move the mark although the flush failed": {"S6", "S2", "S3", "S5"},
+    "let the mark move back": {"S7", "S8"},
+    "take restored disks for the present ones": {"S2", "S3", "S5"},
+    "take one denial for enough": {"L5", "L10"},
+    "insist on an ensemble whoever recovers": {"L1", "L2"},
+    "take the length of a ledger from its last fragment": {"L12"},
+    "take a lost answer for a refusal": {"M1", "M3", "M7", "L14"},
+    "forget fences with what is deleted": {"S3", "L13"},
+    "hear late answers of a broken ledger": {"SimulationError", "M3", "M4", "M5", "M9", "V9", "H1", "H3", "H4"},
+    "give up one append and go on": {"M5", "H2", "H3", "H4"},
+    "keep as pushed what was never appended": {"V9", "H3"},
+    "trim by a size that grows": {"M6"},
+    "keep what was acknowledged during a reset": {"C4", "H13", "H5", "H6"},
+    "go on at the end without a cursor ledger": {"C3", "C6", "H5", "H6"},
+    "deliver what was read before a seek": {"H5", "H6", "H8", "H13", "V7"},
+    "close without saving cursors": {"C2", "H7"},
+    "believe the wall clock": {"M6"},
+    "admit adds without a bound": {"S12"},
+    "ask for a checkpoint at admission": {"V6"},
+    "collect logs by the ledgers in memory": {"S9"},
+    "count on what the mark has passed": {"C5", "V7"},  # a subscription without backlog waits for nothing
+    "terminate before appends are refused": {"M10"},
+    "count versions up after a conflict": {"O2", "M1"},
+    "delete whatever is there": {"O2"},
+    "leave what a session made": {"O3"},
+    "read for a recovery behind the first fence": {"L11", "L10", "L5"},
+    "leave a recovery to whoever began it": {"V1", "V2", "V4", "V9"},
+    "begin the epochs of a bundle again": {"O4"},
+    "reset in the same generation": {"C1", "C2", "C4"},
+    "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
+    **DISPATCH_RULES,
+}
