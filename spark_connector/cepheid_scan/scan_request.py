@@ -78,6 +78,7 @@ class ReadSettings:
     rack: str | None = None
     read_timeout_s: float = 10.0  # per chunk
     read_attempts: int = 5  # rounds over all replicas
+    unreachable_s: float = 15.0  # what may come back is waited for, as long as nothing else gives the entries
     chunk_bytes: int = 1 << 20
     decode_bytes: int = 16 << 20
     verify_checksum: bool = True

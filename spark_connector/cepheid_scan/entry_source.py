@@ -1,0 +1,192 @@
+"""The entries of a piece, verified and without a gap, from whichever replicas give them.
+
+    piece ──► fragments ──► cover of the liked replicas ──► streams ──► groups
+                 ▲               ▲ a replica fails: goes on elsewhere from the next entry
+                 │               └── all have failed: a pause (50 ms … 2 s), and the next round
+                 └── no replica has it, or none came back: the metadata is asked once where the ledger lies now
+
+Rule 1: entries come in order, each once, none left out: a failure never looks like an end.
+Rule 2: a read gives up when every replica has failed in `read_attempts` rounds, and for as long as `unreachable_s` if one of them
+may come back. A ledger that is gone from the metadata is DataLossError at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from cepheid_rpc import EntryGroup, ReadRequest, Status
+from cepheid_scan.counters import ScanCounters
+from cepheid_scan.errors import DataLossError, EntriesUnreadableError
+from cepheid_scan.history import Fragment, LedgerHistory, Piece
+from cepheid_scan.read_rounds import GivenUpError, ReadRounds
+from cepheid_scan.replica_order import Suspects, last_reachable, plan_cover, positions_by_liking, write_set
+from cepheid_scan.scan_request import ReadSettings
+from cepheid_scan.striped_source import MergedReads, ReplicaFailure
+
+log = logging.getLogger(__name__)
+
+RACK_VARIABLE = "CEPHEID_RACK"
+_NO_LIMIT_BYTES = 1 << 62
+
+_suspects = Suspects()  # of the process: tasks that share it learn from each other
+
+
+class EntrySource:
+    """Made per task. `bookies`: addresses by id; one that is not there is not asked. `replan` tells where a piece's ledger lies by
+    now, None when it is gone."""
+
+    def __init__(
+        self,
+        bookies: Mapping[str, str],
+        ticket: bytes,
+        settings: ReadSettings,
+        counters: ScanCounters,
+        *,
+        replan: Callable[[Piece], LedgerHistory | None] | None,
+        racks: Mapping[str, str] | None = None,
+    ) -> None:
+        self._bookies = bookies
+        self._ticket = ticket
+        self._settings = settings
+        self._counters = counters
+        self._replan = replan
+        self._rack = settings.rack or os.environ.get(RACK_VARIABLE) or None
+        self._racks = racks or {}
+
+    def __repr__(self) -> str:
+        return f"<EntrySource of {len(self._bookies)} bookies>"
+
+    def read(self, piece: Piece) -> Iterator[EntryGroup]:
+        """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError; both say where."""
+        entry_id = piece.first_entry_id
+        looked_at = -1
+        while entry_id <= piece.last_entry_id:
+            ensemble, last = fragment_at(piece.fragments, entry_id, piece.last_entry_id)
+            if not ensemble:
+                raise ValueError(f"{piece.topic}: no fragment of ledger {piece.ledger_id} has entry {entry_id}")
+            try:
+                for group in self._read_run(piece, ensemble, entry_id, last):
+                    entry_id = group.last_entry_id + 1
+                    self._counters.entries += len(group)
+                    yield group
+            except GivenUpError as stuck:
+                if looked_at == stuck.entry_id:
+                    raise _unreadable(piece, stuck) from None
+                looked_at = stuck.entry_id
+                piece = self._look_again(piece, stuck)
+
+    def _read_run(self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int) -> Iterator[EntryGroup]:
+        """Entries of one fragment. Raises GivenUpError."""
+        settings, quorum = self._settings, piece.write_quorum
+        rounds = ReadRounds(settings.read_attempts, settings.unreachable_s)
+        while entry_id <= last:
+            usable = self._usable(ensemble, piece.ledger_id, entry_id, rounds)
+            reachable = last_reachable(entry_id, last, len(ensemble), quorum, usable)
+            if reachable < entry_id:
+                pause_s = rounds.end_round(entry_id, self._failures(ensemble, quorum, entry_id, rounds), time.monotonic())
+                self._counters.wait_s += pause_s
+                time.sleep(pause_s)
+                continue
+            cover = self._cover(ensemble, quorum, entry_id, reachable, usable)
+            request = ReadRequest(piece.ledger_id, entry_id, reachable, _NO_LIMIT_BYTES, ticket=self._ticket)
+            with MergedReads(
+                request,
+                ensemble,
+                self._bookies,
+                cover,
+                self._counters,
+                read_timeout_s=settings.read_timeout_s,
+                verify=settings.verify_checksum,
+            ) as merged:
+                for group in merged.groups():
+                    entry_id = group.last_entry_id + 1
+                    rounds.on_progress()
+                    yield group
+            if merged.failure is not None:
+                self._on_failed(piece, merged.failure, rounds)
+
+    def _usable(self, ensemble: Sequence[str], ledger_id: int, entry_id: int, rounds: ReadRounds) -> list[int]:
+        """Positions that may be asked in this round, the best one first."""
+        suspects = _suspects.among(ensemble, time.monotonic())
+        liked = positions_by_liking(ensemble, ledger_id, entry_id, rack=self._rack, racks=self._racks, suspects=suspects)
+        return [position for position in liked if position not in rounds.failures and ensemble[position] in self._bookies]
+
+    def _cover(self, ensemble: Sequence[str], quorum: int, first: int, last: int, usable: Sequence[int]) -> dict[int, int]:
+        """Without suspects where it can be: a stream more costs less than a bookie that does not answer."""
+        suspects = _suspects.among(ensemble, time.monotonic())
+        trusted = [position for position in usable if ensemble[position] not in suspects]
+        cover = plan_cover(first, last, len(ensemble), quorum, trusted) or plan_cover(first, last, len(ensemble), quorum, usable)
+        assert cover is not None, f"positions {usable} have entries {first}..{last} between them"
+        return cover
+
+    def _failures(self, ensemble: Sequence[str], quorum: int, entry_id: int, rounds: ReadRounds) -> list[ReplicaFailure]:
+        """Of everybody who should have the entry."""
+        return [
+            rounds.failures.get(position)
+            or ReplicaFailure(position, ensemble[position], entry_id, "no address: it was down at planning", for_good=True)
+            for position in write_set(entry_id, len(ensemble), quorum)
+        ]
+
+    def _on_failed(self, piece: Piece, failure: ReplicaFailure, rounds: ReadRounds) -> None:
+        now = time.monotonic()
+        rounds.on_failed(failure, now)
+        self._counters.retries += 1
+        if failure.status is Status.BAD_DIGEST:
+            self._counters.damaged += 1
+        if failure.status in (None, Status.BAD_DIGEST):
+            _suspects.add(failure.bookie, now)
+        log.warning(
+            "scan.replica_failed",
+            extra={
+                "topic": piece.topic,
+                "ledger_id": piece.ledger_id,
+                "entry_id": failure.entry_id,
+                "bookie": failure.bookie,
+                "error": failure.reason,
+            },
+        )
+
+    def _look_again(self, piece: Piece, stuck: GivenUpError) -> Piece:
+        """The piece as it lies now. The metadata is asked once per entry that nobody gives."""
+        if self._replan is None:
+            raise _unreadable(piece, stuck)
+        ledger = self._replan(piece)
+        if ledger is None:
+            raise DataLossError(
+                f"{piece.topic}: entries {stuck.entry_id}..{piece.last_entry_id} of ledger {piece.ledger_id} are gone: the ledger "
+                f"was trimmed, or its topic deleted, after this read was planned ({stuck.reasons})",
+                topic=piece.topic,
+                ledger_id=piece.ledger_id,
+                entry_id=stuck.entry_id,
+                last_entry_id=piece.last_entry_id,
+            )
+        here = stuck.entry_id
+        if fragment_at(ledger.fragments, here, here) == fragment_at(piece.fragments, here, here):
+            raise _unreadable(piece, stuck)
+        log.info("scan.ledger_moved", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": here})
+        return replace(piece, fragments=ledger.fragments, ensemble_size=ledger.ensemble_size, write_quorum=ledger.write_quorum)
+
+
+def fragment_at(fragments: Sequence[Fragment], entry_id: int, last: int) -> tuple[tuple[str, ...], int]:
+    """The ensemble that has this entry, () if none; and until where it has what follows, at most `last`."""
+    ensemble: tuple[str, ...] = ()
+    for fragment in fragments:
+        if fragment.first_entry_id > entry_id:
+            return ensemble, min(last, fragment.first_entry_id - 1)
+        ensemble = fragment.ensemble
+    return ensemble, last
+
+
+def _unreadable(piece: Piece, stuck: GivenUpError) -> EntriesUnreadableError:
+    return EntriesUnreadableError(
+        f"entry {piece.ledger_id}:{stuck.entry_id} of {piece.topic} could be read from none of its bookies, "
+        f"in {stuck.rounds} rounds: {stuck.reasons}",
+        topic=piece.topic,
+        ledger_id=piece.ledger_id,
+        entry_id=stuck.entry_id,
+        bookies=stuck.reasons,
+    )

@@ -1,0 +1,60 @@
+"""When a read that no replica answers tries again, and when it gives up. No I/O; the clock is given.
+
+    fails at a, at b, at c ──► pause 50 ms ──► a, b, c ──► pause 100 ms ──► … 2 s … ──► GivenUpError
+                     any entry that comes ──► all is forgotten
+
+Rule 1: a round is over when everybody who should have the entry has failed.
+Rule 2: if all of them say with certainty that they never had it, waiting helps nobody: the metadata has to be asked.
+Rule 3: while one of them may come back, it goes on for `unreachable_s` at least; else only the number of rounds counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cepheid_scan.striped_source import ReplicaFailure
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+
+class GivenUpError(Exception):
+    """Of one entry, with what each bookie said. The source turns it into what the caller understands."""
+
+    def __init__(self, entry_id: int, rounds: int, failures: Sequence[ReplicaFailure]) -> None:
+        self.entry_id = entry_id
+        self.rounds = rounds
+        self.reasons = ", ".join(f"{failure.bookie}: {failure.reason}" for failure in failures)
+        super().__init__(self.reasons)
+
+
+class ReadRounds:
+    """`failures` by position in the ensemble, of this round."""
+
+    def __init__(self, read_attempts: int, unreachable_s: float) -> None:
+        self._read_attempts = read_attempts
+        self._unreachable_s = unreachable_s
+        self._rounds = 0
+        self._since: float | None = None
+        self.failures: dict[int, ReplicaFailure] = {}
+
+    def on_failed(self, failure: ReplicaFailure, now: float) -> None:
+        self.failures[failure.position] = failure
+        self._since = now if self._since is None else self._since
+
+    def on_progress(self) -> None:
+        if self._since is not None:
+            self._rounds, self._since = 0, None
+            self.failures.clear()
+
+    def end_round(self, entry_id: int, failures: Sequence[ReplicaFailure], now: float) -> float:
+        """Seconds to wait before the next one. `failures`: of everybody who should have the entry. Raises GivenUpError."""
+        self._rounds += 1
+        waited_s = 0.0 if self._since is None else now - self._since
+        certain = all(failure.status is not None and failure.status.certain_no for failure in failures)
+        may_pass = any(failure.may_pass for failure in failures)
+        if certain or (self._rounds >= self._read_attempts and not (may_pass and waited_s < self._unreachable_s)):
+            raise GivenUpError(entry_id, self._rounds, failures)
+        self.failures.clear()
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._rounds - 1, 16), LONGEST_PAUSE_S)
+        return max(pause_s, *(failure.retry_after_s for failure in failures))

@@ -1,0 +1,171 @@
+"""One task of a scan, from its pieces to rows in Arrow: what a Spark task, `scan()` and the command line run.
+
+    pieces ──► EntrySource ──► groups, `decode_bytes` at a time ──► decoder ──► RecordBatches
+                   ▲ a thread reads on meanwhile
+
+Rule 1: order is that of the pieces, and within them of the entries; every row once.
+Rule 2: memory is bounded by what is collected, what is read ahead and what is being decoded: about 3 × `decode_bytes`.
+Rule 3: one log line, at the end, however it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from cepheid_rpc import EntryGroup
+from cepheid_scan.counters import ScanCounters
+from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.errors import DataLossError
+from cepheid_scan.history import LedgerHistory, Piece, ScanTask
+from cepheid_scan.scan_request import PlanSource, ReadMode, ScanSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+
+class Decoder(Protocol):
+    """Groups of a piece, in order, to rows. `finish` at the piece's end."""
+
+    def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]: ...
+
+    def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]: ...
+
+
+def scan_task(task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = None) -> Iterator[pa.RecordBatch]:
+    """Batches of exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError."""
+    counters = counters if counters is not None else ScanCounters()
+    source = EntrySource(dict(task.bookies), task.ticket, spec.settings, counters, replan=_replanner(spec.plan_source))
+    decoder = _decoder(spec, counters, LookBack(source))
+    began = time.monotonic()
+    outcome = "stopped by the reader"
+    try:
+        for piece in task.pieces:
+            yield from _scan_piece(piece, source, decoder, spec, counters)
+        outcome = "complete"
+    except Exception as error:
+        outcome = str(error)
+        raise
+    finally:
+        _log_end(task, counters, time.monotonic() - began, outcome)
+
+
+def _scan_piece(
+    piece: Piece, source: EntrySource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
+) -> Iterator[pa.RecordBatch]:
+    entry_id = piece.first_entry_id
+    try:
+        for groups in collected(source.read(piece), spec.settings.decode_bytes):
+            entry_id = groups[-1].last_entry_id + 1
+            yield from _timed(decoder.decode(piece, groups), counters)
+    except DataLossError as loss:
+        if spec.fail_on_data_loss:
+            raise
+        lost = piece.last_entry_id - entry_id + 1
+        counters.lost_entries += lost
+        facts = {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": entry_id, "lost_entries": lost}
+        log.warning("scan.data_lost", extra={**facts, "error": str(loss)})
+    yield from _timed(decoder.finish(piece), counters)
+
+
+def collected(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[EntryGroup]]:
+    """Lists of groups, soft by one group: what is decoded at once. What came before a failure is given out before it is raised."""
+    some: list[EntryGroup] = []
+    size_bytes = 0
+    try:
+        for group in groups:
+            some.append(group)
+            size_bytes += group.size_bytes
+            if size_bytes >= limit_bytes:
+                yield some
+                some, size_bytes = [], 0
+    except DataLossError:
+        if some:
+            yield some
+        raise
+    if some:
+        yield some
+
+
+class LookBack:
+    """The entries right before a piece, for messages in chunks that began there."""
+
+    def __init__(self, source: EntrySource) -> None:
+        self._source = source
+
+    def __call__(self, piece: Piece, count: int) -> Iterator[EntryGroup]:
+        """Up to `count` of them, oldest first; of the ledger before where this one has fewer."""
+        known_from = piece.fragments[0].first_entry_id if piece.fragments else 0
+        first = max(piece.first_entry_id - count, known_from)
+        if known_from == 0 and piece.before is not None and count > piece.first_entry_id:
+            before = piece.before
+            wanted = count - piece.first_entry_id
+            start = max(before.first_entry_id, before.last_entry_id - wanted + 1)
+            yield from self._source.read(replace(before, first_entry_id=start))
+        if first < piece.first_entry_id:
+            yield from self._source.read(replace(piece, first_entry_id=first, last_entry_id=piece.first_entry_id - 1))
+
+
+def _timed(batches: Iterator[pa.RecordBatch], counters: ScanCounters) -> Iterator[pa.RecordBatch]:
+    """Counts the time in the decoder, not that of whoever takes the batches."""
+    while True:
+        began = time.monotonic()
+        batch = next(batches, None)
+        counters.decode_s += time.monotonic() - began
+        if batch is None:
+            return
+        yield batch
+
+
+def _decoder(spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]) -> Decoder:
+    if spec.mode is ReadMode.ENTRIES:
+        from cepheid_scan.entries_decoder import EntriesDecoder
+
+        return EntriesDecoder(spec, counters, look_back)
+    if spec.mode is ReadMode.TYPED:
+        from cepheid_scan.typed_rows import TypedRows
+
+        return TypedRows(spec, counters, look_back)
+    from cepheid_scan.message_decoder import MessageDecoder
+
+    return MessageDecoder(spec, counters, look_back)
+
+
+def _replanner(plan_source: PlanSource | None) -> Callable[[Piece], LedgerHistory | None] | None:
+    if plan_source is None:
+        return None
+
+    def replan(piece: Piece) -> LedgerHistory | None:
+        from cepheid_scan.plan_scan import find_ledger
+
+        return find_ledger(plan_source, piece.topic, piece.ledger_id)
+
+    return replan
+
+
+def _log_end(task: ScanTask, counters: ScanCounters, duration_s: float, outcome: str) -> None:
+    log.info(
+        "scan.task_done",
+        extra={
+            "topic": task.pieces[0].topic if task.pieces else "",
+            "pieces": len(task.pieces),
+            "entries": counters.entries,
+            "bytes": counters.bytes,
+            "messages": counters.messages,
+            "markers": counters.markers,
+            "bad_records": counters.bad_records,
+            "lost_entries": counters.lost_entries,
+            "retries": counters.retries,
+            "damaged": counters.damaged,
+            "wait_ms": round(1000 * counters.wait_s),
+            "decode_ms": round(1000 * counters.decode_s),
+            "duration_ms": round(1000 * duration_s),
+            "bookies": dict(counters.by_bookie),
+            "outcome": outcome,
+        },
+    )

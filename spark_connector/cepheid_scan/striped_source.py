@@ -1,0 +1,151 @@
+"""Entries `first..last` of one fragment from the bookies that a cover names: one stream each, merged by entry id.
+
+    E = 4, Qw = 2      entry       0    1    2    3    4    5
+    cover              b           0    1              4    5        every id is at one of them, and as few are asked as can be
+                       d                     2    3
+    E = Qw             c           0    1    2    3    4    5        the same with one stream
+
+Rule 1: what is given out is a run without a gap; it ends before the first entry that its stream does not give, with that `failure`.
+Rule 2: a stream is pulled only when its entries are due, so the others wait with what their read-ahead holds, and no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cepheid_rpc import BookieUnavailableError, EntryGroup, MalformedGroupError, MissingEntries, ReadRequest, Status
+from cepheid_scan.bookie_reads import BookieRead
+from cepheid_scan.counters import ScanCounters
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFailure:
+    """Why one bookie did not give one entry. `status` is its own word; None: no answer came."""
+
+    position: int
+    bookie: str
+    entry_id: int
+    reason: str
+    status: Status | None = None
+    retry_after_s: float = 0.0
+    for_good: bool = False
+
+    @property
+    def may_pass(self) -> bool:
+        """The same question may be answered otherwise in a while."""
+        return not self.for_good and (self.status is None or self.status.retriable)
+
+
+class MergedReads:
+    """A context manager: its end closes the streams. `cover`: by entry id mod E, the position that gives those entries."""
+
+    def __init__(
+        self,
+        request: ReadRequest,
+        ensemble: Sequence[str],
+        addresses: Mapping[str, str],
+        cover: Mapping[int, int],
+        counters: ScanCounters,
+        *,
+        read_timeout_s: float,
+        verify: bool,
+    ) -> None:
+        self._request = request
+        self._size = len(ensemble)
+        self._cover = cover
+        self.failure: ReplicaFailure | None = None
+        self._lanes: dict[int, _Lane] = {}
+        try:
+            for position in sorted(set(cover.values())):
+                bookie = ensemble[position]
+                read = BookieRead(bookie, addresses[bookie], request, verify=verify)
+                self._lanes[position] = _Lane(position, read, request.first_entry_id, counters, read_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> MergedReads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.read.close()
+
+    def groups(self) -> Iterator[EntryGroup]:
+        """Ends at the range's end, or with `failure` set."""
+        entry_id, last = self._request.first_entry_id, self._request.last_entry_id
+        while entry_id <= last:
+            lane = self._lanes[self._cover[entry_id % self._size]]
+            try:
+                group = lane.take(entry_id)
+            except _NotGivenError as error:
+                self.failure = error.failure
+                return
+            part = group.slice(entry_id, min(group.last_entry_id, last))
+            entry_id = part.last_entry_id + 1
+            yield part
+
+
+class _NotGivenError(Exception):
+    def __init__(self, failure: ReplicaFailure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+class _Lane:
+    """What one stream has given and nobody has taken. `until`: of ids from there on it has said nothing yet."""
+
+    def __init__(self, position: int, read: BookieRead, first: int, counters: ScanCounters, timeout_s: float) -> None:
+        self.position = position
+        self.read = read
+        self._until = first
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._groups: deque[EntryGroup] = deque()
+        self._missing: tuple[MissingEntries, ...] = ()
+        self._retry_after_s = 0.0
+
+    def take(self, entry_id: int) -> EntryGroup:
+        """The group with this entry; ids asked for rise. Raises _NotGivenError."""
+        groups = self._groups
+        while True:
+            while groups and groups[0].last_entry_id < entry_id:
+                groups.popleft()
+            if groups and groups[0].first_entry_id <= entry_id:
+                return groups[0]
+            for run in self._missing:
+                if run.first_entry_id <= entry_id <= run.last_entry_id:
+                    raise self._not_given(entry_id, run.status.name, run.status)
+            if entry_id < self._until:
+                raise self._not_given(entry_id, "an answer that says nothing of the entry")
+            self._next_chunk(entry_id)
+
+    def _next_chunk(self, entry_id: int) -> None:
+        began = time.monotonic()
+        try:
+            chunk = self.read.next_chunk(self._timeout_s)
+        except BookieUnavailableError as error:
+            raise self._not_given(entry_id, str(error)) from error
+        except MalformedGroupError as error:
+            raise self._not_given(entry_id, str(error), Status.BAD_DIGEST) from error
+        finally:
+            self._counters.wait_s += time.monotonic() - began
+        if chunk is None:
+            raise self._not_given(entry_id, "the answer ended before the entry")
+        if chunk.next_entry_id <= self._until:
+            raise self._not_given(entry_id, "an empty answer")
+        self._counters.bytes += chunk.size_bytes
+        by_bookie = self._counters.by_bookie
+        by_bookie[self.read.bookie] = by_bookie.get(self.read.bookie, 0) + chunk.size_bytes
+        self._until = chunk.next_entry_id
+        self._groups.extend(sorted(chunk.groups, key=lambda group: group.first_entry_id))
+        self._missing, self._retry_after_s = chunk.missing, chunk.retry_after_s
+
+    def _not_given(self, entry_id: int, reason: str, status: Status | None = None) -> _NotGivenError:
+        return _NotGivenError(ReplicaFailure(self.position, self.read.bookie, entry_id, reason, status, self._retry_after_s))

@@ -1,0 +1,78 @@
+"""Rows in the columns of a topic's schema: values of messages, decoded by kind of schema, beside what the broker knows of each.
+
+    MessageDecoder ──► values, keys, schema versions ──► TypedColumns ──► the schema's columns
+                  └──► positions, times, properties … ───────────────────► `__name` columns, and `_error`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from cepheid_rpc import EntryGroup
+from cepheid_scan.columns import arrow_schema
+from cepheid_scan.counters import ScanCounters
+from cepheid_scan.errors import BadRecordError
+from cepheid_scan.history import Piece
+from cepheid_scan.message_decoder import DecodedMessages, MessageDecoder
+from cepheid_scan.scan_request import OnBadRecord, ReadMode, ScanSpec
+from cepheid_scan.typed import TypedColumns, typed_fields
+
+ERROR_COLUMN = "_error"
+METADATA_PREFIX = "__"
+_NEEDED = ("value", "key_bytes", "ledger_id", "entry_id", "batch_index")
+
+
+class TypedRows:
+    """A decoder of the same face as MessageDecoder."""
+
+    def __init__(
+        self, spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]
+    ) -> None:
+        fields = {field.name for field in typed_fields(spec.schemas, spec.reader_version)}
+        self._schema = arrow_schema(spec)
+        self._of_schema = [name for name in spec.columns if name in fields]
+        metadata = [name.removeprefix(METADATA_PREFIX) for name in spec.columns if name not in fields and name != ERROR_COLUMN]
+        inner = replace(spec, mode=ReadMode.MESSAGES, columns=tuple(dict.fromkeys((*_NEEDED, *metadata))))
+        self._messages = MessageDecoder(inner, counters, look_back)
+        self._typed = TypedColumns(spec.schemas, spec.reader_version, spec.on_bad_record, counters, self._of_schema)
+        self._on_bad_record = spec.on_bad_record
+
+    def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]:
+        for messages in self._messages.decode_messages(piece, groups):
+            yield self._rows(piece, messages)
+
+    def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        for messages in self._messages.finish_messages(piece):
+            yield self._rows(piece, messages)
+
+    def _rows(self, piece: Piece, messages: DecodedMessages) -> pa.RecordBatch:
+        try:
+            typed = self._typed.columns(
+                messages.column("value"), messages.column("key_bytes"), messages.version_codes, messages.versions
+            )
+        except BadRecordError as error:
+            raise _placed(error, piece, messages) from error
+        by_name = dict(zip(self._of_schema, typed.arrays, strict=True))
+        arrays = [by_name[name] if name in by_name else self._beside(name, messages, typed.errors) for name in self._schema.names]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if self._on_bad_record is OnBadRecord.SKIP and typed.bad is not None and typed.bad.any():
+            rows = rows.filter(pa.array(~typed.bad))
+        return rows
+
+    def _beside(self, name: str, messages: DecodedMessages, errors: pa.Array | None) -> pa.Array:
+        if name != ERROR_COLUMN:
+            return messages.column(name.removeprefix(METADATA_PREFIX))
+        return pa.nulls(len(messages.version_codes), pa.string()) if errors is None else errors
+
+
+def _placed(error: BadRecordError, piece: Piece, messages: DecodedMessages) -> BadRecordError:
+    """The same with the place of the message, where the error names its row."""
+    row = error.facts.get("row")
+    if not isinstance(row, int):
+        return BadRecordError(f"{piece.topic}: {error}", topic=piece.topic, ledger_id=piece.ledger_id, **error.facts)
+    place = [messages.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index")]
+    text = ":".join(str(number) for number in place if number is not None)
+    return BadRecordError(f"{piece.topic} at {text}: {error}", topic=piece.topic, position=text, **error.facts)
