@@ -108,7 +108,7 @@ class TopicWorkload:
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
         self._sessions[managed_ledger] = broker, broker.sessions_lost
-        if is_right and abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS:
+        if is_right and abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS and _was_made_in_time(managed_ledger):
             self.model.timely[broker.process, managed_ledger.chain.epoch] = None
         reigning = history.reigning.get(keys.chain_key(self.topic))
         if reigning == (broker.process, managed_ledger.chain.epoch):  # else a later owner's promises are out already
@@ -509,3 +509,9 @@ def _acknowledge(cursor: Any, asked: Acked) -> bool:
     if asked.entries:
         return not cursor.acknowledge(asked.entries)
     return bool(cursor.acknowledge_cumulative(asked.upto))
+
+
+def _was_made_in_time(managed_ledger: ManagedLedger) -> bool:
+    """Its clock was right when it was made, which may be long ago: `open` gives out the one that is open already."""
+    clock = managed_ledger._clock
+    return abs(clock._made_at_ms - (true_ms() - int(1000 * clock.age_s))) < RIGHT_MS
