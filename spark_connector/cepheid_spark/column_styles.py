@@ -1,0 +1,87 @@
+"""How columns are called in Spark, and of which columns of a scan they are made.
+
+plain          as the scan names them: value, key, publish_time, …; in typed mode __key, __publish_time, … beside the schema's
+pulsar-spark   value (or the schema's columns), __key, __topic, __messageId, __publishTime, __eventTime, __messageProperties,
+               with their types there: for jobs written for that connector
+
+`__messageId` is the only column that no scan has: it is packed from four of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cepheid_scan import BadOptionError, ReadMode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PLAIN = "plain"
+PULSAR_SPARK = "pulsar-spark"
+MESSAGE_ID = "__messageId"
+_ID_PARTS = ("ledger_id", "entry_id", "partition", "batch_index")
+_PULSAR_SPARK = {  # its metadata columns in its order (streamnative/pulsar-spark README, "Schema of Pulsar source")
+    "__key": "key_bytes",
+    "__topic": "topic",
+    MESSAGE_ID: None,
+    "__publishTime": "publish_time",
+    "__eventTime": "event_time",
+    "__messageProperties": "properties",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """`names`: Spark's columns in order. `sources`: for each the column of the scan, None: the message id, of `id_parts`."""
+
+    names: tuple[str, ...]
+    sources: tuple[str | None, ...]
+    id_parts: tuple[str, ...]
+
+    @property
+    def scan_columns(self) -> tuple[str, ...]:
+        """What the scan is asked for: each once."""
+        parts = self.id_parts if None in self.sources else ()
+        return tuple(dict.fromkeys([*(source for source in self.sources if source is not None), *parts]))
+
+    def arrange(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """The scan's batch as Spark's: `schema` is Arrow's form of the rows' schema."""
+        if batch.schema.equals(schema):
+            return batch
+        import pyarrow as pa
+
+        columns = [self._message_ids(batch) if source is None else batch.column(source) for source in self.sources]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _message_ids(self, batch: pa.RecordBatch) -> pa.Array:
+        from cepheid_spark.message_id_bytes import encode_message_ids
+
+        return encode_message_ids(*(batch.column(part) for part in self.id_parts))
+
+
+def layout_of(names: Sequence[str], mode: ReadMode, style: str) -> RowLayout:
+    """`names` are known ones of the mode and style."""
+    prefix = "__" if mode is ReadMode.TYPED else ""
+    parts = tuple(prefix + part for part in _ID_PARTS)
+    if style == PLAIN:
+        return RowLayout(tuple(names), tuple(names), parts)
+    named = {name: None if source is None else prefix + source for name, source in _PULSAR_SPARK.items()}
+    return RowLayout(tuple(names), tuple(named.get(name, name) for name in names), parts)
+
+
+def styled_types(scan_types: Mapping[str, pa.DataType], mode: ReadMode, style: str) -> dict[str, pa.DataType]:
+    """Every column of the mode in this style, with its type."""
+    if style == PLAIN:
+        return dict(scan_types)
+    if mode is ReadMode.ENTRIES:
+        raise BadOptionError("columnStyle=pulsar-spark has no entries: leave it out, or read with readMode=messages")
+    import pyarrow as pa
+
+    prefix = "__" if mode is ReadMode.TYPED else ""
+    values = [name for name in scan_types if not name.startswith("__")] if mode is ReadMode.TYPED else ["value"]
+    types = {name: scan_types[name] for name in values}
+    for name, source in _PULSAR_SPARK.items():
+        types[name] = pa.binary() if source is None else scan_types[prefix + source]
+    return types

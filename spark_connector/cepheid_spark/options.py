@@ -1,0 +1,381 @@
+"""Options of the source `cepheid`: their names, and what they mean as a request. docs/spark.md has them for users.
+
+Names are compared without case, dots and underscores: service.url, serviceUrl and SERVICE_URL are one option. An unknown name is an
+error that names the nearest known one; so is an option of what is not served yet. What a batch read has no use for
+(maxBytesPerTrigger, …) is accepted there: one table definition serves batch and stream.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cepheid_scan import (
+    EARLIEST,
+    LATEST,
+    BadOptionError,
+    Edge,
+    MessagePosition,
+    OnBadRecord,
+    PlanSource,
+    ReadMode,
+    ReadSettings,
+    RowFilter,
+    ScanRequest,
+    ScanSpec,
+    SchemaVersion,
+    TopicSelection,
+)
+from cepheid_spark.option_values import (
+    Parse,
+    address,
+    duration,
+    one_of,
+    parse_bool,
+    parse_list,
+    parse_numbers,
+    parse_regex,
+    parse_text,
+    parse_time_ms,
+    refuse,
+    size,
+    whole_number,
+)
+from cepheid_wire import InvalidTopicNameError, TopicName
+
+MiB = 1 << 20
+NO_SUBSCRIPTION = "none"
+BATCH_LEASE_S = 6 * 3600.0
+STREAM_LEASE_S = 7 * 86400.0
+
+OPTIONS: Mapping[str, Parse[Any]] = {
+    # whom to ask
+    "serviceUrl": address("pulsar", "http"),
+    "adminUrl": address("http"),
+    "metadata": address("zk"),
+    "token": parse_text,
+    "tokenEnv": parse_text,
+    "tokenFile": parse_text,
+    # what to read
+    "topic": parse_text,
+    "topics": parse_list,
+    "topicsPattern": parse_regex,
+    "partitions": parse_numbers,
+    "failOnMissingTopic": parse_bool,
+    "startingOffsets": parse_text,
+    "startingTimestamp": parse_time_ms,
+    "endingOffsets": parse_text,
+    "endingTimestamp": parse_time_ms,
+    "timestampSkew": duration(),
+    "eventTimeFrom": parse_time_ms,
+    "eventTimeUntil": parse_time_ms,
+    "keys": parse_list,
+    # as which rows
+    "readMode": one_of("messages", "entries", "typed"),
+    "columns": parse_list,
+    "columnStyle": one_of("plain", "pulsar-spark"),
+    "schemaVersion": parse_text,
+    "onBadRecord": one_of("fail", "null", "skip"),
+    "failOnDataLoss": parse_bool,
+    "filterPushdown": parse_bool,
+    # in which tasks, and how they read
+    "targetPartitionBytes": size(least=MiB),
+    "minPartitions": whole_number(least=1, most=50_000),
+    "rack": parse_text,
+    "bookieReadTimeout": duration(least_s=0.1),
+    "readAttempts": whole_number(least=1, most=1000),
+    "chunkBytes": size(least=64 << 10, most=64 * MiB),
+    "decodeBytes": size(least=64 << 10, most=1 << 30),
+    "verifyChecksum": parse_bool,
+    "chunkLookback": whole_number(least=0, most=1_000_000),
+    "freezeGc": parse_bool,
+    # micro-batches, and what holds the data while a query needs it
+    "maxBytesPerTrigger": size(),
+    "maxEntriesPerTrigger": whole_number(least=1),
+    "minBytesPerTrigger": size(),
+    "maxTriggerDelay": duration(),
+    "subscription": parse_text,
+    "leaseTtl": duration(least_s=1.0),
+    "topicDiscoveryInterval": duration(least_s=0.1),
+    "metadataRetry": duration(),
+}
+_SAME_AS = {"publishedFrom": "startingTimestamp", "publishedUntil": "endingTimestamp"}
+_SINK = "the sink"
+_NOT_SERVED = {"exactlyOnce": _SINK, "order": _SINK, "sinkId": _SINK, "encode": _SINK, "onTooLarge": _SINK}
+_NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), "authentication plugins (a token is taken: tokenEnv, tokenFile)")
+_NOT_SERVED |= dict.fromkeys(("tlsTrustCerts", "tlsCertFile", "tlsKeyFile", "tlsValidateHostname"), "TLS")
+_NOT_SERVED_PREFIXES = {"producer.": _SINK, "storage.": "reading offloaded ledgers"}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """All of a source's options, checked. `columns` None: the mode's own. Limits None: none. Times in seconds, sizes in bytes."""
+
+    source: PlanSource
+    topics: TopicSelection
+    start: Edge
+    end: Edge
+    row_filter: RowFilter
+    mode: ReadMode
+    columns: tuple[str, ...] | None
+    column_style: str
+    reader_version: bytes | None
+    on_bad_record: OnBadRecord
+    fail_on_data_loss: bool
+    settings: ReadSettings = field(default_factory=ReadSettings)
+    timestamp_skew_ms: int = 60_000
+    target_task_bytes: int = 128 * MiB
+    min_tasks: int = 1
+    filter_pushdown: bool = False
+    freeze_gc: bool = True
+    max_bytes_per_trigger: int | None = None
+    max_entries_per_trigger: int | None = None
+    min_bytes_per_trigger: int | None = None
+    max_trigger_delay_s: float = 900.0
+    subscription: str | None = None  # of the lease; None: a name is made
+    has_lease: bool = True  # subscription=none: nothing holds the data
+    lease_ttl_s: float = BATCH_LEASE_S
+    topic_discovery_s: float = 30.0
+    metadata_retry_s: float = 60.0
+
+    def spec(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanSpec:
+        return ScanSpec(
+            mode=self.mode,
+            columns=columns,
+            row_filter=self.row_filter,
+            on_bad_record=self.on_bad_record,
+            fail_on_data_loss=self.fail_on_data_loss,
+            settings=self.settings,
+            schemas=schemas,
+            reader_version=self.reader_version,
+            plan_source=self.source,
+        )
+
+    def request(self, columns: tuple[str, ...]) -> ScanRequest:
+        return ScanRequest(
+            source=self.source,
+            topics=self.topics,
+            spec=self.spec(columns),
+            start=self.start,
+            end=self.end,
+            target_task_bytes=self.target_task_bytes,
+            min_tasks=self.min_tasks,
+            timestamp_skew_ms=self.timestamp_skew_ms,
+        )
+
+
+def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Raises BadOptionError."""
+    given = _parse_values(options)
+    start, end = _edges(given, streaming=streaming)
+    subscription = given.get("subscription")
+    return SourceOptions(
+        source=_plan_source(given),
+        topics=_topic_selection(given),
+        start=start,
+        end=end,
+        row_filter=_row_filter(given),
+        mode=ReadMode(given.get("readMode", "messages")),
+        columns=_columns(given),
+        column_style=given.get("columnStyle", "plain"),
+        reader_version=_reader_version(given.get("schemaVersion", "latest")),
+        on_bad_record=OnBadRecord(given.get("onBadRecord", "fail")),
+        fail_on_data_loss=given.get("failOnDataLoss", True),
+        settings=_read_settings(given),
+        timestamp_skew_ms=int(given.get("timestampSkew", 60.0) * 1000),
+        target_task_bytes=given.get("targetPartitionBytes", 128 * MiB),
+        min_tasks=given.get("minPartitions", 1),
+        filter_pushdown=given.get("filterPushdown", False),
+        freeze_gc=given.get("freezeGc", True),
+        max_bytes_per_trigger=given.get("maxBytesPerTrigger"),
+        max_entries_per_trigger=given.get("maxEntriesPerTrigger"),
+        min_bytes_per_trigger=given.get("minBytesPerTrigger"),
+        max_trigger_delay_s=given.get("maxTriggerDelay", 900.0),
+        subscription=None if subscription == NO_SUBSCRIPTION else subscription,
+        has_lease=subscription != NO_SUBSCRIPTION,
+        lease_ttl_s=given.get("leaseTtl", STREAM_LEASE_S if streaming else BATCH_LEASE_S),
+        topic_discovery_s=given.get("topicDiscoveryInterval", 30.0),
+        metadata_retry_s=given.get("metadataRetry", 60.0),
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[._]", "", name.lower())
+
+
+_NAMES = {_plain(name): name for name in (*OPTIONS, *_SAME_AS, *_NOT_SERVED)}
+
+
+def _parse_values(options: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    texts: dict[str, tuple[str, str]] = {}  # by our name: how it was written, and its text
+    for written, text in options.items():
+        name = _known_name(written)
+        if name in texts and texts[name][1] != text:
+            raise BadOptionError(f"options {texts[name][0]} and {written} are one option and have two values: give one of them")
+        texts[name] = (written, text)
+        values[name] = OPTIONS[name](name, text)  # Spark has lower-cased what the user wrote
+    return values
+
+
+def _known_name(written: str) -> str:
+    for prefix, what in _NOT_SERVED_PREFIXES.items():
+        if written.lower().startswith(prefix):
+            raise BadOptionError(f"option {written} is not served yet: it belongs to {what}", option=written)
+    name = _NAMES.get(_plain(written))
+    if name is None:
+        if _plain(written) == "path":
+            raise BadOptionError("load() takes no path here: name the topic by .option('topic', …)", option=written)
+        near = difflib.get_close_matches(_plain(written), _NAMES, n=1, cutoff=0.5)
+        advice = f"did you mean {_NAMES[near[0]]}?" if near else f"known are: {', '.join(OPTIONS)}"
+        raise BadOptionError(f"there is no option {written}; {advice}", option=written)
+    if name in _NOT_SERVED:
+        raise BadOptionError(f"option {name} is not served yet: it belongs to {_NOT_SERVED[name]}", option=name)
+    return _SAME_AS.get(name, name)
+
+
+def _plan_source(given: Mapping[str, Any]) -> PlanSource:
+    urls = [given.get(name) for name in ("serviceUrl", "adminUrl", "metadata")]
+    if not any(urls):
+        raise BadOptionError(
+            "where is the cluster? give service.url (pulsar://host:port), admin.url (http://host:port) or metadata (zk://host:port)"
+        )
+    service_url, admin_url, metadata = urls
+    retry_s = given.get("metadataRetry", 60.0)
+    return PlanSource(service_url=service_url, admin_url=admin_url, metadata=metadata, token=_token(given), retry_s=retry_s)
+
+
+def _token(given: Mapping[str, Any]) -> str | None:
+    """Read on the driver. Its text appears in no error."""
+    named = [name for name in ("token", "tokenEnv", "tokenFile") if name in given]
+    if len(named) > 1:
+        raise BadOptionError(f"options {' and '.join(named)} exclude each other: give one")
+    if "tokenEnv" in given:
+        variable = given["tokenEnv"]
+        if variable not in os.environ:
+            raise BadOptionError(f"option tokenEnv: the driver's environment has no variable {variable}", option="tokenEnv")
+        return os.environ[variable]
+    if "tokenFile" in given:
+        try:
+            with open(given["tokenFile"], encoding="utf-8") as file:
+                return file.read().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadOptionError(f"option tokenFile: cannot read {given['tokenFile']}: {error}", option="tokenFile") from None
+    return given.get("token")
+
+
+def _topic_selection(given: Mapping[str, Any]) -> TopicSelection:
+    named = [name for name in ("topic", "topics", "topicsPattern") if name in given]
+    if len(named) != 1:
+        said = f"given are {' and '.join(named)}" if named else "none is given"
+        raise BadOptionError(f"which topics? exactly one of the options topic, topics and topicsPattern is needed; {said}")
+    chosen = TopicSelection(partitions=given.get("partitions"), fail_on_missing=given.get("failOnMissingTopic", True))
+    if named == ["topicsPattern"]:
+        return replace(chosen, pattern=given["topicsPattern"])
+    names = given["topics"] if named == ["topics"] else (given["topic"],)
+    return replace(chosen, names=tuple(dict.fromkeys(_full_topic_name(named[0], name) for name in names)))
+
+
+def _full_topic_name(option: str, name: str) -> str:
+    try:
+        topic = TopicName.parse(name)
+    except InvalidTopicNameError as error:
+        raise BadOptionError(f"option {option}: {error}", option=option) from None
+    if not topic.is_persistent:
+        raise BadOptionError(f"option {option}: {topic} is not persistent, so it has no history to read", option=option)
+    return str(topic)
+
+
+def _edges(given: Mapping[str, Any], *, streaming: bool) -> tuple[Edge, Edge]:
+    starting, ending = given.get("startingOffsets"), given.get("endingOffsets")
+    if starting is None:
+        start = LATEST if streaming else EARLIEST
+    elif starting.lower() in ("earliest", "latest"):
+        start = EARLIEST if starting.lower() == "earliest" else LATEST
+    elif starting.lower() == "subscription":
+        name = given.get("subscription")
+        if name in (None, NO_SUBSCRIPTION):
+            raise BadOptionError("startingOffsets=subscription: name the subscription by the option subscription")
+        start = Edge(subscription=name)
+    else:
+        start = _positions("startingOffsets", starting, word="earliest")
+    if "startingTimestamp" in given:
+        start = Edge(publish_time_ms=given["startingTimestamp"])
+    if start == LATEST and not streaming:
+        raise BadOptionError("startingOffsets=latest: a batch from there on reads nothing; give earliest, positions or a timestamp")
+    end = LATEST if ending is None or ending.lower() == "latest" else _positions("endingOffsets", ending, word="latest")
+    if "endingTimestamp" in given:
+        end = Edge(publish_time_ms=given["endingTimestamp"])
+    if start.publish_time_ms is not None and end.publish_time_ms is not None and start.publish_time_ms > end.publish_time_ms:
+        raise BadOptionError(f"startingTimestamp ({start.publish_time_ms}) is later than endingTimestamp ({end.publish_time_ms})")
+    return start, end
+
+
+def _positions(option: str, text: str, *, word: str) -> Edge:
+    """`word` is what topics have that are not named, so it may be said of some, too."""
+    accepted = f'{word}, or JSON of positions by topic partition: {{"persistent://public/default/t-partition-0": "12:345"}}'
+    if option == "startingOffsets":
+        accepted = f"latest (streams), subscription, {accepted}"
+    try:
+        by_topic = json.loads(text)
+    except ValueError:
+        raise refuse(option, text, accepted) from None
+    if not isinstance(by_topic, dict) or not by_topic or not all(isinstance(place, str) for place in by_topic.values()):
+        raise refuse(option, text, accepted)
+    positions: dict[str, MessagePosition] = {}
+    for name, place in by_topic.items():
+        topic = _full_topic_name(option, name)
+        if place.lower() == word:
+            continue
+        try:
+            position = MessagePosition.parse(place)
+        except BadOptionError as error:
+            raise BadOptionError(f"option {option}, topic {topic}: {error}", option=option, topic=topic) from None
+        if topic in positions:
+            raise BadOptionError(f"option {option} names {topic} twice", option=option, topic=topic)
+        positions[topic] = position
+    if not positions:
+        return EARLIEST if word == "earliest" else LATEST
+    return Edge(positions=tuple(sorted(positions.items())))
+
+
+def _row_filter(given: Mapping[str, Any]) -> RowFilter:
+    """Publish times are the range's edges; the planner puts them here."""
+    event_from_ms, event_until_ms = given.get("eventTimeFrom"), given.get("eventTimeUntil")
+    if event_from_ms is not None and event_until_ms is not None and event_from_ms > event_until_ms:
+        raise BadOptionError(f"eventTimeFrom ({event_from_ms}) is later than eventTimeUntil ({event_until_ms})")
+    keys = frozenset(given["keys"]) if "keys" in given else None
+    return RowFilter(event_from_ms=event_from_ms, event_until_ms=event_until_ms, keys=keys)
+
+
+def _columns(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    columns: tuple[str, ...] | None = given.get("columns")
+    if columns is not None and len(set(columns)) != len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise BadOptionError(f"option columns names {twice} twice", option="columns")
+    return columns
+
+
+def _reader_version(text: str) -> bytes | None:
+    if text.lower() == "latest":
+        return None
+    number: int = whole_number(least=0, most=(1 << 63) - 1)("schemaVersion", text)
+    return number.to_bytes(8, "big")
+
+
+def _read_settings(given: Mapping[str, Any]) -> ReadSettings:
+    fields = {
+        "rack": "rack",
+        "bookieReadTimeout": "read_timeout_s",
+        "readAttempts": "read_attempts",
+        "chunkBytes": "chunk_bytes",
+        "decodeBytes": "decode_bytes",
+        "verifyChecksum": "verify_checksum",
+        "chunkLookback": "chunk_lookback",
+    }
+    return ReadSettings(**{field_name: given[name] for name, field_name in fields.items() if name in given})

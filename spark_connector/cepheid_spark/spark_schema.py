@@ -1,0 +1,108 @@
+"""The rows' schema in Spark's terms, and the columns that a user's schema asks for.
+
+options ──► available columns ──► rows_schema: what load() shows            the mode's own, or those of the option `columns`
+                              └─► choose_columns: what .schema(…) asks for  names and order are the user's; types are ours
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cepheid_scan import BadOptionError, ReadMode, SchemaVersion
+from cepheid_spark.column_styles import PLAIN, RowLayout, layout_of, styled_types
+from cepheid_spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+ERROR_COLUMN = "_error"
+
+
+def rows_schema(options: SourceOptions, schemas: Sequence[SchemaVersion] = ()) -> StructType:
+    """What load() without a schema gives. Raises BadOptionError."""
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType
+
+    types = _available_types(options, schemas)
+    names = options.columns or _default_columns(options, types)
+    _check_names(names, types, "option columns")
+    return StructType([StructField(name, from_arrow_type(types[name])) for name in names])
+
+
+def choose_columns(schema: StructType, options: SourceOptions, schemas: Sequence[SchemaVersion] = ()) -> RowLayout:
+    """Which columns a scan gives for these rows. Raises BadOptionError for a name or type that it cannot give."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    types = _available_types(options, schemas)
+    _check_names(schema.names, types, "the schema")
+    for field in schema.fields:
+        ours = from_arrow_type(types[field.name])
+        if _as_nullable(field.dataType) != _as_nullable(ours):
+            raise BadOptionError(
+                f"the schema says {field.name} {field.dataType.simpleString()}, and it is {ours.simpleString()}: "
+                "read it so and cast it in the query",
+                column=field.name,
+            )
+        if not field.nullable:
+            raise BadOptionError(f"the schema says {field.name} is NOT NULL: declare it nullable, as every column is")
+    return layout_of(schema.names, options.mode, options.column_style)
+
+
+def _available_types(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> dict[str, pa.DataType]:
+    from cepheid_scan.columns import ENTRY_COLUMNS, MESSAGE_COLUMNS
+
+    match options.mode:
+        case ReadMode.ENTRIES:
+            return styled_types(ENTRY_COLUMNS, options.mode, options.column_style)
+        case ReadMode.MESSAGES:
+            return styled_types(MESSAGE_COLUMNS, options.mode, options.column_style)
+    import pyarrow as pa
+
+    from cepheid_scan.typed import typed_fields
+
+    types = {field.name: field.type for field in typed_fields(schemas, options.reader_version)}
+    types |= {f"__{name}": kind for name, kind in MESSAGE_COLUMNS.items() if name != "value"}
+    return styled_types(types, options.mode, options.column_style) | {ERROR_COLUMN: pa.string()}
+
+
+def _default_columns(options: SourceOptions, types: Mapping[str, pa.DataType]) -> Sequence[str]:
+    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS
+
+    if options.column_style != PLAIN:
+        return [name for name in types if name != ERROR_COLUMN]
+    match options.mode:
+        case ReadMode.ENTRIES:
+            return DEFAULT_ENTRY_COLUMNS
+        case ReadMode.MESSAGES:
+            return DEFAULT_MESSAGE_COLUMNS
+    usual = {f"__{name}" for name in DEFAULT_MESSAGE_COLUMNS}
+    return [name for name in types if name in usual or not (name.startswith("__") or name == ERROR_COLUMN)]
+
+
+def _check_names(names: Iterable[str], types: Mapping[str, pa.DataType], where: str) -> None:
+    for name in names:
+        if name not in types:
+            near = difflib.get_close_matches(name, types, n=1, cutoff=0.5)
+            advice = f"did you mean {near[0]}? " if near else ""
+            raise BadOptionError(
+                f"{where} names {name}, which is no column here; {advice}columns are: {', '.join(types)}", column=name
+            )
+
+
+def _as_nullable(kind: Any) -> str:
+    """A type's text without what it says of nulls inside: Arrow's and the user's declarations of maps and lists differ there."""
+
+    def strip(value: Any) -> Any:
+        match value:
+            case dict():
+                nulls = ("nullable", "containsNull", "valueContainsNull", "metadata")
+                return {name: strip(member) for name, member in value.items() if name not in nulls}
+            case list():
+                return [strip(member) for member in value]
+        return value
+
+    return json.dumps(strip(json.loads(kind.json())))
