@@ -8,9 +8,10 @@ SEEDS  ?= 200
 CORES  ?= 1
 BENCH  ?= all
 
-.PHONY: help demo run test check bench simulate proto clean
+.PHONY: help demo demo-spark run test check bench simulate proto clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
+	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
 	@echo "make run               a standalone server in the foreground on ./$(DATA)"
 	@echo "make test              the whole test suite"
 	@echo "make check             ruff, mypy --strict, import contract"
@@ -24,6 +25,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/cepheid demo $(if $(EVENTS),--events $(EVENTS))
+
+demo-spark: $(STAMP)
+	$(BIN)/cepheid demo-spark $(if $(EVENTS),--events $(EVENTS))
 
 run: $(STAMP)
 	$(BIN)/cepheid standalone --data $(DATA)
@@ -44,4 +48,4 @@ simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --cores $(CORES) $(if $(FRESH),--fresh)
 
 clean:
-	rm -rf $(VENV) demo-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-data demo-spark-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

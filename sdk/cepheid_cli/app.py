@@ -39,10 +39,8 @@ def run() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("cepheid"):
             raise
-        print(
-            f"cepheid: the module {error.name} is missing (pip install 'cepheid[server]', for the demo 'cepheid[server,demo]')",
-            file=sys.stderr,
-        )
+        extras = "pip install 'cepheid[server]', for the demos 'cepheid[server,spark,demo]'"
+        print(f"cepheid: the module {error.name} is missing ({extras})", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -83,6 +81,22 @@ def demo(
     from cepheid_cli.demo.run import DemoOptions, run_demo
 
     if not run_demo(DemoOptions(data, port, admin_port, events), Console()):
+        raise typer.Exit(1)
+
+
+@app.command(name="demo-spark")
+def demo_spark(
+    data: Annotated[Path, typer.Option(help="Directory of this demo's data, logs and pictures; an earlier demo's go.")] = Path(
+        "demo-spark-data"
+    ),
+    events: Annotated[int | None, typer.Option(help="Only so many flights, for a quick look. Default: all 336,776")] = None,
+) -> None:
+    """Query a year of flights with Spark, batch and streaming, while a driver and a bookie are killed."""
+    from rich.console import Console
+
+    from cepheid_cli.demo_spark.run import DemoOptions, run_demo_spark
+
+    if not run_demo_spark(DemoOptions(data, events), Console()):
         raise typer.Exit(1)
 
 

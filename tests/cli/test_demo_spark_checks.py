@@ -1,0 +1,131 @@
+"""The Spark demo's judgement: each promise must be able to fail."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cepheid_cli.demo.flights import load_flights
+from cepheid_cli.demo_spark import checks
+from cepheid_cli.demo_spark.checks import StreamSeen
+from cepheid_cli.demo_spark.expected import Expected, expect
+from cepheid_cli.demo_spark.flight_schema import COLUMNS, record_of
+from cepheid_cli.demo_spark.plots import plot_all
+
+EVENTS = 2000
+
+
+@pytest.fixture(scope="module")
+def expected() -> Expected:
+    return expect(EVENTS)
+
+
+def delay_rows(expected: Expected) -> list[dict[str, Any]]:
+    return [
+        {"carrier": carrier, "hour": hour, **asdict(delays), "mean_minutes": delays.mean_minutes}
+        for (carrier, hour), delays in expected.delays.items()
+    ]
+
+
+def test_the_expected_figures_come_from_the_file() -> None:
+    found = expect()
+    assert found.events == 336_776
+    assert sum(delays.flights for delays in found.delays.values()) == 328_521  # 8,255 were cancelled
+    assert found.totals["UA"].events == 58_665
+    hawaiian = {hour: delays.flights for (carrier, hour), delays in found.delays.items() if carrier == "HA"}
+    assert sum(hawaiian.values()) == 342
+
+
+def test_equal_delays_hold_and_every_difference_is_found(expected: Expected) -> None:
+    rows = delay_rows(expected)
+    assert checks.check_delays("p", rows, expected.delays).held
+    assert not checks.check_delays("p", rows[1:], expected.delays).held
+    assert not checks.check_delays("p", [*rows, rows[0]], expected.delays).held
+    assert not checks.check_delays("p", [*rows, rows[0] | {"hour": 99}], expected.delays).held
+    for name in ("flights", "minutes", "mean_minutes"):
+        assert not checks.check_delays("p", [rows[0] | {name: rows[0][name] + 1}, *rows[1:]], expected.delays).held
+    assert not checks.check_delays("p", [], {}).held, "nothing compared shows nothing"
+
+
+def test_totals_that_forgive_one_lost_and_one_doubled_event_are_not_exact(expected: Expected) -> None:
+    found = {carrier: asdict(totals) for carrier, totals in expected.totals.items()}
+    assert checks.check_totals(found, expected.totals).held
+    # ids 3 and 5 lost, 2 and 6 twice: as many events, the same sum
+    forged = found | {"UA": found["UA"] | {"id_square_sum": found["UA"]["id_square_sum"] - 9 - 25 + 4 + 36}}
+    assert not checks.check_totals(forged, expected.totals).held
+    assert not checks.check_totals({}, expected.totals).held
+    assert not checks.check_totals({}, {}).held
+
+
+GOOD = StreamSeen(
+    published_at_kill=1200, counted_at_kill=300, batch_at_kill=1, exit_code=-9, published_at_restart=1700, first_batch_after=2
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "failing"),
+    [
+        ({}, []),
+        ({"first_batch_after": 1}, []),  # the last one was not committed: it is done again
+        ({"exit_code": 0}, [0]),
+        ({"counted_at_kill": 0}, [0]),
+        ({"counted_at_kill": EVENTS}, [0]),
+        ({"published_at_restart": EVENTS}, [1]),
+        ({"published_at_restart": 1200}, [1]),
+        ({"first_batch_after": 0}, [2]),
+        ({"first_batch_after": -1}, [2]),
+    ],
+)
+def test_what_makes_a_killed_stream_worth_nothing(expected: Expected, change: dict[str, Any], failing: list[int]) -> None:
+    totals = {carrier: asdict(totals) for carrier, totals in expected.totals.items()}
+    judged = checks.check_stream(replace(GOOD, totals=totals, **change), expected)
+    assert [index for index, check in enumerate(judged) if not check.held] == failing
+
+
+KILL: dict[str, Any] = {"acted_at": (0.5, 16, 64), "failed_tasks": 0, "errors": [], "finished": [(0.0, 0), (0.5, 16)]}
+
+
+@pytest.mark.parametrize(
+    ("change", "gone", "held"),
+    [
+        ({}, True, True),
+        ({}, False, False),  # it lives: the scan was told nothing
+        ({"acted_at": None}, True, False),
+        ({"acted_at": (0.5, 64, 64)}, True, False),
+        ({"failed_tasks": 1}, True, False),
+        ({"errors": ["no such member"]}, True, False),
+    ],
+)
+def test_a_bookie_must_be_killed_in_the_middle(change: dict[str, Any], gone: bool, held: bool) -> None:
+    assert checks.check_kill(KILL | change, gone).held is held
+
+
+def test_ledgers_receipts_and_columns(expected: Expected) -> None:
+    assert checks.check_ledgers(3, 1).held
+    assert not checks.check_ledgers(2, 1).held
+    assert not checks.check_ledgers(8, 0).held
+    assert checks.check_published(expected, EVENTS, []).held
+    assert not checks.check_published(expected, EVENTS - 1, []).held
+    assert not checks.check_published(expected, EVENTS, ["Timeout"]).held
+    assert checks.check_columns([*COLUMNS, "__key", "__publish_time"], COLUMNS).held
+    assert not checks.check_columns(COLUMNS[1:], COLUMNS).held
+
+
+def test_an_event_is_a_record_of_the_schema() -> None:
+    (event,) = load_flights(1)
+    record = record_of(event)
+    assert sorted(record) == sorted(COLUMNS)
+    assert (record["event_id"], record["carrier"], record["scheduled_departure"].isoformat()) == (
+        0,
+        "UA",
+        "2013-01-01T10:15:00+00:00",
+    )
+
+
+def test_pictures_are_png_files(tmp_path: Path, expected: Expected) -> None:
+    seen = replace(GOOD, published=[(0.0, 0), (9.0, 5)], counted=[(0.0, 0), (9.0, 5)], killed_at_s=2.0, back_at_s=5.0)
+    for path in plot_all(tmp_path, delay_rows(expected), seen, KILL):
+        assert path.read_bytes().startswith(b"\x89PNG")
