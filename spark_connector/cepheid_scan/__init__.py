@@ -2,6 +2,7 @@
 
 from cepheid_scan.counters import ScanCounters
 from cepheid_scan.errors import (
+    AdminRefusedError,
     BadOptionError,
     BadRecordError,
     DataLossError,
@@ -41,6 +42,7 @@ __all__ = [
     "LATEST",
     "NO_PARTITION",
     "WHOLE_ENTRY",
+    "AdminRefusedError",
     "BadOptionError",
     "BadRecordError",
     "DataLossError",

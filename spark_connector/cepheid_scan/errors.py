@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cepheid_ports import CepheidError
 
 
@@ -24,6 +26,20 @@ class PlanUnavailableError(ScanError):
 
     retriable = True
     hint = "check the address, and that a broker is up"
+
+
+class AdminRefusedError(ScanError):
+    """A broker's admin API said no. `status` is that of HTTP, `reason` the server's own text."""
+
+    hint = "401 and 403: check the token and its rights"
+
+    def __init__(self, message: str, *, status: int, reason: str = "", **facts: Any) -> None:
+        super().__init__(message, status=status, **facts)
+        self.status = status
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return super().__str__() if self.status in (401, 403) else str(self.args[0])
 
 
 class DataLossError(ScanError):

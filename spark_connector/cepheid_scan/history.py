@@ -58,12 +58,14 @@ class SchemaVersion:
 @dataclass(frozen=True, slots=True)
 class HistoryPlan:
     """A snapshot. `bookies`: host:port of the gRPC endpoint of each bookie that is up. `schemas`: by topic without its partition,
-    oldest version first; asked for separately. `ticket` goes into every read request."""
+    oldest version first; asked for separately. `ticket` goes into every read request; where several topics are planned each has its
+    own in `tickets`, by topic without its partition."""
 
     topics: tuple[TopicHistory, ...]
     bookies: Mapping[str, str]
     ticket: bytes = b""
     schemas: Mapping[str, tuple[SchemaVersion, ...]] = field(default_factory=dict)
+    tickets: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

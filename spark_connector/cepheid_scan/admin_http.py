@@ -1,0 +1,225 @@
+"""The admin API of brokers for readers: JSON over HTTP on the standard library alone, from any thread.
+
+    pulsar://host:6650 ──GET──► 307 ──► http://host:8080 ──► 307 ──► the broker that serves the topic
+    another address when one does not answer; all of them again, later and later, for `retry_s`
+
+Rules
+1. A refusal is an answer: only who cannot be reached, or says that it cannot say now (502, 503, 504), is asked again.
+2. Where a redirect led once is asked first the next time; when it stops answering the given addresses count again.
+3. The token goes to the given addresses and where they redirect, never into an error's text.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+from cepheid_scan.errors import AdminRefusedError, BadOptionError, PlanUnavailableError
+from cepheid_scan.scan_request import PlanSource
+
+_MOST_REDIRECTS = 8
+_MOST_IDLE = 16  # kept connections, over all addresses
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_ASK_AGAIN = (502, 503, 504)
+_REDIRECTS = (301, 302, 307, 308)
+_DEFAULT_PORTS = {"pulsar": 6650, "http": 8080, "https": 8443}
+
+Origin = tuple[str, str, int]  # scheme, host, port
+
+
+class _NoAnswerError(Exception):
+    """Of one address: it may be tried again, or another one."""
+
+
+class AdminHttp:
+    """`close` once. `timeout_s` bounds each answer: a plan may have to open topics."""
+
+    def __init__(self, source: PlanSource, *, timeout_s: float = 60.0) -> None:
+        self._origins = origins_of(source)
+        self._retry_s = source.retry_s
+        self._timeout_s = timeout_s
+        self._headers = {"Accept": "application/json"}
+        if source.token:
+            self._headers["Authorization"] = f"Bearer {source.token}"
+        self._led_to: dict[Origin, Origin] = {}
+        self._idle: list[tuple[Origin, HTTPConnection]] = []
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<AdminHttp {self.addresses}>"
+
+    @property
+    def addresses(self) -> str:
+        return ", ".join(f"{scheme}://{host}:{port}" for scheme, host, port in self._origins)
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        asked = {} if query is None else {name: value for name, value in query.items() if value is not None}
+        return self.request("GET", f"{path}?{urlencode(asked, doseq=True)}" if asked else path)
+
+    def request(self, method: str, path: str, *, body: Any = None, retriable: bool = True) -> Any:
+        """The decoded answer, None when it is empty. `retriable`: may be done twice.
+
+        Raises AdminRefusedError; PlanUnavailableError, which names every address and what it said.
+        """
+        if not path.isascii() or " " in path:
+            raise BadOptionError(f"the path {path!r} is not encoded")
+        sent = None if body is None else json.dumps(body).encode()
+        deadline = time.monotonic() + self._retry_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            problems: dict[str, str] = {}
+            for origin in self._origins:
+                try:
+                    return self._ask_following(origin, method, path, sent)
+                except _NoAnswerError as error:
+                    problems["{}://{}:{}".format(*origin)] = str(error)
+                    if not retriable:
+                        break
+            if not retriable or time.monotonic() + pause_s > deadline:
+                said = "; ".join(f"{address}: {problem}" for address, problem in problems.items())
+                raise PlanUnavailableError(f"no answer to {method} {path[:200]} within {self._retry_s:g} s: {said}", path=path)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def _ask_following(self, origin: Origin, method: str, path: str, sent: bytes | None) -> Any:
+        """Raises _NoAnswerError, AdminRefusedError."""
+        at = self._led_to.get(origin, origin)
+        try:
+            if at[0] == "pulsar" and method != "GET":
+                at = self._admin_behind(origin)
+            where, status, text = self._follow(at, method, path, sent)
+        except _NoAnswerError:
+            if self._led_to.pop(origin, origin) == origin:
+                raise
+            where, status, text = self._follow(origin, method, path, sent)  # rule 2
+        if origin[0] == "pulsar" and where[0] != "pulsar":
+            self._led_to.setdefault(origin, where)
+        return _decoded(method, path, status, text)
+
+    def _admin_behind(self, origin: Origin) -> Origin:
+        """Of a protocol port. It looks at no body, so what changes something is sent to the admin port alone."""
+        where, _, _ = self._follow(origin, "GET", "/admin/v2/clusters", None)
+        self._led_to[origin] = where
+        return where
+
+    def _follow(self, origin: Origin, method: str, path: str, sent: bytes | None) -> tuple[Origin, int, bytes]:
+        """With the admin port of the broker that was named, which may not be the one that answered in the end."""
+        named = origin
+        for _ in range(_MOST_REDIRECTS):
+            status, location, text = self._exchange(origin, method, path, sent)
+            if status not in _REDIRECTS or not location:
+                return named, status, text
+            parts = urlsplit(location)
+            target = _origin(parts, location) if parts.netloc else origin
+            if named[0] == "pulsar":
+                named = target
+            origin, path = target, parts.path + (f"?{parts.query}" if parts.query else "")
+        raise _NoAnswerError(f"{_MOST_REDIRECTS} redirects, the last one to {path[:200]}")
+
+    def _exchange(self, origin: Origin, method: str, path: str, sent: bytes | None) -> tuple[int, str, bytes]:
+        """Status, Location, body. A kept connection that the server has closed meanwhile is no problem of the server."""
+        headers = self._headers if sent is None else {**self._headers, "Content-Type": "application/json"}
+        for connection in self._connections(origin):
+            fresh = connection.sock is None
+            try:
+                connection.request(method, path, sent, headers)
+                answer = connection.getresponse()
+                text = answer.read()
+            except (OSError, HTTPException, ValueError) as error:
+                connection.close()
+                if fresh:
+                    raise _NoAnswerError(_why(error)) from None
+                continue
+            self._keep(origin, connection, answer)
+            return answer.status, answer.getheader("Location", ""), text
+        raise AssertionError("the last connection is a fresh one")
+
+    def _connections(self, origin: Origin) -> Iterator[HTTPConnection]:
+        """A kept one if there is one, then a fresh one."""
+        with self._lock:
+            place = next((place for place, (kept, _) in enumerate(self._idle) if kept == origin), None)
+            found = None if place is None else self._idle.pop(place)[1]
+        if found is not None:
+            yield found
+        scheme, host, port = origin
+        yield (HTTPSConnection if scheme == "https" else HTTPConnection)(host, port, timeout=self._timeout_s)
+
+    def _keep(self, origin: Origin, connection: HTTPConnection, answer: HTTPResponse) -> None:
+        if answer.will_close:
+            connection.close()
+            return
+        with self._lock:
+            self._idle.append((origin, connection))
+            surplus = self._idle.pop(0)[1] if len(self._idle) > _MOST_IDLE else None
+        if surplus is not None:
+            surplus.close()
+
+
+def origins_of(source: PlanSource) -> list[Origin]:
+    """Of the admin URL, else of the service URL. Raises BadOptionError."""
+    url = source.admin_url or source.service_url
+    if not url:
+        raise BadOptionError("nobody to ask where the history lies: name service.url (pulsar://host:6650) or metadata (zk://…)")
+    scheme, separator, rest = url.partition("://")
+    if scheme == "pulsar+ssl":
+        raise BadOptionError("pulsar+ssl addresses are not served yet: name the admin port with admin.url", value=url)
+    if not separator or scheme not in _DEFAULT_PORTS:
+        raise BadOptionError(f"{url!r} is no address: it looks like pulsar://host:6650 or http://host:8080", value=url)
+    hosts = rest.partition("/")[0].split(",")
+    return [_origin(urlsplit(f"{scheme}://{host.strip()}"), url) for host in hosts]
+
+
+def _origin(parts: SplitResult, text: str) -> Origin:
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
+        raise BadOptionError(
+            f"{text!r} is no address of a broker: it looks like pulsar://host:6650 or http://host:8080", value=text
+        )
+    return parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme]
+
+
+def _decoded(method: str, path: str, status: int, text: bytes) -> Any:
+    if status in _ASK_AGAIN:
+        raise _NoAnswerError(f"status {status}, {_reason(text)}")
+    if status >= 300:
+        raise AdminRefusedError(
+            f"{method} {path.partition('?')[0]}: {status}, {_reason(text)}", status=status, reason=_reason(text)
+        )
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise _NoAnswerError(f"an answer that is no JSON ({len(text)} bytes): is it the admin API of a broker?") from None
+
+
+def _reason(text: bytes) -> str:
+    """What the server says, bounded: some proxies answer with pages."""
+    try:
+        said = json.loads(text)
+        reason = said["reason"] if isinstance(said, dict) else said
+    except (ValueError, KeyError):
+        reason = text.decode(errors="replace")
+    return str(reason)[:500] or "no reason given"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__

@@ -1,0 +1,157 @@
+"""Starts and ends of a range as positions: of every topic the first message to read, and the first one not to read.
+
+    publish time T ──► ledgers closed before T − skew are out ──► binary search over the entries of the others, one read each
+                                                           start: behind an entry that is older than T − skew
+                                                           end:   at an entry that is not older than T + skew
+
+Publish times come from clients' clocks: they do not quite rise, by `skew_ms` at most. Then nothing before such a start is as new
+as T, and nothing from such an end on is older, whichever entries were looked at. The rows between are filtered by their own times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from typing import Protocol, TypeVar
+
+from cepheid_scan.errors import BadOptionError
+from cepheid_scan.history import HistoryPlan, LedgerHistory, TopicHistory
+from cepheid_scan.positions import MessagePosition
+from cepheid_scan.scan_request import Edge
+
+R = TypeVar("R")
+
+_AT_ONCE = 8  # topics that are searched together
+_BEFORE_ALL = MessagePosition(0, 0)
+
+
+class EntryProbe(Protocol):
+    """Safe to call from several threads."""
+
+    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int) -> int | None:
+        """None: the entry is not kept any more."""
+
+
+def resolve_edge(
+    edge: Edge,
+    plan: HistoryPlan,
+    probe: EntryProbe,
+    *,
+    is_end: bool,
+    skew_ms: int,
+    subscription_position: Callable[[str, str], MessagePosition] | None = None,
+) -> dict[str, MessagePosition]:
+    """By topic with partition: the first message to read, or with `is_end` the first one not to read.
+
+    `subscription_position` is asked for edges of that kind. Raises BadOptionError: a position of a topic that is not read.
+    """
+    if edge.publish_time_ms is not None:
+        time_ms = edge.publish_time_ms
+        search = _search_end if is_end else _search_start
+        found = _in_threads(plan.topics, lambda history: search(history, probe, time_ms, skew_ms))
+        return {history.topic: position for history, position in zip(plan.topics, found, strict=True)}
+    if edge.positions:
+        return _given(edge, plan, is_end=is_end)
+    if edge.subscription is not None:
+        name, ask = edge.subscription, subscription_position
+        if ask is None:
+            raise BadOptionError(f"nobody can say where subscription {name!r} stands", subscription=name)
+        places = _in_threads(plan.topics, lambda history: ask(history.topic, name))
+        return {history.topic: position for history, position in zip(plan.topics, places, strict=True)}
+    whole = first_of if edge.earliest else end_of
+    return {history.topic: whole(history) for history in plan.topics}
+
+
+def first_of(history: TopicHistory) -> MessagePosition:
+    """The first message that is kept."""
+    return MessagePosition(history.ledgers[0].ledger_id, 0) if history.ledgers else _BEFORE_ALL
+
+
+def end_of(history: TopicHistory) -> MessagePosition:
+    """Behind the last message."""
+    if not history.ledgers:
+        return _BEFORE_ALL
+    last = history.ledgers[-1]
+    return MessagePosition(last.ledger_id, last.last_entry_id + 1)
+
+
+def _given(edge: Edge, plan: HistoryPlan, *, is_end: bool) -> dict[str, MessagePosition]:
+    positions = dict(edge.positions)
+    names = {history.topic for history in plan.topics}
+    if unknown := [topic for topic in positions if topic not in names]:
+        read = ", ".join(sorted(names)[:5]) or "none"
+        raise BadOptionError(
+            f"a position of {unknown[0]} was given, which is not read (names are full, with partition; read are {read})",
+            topic=unknown[0],
+        )
+    default = end_of if is_end else first_of
+    return {history.topic: positions.get(history.topic) or default(history) for history in plan.topics}
+
+
+class _Entries:
+    """All entries of some ledgers, numbered through."""
+
+    def __init__(self, history: TopicHistory, ledgers: Sequence[LedgerHistory], probe: EntryProbe) -> None:
+        self._history = history
+        self._ledgers = [ledger for ledger in ledgers if ledger.last_entry_id >= 0]
+        self._ends = list(accumulate(ledger.last_entry_id + 1 for ledger in self._ledgers))
+        self._probe = probe
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def position(self, number: int) -> MessagePosition:
+        ledger, entry_id = self._find(number)
+        return MessagePosition(ledger.ledger_id, entry_id)
+
+    def is_older(self, number: int, time_ms: int) -> bool:
+        """What is gone is older than what is kept."""
+        ledger, entry_id = self._find(number)
+        published_ms = self._probe.publish_time_ms(self._history, ledger, entry_id)
+        return published_ms is None or published_ms < time_ms
+
+    def _find(self, number: int) -> tuple[LedgerHistory, int]:
+        place = bisect_right(self._ends, number)
+        return self._ledgers[place], number - (self._ends[place - 1] if place else 0)
+
+
+def _search_start(history: TopicHistory, probe: EntryProbe, time_ms: int, skew_ms: int) -> MessagePosition:
+    kept = [ledger for ledger in history.ledgers if ledger.closed_at_ms is None or ledger.closed_at_ms >= time_ms - skew_ms]
+    entries = _Entries(history, kept, probe)
+    number = _first_not_older(entries, time_ms - skew_ms)
+    return entries.position(number) if number < len(entries) else end_of(history)
+
+
+def _search_end(history: TopicHistory, probe: EntryProbe, time_ms: int, skew_ms: int) -> MessagePosition:
+    """A ledger begins when the one before it has been closed: what follows a late close is late, too."""
+    kept: list[LedgerHistory] = []
+    for ledger in history.ledgers:
+        kept.append(ledger)
+        if ledger.closed_at_ms is not None and ledger.closed_at_ms >= time_ms + skew_ms:
+            break
+    entries = _Entries(history, kept, probe)
+    number = _first_not_older(entries, time_ms + skew_ms)
+    if number < len(entries):
+        return entries.position(number)
+    return MessagePosition(kept[-1].ledger_id, kept[-1].last_entry_id + 1) if kept else _BEFORE_ALL
+
+
+def _first_not_older(entries: _Entries, time_ms: int) -> int:
+    """Just behind an entry that is older than `time_ms` (or 0), and at one that is not (or the end)."""
+    low, high = 0, len(entries)
+    while low < high:
+        middle = (low + high) // 2
+        if entries.is_older(middle, time_ms):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _in_threads(histories: Sequence[TopicHistory], ask: Callable[[TopicHistory], R]) -> list[R]:
+    if len(histories) <= 1:
+        return [ask(history) for history in histories]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(histories)), thread_name_prefix="cepheid-probe") as threads:
+        return list(threads.map(ask, histories))

@@ -1,0 +1,111 @@
+"""A bounded scan, planned: which topics, from where to where, cut into tasks.
+
+    ScanRequest ──► Planner: topics, where they lie ──► edges as positions ──► what was trimmed ──► ranges ──► tasks
+
+A publish time as an edge is exact in the rows: the positions that it leads to are wide, and the times go into the row filter.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+
+from cepheid_scan.edges import EntryProbe, first_of, resolve_edge
+from cepheid_scan.entry_probe import BookieProbe
+from cepheid_scan.errors import BadOptionError, DataLossError
+from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, ScanTask, SchemaVersion, TopicHistory
+from cepheid_scan.plan_lookup import find_ledger, find_ledger_and_bookies
+from cepheid_scan.planner import Planner, open_planner
+from cepheid_scan.positions import MessagePosition
+from cepheid_scan.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec
+from cepheid_scan.splits import TopicRange, cut_ranges
+
+__all__ = ["find_ledger", "find_ledger_and_bookies", "plan_ranges", "plan_scan"]
+
+log = logging.getLogger(__name__)
+
+
+def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPlan]:
+    """The tasks, what each of them needs besides, and where all of it lies.
+
+    Raises NoSuchTopicError, PlanUnavailableError, DataLossError, BadOptionError.
+    """
+    began = time.monotonic()
+    spec = replace(request.spec, plan_source=request.source, row_filter=_with_times(request))
+    with closing(open_planner(request.source)) as planner:
+        topics = planner.topics(request.topics)
+        plan = planner.plan(topics, schemas=spec.mode is ReadMode.TYPED)
+        ranges = plan_ranges(request, plan, planner)
+    if spec.mode is ReadMode.TYPED and not spec.schemas:
+        spec = replace(spec, schemas=the_schema(plan.schemas))
+    tasks = cut_ranges(ranges, plan, target_bytes=request.target_task_bytes, min_tasks=request.min_tasks)
+    log.info(
+        "scan.planned",
+        extra={
+            "topics": len(topics),
+            "ledgers": sum(len(history.ledgers) for history in plan.topics),
+            "size_bytes": sum(task.size_bytes for task in tasks),
+            "tasks": len(tasks),
+            "duration_ms": round(1000 * (time.monotonic() - began)),
+        },
+    )
+    return tasks, spec, plan
+
+
+def plan_ranges(request: ScanRequest, plan: HistoryPlan, planner: Planner, probe: EntryProbe | None = None) -> list[TopicRange]:
+    """What is read of each topic, in the order of the plan. Raises DataLossError, BadOptionError."""
+    if probe is None:
+
+        def replan(piece: Piece) -> LedgerHistory | None:
+            return find_ledger(request.source, piece.topic, piece.ledger_id)
+
+        probe = BookieProbe(plan, request.spec.settings, replan)
+    skew_ms, ask = request.timestamp_skew_ms, planner.subscription_position
+    starts = resolve_edge(request.start, plan, probe, is_end=False, skew_ms=skew_ms, subscription_position=ask)
+    ends = resolve_edge(request.end, plan, probe, is_end=True, skew_ms=skew_ms, subscription_position=ask)
+    if request.start.subscription is not None:
+        # It may stand behind the last entry of a ledger that went since: what it has not acknowledged is not trimmed.
+        starts = {history.topic: max(starts[history.topic], first_of(history)) for history in plan.topics}
+    return [_range_of(history, starts, ends, request.spec) for history in plan.topics]
+
+
+def the_schema(schemas: Mapping[str, tuple[SchemaVersion, ...]]) -> tuple[SchemaVersion, ...]:
+    """The one that all topics have. Raises BadOptionError."""
+    distinct = {tuple((one.version, one.kind, one.definition) for one in versions): topic for topic, versions in schemas.items()}
+    if len(distinct) > 1:
+        first, second, *_ = distinct.values()
+        raise BadOptionError(
+            f"{first} and {second} have different schemas, and rows have one: read them apart, or with readMode=messages",
+            topics=list(schemas)[:10],
+        )
+    return next(iter(schemas.values()), ())
+
+
+def _with_times(request: ScanRequest) -> RowFilter:
+    wanted = request.spec.row_filter
+    froms = [each for each in (wanted.publish_from_ms, request.start.publish_time_ms) if each is not None]
+    untils = [each for each in (wanted.publish_until_ms, request.end.publish_time_ms) if each is not None]
+    return replace(wanted, publish_from_ms=max(froms, default=None), publish_until_ms=min(untils, default=None))
+
+
+def _range_of(
+    history: TopicHistory, starts: Mapping[str, MessagePosition], ends: Mapping[str, MessagePosition], spec: ScanSpec
+) -> TopicRange:
+    start, end = starts[history.topic], ends[history.topic]
+    kept = first_of(history)
+    if start < kept and start < end:
+        loss = DataLossError(
+            f"{history.topic}: what lies from {start} to before {min(kept, end)} is not kept any more (how many entries it had is "
+            f"not known): trimmed by retention, or the topic was deleted and made anew. The first that is kept is {kept}",
+            topic=history.topic,
+            start=str(start),
+            first_kept=str(kept),
+        )
+        if spec.fail_on_data_loss:
+            raise loss
+        log.warning("scan.data_lost", extra={"topic": history.topic, "error": loss.args[0]})
+        start = kept
+    return TopicRange(history, start, end)

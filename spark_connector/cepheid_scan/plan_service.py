@@ -1,0 +1,211 @@
+"""Plans from the plan service of brokers (docs/plan-service.md): one question per topic, whatever its number of partitions.
+
+    topics of one base name ──one request──► all of its partitions, from whichever brokers serve them
+    several base names      ──a few at a time, in threads
+
+A topic that is planned again names the last closed ledger that is known already: closed ledgers come with their fragments once.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from cepheid_scan.admin_http import AdminHttp
+from cepheid_scan.errors import AdminRefusedError, BadOptionError, NoSuchTopicError, PlanUnavailableError
+from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
+from cepheid_scan.planner import expand, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.positions import MessagePosition
+from cepheid_scan.scan_request import PlanSource, TopicSelection
+
+_FORMAT = 1
+_AT_ONCE = 8  # requests
+_NAMES_PER_REQUEST = 100  # their URL stays below 64 KB
+_MOST_KNOWN_LEDGERS = 100_000  # closed ones, remembered between plans
+
+N = TypeVar("N")
+R = TypeVar("R")
+
+
+class PlanServicePlanner:
+    def __init__(self, source: PlanSource) -> None:
+        self._http = AdminHttp(source)
+        self._known: dict[str, dict[int, LedgerHistory]] = {}  # closed ledgers by topic and id
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<PlanServicePlanner of {self._http.addresses}>"
+
+    def close(self) -> None:
+        self._http.close()
+
+    # Which topics
+
+    def topics(self, selection: TopicSelection) -> list[str]:
+        if selection.pattern is not None:
+            counts = self._matching(selection.pattern)
+            if not counts and selection.fail_on_missing:
+                raise NoSuchTopicError(f"no topic matches {selection.pattern}", pattern=selection.pattern)
+            return expand(counts, selection.partitions)
+        names = list(dict.fromkeys(str(parse_topic(name)) for name in selection.names))
+        groups = [names[first : first + _NAMES_PER_REQUEST] for first in range(0, len(names), _NAMES_PER_REQUEST)]
+        found: dict[str, int | None] = {}
+        for answer in _in_threads(groups, lambda group: self._http.get("/cepheid/v1/topics", {"topic": group})):
+            found |= _checked(answer)["topics"]
+        missing = [name for name in names if found.get(name) is None]
+        if missing and selection.fail_on_missing:
+            raise no_such_topics(missing, self._neighbours(missing[0]))
+        return expand({name: count for name, count in found.items() if count is not None}, selection.partitions)
+
+    def _matching(self, pattern: str) -> dict[str, int]:
+        namespace, expression = namespace_of_pattern(pattern)
+        return {name: count for name, count in self._listed(str(namespace)).items() if expression.fullmatch(name)}
+
+    def _listed(self, namespace: str) -> dict[str, int]:
+        """Empty where there is no such namespace."""
+        try:
+            return dict(_checked(self._http.get("/cepheid/v1/topics", {"namespace": namespace}))["topics"])
+        except AdminRefusedError as error:
+            if error.status != 404:
+                raise
+            return {}
+
+    def _neighbours(self, topic: str) -> Iterable[str]:
+        return self._listed(str(parse_topic(topic).namespace))
+
+    # Where they lie
+
+    def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
+        by_base: dict[str, list[str]] = {}
+        for topic in topics:
+            by_base.setdefault(str(parse_topic(topic).base), []).append(topic)
+        asked = [(base, base if names != [base] and len(names) > 1 else names[0]) for base, names in by_base.items()]
+        answers = _in_threads(asked, lambda one: self._ask(one[1], schemas))
+        histories: dict[str, TopicHistory] = {}
+        bookies: dict[str, str] = {}
+        tickets: dict[str, bytes] = {}
+        versions: dict[str, tuple[SchemaVersion, ...]] = {}
+        for (base, _), answer in zip(asked, answers, strict=True):
+            histories |= {history.topic: history for history in answer.histories}
+            bookies |= answer.bookies
+            tickets[base] = answer.ticket
+            if schemas:
+                versions[base] = answer.schemas
+        if missing := [topic for topic in topics if topic not in histories]:
+            raise no_such_topics(missing, histories)
+        ticket = next(iter(tickets.values())) if len(tickets) == 1 else b""
+        return HistoryPlan(tuple(histories[topic] for topic in topics), bookies, ticket, versions, tickets)
+
+    def _ask(self, topic: str, schemas: bool) -> _Answer:
+        with self._lock:
+            known = {name: dict(ledgers) for name, ledgers in self._known.items()}
+        for after in (_last_known(topic, known), None):
+            try:
+                query = {"topic": topic, "schemas": "true" if schemas else None, "after": after}
+                answer = _checked(self._http.get("/cepheid/v1/plan", query))
+            except AdminRefusedError as error:
+                if error.status != 404:
+                    raise
+                raise no_such_topics([topic], self._neighbours(topic)) from None
+            parsed = _parse(answer, known)
+            if parsed is not None:
+                self._remember(parsed.histories)
+                return parsed
+        raise PlanUnavailableError(f"the plan of {topic} leaves ledgers out: the broker is of another release", topic=topic)
+
+    def _remember(self, histories: Sequence[TopicHistory]) -> None:
+        with self._lock:
+            for history in histories:
+                self._known[history.topic] = {ledger.ledger_id: ledger for ledger in history.ledgers if not ledger.is_open}
+            if sum(map(len, self._known.values())) > _MOST_KNOWN_LEDGERS:
+                self._known = {history.topic: self._known[history.topic] for history in histories}
+
+    # Where a subscription stands
+
+    def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
+        name = parse_topic(topic)
+        path = f"/admin/v2/persistent/{name.namespace}/{quote(name.local_name, safe='')}/internalStats"
+        try:
+            cursors = self._http.get(path)["cursors"]
+        except AdminRefusedError as error:
+            if error.status != 404:
+                raise
+            raise no_such_topics([topic], self._neighbours(topic)) from None
+        if subscription not in cursors:
+            names = ", ".join(sorted(cursors)) or "none at all"
+            raise BadOptionError(f"{topic} has no subscription {subscription!r}: it has {names}", topic=topic)
+        ledger_id, entry_id = cursors[subscription]["markDeletePosition"].split(":")
+        return MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1)
+
+
+class _Answer:
+    def __init__(
+        self, histories: list[TopicHistory], bookies: dict[str, str], ticket: bytes, schemas: tuple[SchemaVersion, ...]
+    ) -> None:
+        self.histories = histories
+        self.bookies = bookies
+        self.ticket = ticket
+        self.schemas = schemas
+
+
+def _last_known(topic: str, known: Mapping[str, Mapping[int, LedgerHistory]]) -> int | None:
+    partition = re.compile(rf"{re.escape(topic)}(-partition-\d+)?")
+    return max((max(ledgers) for name, ledgers in known.items() if ledgers and partition.fullmatch(name)), default=None)
+
+
+def _checked(answer: Any) -> dict[str, Any]:
+    found = answer.get("format") if isinstance(answer, dict) else None
+    if found != _FORMAT:
+        raise PlanUnavailableError(f"the plan service answers in format {found}, this release reads format {_FORMAT}: upgrade it")
+    return dict(answer)
+
+
+def _parse(answer: Mapping[str, Any], known: Mapping[str, Mapping[int, LedgerHistory]]) -> _Answer | None:
+    """None: a ledger came without its fragments, and is not known here."""
+    shared: dict[str, str] = {}  # one object per bookie: tasks are pickled, and repeated objects cost two bytes
+    histories = []
+    for plan in answer["plans"]:
+        before = known.get(plan["topic"], {})
+        ledgers: list[LedgerHistory] = []
+        for ledger in plan["ledgers"]:
+            found = _ledger(ledger, shared) if "fragments" in ledger else before.get(ledger["ledger_id"])
+            if found is None:
+                return None
+            ledgers.append(found)
+        histories.append(TopicHistory(plan["topic"], plan["partition"], plan["incarnation"], tuple(ledgers)))
+    schemas = tuple(
+        SchemaVersion(base64.b64decode(schema["version"]), schema["type"], base64.b64decode(schema["data"]), schema["properties"])
+        for schema in answer.get("schemas", ())
+    )
+    return _Answer(histories, dict(answer["bookies"]), answer["read_ticket"].encode(), schemas)
+
+
+def _ledger(ledger: Mapping[str, Any], shared: dict[str, str]) -> LedgerHistory:
+    is_open = ledger["entries"] is None
+    return LedgerHistory(
+        ledger_id=ledger["ledger_id"],
+        last_entry_id=ledger["last_entry_id"],
+        is_open=is_open,
+        size_bytes=ledger["size_bytes"],
+        closed_at_ms=None if is_open else ledger["closed_at_ms"],
+        ensemble_size=ledger["ensemble_size"],
+        write_quorum=ledger["write_quorum"],
+        fragments=tuple(
+            Fragment(fragment["first_entry_id"], tuple(shared.setdefault(bookie, bookie) for bookie in fragment["ensemble"]))
+            for fragment in ledger["fragments"]
+        ),
+        master_key=base64.b64decode(ledger["master_key"]),
+    )
+
+
+def _in_threads(nouns: Sequence[N], ask: Callable[[N], R]) -> list[R]:
+    """The answers in order. Raises the first failure."""
+    if len(nouns) <= 1:
+        return [ask(noun) for noun in nouns]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(nouns)), thread_name_prefix="cepheid-plan") as threads:
+        return list(threads.map(ask, nouns))

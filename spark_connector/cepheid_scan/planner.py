@@ -1,0 +1,101 @@
+"""Who knows which topics there are and where their history lies: brokers, or in a cluster ZooKeeper itself.
+
+PlanSource ──open_planner──► Planner ──topics──► full names, partitions expanded ──plan──► HistoryPlan
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from cepheid_scan.errors import BadOptionError, NoSuchTopicError
+from cepheid_scan.history import HistoryPlan
+from cepheid_scan.positions import MessagePosition
+from cepheid_scan.scan_request import PlanSource, TopicSelection
+from cepheid_wire import InvalidTopicNameError, NamespaceName, TopicName
+
+_PATTERN_PREFIX = re.compile(r"(?:(?P<domain>[a-z-]+)://)?(?:(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/)?(?P<local>[^/]+)")
+_MOST_NEAR_NAMES = 3
+
+
+class Planner(Protocol):
+    """Blocking; from any thread, one call at a time. Raises PlanUnavailableError when nobody answers."""
+
+    def topics(self, selection: TopicSelection) -> list[str]:
+        """Full names of topics and partitions that can be read, sorted. Raises NoSuchTopicError, BadOptionError."""
+
+    def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
+        """A fresh snapshot, in the order of `topics`. Raises NoSuchTopicError."""
+
+    def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
+        """The first entry that is not mark-deleted. Raises BadOptionError: the topic has no such subscription."""
+
+    def close(self) -> None: ...
+
+
+def open_planner(source: PlanSource) -> Planner:
+    """`close` it. Raises BadOptionError, PlanUnavailableError."""
+    if source.metadata is not None:
+        from cepheid_scan.zookeeper_planner import ZooKeeperPlanner
+
+        return ZooKeeperPlanner(source)
+    from cepheid_scan.plan_service import PlanServicePlanner
+
+    return PlanServicePlanner(source)
+
+
+# What planners share
+
+
+def parse_topic(name: str) -> TopicName:
+    """Raises BadOptionError: no name of a topic, or of one that has no history."""
+    try:
+        topic = TopicName.parse(name)
+    except InvalidTopicNameError as error:
+        raise BadOptionError(str(error), topic=name[:200]) from None
+    if not topic.is_persistent:
+        raise BadOptionError(f"{topic} is not persistent: it has no history to read", topic=str(topic))
+    return topic
+
+
+def expand(counts: Mapping[str, int], partitions: frozenset[int] | None) -> list[str]:
+    """`counts`: numbers of partitions by topic. `partitions`: of topics that have any; others are read as they are."""
+    names: dict[str, None] = {}
+    for topic, count in counts.items():
+        name = TopicName.parse(topic)
+        for index in range(count):
+            if partitions is None or index in partitions:
+                names[str(name.partition(index))] = None
+        if count == 0 and (partitions is None or not name.is_partition or name.partition_index in partitions):
+            names[topic] = None
+    return sorted(names, key=_in_order_of_partitions)
+
+
+def _in_order_of_partitions(topic: str) -> tuple[str, int]:
+    name = TopicName.parse(topic)
+    return str(name.base), name.partition_index
+
+
+def namespace_of_pattern(pattern: str) -> tuple[NamespaceName, re.Pattern[str]]:
+    """Where a pattern looks, and the whole pattern over full names. Raises BadOptionError."""
+    found = _PATTERN_PREFIX.fullmatch(pattern)
+    if found is None or found["domain"] not in (None, "persistent"):
+        raise BadOptionError(f"the pattern {pattern!r} does not read persistent://tenant/namespace/REGEX", value=pattern)
+    try:
+        namespace = NamespaceName.parse(f"{found['tenant'] or 'public'}/{found['namespace'] or 'default'}")
+    except InvalidTopicNameError:
+        raise BadOptionError(f"the pattern {pattern!r} must name its tenant and namespace as they are", value=pattern) from None
+    try:
+        return namespace, re.compile(f"{re.escape(f'persistent://{namespace}/')}(?:{found['local']})")
+    except re.error as error:
+        raise BadOptionError(f"the pattern {pattern!r} is no regular expression: {error}", value=pattern) from None
+
+
+def no_such_topics(missing: Sequence[str], there: Iterable[str]) -> NoSuchTopicError:
+    """`there`: names of the namespace, to find those that may have been meant."""
+    near = difflib.get_close_matches(missing[0], list(there), _MOST_NEAR_NAMES)
+    more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
+    meant = f"; there is {', '.join(near)}" if near else ""
+    return NoSuchTopicError(f"topic {missing[0]} does not exist{more}{meant}", topics=list(missing[:10]))

@@ -1,0 +1,294 @@
+"""Ranges of topics cut into tasks by bytes: a pure function, so that whoever asks again gets the same tasks.
+
+    topic A   |──ledger 7──|─9─|────────12────────|           ranges, ledger by ledger
+                  task 0   |  task 1   |  task 2  | task 3    filled one after the other up to the target, over borders of
+    topic B   |3|4|                                 task 3    ledgers, topics and partitions
+
+Rules
+1. Every entry of a range is in exactly one piece; pieces and tasks are in the order of the ranges, and of the topic.
+2. A ledger's entries count as equally large. What is left of a ledger is not split off when it is below `_SLIVER` of a task.
+3. A task is below `MAX_TASK_BYTES` pickled, whatever its size in entries: Spark sends it with every attempt.
+4. With `entries_per_task` nothing but the ranges and recorded ends decides, not where the entries lie by now: a stream that cuts
+   a range again, much later, gets the tasks that it had. So a task has at most `MAX_STREAM_PIECES` pieces instead of rule 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cepheid_scan.errors import BadOptionError
+from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
+from cepheid_scan.positions import MessagePosition
+
+MAX_TASK_BYTES = 4096
+BEFORE_ENTRIES = 1000
+"""Of the ledger before, for messages in chunks that began there (`ReadSettings.chunk_lookback`)."""
+
+MAX_STREAM_PIECES = 12
+
+_ROOM_BYTES = MAX_TASK_BYTES - 500  # for what pickle itself takes
+_PIECE_BYTES, _FRAGMENT_BYTES, _REFERENCE_BYTES, _STRING_BYTES = 60, 25, 5, 12  # about, of one pickled each
+_SLIVER = 1 / 4
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRange:
+    """Messages from `first` (inclusive) to `end` (exclusive)."""
+
+    history: TopicHistory
+    first: MessagePosition
+    end: MessagePosition
+
+
+def cut_ranges(
+    ranges: Sequence[TopicRange],
+    plan: HistoryPlan,
+    *,
+    target_bytes: int,
+    min_tasks: int = 1,
+    entries_per_task: Mapping[str, int] | None = None,
+    max_tasks: int = 50_000,
+) -> list[ScanTask]:
+    """`entries_per_task`: by topic with partition; then `target_bytes` and `min_tasks` decide nothing. Raises BadOptionError."""
+    runs = [run for each in ranges for run in _runs(each)]
+    if entries_per_task is None:
+        total_bytes = sum(run.size_bytes for run in runs)
+        if min_tasks > 1:
+            target_bytes = min(target_bytes, -(-total_bytes // min_tasks))
+        target_bytes = max(1, target_bytes)
+        if total_bytes > max_tasks * target_bytes:
+            raise _too_many(total_bytes, total_bytes // target_bytes, max_tasks)
+    packer = _Packer(plan, by_size=entries_per_task is None)
+    for run in runs:
+        share = target_bytes / run.entry_bytes if entries_per_task is None else entries_per_task[run.topic]
+        packer.take(run, max(1.0, share))
+        if len(packer.tasks) > max_tasks:
+            raise _too_many(sum(each.size_bytes for each in runs), len(packer.tasks), max_tasks)
+    return packer.finish()
+
+
+def entries_per_task(history: TopicHistory, target_bytes: int) -> int:
+    """How many entries of the topic, as large as they are on average, make a task."""
+    entries = sum(ledger.last_entry_id + 1 for ledger in history.ledgers)
+    size_bytes = sum(ledger.size_bytes for ledger in history.ledgers if ledger.last_entry_id >= 0)
+    return max(1, round(target_bytes * entries / size_bytes)) if size_bytes else max(1, target_bytes // _UNKNOWN_ENTRY_BYTES)
+
+
+_UNKNOWN_ENTRY_BYTES = 1024  # of a topic that holds nothing yet
+
+
+def _too_many(total_bytes: int, tasks: int, max_tasks: int) -> BadOptionError:
+    advice_mb = -(-total_bytes // (max_tasks // 2) >> 20) + 1
+    return BadOptionError(
+        f"{total_bytes} bytes would be {tasks} tasks or more, at most {max_tasks} are planned: set targetPartitionBytes to "
+        f"{advice_mb}mb or more, or read a shorter range",
+        tasks=tasks,
+        max_tasks=max_tasks,
+        bytes=total_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a range has of one ledger."""
+
+    history: TopicHistory
+    ledger: LedgerHistory
+    first: int
+    last: int  # inclusive
+    first_batch_index: int
+    end_batch_index: int
+    before: Piece | None
+
+    @property
+    def topic(self) -> str:
+        return self.history.topic
+
+    @property
+    def entry_bytes(self) -> float:
+        """On average; at least 1, for the open ledger of an older server, which does not tell its size."""
+        return max(1.0, self.ledger.size_bytes / (self.ledger.last_entry_id + 1))
+
+    @property
+    def size_bytes(self) -> int:
+        return round(self.entry_bytes * (self.last - self.first + 1))
+
+    def piece(self, first: int, last: int) -> Piece:
+        ledger = self.ledger
+        return Piece(
+            topic=self.topic,
+            partition=self.history.partition,
+            ledger_id=ledger.ledger_id,
+            first_entry_id=first,
+            last_entry_id=last,
+            ensemble_size=ledger.ensemble_size,
+            write_quorum=ledger.write_quorum,
+            fragments=fragments_of(ledger, max(0, first - BEFORE_ENTRIES), last),
+            first_batch_index=self.first_batch_index if first == self.first else 0,
+            end_batch_index=self.end_batch_index if last == self.last else -1,
+            before=self.before if first < BEFORE_ENTRIES else None,
+        )
+
+
+def _runs(wanted: TopicRange) -> Iterator[_Run]:
+    first, end = wanted.first, wanted.end
+    before: LedgerHistory | None = None
+    for ledger in wanted.history.ledgers:
+        if ledger.last_entry_id < 0:
+            continue
+        start_entry = max(0, first.entry_id) if ledger.ledger_id == first.ledger_id else 0
+        end_index = end.batch_index if ledger.ledger_id == end.ledger_id and end.batch_index > 0 else -1
+        last_entry = ledger.last_entry_id
+        if ledger.ledger_id == end.ledger_id:
+            last_entry = min(last_entry, end.entry_id if end_index >= 0 else end.entry_id - 1)
+            end_index = end_index if last_entry == end.entry_id else -1
+        if first.ledger_id <= ledger.ledger_id <= end.ledger_id and start_entry <= last_entry:
+            starts_here = ledger.ledger_id == first.ledger_id and start_entry == first.entry_id
+            yield _Run(
+                wanted.history,
+                ledger,
+                start_entry,
+                last_entry,
+                max(0, first.batch_index) if starts_here else 0,
+                end_index,
+                _tail(wanted.history, before),
+            )
+        before = ledger
+
+
+def _tail(history: TopicHistory, ledger: LedgerHistory | None) -> Piece | None:
+    if ledger is None:
+        return None
+    first = max(0, ledger.last_entry_id + 1 - BEFORE_ENTRIES)
+    return Piece(
+        history.topic,
+        history.partition,
+        ledger.ledger_id,
+        first,
+        ledger.last_entry_id,
+        ledger.ensemble_size,
+        ledger.write_quorum,
+        fragments_of(ledger, first, ledger.last_entry_id),
+    )
+
+
+def fragments_of(ledger: LedgerHistory, first: int, last: int) -> tuple[Fragment, ...]:
+    """Those that hold any of `first..last`."""
+    ends = [fragment.first_entry_id for fragment in ledger.fragments[1:]] + [last + 1]
+    return tuple(
+        fragment for fragment, end in zip(ledger.fragments, ends, strict=True) if fragment.first_entry_id <= last and end > first
+    )
+
+
+class _Packer:
+    """Fills one task after the other."""
+
+    def __init__(self, plan: HistoryPlan, *, by_size: bool) -> None:
+        self._plan = plan
+        self._by_size = by_size
+        self.tasks: list[ScanTask] = []
+        self._start_task()
+
+    def _start_task(self) -> None:
+        self._pieces: list[Piece] = []
+        self._room = 1.0  # of a task
+        self._size_bytes = 0.0
+        self._pickled = _Pickled(self._plan)
+
+    def take(self, run: _Run, share: float) -> None:
+        """`share`: how many entries of this run fill a task."""
+        first = run.first
+        while first <= run.last:
+            left = run.last - first + 1
+            fits = int(self._room * share)
+            if self._pieces and fits < min(left, share * _SLIVER):
+                self._end_task()
+                continue
+            count = left if left <= fits + share * _SLIVER else max(1, fits)
+            piece = self._shortened(run, first, first + count - 1)
+            if piece is None:
+                self._end_task()
+                continue
+            taken = piece.last_entry_id - first + 1
+            self._pieces.append(piece)
+            self._pickled.add(piece)
+            self._room -= taken / share
+            self._size_bytes += taken * run.entry_bytes
+            first += taken
+            if self._room < 1 / share or piece.last_entry_id < run.last:
+                self._end_task()
+
+    def _shortened(self, run: _Run, first: int, last: int) -> Piece | None:
+        """As much of it as a pickled task has room for; None: nothing, in a task that has pieces already."""
+        piece = run.piece(first, last)
+        if not self._by_size:
+            return piece if len(self._pieces) < MAX_STREAM_PIECES else None  # rule 4
+        while self._pickled.size_with(piece) > _ROOM_BYTES:
+            if self._pieces:
+                return None
+            own = [fragment for fragment in piece.fragments if fragment.first_entry_id > first]
+            if not own:
+                return piece  # names so long that one piece alone is too large
+            piece = run.piece(first, own[len(own) // 2].first_entry_id - 1)
+        return piece
+
+    def _end_task(self) -> None:
+        if self._pieces:
+            task = ScanTask(tuple(self._pieces), self._pickled.bookies(), self._pickled.ticket(), round(self._size_bytes))
+            self.tasks.append(task)
+        self._start_task()
+
+    def finish(self) -> list[ScanTask]:
+        self._end_task()
+        return self.tasks
+
+
+class _Pickled:
+    """About how large a task is, pickled: every string counts once, later mentions are references."""
+
+    def __init__(self, plan: HistoryPlan) -> None:
+        self._plan = plan
+        self._strings: dict[str, None] = {}
+        self._bookies: dict[str, None] = {}
+        self._tickets: dict[bytes, None] = {}
+        self._size_bytes = 0
+
+    def add(self, piece: Piece) -> None:
+        self._size_bytes = self.size_with(piece)
+        self._strings |= dict.fromkeys([piece.topic])
+        self._bookies |= dict.fromkeys(_bookies_of(piece))
+        if ticket := self._ticket_of(piece):
+            self._tickets[ticket] = None
+
+    def size_with(self, piece: Piece) -> int:
+        added = sum(_PIECE_BYTES + sum(map(_fragment_bytes, part.fragments)) for part in (piece, piece.before) if part is not None)
+        if piece.topic not in self._strings:
+            added += _STRING_BYTES + len(piece.topic.encode())
+        for bookie in dict.fromkeys(_bookies_of(piece)):
+            if bookie not in self._bookies:
+                added += 2 * _STRING_BYTES + len(bookie.encode()) + len(self._plan.bookies.get(bookie, "").encode())
+        ticket = self._ticket_of(piece)
+        return self._size_bytes + added + (0 if ticket in self._tickets else len(ticket) + _STRING_BYTES)
+
+    def bookies(self) -> tuple[tuple[str, str], ...]:
+        return tuple((bookie, self._plan.bookies[bookie]) for bookie in self._bookies if bookie in self._plan.bookies)
+
+    def ticket(self) -> bytes:
+        """Tickets of several topics, apart by a space: each of them is text without one."""
+        return b" ".join(self._tickets) or self._plan.ticket
+
+    def _ticket_of(self, piece: Piece) -> bytes:
+        base, mark, _ = piece.topic.rpartition("-partition-")
+        return self._plan.tickets.get(base if mark and piece.partition >= 0 else piece.topic, self._plan.ticket)
+
+
+def _bookies_of(piece: Piece) -> Iterator[str]:
+    for part in (piece, piece.before):
+        if part is not None:
+            for fragment in part.fragments:
+                yield from fragment.ensemble
+
+
+def _fragment_bytes(fragment: Fragment) -> int:
+    return _FRAGMENT_BYTES + _REFERENCE_BYTES * len(fragment.ensemble)
