@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tests.simulation.workload_topics import TopicWorkload
     from tests.simulation.world import World
 
-_CHECKPOINT_S = 5.0
+CHECKPOINT_S = 5.0
 """Several of the bookies' intervals (`cluster.py`)."""
 _SLOW_JOURNAL_S = (0.9, 1.3)
 """More than the interval of checkpoints, less than the timeout of an add."""
-_COLLECTED_S = 30.0
+COLLECTED_S = 30.0
 """A deleted ledger goes after two looks at metadata, its log with the next one."""
 
 
@@ -36,16 +36,16 @@ async def check_rest(world: World, auditor: SimBroker) -> None:
     await wait_for(
         world,
         "V6",
-        lambda: not any(map(_unmarked_batches, bookies)),
-        lambda: f"marks stay behind: {[(bookie.id, _unmarked_batches(bookie)) for bookie in bookies]}",
-        limit_s=_CHECKPOINT_S,
+        lambda: not any(map(unmarked_batches, bookies)),
+        lambda: f"marks stay behind: {[(bookie.id, unmarked_batches(bookie)) for bookie in bookies]}",
+        limit_s=CHECKPOINT_S,
     )
     await wait_for(
         world,
         "V6",
-        lambda: not any(_dead_logs(bookie) for bookie in bookies),
-        lambda: f"logs without a reference stay: {[(bookie.id, _dead_logs(bookie)) for bookie in bookies]}",
-        limit_s=_COLLECTED_S,
+        lambda: not any(dead_logs(bookie) for bookie in bookies),
+        lambda: f"logs without a reference stay: {[(bookie.id, dead_logs(bookie)) for bookie in bookies]}",
+        limit_s=COLLECTED_S,
     )
 
 
@@ -60,7 +60,7 @@ async def _append_slowly(world: World, auditor: SimBroker) -> None:
         bookie.slow_thread = ""
 
 
-def _unmarked_batches(bookie: Any) -> int:
+def unmarked_batches(bookie: Any) -> int:
     """Of its journal."""
     return 0 if bookie.bookie is None else bookie.bookie._journal.durable.sequence - marked_sequence(bookie.disks)
 
@@ -75,7 +75,7 @@ def _under_way(bookie: Any) -> list[str]:
     return [f"{name} {count}" for name, count in counters.items() if count]
 
 
-def _dead_logs(bookie: Any) -> list[str]:
+def dead_logs(bookie: Any) -> list[str]:
     current = bookie.bookie._logs.current_log_id if bookie.bookie is not None else 0
     return logs_without_reference(bookie.disks, bookie.index, current)
 

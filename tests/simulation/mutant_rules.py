@@ -70,6 +70,8 @@ RULES: Mapping[str, Set[str]] = {
     "take one denial for enough": {"L5", "L10"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
     "take the length of a ledger from its last fragment": {"L12"},
+    # or what it finds fits no record, and an exception says so
+    "begin a recovery before the last fragment": {"V1", "L2", "L5", "L10", "SimulationError"},
     "take a lost answer for a refusal": {"M1", "M3", "M7", "L14"},
     "forget fences with what is deleted": {"S3", "L13"},
     "hear late answers of a broken ledger": {"SimulationError", "M3", "M4", "M5", "M9", "V9", "H1", "H3", "H4"},
@@ -84,6 +86,7 @@ RULES: Mapping[str, Set[str]] = {
     "admit adds without a bound": {"S12"},
     "ask for a checkpoint at admission": {"V6"},
     "collect logs by the ledgers in memory": {"S9"},
+    "leave logs that nothing refers to": {"V6"},
     "count on what the mark has passed": {"C5", "V7"},  # a subscription without backlog waits for nothing
     "terminate before appends are refused": {"M10"},
     "count versions up after a conflict": {"O2", "M1"},

@@ -15,7 +15,7 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalPosition
-from cepheid_ledger import ClosedLedger, ensemble_change
+from cepheid_ledger import ClosedLedger, ensemble_change, recovery
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.write_back import WriteBack
@@ -181,6 +181,36 @@ def take_the_length_of_a_ledger_from_its_last_fragment() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def look_for_the_last_entry_in_the_last_fragment() -> Iterator[None]:
+    """Nobody of an ensemble that got nothing can tell what is before it, today or ever (apache/bookkeeper#2615)."""
+    read_entry = recovery.read_entry
+
+    async def in_the_last(ledger: LedgerMetadata, entry_id: int, *others: Any) -> EntryGroup:
+        last = ledger.last_fragment.model_copy(update={"first_entry_id": 0})
+        return await read_entry(ledger.model_copy(update={"fragments": (last,)}), entry_id, *others)
+
+    with mock.patch.object(recovery, "read_entry", in_the_last):
+        yield
+
+
+@contextlib.contextmanager
+def begin_a_recovery_before_the_last_fragment() -> Iterator[None]:
+    """Behind the LAC that it was told. Bookies that joined later know of none yet, and deny all that is before them."""
+    fence, read_on = Recovery._fence, Recovery._read_on
+    told: dict[Recovery, int] = {}
+
+    async def fence_and_note(self: Recovery, ledger: LedgerMetadata) -> int:
+        told[self] = await fence(self, ledger)
+        return told[self]
+
+    async def read_from_there(self: Recovery, ledger: LedgerMetadata, start: int, write_back: WriteBack) -> int:
+        return await read_on(self, ledger, min(start, told.pop(self) + 1), write_back)
+
+    with mock.patch.multiple(Recovery, _fence=fence_and_note, _read_on=read_from_there):
+        yield
+
+
 # Records of ledgers and bookies
 
 
@@ -232,5 +262,6 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     take_restored_disks_for_the_present_ones,
     take_one_denial_for_enough,
     take_the_length_of_a_ledger_from_its_last_fragment,
+    begin_a_recovery_before_the_last_fragment,
     insist_on_an_ensemble_whoever_recovers,
 )

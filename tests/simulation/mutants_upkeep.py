@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -33,6 +34,30 @@ def ask_for_a_checkpoint_at_admission() -> Iterator[None]:
         touch(self._checkpointer)
 
     with mock.patch.object(Admission, "add", add_and_touch), mock.patch.object(Checkpointer, "touch"):
+        yield
+
+
+@contextlib.contextmanager
+def retry_a_flush_whatever_failed() -> Iterator[None]:
+    """Every error counts as a full disk: the flush is tried for ever, and each attempt writes the entry log again
+    (apache/bookkeeper#4114)."""
+    retry_or_fail = Checkpointer._retry_or_fail
+
+    def retry(self: Checkpointer, error: BaseException) -> None:
+        retry_or_fail(self, OSError(errno.ENOSPC, str(error)) if isinstance(error, OSError) else error)
+
+    with mock.patch.object(Checkpointer, "_retry_or_fail", retry):
+        yield
+
+
+@contextlib.contextmanager
+def leave_logs_that_nothing_refers_to() -> Iterator[None]:
+    """Of deleted ledgers, and of flushes that failed."""
+
+    async def delete_none(self: LedgerDeletion) -> list[int]:
+        return []
+
+    with mock.patch.object(LedgerDeletion, "delete_dead_logs", delete_none):
         yield
 
 
@@ -186,6 +211,7 @@ def reset_in_the_same_generation() -> Iterator[None]:
 UPKEEP_MUTANTS: Sequence[Mutant] = (
     ask_for_a_checkpoint_at_admission,
     collect_logs_by_the_ledgers_in_memory,
+    leave_logs_that_nothing_refers_to,
     count_on_what_the_mark_has_passed,
     terminate_before_appends_are_refused,
     count_versions_up_after_a_conflict,

@@ -8,6 +8,7 @@ from typing import Any
 from cepheid_bookie.errors import CookieError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import ReadAnswer, ReadRequest
+from tests.simulation.audit_rest import CHECKPOINT_S, COLLECTED_S, dead_logs, unmarked_batches
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, step
@@ -79,20 +80,49 @@ def _marked(bookie: SimBookie) -> int:
 @step("the block index of {bookie} fails in the next flush")
 def index_fails(scene: Scene, bookie: SimBookie) -> None:
     """An I/O error, once; later flushes would succeed."""
-    failures: list[OSError] = []
+    index_keeps_failing(scene, bookie, times=1)
+
+
+@step("the block index of {bookie} fails in every flush")
+def index_keeps_failing(scene: Scene, bookie: SimBookie, times: int = 1_000) -> None:
+    """An I/O error, now and in whatever process comes next."""
+    index_recovers(scene, bookie)
+    works, failures = bookie.index.before_sync, iter(range(times))
 
     def before_sync() -> None:
-        if not failures:
-            failures.append(OSError(_EIO, "the index cannot be written"))
-            raise failures[0]
+        if next(failures, None) is not None:
+            raise OSError(_EIO, "the index cannot be written")
+        works()
 
     bookie.index.before_sync = before_sync
+
+
+@step("the block index of {bookie} can be written again")
+def index_recovers(scene: Scene, bookie: SimBookie) -> None:
+    """What is wrong with its disk is over."""
+    bookie.index.before_sync = bookie.index._sync  # as it was made
 
 
 @step("{bookie} stops")
 async def stops(scene: Scene, bookie: SimBookie) -> None:
     """Waits until its process has ended by itself."""
     await scene.wait_until(lambda: not bookie.node.alive, f"{bookie.id} stops")
+
+
+@step("{bookie} starts again, and stops by itself")
+async def starts_and_stops(scene: Scene, bookie: SimBookie) -> None:
+    """On the disks as they are, before or after it serves."""
+    await bookie.start()
+    await stops(scene, bookie)
+
+
+@step("{bookie} has let go of all that it does not need")
+async def has_let_go(scene: Scene, bookie: SimBookie) -> None:
+    """Within 5 s its log mark is at the end of the journal; within 30 s its index refers to something in every entry log (V6)."""
+    await scene.wait_until(
+        lambda: not unmarked_batches(bookie), lambda: f"its mark is {unmarked_batches(bookie)} batches behind", CHECKPOINT_S
+    )
+    await scene.wait_until(lambda: not dead_logs(bookie), lambda: f"nothing refers to {dead_logs(bookie)}", COLLECTED_S)
 
 
 @step("a bit of {payload} flips in the entry log of {bookie}")
