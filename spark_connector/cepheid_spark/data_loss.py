@@ -1,0 +1,95 @@
+"""Whether what a stream has still to read is gone: trimmed before it was read, or its topic deleted.
+
+Chains are trimmed from their heads; from within only ledgers vanish that were empty when their owner went. So a position whose
+ledger is not in the chain any more means loss, except where
+1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
+2. it was seen closed up to the position, or empty: nothing of it was left to read;
+3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from cepheid_scan import DataLossError, LedgerHistory, TopicHistory
+from cepheid_spark.offsets import EntryPosition
+from cepheid_spark.topic_view import TopicView
+
+_REMEMBERED_LEDGERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """`entries` None: nobody knows how many. `first_kept` None: nothing is left."""
+
+    topic: str
+    after: EntryPosition
+    first_kept: int | None  # a ledger
+    what: str
+    entries: int | None = None
+
+    def __str__(self) -> str:
+        count = "an unknown number of entries" if self.entries is None else f"{self.entries} entries at least"
+        until = "" if self.first_kept is None else f" and before ledger {self.first_kept}"
+        return (
+            f"{self.topic}: {self.what}: {count} after {self.after.ledger_id}:{self.after.entry_id}{until} cannot be read any more"
+        )
+
+    def error(self) -> DataLossError:
+        return DataLossError(
+            f"{self}. Retention must keep them until the query has read them: a subscription as lease (option subscription, leaseTtl) "
+            "sees to it",
+            topic=self.topic,
+        )
+
+
+class SeenLedgers:
+    """What ledgers held when this process saw them last."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, int], LedgerHistory] = OrderedDict()
+
+    def on_view(self, before: TopicHistory | None, now: TopicHistory) -> None:
+        """Remembers the ledgers that went between two looks."""
+        if before is None:
+            return
+        kept = {ledger.ledger_id for ledger in now.ledgers}
+        for ledger in before.ledgers:
+            if ledger.ledger_id not in kept:
+                self._seen[before.topic, ledger.ledger_id] = ledger
+                if len(self._seen) > _REMEMBERED_LEDGERS:
+                    self._seen.popitem(last=False)
+
+    def get(self, topic: str, ledger_id: int) -> LedgerHistory | None:
+        return self._seen.get((topic, ledger_id))
+
+    def entries_after(self, topic: str, position: EntryPosition) -> int | None:
+        """Of ledgers that went, as far as they are known."""
+        first = self.get(topic, position.ledger_id)
+        if first is None:
+            return None
+        later = (ledger for (name, ledger_id), ledger in self._seen.items() if name == topic and ledger_id > position.ledger_id)
+        return max(0, first.last_entry_id - position.entry_id) + sum(ledger.last_entry_id + 1 for ledger in later)
+
+
+def find_loss(view: TopicView, position: EntryPosition, seen: SeenLedgers, *, is_held: bool) -> Loss | None:
+    """`is_held`: a lease has held the topic since before `position`."""
+    ledger = view.ledger(position.ledger_id)
+    if ledger is not None:
+        if ledger.is_open or position.entry_id <= ledger.last_entry_id:
+            return None
+        what = f"ledger {ledger.ledger_id} ends at entry {ledger.last_entry_id}, another history than the one that was read"
+        return Loss(view.topic, position, ledger.ledger_id, what)
+    kept = view.ledger_ids
+    if not kept or kept[-1] < position.ledger_id:
+        what = f"its ledgers are {kept[0]} to {kept[-1]}, it was made anew" if kept else "it has no ledgers any more"
+        return Loss(view.topic, position, kept[0] if kept else None, what)
+    if position.entry_id < 0 and (kept[0] < position.ledger_id or is_held):
+        return None  # 1, 3
+    last_seen = seen.get(view.topic, position.ledger_id)
+    if last_seen is not None and last_seen.last_entry_id <= position.entry_id and (not last_seen.is_open or position.entry_id < 0):
+        return None  # 2
+    first_kept = next(ledger_id for ledger_id in kept if ledger_id > position.ledger_id)
+    what = f"ledger {position.ledger_id} was trimmed, or the topic was deleted and made anew"
+    return Loss(view.topic, position, first_kept, what, seen.entries_after(view.topic, position))

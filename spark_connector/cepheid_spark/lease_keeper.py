@@ -1,0 +1,162 @@
+"""Keeps a query's lease in the background: makes it for new topics, renews it, moves it behind what Spark has committed.
+
+    hold (waits)   want, move (at once, coalesced) ──► one thread ──► Lease's calls, a failed one again after a pause
+
+Rules
+1. `covers` a topic: the subscription is there; a topic is read only then.
+2. `has_held`: it was there without a gap since the query's start. One that vanished (expired while the query was away, or deleted
+   by somebody) is made again where the query stands, but what lay before it may be gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from cepheid_ports import CepheidError
+from cepheid_scan import MessagePosition
+from cepheid_spark.lease import Lease
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 60.0
+_RETRY_S = 2.0
+
+
+class LeaseKeeper:
+    def __init__(self, lease: Lease, *, renew_s: float = RENEW_S) -> None:
+        self._lease = lease
+        self._renew_s = renew_s
+        self._changed = threading.Condition()
+        self._wanted: dict[str, MessagePosition] = {}
+        self._moves: dict[str, MessagePosition] = {}
+        self._at: dict[str, MessagePosition] = {}  # where it stands, as far as known; its keys are covered
+        self._broken: set[str] = set()  # rule 2
+        self._renewed_at = time.monotonic()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.moved = 0
+        self.failures = 0
+
+    def __repr__(self) -> str:
+        return f"<LeaseKeeper {self.name}, {len(self._at)} topics, {self.moved} moves, {self.failures} failures>"
+
+    @property
+    def name(self) -> str:
+        return self._lease.name
+
+    def covers(self, topic: str) -> bool:
+        with self._changed:
+            return topic in self._at
+
+    def has_held(self, topic: str) -> bool:
+        with self._changed:
+            return topic in self._at and topic not in self._broken
+
+    def hold(self, firsts: Mapping[str, MessagePosition], *, must_exist: bool = False) -> None:
+        """Returns when all of them are covered. `must_exist`: the query has run before, with this lease. Raises what calls raise."""
+        for topic in sorted(firsts):
+            if not self.covers(topic):
+                self._hold(topic, firsts[topic], must_exist=must_exist)
+        self._start()
+
+    def want(self, topic: str, first: MessagePosition) -> None:
+        with self._changed:
+            if topic not in self._at and topic not in self._wanted:
+                self._wanted[topic] = first
+                self._changed.notify()
+        self._start()
+
+    def move(self, firsts: Mapping[str, MessagePosition]) -> None:
+        """Forward only."""
+        with self._changed:
+            for topic, first in firsts.items():
+                if topic in self._at and first > self._at[topic]:
+                    self._moves[topic] = first
+            self._changed.notify()
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """They are gone."""
+        with self._changed:
+            for topic in topics:
+                for places in (self._wanted, self._moves, self._at):
+                    places.pop(topic, None)
+
+    def drop(self) -> None:
+        """Deletes it: for one that this process made, and that no offset names."""
+        with self._changed:
+            topics = sorted(self._at)
+        self.close()
+        for topic in topics:
+            self._lease.drop(topic)
+
+    def close(self) -> None:
+        """The subscription stays."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="cepheid-lease", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            pause_s: float | None = None
+            try:
+                self._work()
+            except CepheidError as error:
+                self.failures += 1
+                pause_s = _RETRY_S
+                log.warning("lease.failed", extra={"subscription": self.name, "failures": self.failures, "error": str(error)})
+            with self._changed:
+                if self._closed or (pause_s is None and (self._wanted or self._moves)):
+                    continue
+                until_renewal_s = max(0.05, self._renewed_at + self._renew_s - time.monotonic())
+                self._changed.wait(until_renewal_s if pause_s is None else pause_s)
+
+    def _work(self) -> None:
+        is_renewal = time.monotonic() - self._renewed_at >= self._renew_s
+        with self._changed:
+            wanted, moves = dict(self._wanted), dict(self._moves)
+            renewed = sorted(self._at) if is_renewal else []
+        for topic, first in wanted.items():
+            self._hold(topic, first, must_exist=False)
+        for topic, first in moves.items():
+            self._move(topic, first)
+        for topic in renewed:
+            if not self._lease.renew(topic):
+                self._hold_again(topic)
+        if is_renewal:
+            self._renewed_at = time.monotonic()
+
+    def _hold(self, topic: str, first: MessagePosition, *, must_exist: bool) -> None:
+        existed = self._lease.hold(topic, first)
+        with self._changed:
+            self._wanted.pop(topic, None)
+            self._at[topic] = first
+            if must_exist and not existed:
+                self._broken.add(topic)
+        if must_exist and not existed:
+            log.warning("lease.made_again", extra={"topic": topic, "subscription": self.name, "position": str(first)})
+
+    def _move(self, topic: str, first: MessagePosition) -> None:
+        if not self._lease.move(topic, first) and not self._lease.renew(topic):
+            self._hold_again(topic)
+        self.moved += 1
+        with self._changed:
+            if self._moves.get(topic) == first:
+                del self._moves[topic]
+            if topic in self._at:
+                self._at[topic] = first
+
+    def _hold_again(self, topic: str) -> None:
+        with self._changed:
+            first = self._at.get(topic)
+        if first is not None:
+            self._hold(topic, first, must_exist=True)

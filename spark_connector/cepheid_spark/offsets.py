@@ -1,0 +1,148 @@
+"""Spark's offsets of a stream, format v1 (docs/spark.md): where a micro-batch ends in each topic partition.
+
+    {"cut":{T:entries per task},"from":{T:[ledger,entry(,index)]},"sub":"spark-…","t":{T:[ledger,entry]},"v":1}
+
+| key | meaning |
+|---|---|
+| `t` | the last entry included; entry -1: none of this ledger. Batches end where entries end |
+| `from` | the first message, of topics that no earlier offset has: of all in the first batch, later of those found since |
+| `cut` | entries per task, of the topics that this batch moves: so a repeated batch has the same tasks |
+| `sub` | the subscription that is the query's lease; absent: there is none |
+
+Rules
+1. Spark compares offsets as JSON strings. So there is one way to write a value: keys in order at every level, whole numbers,
+   no empty `cut`, `from`, `sub`; and where nothing is new the very dict that came from Spark goes back to it.
+2. `initialOffset` is not kept by Spark, which asks for it again after a crash: so the end of the first batch carries `from`,
+   and what an end says in `from` counts for that batch, whatever its start says.
+3. A position is not rewritten into another one of equal meaning ([7, last] and [8, -1]): that would be a batch of nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from cepheid_ports import CepheidError
+from cepheid_scan import MessagePosition
+
+FORMAT = 1
+_KEYS = frozenset(("cut", "from", "sub", "t", "v"))
+
+
+class BadOffsetError(CepheidError):
+    """A checkpoint whose offset cannot be used."""
+
+    hint = "use the checkpoint with the version that wrote it, or start the query with a new checkpoint and startingOffsets"
+
+
+class EntryPosition(NamedTuple):
+    """The last entry included; `entry_id` -1: none of this ledger."""
+
+    ledger_id: int
+    entry_id: int
+
+    @classmethod
+    def before(cls, first: MessagePosition) -> Self:
+        return cls(first.ledger_id, first.entry_id - 1 if first.entry_id > 0 else -1)
+
+    @property
+    def next(self) -> MessagePosition:
+        """The first message not included, as far as this ledger is meant."""
+        return MessagePosition(self.ledger_id, self.entry_id + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    ends: Mapping[str, EntryPosition]
+    starts: Mapping[str, MessagePosition] = field(default_factory=dict)  # `from`
+    cut: Mapping[str, int] = field(default_factory=dict)
+    subscription: str | None = None
+
+    @classmethod
+    def initial(cls, starts: Mapping[str, MessagePosition], subscription: str | None) -> StreamOffset:
+        return cls({topic: EntryPosition.before(first) for topic, first in starts.items()}, starts, {}, subscription)
+
+    @property
+    def is_initial(self) -> bool:
+        """Nothing is included yet: it is the offset before the first batch."""
+        if self.ends.keys() != self.starts.keys():
+            return False
+        return all(self.ends[topic] == EntryPosition.before(first) for topic, first in self.starts.items())
+
+    def first_message(self, topic: str, start: StreamOffset) -> MessagePosition:
+        """Where the batch from `start` to this end begins in `topic`, one of `ends` (rule 2)."""
+        if topic in self.starts:
+            return self.starts[topic]
+        if topic not in start.ends:
+            raise BadOffsetError(f"the offsets of a batch do not say where {topic} begins", topic=topic)
+        return start.ends[topic].next
+
+    def moved_to(
+        self,
+        ends: Mapping[str, EntryPosition],
+        *,
+        cut: Mapping[str, int],
+        found: Mapping[str, MessagePosition],
+        gone: frozenset[str] = frozenset(),
+    ) -> StreamOffset:
+        """The end of the batch that starts here: `ends` of the topics that moved, `found`: starts of those that are new here."""
+        starts = {**(self.starts if self.is_initial else {}), **found}
+        merged = {topic: end for topic, end in {**self.ends, **ends}.items() if topic not in gone}
+        kept_starts = {topic: first for topic, first in starts.items() if topic in merged}
+        return StreamOffset(merged, kept_starts, dict(cut), self.subscription)
+
+    def to_json(self) -> dict[str, Any]:
+        """Rule 1."""
+        document: dict[str, Any] = {}
+        if self.cut:
+            document["cut"] = {topic: int(self.cut[topic]) for topic in sorted(self.cut)}
+        if self.starts:
+            document["from"] = {topic: _numbers(self.starts[topic]) for topic in sorted(self.starts)}
+        if self.subscription is not None:
+            document["sub"] = self.subscription
+        document["t"] = {topic: [int(number) for number in self.ends[topic]] for topic in sorted(self.ends)}
+        document["v"] = FORMAT
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> StreamOffset:
+        """Raises BadOffsetError: another format, or none that we wrote."""
+        if not isinstance(document, dict) or "v" not in document:
+            raise BadOffsetError(f"this is no offset of a Cepheid stream: {_short(document)}")
+        if document["v"] != FORMAT:
+            raise BadOffsetError(
+                f"the checkpoint has offsets of format {document['v']!r}, this version of cepheid_spark knows format {FORMAT}",
+                found=document["v"],
+                known=FORMAT,
+            )
+        if unknown := sorted(document.keys() - _KEYS):
+            raise BadOffsetError(f"an offset of format {FORMAT} has no {', '.join(unknown)}: {_short(document)}")
+        try:
+            return cls(
+                {topic: EntryPosition(*_whole(pair, 2, 2)) for topic, pair in document["t"].items()},
+                {topic: MessagePosition(*_whole(place, 2, 3)) for topic, place in document.get("from", {}).items()},
+                {topic: _whole([entries], 1, 1)[0] for topic, entries in document.get("cut", {}).items()},
+                document.get("sub"),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BadOffsetError(f"an offset of format {FORMAT} that cannot be read ({error}): {_short(document)}") from None
+
+
+def _numbers(position: MessagePosition) -> list[int]:
+    """The index within an entry only where there is one: a user's start may point into a batch."""
+    whole = [int(position.ledger_id), int(position.entry_id)]
+    return whole if position.batch_index < 0 else [*whole, int(position.batch_index)]
+
+
+def _whole(numbers: Any, at_least: int, at_most: int) -> list[int]:
+    if not isinstance(numbers, list) or not at_least <= len(numbers) <= at_most:
+        raise ValueError(f"{numbers!r} is no position")
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= -1 for number in numbers):
+        raise ValueError(f"{numbers!r} are no whole numbers from -1 on")
+    return numbers
+
+
+def _short(document: Any, limit: int = 200) -> str:
+    text = repr(document)
+    return text if len(text) <= limit else text[:limit] + "…"

@@ -1,0 +1,100 @@
+"""What is known of one topic partition's history at a moment, for arithmetic over it: entries are counted through its ledgers.
+
+ledger   7: 0..4     9: 0..2     12: (open) 0..0
+rank     1 .. 5      6 .. 8      9                       rank of a position: entries up to and with it
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from cepheid_scan import LedgerHistory, MessagePosition, TopicHistory
+from cepheid_spark.offsets import EntryPosition
+
+_GUESSED_ENTRY_BYTES = 1024.0  # where nothing is known yet
+
+
+class TopicView:
+    """Immutable. `before`, `bytes_before`: of the entries before each ledger, and at last of all."""
+
+    def __init__(
+        self,
+        history: TopicHistory,
+        ledger_ids: Sequence[int],
+        entry_bytes: Sequence[float],
+        before: Sequence[int],
+        bytes_before: Sequence[float],
+    ) -> None:
+        self.history = history
+        self.ledger_ids = ledger_ids
+        self._entry_bytes = entry_bytes  # average of each ledger
+        self._before = before
+        self._bytes_before = bytes_before
+
+    @classmethod
+    def of(cls, history: TopicHistory) -> TopicView:
+        counts = [ledger.last_entry_id + 1 for ledger in history.ledgers]
+        stored = sum(ledger.size_bytes for ledger, count in zip(history.ledgers, counts, strict=True) if count)
+        usual = stored / sum(counts) if stored else _GUESSED_ENTRY_BYTES
+        averages = [
+            ledger.size_bytes / count if count and ledger.size_bytes else usual
+            for ledger, count in zip(history.ledgers, counts, strict=True)
+        ]
+        totals = accumulate((count * average for count, average in zip(counts, averages, strict=True)), initial=0.0)
+        return cls(history, [ledger.ledger_id for ledger in history.ledgers], averages, [0, *accumulate(counts)], list(totals))
+
+    def __repr__(self) -> str:
+        return f"<TopicView {self.topic}, {self.total_entries} entries in {len(self.ledger_ids)} ledgers>"
+
+    @property
+    def topic(self) -> str:
+        return self.history.topic
+
+    @property
+    def total_entries(self) -> int:
+        return self._before[-1]
+
+    @property
+    def earliest(self) -> MessagePosition | None:
+        """The first message there is or will be; None: it has no ledger yet."""
+        return MessagePosition(self.ledger_ids[0], 0) if self.ledger_ids else None
+
+    def with_end(self, ledger_id: int, last_entry_id: int) -> TopicView:
+        """The open ledger, which is the last one, is known up to there; entries that came since the plan count as its average."""
+        if not self.ledger_ids or self.ledger_ids[-1] != ledger_id:
+            return self
+        last = self.history.ledgers[-1]
+        if not last.is_open or last_entry_id <= last.last_entry_id:
+            return self
+        ledgers = (*self.history.ledgers[:-1], replace(last, last_entry_id=last_entry_id))
+        before = [*self._before[:-1], self._before[-2] + last_entry_id + 1]
+        bytes_before = [*self._bytes_before[:-1], self._bytes_before[-2] + (last_entry_id + 1) * self._entry_bytes[-1]]
+        return TopicView(replace(self.history, ledgers=ledgers), self.ledger_ids, self._entry_bytes, before, bytes_before)
+
+    def rank(self, position: EntryPosition) -> int:
+        """Of a position in a ledger that went: of what came before the next one. Not beyond what is known."""
+        index = bisect_left(self.ledger_ids, position.ledger_id)
+        if index == len(self.ledger_ids) or self.ledger_ids[index] != position.ledger_id:
+            return self._before[index]
+        return min(self._before[index] + position.entry_id + 1, self._before[index + 1])
+
+    def at_rank(self, rank: int) -> EntryPosition:
+        """The entry of that rank, 1 ≤ rank ≤ total_entries."""
+        assert 1 <= rank <= self.total_entries, f"rank {rank} of {self!r}"
+        index = bisect_left(self._before, rank) - 1  # of several with as many before them the last that holds it: others are empty
+        return EntryPosition(self.ledger_ids[index], rank - self._before[index] - 1)
+
+    def bytes_at(self, rank: int) -> float:
+        """Stored bytes up to and with the entry of that rank; within a ledger by its average."""
+        if rank <= 0:
+            return 0.0
+        index = bisect_left(self._before, rank) - 1
+        return self._bytes_before[index] + (rank - self._before[index]) * self._entry_bytes[index]
+
+    def ledger(self, ledger_id: int) -> LedgerHistory | None:
+        index = bisect_left(self.ledger_ids, ledger_id)
+        found = index < len(self.ledger_ids) and self.ledger_ids[index] == ledger_id
+        return self.history.ledgers[index] if found else None

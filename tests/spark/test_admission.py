@@ -1,0 +1,90 @@
+"""How much a micro-batch takes: within its budget, fair to every topic, and never nothing while there is something."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit, split
+
+backlogs = st.lists(
+    st.tuples(st.integers(0, 10_000), st.floats(1, 5e6), st.floats(0, 1e9)).map(
+        lambda each: Backlog("", each[0], each[0] * each[1], each[2])
+    ),
+    max_size=30,
+).map(
+    lambda found: [Backlog(f"t{number}", each.entries, each.size_bytes, each.waiting_since_ms) for number, each in enumerate(found)]
+)
+
+
+def cost(taken: dict[str, int], of: list[Backlog]) -> float:
+    return sum(taken.get(each.topic, 0) * each.entry_bytes for each in of)
+
+
+@given(backlogs, st.integers(1, 10**8))
+def test_a_budget_in_bytes_is_kept_but_for_one_entry(found: list[Backlog], max_bytes: int) -> None:
+    taken = admit(found, Limits(max_bytes=max_bytes))
+    waiting = [each for each in found if each.entries]
+    assert all(0 < entries <= next(each.entries for each in waiting if each.topic == topic) for topic, entries in taken.items())
+    assert bool(taken) == bool(waiting)
+    assert sum(taken.values()) == 1 or cost(taken, found) <= max_bytes * (1 + 1e-9)
+    left = max_bytes - cost(taken, found)
+    for each in waiting:  # nothing that would have fitted is left behind, but where a topic had none at all
+        if 0 < taken.get(each.topic, 0) < each.entries:
+            assert each.entry_bytes > left - 1
+
+
+@given(backlogs, st.integers(1, 10_000))
+def test_a_budget_in_entries_is_used_up(found: list[Backlog], max_entries: int) -> None:
+    taken = admit(found, Limits(max_entries=max_entries))
+    assert sum(taken.values()) == min(max_entries, sum(each.entries for each in found))
+    waiting = [each for each in found if each.entries]
+    if len(waiting) <= max_entries:
+        assert len(taken) == len(waiting), "one entry of each at least"
+
+
+@given(backlogs)
+def test_without_limits_all_of_it_is_taken(found: list[Backlog]) -> None:
+    assert admit(found, NO_LIMITS) == {each.topic: each.entries for each in found if each.entries}
+
+
+@given(backlogs, st.integers(1, 10**8), st.integers(1, 10_000))
+def test_both_limits_hold_together(found: list[Backlog], max_bytes: int, max_entries: int) -> None:
+    taken = admit(found, Limits(max_bytes, max_entries))
+    assert sum(taken.values()) <= max_entries
+    assert sum(taken.values()) == 1 or cost(taken, found) <= max_bytes * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("found", "limits", "taken"),
+    [
+        ([("a", 900, 1), ("b", 100, 2)], Limits(max_entries=100), {"a": 90, "b": 10}),  # by what is behind them
+        ([("a", 900, 1), ("b", 1, 2)], Limits(max_entries=100), {"a": 99, "b": 1}),
+        ([("a", 5, 9), ("b", 5, 1), ("c", 5, 5)], Limits(max_entries=2), {"b": 1, "c": 1}),  # too little for all: oldest first
+        ([("a", 5, 1)], Limits(max_bytes=10), {"a": 1}),  # an entry above the budget
+        ([("a", 5, 1), ("b", 5, 2)], Limits(max_bytes=100), {"a": 1}),
+        ([("a", 0, 1)], Limits(max_bytes=100), {}),
+    ],
+)
+def test_the_split_in_examples(found: list[tuple[str, int, float]], limits: Limits, taken: dict[str, int]) -> None:
+    assert admit([Backlog(topic, entries, 100.0 * entries, since) for topic, entries, since in found], limits) == taken
+
+
+def test_what_rounding_leaves_is_given_out() -> None:
+    assert split([10, 10, 10], [1.0, 1.0, 1.0], 10) == [4, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("backlog_bytes", "now", "due"), [(50, 1.0, False), (100, 1.0, True), (50, 9.0, False), (50, 10.0, True), (1, 11.0, True)]
+)
+def test_a_small_batch_waits_so_long_at_most(backlog_bytes: float, now: float, due: bool) -> None:
+    assert Patience(Limits(min_bytes=100, max_delay_s=10.0), now=0.0).is_due(backlog_bytes, now) is due
+
+
+def test_the_wait_begins_again_with_every_batch() -> None:
+    patience = Patience(Limits(min_bytes=100, max_delay_s=10.0), now=0.0)
+    assert patience.is_due(1, 10.0)
+    patience.on_batch(10.0)
+    assert not patience.is_due(1, 19.0)
+    assert patience.is_due(1, 20.0)

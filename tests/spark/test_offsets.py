@@ -1,0 +1,113 @@
+"""Offsets of streams: one way to write each, every written one is read for ever, and where a batch begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepheid_scan import MessagePosition
+from cepheid_spark.offsets import BadOffsetError, EntryPosition, StreamOffset
+
+GOLDEN = (Path(__file__).parent / "golden" / "offsets_v1.jsonl").read_text().splitlines()
+A, B, C = (f"persistent://public/default/{name}" for name in "abc")
+
+
+def text(offset: StreamOffset) -> str:
+    """As Spark's runner writes it."""
+    return json.dumps(offset.to_json())
+
+
+def shuffled(document: Any, random: Any) -> Any:
+    if not isinstance(document, dict):
+        return document
+    keys = list(document)
+    random.shuffle(keys)
+    return {key: shuffled(document[key], random) for key in keys}
+
+
+@pytest.mark.parametrize("line", GOLDEN)
+def test_every_offset_of_format_1_is_read_and_written_as_it_is(line: str) -> None:
+    assert json.dumps(StreamOffset.from_json(json.loads(line)).to_json(), separators=(",", ":")) == line
+
+
+@given(st.sampled_from(GOLDEN), st.randoms(use_true_random=False))
+def test_the_order_of_keys_decides_nothing(line: str, random: Any) -> None:
+    document = json.loads(line)
+    assert text(StreamOffset.from_json(shuffled(document, random))) == text(StreamOffset.from_json(document))
+
+
+positions = st.builds(MessagePosition, st.integers(0, 2**62), st.integers(0, 2**62), st.integers(-1, 100))
+ends = st.builds(EntryPosition, st.integers(0, 2**62), st.integers(-1, 2**62))
+topics = st.text(min_size=1, max_size=20)
+
+
+@given(
+    st.dictionaries(topics, ends),
+    st.dictionaries(topics, positions),
+    st.dictionaries(topics, st.integers(1, 2**40)),
+    st.none() | topics,
+)
+def test_what_is_written_is_read_again(t: Any, starts: Any, cut: Any, subscription: str | None) -> None:
+    offset = StreamOffset(t, starts, cut, subscription)
+    assert StreamOffset.from_json(json.loads(text(offset))) == offset
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"v": 2, "t": {}}, r"format 2.* knows format 1"),
+        ({"v": "1", "t": {}}, r"format '1'.* knows format 1"),
+        ({"t": {}}, "no offset of a Cepheid stream"),
+        ([], "no offset of a Cepheid stream"),
+        ({"v": 1, "t": {}, "extra": 1}, "has no extra"),
+        ({"v": 1}, "cannot be read"),
+        ({"v": 1, "t": {A: [1]}}, "no position"),
+        ({"v": 1, "t": {A: [1, 2, 3]}}, "no position"),
+        ({"v": 1, "t": {A: [1, 2.5]}}, "whole numbers"),
+        ({"v": 1, "t": {A: [1, True]}}, "whole numbers"),
+        ({"v": 1, "t": {A: "1:2"}}, "no position"),
+        ({"v": 1, "t": {A: [1, -2]}}, "whole numbers"),
+        ({"v": 1, "t": []}, "cannot be read"),
+    ],
+)
+def test_another_offset_is_refused(document: Any, said: str) -> None:
+    with pytest.raises(BadOffsetError, match=said):
+        StreamOffset.from_json(document)
+
+
+def test_the_first_batch_carries_where_it_began_and_later_ones_do_not() -> None:
+    starts = {A: MessagePosition(7, 5, 2), B: MessagePosition(8, 0)}
+    initial = StreamOffset.initial(starts, "s")
+    assert initial.ends == {A: EntryPosition(7, 4), B: EntryPosition(8, -1)}
+    assert initial.is_initial
+    first = initial.moved_to({A: EntryPosition(7, 9)}, cut={A: 10}, found={})
+    assert first.starts == starts
+    assert not first.is_initial
+    second = first.moved_to({B: EntryPosition(8, 3), C: EntryPosition(20, 1)}, cut={B: 10}, found={C: MessagePosition(20, 0)})
+    assert second.starts == {C: MessagePosition(20, 0)}
+    assert second.cut == {B: 10}
+    assert second.subscription == "s"
+
+
+def test_a_batch_begins_where_its_end_says_whatever_spark_thinks_the_start_is() -> None:
+    initial = StreamOffset.initial({A: MessagePosition(7, 5)}, "s")
+    end = initial.moved_to({A: EntryPosition(7, 9)}, cut={A: 10}, found={})
+    computed_anew = StreamOffset.initial({A: MessagePosition(7, 8)}, "another")
+    assert end.first_message(A, computed_anew) == MessagePosition(7, 5)
+    later = end.moved_to({A: EntryPosition(9, 0)}, cut={A: 10}, found={})
+    assert later.first_message(A, end) == MessagePosition(7, 10)
+
+
+def test_a_topic_that_is_gone_leaves_the_offset() -> None:
+    start = StreamOffset({A: EntryPosition(1, 1), B: EntryPosition(2, 2)})
+    assert start.moved_to({}, cut={}, found={}, gone=frozenset([A])).ends == {B: EntryPosition(2, 2)}
+
+
+def test_a_batch_whose_beginning_nobody_knows_is_an_error() -> None:
+    with pytest.raises(BadOffsetError, match="do not say where"):
+        StreamOffset({A: EntryPosition(1, 1)}).first_message(A, StreamOffset({}))
