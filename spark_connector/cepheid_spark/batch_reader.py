@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from cepheid_scan import BadOptionError, ScanRequest, SchemaVersion
+from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.options import SourceOptions
 from cepheid_spark.partitions import partitions_of, read_partition
 from cepheid_spark.spark_schema import choose_columns
@@ -35,6 +36,7 @@ class CepheidBatchReader(DataSourceReader):
         self._schemas = schemas
         self._layout = choose_columns(schema, options, schemas)
 
+    @brief_errors
     def partitions(self) -> list[InputPartition]:
         from cepheid_scan.plan_scan import plan_scan
 

@@ -80,7 +80,7 @@ def styled_types(scan_types: Mapping[str, pa.DataType], mode: ReadMode, style: s
     import pyarrow as pa
 
     prefix = "__" if mode is ReadMode.TYPED else ""
-    values = [name for name in scan_types if not name.startswith("__")] if mode is ReadMode.TYPED else ["value"]
+    values = [name for name in scan_types if not name.startswith("_")] if mode is ReadMode.TYPED else ["value"]
     types = {name: scan_types[name] for name in values}
     for name, source in _PULSAR_SPARK.items():
         types[name] = pa.binary() if source is None else scan_types[prefix + source]

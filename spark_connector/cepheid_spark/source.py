@@ -6,8 +6,10 @@ imported by the method that needs it. Every method runs in a Python worker of th
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from cepheid_spark.brief_errors import brief_errors
 
 try:
     from pyspark.sql.datasource import DataSource
@@ -23,39 +25,40 @@ if TYPE_CHECKING:
 
 
 class CepheidDataSource(DataSource):
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        self.options = options
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._given = dict(options)
         self._schemas: tuple[SchemaVersion, ...] | None = None  # asked for once; pickled along with the source
 
     @classmethod
     def name(cls) -> str:
         return "cepheid"
 
+    @brief_errors
     def schema(self) -> StructType:
         from cepheid_spark.spark_schema import rows_schema
+        from cepheid_spark.table_options import is_table_made, keep, written_options
 
-        options = self._parsed(streaming=True)  # which of the two comes is not known yet
-        return rows_schema(options, self._topic_schemas(options))
+        written = written_options(self._given)
+        options = _parse(written, streaming=True)  # which of the two comes is not known yet
+        schema = rows_schema(options, self._topic_schemas(options))
+        return keep(schema, written) if is_table_made(self._given) else schema
 
+    @brief_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         from cepheid_spark.batch_reader import CepheidBatchReader
         from cepheid_spark.pushdown_reader import PushdownBatchReader
+        from cepheid_spark.table_options import recall
 
-        options = self._parsed(streaming=False)
+        options = _parse(recall(schema, self._given), streaming=False)
         kind = PushdownBatchReader if options.filter_pushdown else CepheidBatchReader
         return kind(schema, options, self._topic_schemas(options))
 
+    @brief_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from cepheid_spark.stream_reader import CepheidStreamReader
+        from cepheid_spark.table_options import recall
 
-        return CepheidStreamReader(schema, self._parsed(streaming=True))
-
-    def _parsed(self, *, streaming: bool) -> SourceOptions:
-        from cepheid_spark.options import parse_options
-        from cepheid_spark.versions import require_spark
-
-        require_spark()
-        return parse_options(self.options, streaming=streaming)
+        return CepheidStreamReader(schema, _parse(recall(schema, self._given), streaming=True))
 
     def _topic_schemas(self, options: SourceOptions) -> tuple[SchemaVersion, ...]:
         if self._schemas is None:
@@ -63,3 +66,11 @@ class CepheidDataSource(DataSource):
 
             self._schemas = load_topic_schemas(options)
         return self._schemas
+
+
+def _parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    from cepheid_spark.options import parse_options
+    from cepheid_spark.versions import require_spark
+
+    require_spark()
+    return parse_options(options, streaming=streaming)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-ERROR_COLUMN = "_error"
-
 
 def rows_schema(options: SourceOptions, schemas: Sequence[SchemaVersion] = ()) -> StructType:
     """What load() without a schema gives. Raises BadOptionError."""
@@ -53,24 +51,22 @@ def choose_columns(schema: StructType, options: SourceOptions, schemas: Sequence
 
 
 def _available_types(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> dict[str, pa.DataType]:
-    from cepheid_scan.columns import ENTRY_COLUMNS, MESSAGE_COLUMNS
+    from cepheid_scan.columns import ENTRY_COLUMNS, ERROR_COLUMN, MESSAGE_COLUMNS, metadata_columns
 
     match options.mode:
         case ReadMode.ENTRIES:
             return styled_types(ENTRY_COLUMNS, options.mode, options.column_style)
         case ReadMode.MESSAGES:
             return styled_types(MESSAGE_COLUMNS, options.mode, options.column_style)
-    import pyarrow as pa
-
     from cepheid_scan.typed import typed_fields
 
     types = {field.name: field.type for field in typed_fields(schemas, options.reader_version)}
-    types |= {f"__{name}": kind for name, kind in MESSAGE_COLUMNS.items() if name != "value"}
-    return styled_types(types, options.mode, options.column_style) | {ERROR_COLUMN: pa.string()}
+    more = metadata_columns()
+    return styled_types({**types, **more}, options.mode, options.column_style) | {ERROR_COLUMN: more[ERROR_COLUMN]}
 
 
 def _default_columns(options: SourceOptions, types: Mapping[str, pa.DataType]) -> Sequence[str]:
-    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS
+    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, ERROR_COLUMN
 
     if options.column_style != PLAIN:
         return [name for name in types if name != ERROR_COLUMN]

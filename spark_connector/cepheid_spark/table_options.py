@@ -1,0 +1,51 @@
+"""Options of a table made by SQL: CREATE TABLE t USING cepheid OPTIONS (…).
+
+Spark tells the options to the source that infers the table's schema, and forgets them when the table is read (seen in 4.3.0: the reader's
+options are those of SELECT … WITH (…) alone). It keeps the schema, though, with what is written beside a column: so they travel there.
+
+CREATE TABLE ──► schema() ──keep──► the first column's metadata ──catalog──► reader(schema) ──recall──► options
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cepheid_scan import BadOptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_KEY = "cepheid.options"
+_PROVIDER = "provider"  # given by CREATE TABLE alone, as the other names here (TableCatalog of Spark's connector API)
+_OF_THE_CATALOG = frozenset({_PROVIDER, "owner", "location", "is_managed_location", "external", "comment", "collation", "path"})
+_COPY_PREFIX = "option."  # every option comes a second time behind it
+
+
+def is_table_made(options: Mapping[str, str]) -> bool:
+    return _PROVIDER in options and any(name.startswith(_COPY_PREFIX) for name in options)
+
+
+def written_options(options: Mapping[str, str]) -> dict[str, str]:
+    """What the user wrote."""
+    if not is_table_made(options):
+        return dict(options)
+    return {name: text for name, text in options.items() if name not in _OF_THE_CATALOG and not name.startswith(_COPY_PREFIX)}
+
+
+def keep(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """`schema` with the options beside its first column. Raises BadOptionError: a secret would be written into the catalog."""
+    from pyspark.sql.types import StructField, StructType
+
+    if "token" in options:
+        raise BadOptionError("a table's options are readable by everybody: give tokenEnv or tokenFile instead of token")
+    first, *others = schema.fields
+    noted = StructField(first.name, first.dataType, first.nullable, {_KEY: json.dumps(options, sort_keys=True)})
+    return StructType([noted, *others])
+
+
+def recall(schema: StructType, options: Mapping[str, str]) -> dict[str, str]:
+    """Those of the table, if it is one, under those that are given now."""
+    kept = next((field.metadata[_KEY] for field in schema.fields if field.metadata and _KEY in field.metadata), "{}")
+    return {**json.loads(kept), **options}
