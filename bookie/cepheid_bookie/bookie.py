@@ -37,6 +37,7 @@ from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, open_storage
+from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
 from cepheid_ports import Ports, SteadyClock
@@ -110,6 +111,19 @@ class Bookie:
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
         self._reader = EntryReader(cache, directories.index, self._log_reader, workers.read, reading_bytes=settings.reading_bytes)
+        self._scans = Scans(
+            EntryReader(
+                cache,
+                directories.index,
+                self._log_reader,
+                workers.scan,
+                reading_bytes=settings.scan_bytes,
+                whole_blocks=True,
+                cached_groups=CACHED_GROUPS,
+            ),
+            open_scans=settings.open_scans,
+            retry_s=settings.scan_retry_s,
+        )
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
@@ -213,11 +227,21 @@ class Bookie:
         return LacAnswer(Status.OK, lac, state.explicit_lac, highest)
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
-        """Chunks of about 1 MB; see `BookieConnection.read`."""
-        refusal = await self._refuse_read(request)
+        """Chunks of about 1 MB; see `BookieConnection.read`. Scans have their own reader (scans.py)."""
+        refusal = self._scans.refuse(request) if request.scan and self.state is BookieState.SERVING else None
+        if refusal is None and (status := await self._refuse_read(request)) is not None:
+            refusal = refuse_range(request, self._limbo.sure(request.ledger_id, status))
         if refusal is not None:
-            yield refuse_range(request, self._limbo.sure(request.ledger_id, refusal))
+            yield refusal
             return
+        async with aclosing(self._scans.read(request) if request.scan else self._read_for_broker(request)) as chunks:
+            async for chunk in chunks:
+                if self.state is not BookieState.SERVING:
+                    yield refuse_range(request, Status.STOPPED)
+                    return
+                yield self._limbo.chunk(request.ledger_id, chunk)
+
+    async def _read_for_broker(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
         self._reader.counters.requests += 1
         self._open_reads += 1
         try:
@@ -226,12 +250,13 @@ class Bookie:
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    if self.state is not BookieState.SERVING:
-                        yield refuse_range(request, Status.STOPPED)
-                        return
-                    yield self._limbo.chunk(request.ledger_id, chunk)
+                    yield chunk
         finally:
             self._open_reads -= 1
+
+    def authorize_reads(self, authorize: AuthorizeRead) -> None:
+        """From now on every scan's ticket is shown to it."""
+        self._scans.authorize = authorize
 
     async def write_lac(self, request: ExplicitLac) -> Status:
         """Durable when it returns OK. A LAC below what is known changes nothing."""
@@ -248,7 +273,7 @@ class Bookie:
             return status if state is None else None
         if not self._ledgers.is_known(request.ledger_id) or self._ledgers.is_deleted(request.ledger_id):
             return Status.NO_LEDGER
-        if self._open_reads >= self.settings.open_reads:
+        if not request.scan and self._open_reads >= self.settings.open_reads:
             self._reader.counters.refused += 1
             return Status.OVERLOADED
         return None
@@ -340,6 +365,7 @@ class Bookie:
             except Exception as error:
                 log.warning("bookie.closed_without_checkpoint", extra={"bookie": self.settings.bookie_id, "error": repr(error)})
         self._reader.stop()
+        self._scans.stop()
         self._space.stop()
         self._checkpointer.stop()
         self._ledgers.stop()
@@ -366,6 +392,7 @@ class Bookie:
         self._ledgers.stop()
         self._journal.fail(error)
         self._reader.stop()
+        self._scans.stop()
         self._admission.refuse_waiting(Status.STOPPED)
         self._lac_waits.wake_all()
         for connection in list(self._connections):
@@ -387,6 +414,7 @@ class Bookie:
             cache=self._cache,
             checkpointer=self._checkpointer,
             reads=self._reader.counters,
+            scans=self._scans,
             ledgers=self._ledgers,
             access=self._access,
             lac_waits=self._lac_waits,

@@ -17,6 +17,7 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield from _journal(bookie, figures)
     yield from _cache(bookie, figures)
     yield from _reads(bookie, figures)
+    yield from _scans(bookie, figures)
     yield gauge("cepheid_bookie_ledgers", "Ledgers with entries here.", figures.ledgers, bookie=bookie)
     yield counter("cepheid_bookie_ledgers_deleted_total", "Ledgers deleted here.", figures.ledgers_deleted, bookie=bookie)
     yield counter("cepheid_bookie_logs_deleted_total", "Entry log files deleted.", figures.logs_deleted, bookie=bookie)
@@ -97,3 +98,33 @@ def _reads(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     )
     yield counter("cepheid_bookie_reads_refused_total", "Reads refused.", figures.reads_refused, bookie=bookie)
     yield gauge("cepheid_bookie_open_reads", "Reads under way.", figures.open_reads, bookie=bookie)
+
+
+def _scans(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    yield counter("cepheid_bookie_scan_requests_total", "Reads past the brokers.", figures.scan_requests, bookie=bookie)
+    yield gauge("cepheid_bookie_open_scans", "Scans under way.", figures.open_scans, bookie=bookie)
+    yield counter("cepheid_bookie_scan_sent_bytes_total", "Bytes given to scans.", figures.scan_sent_bytes, bookie=bookie)
+    yield Family(
+        "cepheid_bookie_scan_chunks_total",
+        "counter",
+        "Chunks given to scans, by where they came from.",
+        (
+            Sample(figures.scan_cache_chunks, {"bookie": bookie, "source": "cache"}),
+            Sample(figures.scan_disk_chunks, {"bookie": bookie, "source": "disk"}),
+        ),
+    )
+    yield counter(
+        "cepheid_bookie_scan_disk_bytes_total", "Bytes read from entry logs for scans.", figures.scan_disk_bytes, bookie=bookie
+    )
+    yield counter(
+        "cepheid_bookie_scan_waits_total", "Chunks that waited for the turn of other scans.", figures.scan_waits, bookie=bookie
+    )
+    yield Family(
+        "cepheid_bookie_refused_scans_total",
+        "counter",
+        "Scans refused, by reason.",
+        (
+            Sample(figures.scans_refused, {"bookie": bookie, "reason": "overloaded"}),
+            Sample(figures.scans_unauthorized, {"bookie": bookie, "reason": "unauthorized"}),
+        ),
+    )

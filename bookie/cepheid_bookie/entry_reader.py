@@ -29,6 +29,7 @@ from cepheid_rpc import MAX_MESSAGE_BYTES, EntryGroup, MissingEntries, ReadAnswe
 log = logging.getLogger(__name__)
 
 _MAX_BLOCKS = 256  # of one chunk: bounds a look into the index when blocks are small
+_WHOLE_BLOCK_BYTES = 8 << 20  # of a scan's chunk, which with an entry on top must stay below gRPC's bound
 _MAX_PARTS = 512  # of one chunk: cached runs and the gaps between them
 
 
@@ -89,14 +90,30 @@ class ReadingBudget:
 
 
 class EntryReader:
-    """One per bookie. `worker` has the reader threads."""
+    """One for the brokers' reads of a bookie, one for scans. `worker` has the reader threads.
 
-    def __init__(self, cache: WriteCache, index: BlockIndex, logs: EntryLogReader, worker: Worker, *, reading_bytes: int) -> None:
+    `whole_blocks`: chunks end where blocks do, so that no block is read twice. `cached_groups`: of one chunk; small ones
+    cost the loop more than their bytes do.
+    """
+
+    def __init__(
+        self,
+        cache: WriteCache,
+        index: BlockIndex,
+        logs: EntryLogReader,
+        worker: Worker,
+        *,
+        reading_bytes: int,
+        whole_blocks: bool = False,
+        cached_groups: int = _MAX_BLOCKS * _MAX_PARTS,
+    ) -> None:
         self._cache = cache
         self._index = index
         self._logs = logs
         self._worker = worker
         self._budget = ReadingBudget(reading_bytes)
+        self._whole_blocks = whole_blocks
+        self._cached_groups = cached_groups
         self._stopped = False
         self.counters = ReadCounters()
 
@@ -105,17 +122,17 @@ class EntryReader:
         self._stopped = True
 
     async def read(
-        self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool
+        self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool, chunk_bytes: int = MAX_MESSAGE_BYTES
     ) -> AsyncGenerator[ReadAnswer, None]:
         """Chunks from `first` on, until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue."""
         position, left = first, max(max_bytes, 1)
         while position <= last and left > 0:
-            answer = self._from_cache(ledger_id, position, last, min(left, MAX_MESSAGE_BYTES))
+            answer = self._from_cache(ledger_id, position, last, min(left, chunk_bytes))
             if answer is not None and position > first:
                 await asyncio.sleep(0)  # a long run of cached entries is not read in one turn
             if answer is None:
-                parts = self._stripes(ledger_id, position, last, min(left, MAX_MESSAGE_BYTES))
-                answer = await self._from_disk(ledger_id, parts, min(left, MAX_MESSAGE_BYTES), urgent=urgent)
+                parts = self._stripes(ledger_id, position, last, min(left, chunk_bytes))
+                answer = await self._from_disk(ledger_id, parts, min(left, chunk_bytes), urgent=urgent)
             left -= sum(len(group.data) for group in answer.groups)
             position = answer.next_entry_id
             yield answer
@@ -129,6 +146,8 @@ class EntryReader:
         groups: list[EntryGroup] = []
         left = max_bytes
         while position <= last and left > 0 and (group := self._cache.find(ledger_id, position)) is not None:
+            if len(groups) >= self._cached_groups:
+                break
             part = cut_group(group, position, last, left)
             groups.append(part)
             left -= len(part.data)
@@ -143,7 +162,7 @@ class EntryReader:
         too. All gaps are then looked up at once: a look for each would cost more than the entries."""
         parts: list[_Part] = []
         left = max_bytes
-        while position <= last and left > 0 and len(parts) < _MAX_PARTS:
+        while position <= last and left > 0 and len(parts) < min(_MAX_PARTS, self._cached_groups):
             group = self._cache.find(ledger_id, position)
             if group is not None:
                 part = cut_group(group, position, last, left)
@@ -160,7 +179,7 @@ class EntryReader:
     async def _from_disk(self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, *, urgent: bool) -> ReadAnswer:
         if urgent:
             return await self._read_blocks(ledger_id, parts, max_bytes)
-        taken = await self._budget.take(MAX_MESSAGE_BYTES)
+        taken = await self._budget.take(max_bytes if self._whole_blocks else MAX_MESSAGE_BYTES)
         try:
             return await self._read_blocks(ledger_id, parts, max_bytes)
         finally:
@@ -175,7 +194,7 @@ class EntryReader:
         given_up = False
 
         def work() -> list[_Chunk] | None:
-            return None if given_up else _read_gaps(self._index, self._logs, ledger_id, gaps, max_bytes)
+            return None if given_up else self._read_gaps(ledger_id, gaps, max_bytes)
 
         try:
             chunks = await self._worker.run(work)
@@ -195,6 +214,18 @@ class EntryReader:
             counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
         return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks)
 
+    def _read_gaps(self, ledger_id: int, gaps: Sequence[tuple[int, int]], max_bytes: int) -> list[_Chunk]:
+        """In a reader thread: one chunk per gap, in order, until `max_bytes`; the last may end before its gap does."""
+        chunks: list[_Chunk] = []
+        left = max_bytes
+        for first, last in gaps:
+            chunk = _read_chunk(self._index, self._logs, ledger_id, first, last, left, whole_blocks=self._whole_blocks)
+            chunks.append(chunk)
+            left -= sum(len(group.data) for group in chunk.answer.groups)
+            if left <= 0 or chunk.answer.next_entry_id <= last:
+                break
+        return chunks
+
 
 _Part: TypeAlias = EntryGroup | tuple[int, int]
 """Cached entries, or the ids `first..last` (inclusive) of a gap between them."""
@@ -206,21 +237,6 @@ class _Chunk:
     blocks: int
     read_bytes: int
     unreadable: int
-
-
-def _read_gaps(
-    index: BlockIndex, logs: EntryLogReader, ledger_id: int, gaps: Sequence[tuple[int, int]], max_bytes: int
-) -> list[_Chunk]:
-    """In a reader thread: one chunk per gap, in order, until `max_bytes`; the last may end before its gap does."""
-    chunks: list[_Chunk] = []
-    left = max_bytes
-    for first, last in gaps:
-        chunk = _read_chunk(index, logs, ledger_id, first, last, left)
-        chunks.append(chunk)
-        left -= sum(len(group.data) for group in chunk.answer.groups)
-        if left <= 0 or chunk.answer.next_entry_id <= last:
-            break
-    return chunks
 
 
 def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk]) -> ReadAnswer:
@@ -245,14 +261,18 @@ def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk]) -> ReadAnswer:
     return ReadAnswer(tuple(groups), tuple(missing), next_entry_id)
 
 
-def _read_chunk(index: BlockIndex, logs: EntryLogReader, ledger_id: int, first: int, last: int, max_bytes: int) -> _Chunk:
-    """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked."""
+def _read_chunk(
+    index: BlockIndex, logs: EntryLogReader, ledger_id: int, first: int, last: int, max_bytes: int, *, whole_blocks: bool
+) -> _Chunk:
+    """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked.
+
+    With `whole_blocks` the first block comes whole, and another one only if all of it fits."""
     blocks = index.find(ledger_id, first, last, _MAX_BLOCKS)
     groups: list[EntryGroup] = []
     missing: list[MissingEntries] = []
     position, left, read_bytes, unreadable = first, max_bytes, 0, 0
     for count, block in enumerate(blocks):
-        if left <= 0:
+        if left <= 0 or (whole_blocks and groups and block.length > left):
             return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), count, read_bytes, unreadable)
         if block.first_entry_id > position:
             missing.append(MissingEntries(position, block.first_entry_id - 1, Status.NO_ENTRY))
@@ -264,7 +284,8 @@ def _read_chunk(index: BlockIndex, logs: EntryLogReader, ledger_id: int, first: 
             missing.append(MissingEntries(position, until, status))
             position = until + 1
         else:
-            part = cut_group(group, position, last, left)
+            room = max(left, min(block.length, _WHOLE_BLOCK_BYTES)) if whole_blocks else left
+            part = cut_group(group, position, last, room)
             groups.append(part)
             left -= len(part.data)
             read_bytes += block.length
@@ -295,7 +316,7 @@ def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> Entry
     return group.slice(first, min(last, group.first_entry_id + reached, group.last_entry_id))
 
 
-def refuse_range(request: ReadRequest, status: Status) -> ReadAnswer:
+def refuse_range(request: ReadRequest, status: Status, *, retry_after_ms: int = 0) -> ReadAnswer:
     """A request-wide refusal: one chunk whose `missing` covers the whole range."""
     first, last = request.first_entry_id, max(request.first_entry_id, request.last_entry_id)
-    return ReadAnswer((), (MissingEntries(first, last, status),), last + 1)
+    return ReadAnswer((), (MissingEntries(first, last, status),), last + 1, retry_after_ms)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -22,6 +23,7 @@ import grpc.aio
 from pydantic import BaseModel, Field, PositiveInt
 
 from cepheid_bookie.errors import PortInUseError
+from cepheid_bookie.large_buffers import keep_large_buffers
 from cepheid_ports import host_port
 from cepheid_rpc import (
     ADD,
@@ -71,7 +73,7 @@ class ServedBookie(Protocol):
 
     async def read_lac(self, request: LacRequest) -> LacAnswer: ...
 
-    def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]: ...
+    def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]: ...
 
     async def write_lac(self, request: ExplicitLac) -> Status: ...
 
@@ -97,6 +99,7 @@ class BookieServer:
         return sum(stream.in_flight_bytes for stream in self._add_streams)
 
     async def start(self) -> None:
+        keep_large_buffers()
         server = grpc.aio.server(options=server_options())
         server.add_generic_rpc_handlers((self._handlers(),))
         try:
@@ -165,8 +168,9 @@ class BookieServer:
             request = decode_read_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ, error)
-        async for answer in self._bookie.read(request):
-            await context.write(encode_read_answer(answer))  # waits while the client does not read: at most one chunk lies here
+        async with aclosing(self._bookie.read(request)) as answers:
+            async for answer in answers:
+                await context.write(encode_read_answer(answer))  # waits while the client does not read: at most one chunk lies here
 
     async def _serve_write_lac(self, data: bytes, context: Context) -> bytes:
         try:

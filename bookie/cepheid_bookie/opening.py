@@ -75,11 +75,12 @@ class Directories:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Threads by what may keep them busy: syncs of the journal, flushes, reads."""
+    """Threads by what may keep them busy: syncs of the journal, flushes, brokers' reads, scans."""
 
     journal: Worker
     flush: Worker
     read: Worker
+    scan: Worker
 
     @classmethod
     def start(cls, settings: BookieSettings, ports: Ports) -> Workers:
@@ -88,10 +89,11 @@ class Workers:
             ports.new_worker(f"{name}-journal", 1),
             ports.new_worker(f"{name}-flush", 1),
             ports.new_worker(f"{name}-read", settings.reader_threads),
+            ports.new_worker(f"{name}-scan", settings.scan_threads),
         )
 
     async def aclose(self) -> None:
-        for worker in (self.journal, self.flush, self.read):
+        for worker in (self.journal, self.flush, self.read, self.scan):
             await worker.aclose()
 
 

@@ -67,6 +67,18 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     )
     open_reads: int = Field(256, ge=1, le=65536, description="Range reads in progress; beyond it reads are refused as overload.")
 
+    open_scans: int = Field(
+        128,
+        ge=1,
+        le=65536,
+        description="Reads past the brokers in progress, each with a chunk in memory; beyond it they are told to come later.",
+    )
+    scan_threads: int = Field(2, ge=1, le=64, description="Threads that read blocks for scans. Brokers' reads have others.")
+    scan_bytes: int = Field(
+        16 * MiB, ge=1 * MiB, description="Chunks of scans being read from disk at once, all scans together; others queue."
+    )
+    scan_retry_s: float = Field(0.5, gt=0, le=60, description="When a refused scan is told to come back.")
+
     lac_waits: int = Field(
         10_000,
         ge=0,

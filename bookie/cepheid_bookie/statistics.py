@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.ledger_access import LedgerAccess
     from cepheid_bookie.ledger_deletion import LedgerDeletion
     from cepheid_bookie.ledger_table import LedgerTable
+    from cepheid_bookie.scans import Scans
     from cepheid_bookie.write_cache import WriteCache
 
 
@@ -58,6 +59,15 @@ class BookieStatistics:
     read_unreadable_blocks: int
     reads_refused: int
     open_reads: int
+    scan_requests: int
+    scan_cache_chunks: int
+    scan_disk_chunks: int
+    scan_disk_bytes: int
+    scan_sent_bytes: int
+    scan_waits: int
+    scans_refused: int
+    scans_unauthorized: int
+    open_scans: int
     lac_waits: int
     lac_waits_refused: int
     # ledgers
@@ -81,6 +91,7 @@ def take_statistics(
     cache: WriteCache,
     checkpointer: Checkpointer,
     reads: ReadCounters,
+    scans: Scans,
     ledgers: LedgerTable,
     access: LedgerAccess,
     lac_waits: LacWaits,
@@ -119,9 +130,18 @@ def take_statistics(
         read_disk_chunks=reads.disk_chunks,
         read_disk_blocks=reads.disk_blocks,
         read_disk_bytes=reads.disk_bytes,
-        read_unreadable_blocks=reads.unreadable_blocks,
+        read_unreadable_blocks=reads.unreadable_blocks + scans.reads.unreadable_blocks,
         reads_refused=reads.refused,
         open_reads=open_reads,
+        scan_requests=scans.counters.requests,
+        scan_cache_chunks=scans.reads.cache_chunks,
+        scan_disk_chunks=scans.reads.disk_chunks,
+        scan_disk_bytes=scans.reads.disk_bytes,
+        scan_sent_bytes=scans.counters.sent_bytes,
+        scan_waits=scans.turns.waits,
+        scans_refused=scans.counters.refused,
+        scans_unauthorized=scans.counters.unauthorized,
+        open_scans=scans.open,
         lac_waits=lac_waits.parked,
         lac_waits_refused=lac_waits.refused,
         ledgers=ledgers.count,

@@ -3,6 +3,7 @@
 from cepheid_rpc.bookie_connection import (
     MASTER_KEY_BYTES,
     MAX_MESSAGE_BYTES,
+    SCAN_CHUNK_BYTES,
     AddAnswer,
     AddRequest,
     AddSource,
@@ -74,6 +75,7 @@ __all__ = [
     "NO_ENTRY_ID",
     "READ",
     "READ_LAC",
+    "SCAN_CHUNK_BYTES",
     "SERVICE",
     "WRITE_LAC",
     "AddAnswer",

@@ -18,6 +18,9 @@ from cepheid_rpc.status import Status
 MAX_MESSAGE_BYTES = 1 << 20
 """Soft bound of one add message and of one chunk of a read answer: soft by one entry."""
 
+SCAN_CHUNK_BYTES = tuple(MAX_MESSAGE_BYTES << power for power in range(4))
+"""What a scan may ask for as the size of a chunk. The largest, with a block and an entry on top, is below gRPC's bound."""
+
 MASTER_KEY_BYTES = 16
 
 
@@ -77,7 +80,9 @@ class LacAnswer:
 class ReadRequest:
     """Entries `first..last` (inclusive). With `fence` (recovery reads): fenced durably before anything is answered.
 
-    `ticket` is for a signed read permission of readers past the brokers; bookies accept any until security exists.
+    `scan` (never with `fence`): of a reader past the brokers, served from a budget of its own, in chunks of `chunk_bytes` (one of
+    SCAN_CHUNK_BYTES) that end where blocks do, so soft by a block. `ticket` is its signed permission; bookies accept any until
+    security exists. A bookie of an older release serves a scan like any read.
     """
 
     ledger_id: int
@@ -87,17 +92,21 @@ class ReadRequest:
     fence: bool = False
     master_key: bytes = b""
     ticket: bytes = b""
+    scan: bool = False
+    chunk_bytes: int = MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
     """One chunk of an answer. Every id from the request's first (or the previous chunk's `next_entry_id`) up to
     `next_entry_id` - 1 is either in `groups` or named in `missing`; an end for size says nothing of later ids.
+    `retry_after_ms`: with the refusal of a scan, when it should be tried again.
     """
 
     groups: tuple[EntryGroup, ...]
     missing: tuple[MissingEntries, ...]
     next_entry_id: int
+    retry_after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

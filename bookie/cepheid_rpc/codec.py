@@ -20,6 +20,7 @@ from typing import Any
 
 from cepheid_rpc.bookie_connection import (
     MASTER_KEY_BYTES,
+    SCAN_CHUNK_BYTES,
     AddAnswer,
     AddRequest,
     ExplicitLac,
@@ -58,7 +59,15 @@ _WAITING_FORMAT = 2
 """Of a LAC request that waits. All else is written in format 1, so that a bookie of an older release refuses nothing but long
 polls, by name, and its readers ask without waiting."""
 
+_DELAYING_FORMAT = 2
+"""Of a read answer that says when to try again. Only scans get one, and who can ask for a scan can read it."""
+
+_NEWEST_FORMAT = {MessageKind.LAC_REQUEST: _WAITING_FORMAT, MessageKind.READ_ANSWER: _DELAYING_FORMAT}
+
 _FLAG = 1  # bit 0 of a flags byte: `recovery` of an add, `fence` of a read, `has highest entry` of a LAC answer
+
+_SCAN = 2  # bit 1 of a read request's flags, which older bookies do not look at; bits 2 and 3 then: place in SCAN_CHUNK_BYTES
+_SCAN_CHUNK_SHIFT, _SCAN_CHUNK_MASK = 2, 3
 
 _COUNTED = struct.Struct("<BBI")
 _ADD_REQUEST = struct.Struct(f"<B{MASTER_KEY_BYTES}s")
@@ -68,6 +77,7 @@ _LAC_WAIT = struct.Struct("<qI")
 _LAC_ANSWER = struct.Struct("<BBBBqq")
 _READ_REQUEST = struct.Struct("<BBqqqQBBH")
 _READ_ANSWER = struct.Struct("<BBIIq")
+_RETRY_AFTER = struct.Struct("<I")
 _MISSING = struct.Struct("<qqB")
 _EXPLICIT_LAC = struct.Struct("<BBqqB")
 _STATUS = struct.Struct("<BBB")
@@ -227,8 +237,11 @@ def decode_lac_answer(data: Buffer) -> LacAnswer:
 
 
 def encode_read_request(request: ReadRequest) -> bytes:
-    """version (1), kind = 5 (1), ledger id (8), first (8), last (8), max bytes (8), flags (1; bit 0: fence),
-    key bytes k (1), ticket bytes t (2), master key (k), ticket (t)."""
+    """version (1), kind = 5 (1), ledger id (8), first (8), last (8), max bytes (8), flags (1; bit 0: fence; bit 1: scan, and then
+    bits 2..3: place of its chunks' size in SCAN_CHUNK_BYTES), key bytes k (1), ticket bytes t (2), master key (k), ticket (t)."""
+    flags = _FLAG if request.fence else 0
+    if request.scan:
+        flags |= _SCAN | SCAN_CHUNK_BYTES.index(request.chunk_bytes) << _SCAN_CHUNK_SHIFT
     head = _READ_REQUEST.pack(
         FORMAT_VERSION,
         MessageKind.READ_REQUEST,
@@ -236,7 +249,7 @@ def encode_read_request(request: ReadRequest) -> bytes:
         request.first_entry_id,
         request.last_entry_id,
         request.max_bytes,
-        _FLAG if request.fence else 0,
+        flags,
         len(request.master_key),
         len(request.ticket),
     )
@@ -249,6 +262,8 @@ def decode_read_request(data: Buffer) -> ReadRequest:
     _check_range(ledger_id, first, last)
     key_end = _READ_REQUEST.size + key_bytes
     _check_end(view, key_end + ticket_bytes)
+    scan = bool(flags & _SCAN)
+    chunk = SCAN_CHUNK_BYTES[flags >> _SCAN_CHUNK_SHIFT & _SCAN_CHUNK_MASK if scan else 0]
     return ReadRequest(
         ledger_id,
         first,
@@ -257,6 +272,8 @@ def decode_read_request(data: Buffer) -> ReadRequest:
         fence=bool(flags & _FLAG),
         master_key=bytes(view[_READ_REQUEST.size : key_end]),
         ticket=bytes(view[key_end:]),
+        scan=scan,
+        chunk_bytes=chunk,
     )
 
 
@@ -271,13 +288,17 @@ def encode_read_answer(answer: ReadAnswer) -> bytes:
     10      8     next entry id
     18      17×m  first entry id (8), last entry id (8), status (1)
     …       …     g groups
+    …       4     in format 2: try again after so many milliseconds
     """
+    version = _DELAYING_FORMAT if answer.retry_after_ms else FORMAT_VERSION
     parts: list[Buffer] = [
-        _READ_ANSWER.pack(FORMAT_VERSION, MessageKind.READ_ANSWER, len(answer.groups), len(answer.missing), answer.next_entry_id)
+        _READ_ANSWER.pack(version, MessageKind.READ_ANSWER, len(answer.groups), len(answer.missing), answer.next_entry_id)
     ]
     parts += [_MISSING.pack(missing.first_entry_id, missing.last_entry_id, missing.status) for missing in answer.missing]
     for group in answer.groups:
         encode_group_to(parts, group)
+    if version == _DELAYING_FORMAT:
+        parts.append(_RETRY_AFTER.pack(answer.retry_after_ms))
     return b"".join(parts)
 
 
@@ -295,10 +316,16 @@ def decode_read_answer(data: Buffer) -> ReadAnswer:
     for _ in range(group_count):
         group, offset = decode_group(view, offset)
         groups.append(group)
+    retry_after_ms = 0
+    if view[0] == _DELAYING_FORMAT:
+        (retry_after_ms,) = _unpack(_RETRY_AFTER, view, offset)
+        offset += _RETRY_AFTER.size
+        if retry_after_ms == 0:
+            raise MalformedGroupError("a read answer of format 2 says to try again at once: that is format 1")
     _check_end(view, offset)
     if next_entry_id < 0:
         raise MalformedGroupError(f"a read answer goes on at entry {next_entry_id}")
-    return ReadAnswer(tuple(groups), tuple(missing), next_entry_id)
+    return ReadAnswer(tuple(groups), tuple(missing), next_entry_id, retry_after_ms)
 
 
 def encode_explicit_lac(request: ExplicitLac) -> bytes:
@@ -335,7 +362,7 @@ def _unpack_head(layout: struct.Struct, view: memoryview, kind: MessageKind) -> 
     if len(view) < 2:
         raise MalformedGroupError(f"{len(view)} bytes are no message: expected {kind.name}")
     version, actual_kind = view[0], view[1]
-    newest = _WAITING_FORMAT if kind is MessageKind.LAC_REQUEST else FORMAT_VERSION
+    newest = _NEWEST_FORMAT.get(kind, FORMAT_VERSION)
     if version > newest:
         raise NewerFormatError(
             f"{kind.name} message has format {version}, this process knows formats up to {newest}", version=version

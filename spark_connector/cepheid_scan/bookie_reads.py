@@ -133,7 +133,7 @@ class BookieRead:
                     groups.append(part)
                 else:
                     missing.append(MissingEntries(part.first_entry_id, part.last_entry_id, Status.BAD_DIGEST))
-        return Chunk(tuple(groups), tuple(missing), answer.next_entry_id, len(data))
+        return Chunk(tuple(groups), tuple(missing), answer.next_entry_id, len(data), answer.retry_after_ms / 1000)
 
     def _unavailable(self, error: Exception) -> BookieUnavailableError:
         code, details = getattr(error, "code", None), getattr(error, "details", None)  # of a grpc.RpcError that is a call

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from cepheid_rpc import EntryGroup, ReadRequest, Status
+from cepheid_rpc import SCAN_CHUNK_BYTES, EntryGroup, ReadRequest, Status
 from cepheid_scan.counters import ScanCounters
 from cepheid_scan.errors import DataLossError, EntriesUnreadableError
 from cepheid_scan.history import Fragment, LedgerHistory, Piece
@@ -92,7 +92,7 @@ class EntrySource:
                 time.sleep(pause_s)
                 continue
             cover = self._cover(ensemble, quorum, entry_id, reachable, usable)
-            request = ReadRequest(piece.ledger_id, entry_id, reachable, _NO_LIMIT_BYTES, ticket=self._ticket)
+            request = self._request(piece.ledger_id, entry_id, reachable)
             with MergedReads(
                 request,
                 ensemble,
@@ -108,6 +108,11 @@ class EntrySource:
                     yield group
             if merged.failure is not None:
                 self._on_failed(piece, merged.failure, rounds)
+
+    def _request(self, ledger_id: int, first: int, last: int) -> ReadRequest:
+        wished = self._settings.chunk_bytes
+        chunk_bytes = next((size for size in SCAN_CHUNK_BYTES if size >= wished), SCAN_CHUNK_BYTES[-1])
+        return ReadRequest(ledger_id, first, last, _NO_LIMIT_BYTES, ticket=self._ticket, scan=True, chunk_bytes=chunk_bytes)
 
     def _usable(self, ensemble: Sequence[str], ledger_id: int, entry_id: int, rounds: ReadRounds) -> list[int]:
         """Positions that may be asked in this round, the best one first."""

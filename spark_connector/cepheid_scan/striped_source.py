@@ -131,9 +131,9 @@ class _Lane:
         try:
             chunk = self.read.next_chunk(self._timeout_s)
         except BookieUnavailableError as error:
-            raise self._not_given(entry_id, str(error)) from error
+            raise self._not_given(entry_id, error.args[0]) from error
         except MalformedGroupError as error:
-            raise self._not_given(entry_id, str(error), Status.BAD_DIGEST) from error
+            raise self._not_given(entry_id, error.args[0], Status.BAD_DIGEST) from error
         finally:
             self._counters.wait_s += time.monotonic() - began
         if chunk is None:

@@ -1,7 +1,7 @@
 """Rows in the columns of a topic's schema: values of messages, decoded by kind of schema, beside what the broker knows of each.
 
-    MessageDecoder ──► values, keys, schema versions ──► TypedColumns ──► the schema's columns
-                  └──► positions, times, properties … ───────────────────► `__name` columns, and `_error`
+MessageDecoder ──► values, keys, schema versions ──► TypedColumns ──► the schema's columns
+              └──► positions, times, properties … ───────────────────► `__name` columns, and `_error`
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _NEEDED = ("value", "key_bytes", "ledger_id", "entry_id", "batch_index")
 class TypedRows:
     """A decoder of the same face as MessageDecoder."""
 
-    def __init__(
-        self, spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]
-    ) -> None:
+    def __init__(self, spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]) -> None:
         fields = {field.name for field in typed_fields(spec.schemas, spec.reader_version)}
         self._schema = arrow_schema(spec)
         self._of_schema = [name for name in spec.columns if name in fields]
@@ -72,7 +70,7 @@ def _placed(error: BadRecordError, piece: Piece, messages: DecodedMessages) -> B
     """The same with the place of the message, where the error names its row."""
     row = error.facts.get("row")
     if not isinstance(row, int):
-        return BadRecordError(f"{piece.topic}: {error}", topic=piece.topic, ledger_id=piece.ledger_id, **error.facts)
+        return BadRecordError(f"{piece.topic}: {error.args[0]}", topic=piece.topic, ledger_id=piece.ledger_id, **error.facts)
     place = [messages.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index")]
     text = ":".join(str(number) for number in place if number is not None)
-    return BadRecordError(f"{piece.topic} at {text}: {error}", topic=piece.topic, position=text, **error.facts)
+    return BadRecordError(f"{piece.topic} at {text}: {error.args[0]}", topic=piece.topic, position=text, **error.facts)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from cepheid_rpc import (
     FORMAT_VERSION,
     HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    SCAN_CHUNK_BYTES,
     AddAnswer,
     AddRequest,
     Buffer,
@@ -87,20 +89,25 @@ CODECS: dict[str, Codec] = {
         encode_read_request,
         decode_read_request,
         st.builds(
-            lambda ledger, run, size, fence, key, ticket: ReadRequest(ledger, *run, size, fence, key, ticket),
+            lambda ledger, run, size, fence, key, ticket, scan: ReadRequest(ledger, *run, size, fence, key, ticket, *scan),
             ids,
             ranges(),
             st.integers(0, 2**40),
             st.booleans(),
             st.just(b"") | keys,
             st.binary(max_size=300),
+            st.just((False, MAX_MESSAGE_BYTES)) | st.tuples(st.just(True), st.sampled_from(SCAN_CHUNK_BYTES)),
         ),
     ),
     "read_answer": (
         encode_read_answer,
         decode_read_answer,
         st.builds(
-            ReadAnswer, st.lists(groups(), max_size=3).map(tuple), st.lists(missing, max_size=3).map(tuple), st.integers(0, 2**62)
+            ReadAnswer,
+            st.lists(groups(), max_size=3).map(tuple),
+            st.lists(missing, max_size=3).map(tuple),
+            st.integers(0, 2**62),
+            st.integers(0, 2**32 - 1),
         ),
     ),
     "explicit_lac": (encode_explicit_lac, decode_explicit_lac, st.builds(ExplicitLac, ids, st.integers(-1, 2**62), keys)),
@@ -148,7 +155,7 @@ def test_random_bytes_behind_a_good_head_never_crash(name: str, tail: bytes) -> 
 @every_codec
 def test_a_newer_format_is_refused_by_name(name: str) -> None:
     decode = CODECS[name][1]
-    known = FORMAT_VERSION + (name == "lac_request")
+    known = FORMAT_VERSION + (name in ("lac_request", "read_answer"))
     with pytest.raises(NewerFormatError, match=f"format {known + 1}, this process knows formats up to {known}"):
         decode(bytes([known + 1]) + b"\xff" * 30)
 
@@ -216,3 +223,15 @@ def test_only_a_long_poll_needs_a_bookie_of_this_release() -> None:
     assert poll[0] == 2
     with pytest.raises(MalformedGroupError, match="should have"):  # what format 1 makes of the same bytes
         decode_lac_request(b"\x01" + poll[1:])
+
+
+def test_a_scan_is_an_ordinary_read_to_a_bookie_that_knows_none() -> None:
+    """Such a bookie looks at bit 0 of the flags alone; only who asked for a scan is told when to come back."""
+    plain = encode_read_request(ReadRequest(1, 0, 9, ticket=b"t"))
+    for place, chunk_bytes in enumerate(SCAN_CHUNK_BYTES):
+        scan = encode_read_request(ReadRequest(1, 0, 9, ticket=b"t", scan=True, chunk_bytes=chunk_bytes))
+        changed = [(index, new) for index, (old, new) in enumerate(zip(plain, scan, strict=True)) if old != new]
+        assert changed == [(34, 2 + 4 * place)], "nothing but the flags"
+    assert decode_read_request(plain).chunk_bytes == MAX_MESSAGE_BYTES
+    refusal = encode_read_answer(ReadAnswer((), (MissingEntries(0, 9, Status.OVERLOADED),), 10, retry_after_ms=500))
+    assert refusal[0] == 2

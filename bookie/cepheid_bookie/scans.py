@@ -1,0 +1,129 @@
+"""Reads past the brokers (Spark, `cepheid read`): whole ledgers, by many at once, and never at the cost of an add.
+
+    request ──► ticket? ──► room? ──► EntryReader of its own: threads, byte budget ──► turn ──► chunk
+                  │ no        │ no
+                  ▼           ▼
+            UNAUTHORIZED   OVERLOADED, "come back in so many milliseconds"
+
+Rule 1: scans have their own threads and their own byte budget: neither adds nor brokers' reads wait behind them for a disk.
+Rule 2: all scans together send one chunk per turn of the loop, so an add waits for one chunk at most, however many scans there are.
+Rule 3: every request is shown to `authorize`, before anything of the ledger is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cepheid_bookie.entry_reader import EntryReader, ReadCounters, refuse_range
+from cepheid_rpc import ReadAnswer, ReadRequest, Status
+
+AuthorizeRead: TypeAlias = Callable[[bytes, int, int, int], Status]
+"""`(ticket, ledger_id, first_entry_id, last_entry_id)`: OK, or why not."""
+
+CACHED_GROUPS = 64
+"""Of one chunk from the write cache: a group of one small entry costs the loop as much as 10 KB of a large one."""
+
+
+def accept_every_ticket(ticket: bytes, ledger_id: int, first_entry_id: int, last_entry_id: int) -> Status:
+    """Until there is security."""
+    return Status.OK
+
+
+class LoopTurns:
+    """One waiter goes on per turn of the loop."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._due = False
+
+    async def wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._due:
+            self._due = True
+            loop.call_soon(self._next)
+        else:
+            self.waits += 1
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        while self._waiting and (turn := self._waiting.popleft()):
+            if not turn.done():  # else its scan was given up
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._due = False
+
+
+@dataclass(slots=True)
+class ScanCounters:
+    """What `Scans` did besides reading (`ReadCounters`)."""
+
+    requests: int = 0
+    refused: int = 0
+    unauthorized: int = 0
+    sent_bytes: int = 0
+
+
+class Scans:
+    """One per bookie. `open` scans are bounded by the settings; each holds one chunk while its reader does not take it."""
+
+    def __init__(self, reader: EntryReader, *, open_scans: int, retry_s: float) -> None:
+        self.authorize: AuthorizeRead = accept_every_ticket
+        self.open = 0
+        self.counters = ScanCounters()
+        self.turns = LoopTurns()
+        self._reader = reader
+        self._limit = open_scans
+        self._retry_ms = max(1, round(1000 * retry_s))
+
+    def __repr__(self) -> str:
+        return f"<Scans: {self.open} of {self._limit} open>"
+
+    @property
+    def reads(self) -> ReadCounters:
+        return self._reader.counters
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+    def refuse(self, request: ReadRequest) -> ReadAnswer | None:
+        """Why this is not read, or None. Nothing of the ledger is in it."""
+        if request.fence:
+            return refuse_range(request, Status.BAD_REQUEST)  # a recovery reads as a broker does
+        status = self.authorize(request.ticket, request.ledger_id, request.first_entry_id, request.last_entry_id)
+        if status is not Status.OK:
+            self.counters.unauthorized += 1
+            return refuse_range(request, status)
+        if self.open >= self._limit:
+            self.counters.refused += 1
+            return refuse_range(request, Status.OVERLOADED, retry_after_ms=self._retry_ms)
+        return None
+
+    async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
+        """Of a request that was not refused, in the same turn."""
+        self.counters.requests += 1
+        self.open += 1
+        try:
+            chunks = self._reader.read(
+                request.ledger_id,
+                request.first_entry_id,
+                request.last_entry_id,
+                request.max_bytes,
+                urgent=False,
+                chunk_bytes=request.chunk_bytes,
+            )
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    await self.turns.wait()
+                    self.counters.sent_bytes += sum(len(group.data) for group in chunk.groups)
+                    yield chunk
+        finally:
+            self.open -= 1
