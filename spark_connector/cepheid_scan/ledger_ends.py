@@ -1,0 +1,317 @@
+"""How far open ledgers are certain, asked of the bookies of their last fragment.
+
+    newest_end  ──► every bookie, once ──► the largest LAC                                a plan without a broker
+    EndWatch    ──► every bookie, parked there until its LAC has moved ──► ends()         a stream that waits: no polling
+
+Rules
+1. A LAC counts when it lies in an entry under a valid digest, or was told by the writer itself. Each is a lower bound: the largest
+   is safe, and a bookie that does not answer costs freshness alone. Nothing here fences.
+2. `EndWatch` is one thread. gRPC's own threads only put answers into its queue; `ends()` reads one dict that is never changed.
+3. A ledger whose LAC moves all the time is asked at most every `_LEAST_PAUSE_S`, later where many are watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cepheid_rpc import (
+    NO_ENTRY_ID,
+    READ_LAC,
+    DigestMismatchError,
+    LacAnswer,
+    LacRequest,
+    MalformedGroupError,
+    Status,
+    channel_options,
+    decode_lac_answer,
+    encode_lac_request,
+    method_path,
+)
+from cepheid_scan.errors import PlanUnavailableError
+from cepheid_scan.history import HistoryPlan, LedgerHistory
+
+log = logging.getLogger(__name__)
+
+_WAIT_MS = 10_000  # parked at a bookie
+_ANSWER_S = 5.0  # beyond that
+_LEAST_PAUSE_S, _PAUSE_PER_POLL_S = 0.05, 0.002
+_FAILED_PAUSE_S = 1.0
+
+LedgerKey = tuple[str, int]  # topic with partition, ledger id
+
+
+class LacCalls:
+    """ReadLac of bookies by address, each on a connection of its own. `close` once."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, address: str, request: LacRequest, timeout_s: float) -> Any:
+        """A future of gRPC whose result `lac_of` reads."""
+        import grpc
+
+        with self._lock:
+            if (channel := self._channels.get(address)) is None:
+                channel = self._channels[address] = grpc.insecure_channel(address, options=channel_options())
+        call = channel.unary_unary(method_path(READ_LAC), request_serializer=None, response_deserializer=None)
+        return call.future(encode_lac_request(request), timeout=timeout_s)
+
+    def close(self) -> None:
+        with self._lock:
+            channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.close()
+
+
+def lac_of(answer: LacAnswer, ledger_id: int) -> int | None:
+    """What of an answer may be believed (rule 1); None: it says nothing."""
+    if answer.status.certain_no:
+        return NO_ENTRY_ID
+    if answer.status is not Status.OK:
+        return None
+    group = answer.highest_entry
+    if group is None or group.ledger_id != ledger_id or len(group) != 1:
+        return answer.explicit_lac
+    try:
+        group.verify()
+    except (DigestMismatchError, MalformedGroupError):
+        return answer.explicit_lac
+    return max(answer.explicit_lac, group.header(group.first_entry_id).last_add_confirmed)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEnd:
+    """`size_bytes`: of the payloads, up to the last entry that a bookie has: perhaps a little further."""
+
+    last_entry_id: int
+    size_bytes: int
+
+
+def newest_end(ledger: LedgerHistory, bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None) -> int:
+    """The last entry of an open ledger that is certain, -1: none. Raises PlanUnavailableError: no bookie says anything."""
+    return newest_ends([ledger], bookies, timeout_s, calls)[0].last_entry_id
+
+
+def newest_ends(
+    ledgers: list[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None
+) -> list[LedgerEnd]:
+    """Of many ledgers, all asked together."""
+    own = calls or LacCalls()
+    deadline = time.monotonic() + timeout_s
+    try:
+        asked = [
+            {
+                bookie: own.ask(bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key), timeout_s)
+                for bookie in ledger.fragments[-1].ensemble
+                if bookie in bookies
+            }
+            for ledger in ledgers
+        ]
+        return [_largest(ledger, futures, deadline) for ledger, futures in zip(ledgers, asked, strict=True)]
+    finally:
+        if calls is None:
+            own.close()
+
+
+def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float) -> LedgerEnd:
+    problems = {bookie: "it is down" for bookie in ledger.fragments[-1].ensemble if bookie not in futures}
+    told: list[LedgerEnd] = []
+    for bookie, future in futures.items():
+        try:
+            answer = decode_lac_answer(future.result(timeout=max(0.0, deadline - time.monotonic()) + 0.1))
+            lac = lac_of(answer, ledger.ledger_id)
+            if lac is None:
+                problems[bookie] = answer.status.name
+            else:
+                told.append(LedgerEnd(lac, _length_of(answer)))
+        except Exception as error:  # of gRPC, which has several kinds, or an answer that is none
+            problems[bookie] = _text_of(error)
+    if not told:
+        said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
+        raise PlanUnavailableError(f"no bookie tells how far ledger {ledger.ledger_id} goes: {said}", ledger_id=ledger.ledger_id)
+    if problems:
+        log.warning("scan.bookies_silent", extra={"ledger_id": ledger.ledger_id, "bookies": problems})
+    return LedgerEnd(max(end.last_entry_id for end in told), max(end.size_bytes for end in told))
+
+
+def _length_of(answer: LacAnswer) -> int:
+    group = answer.highest_entry
+    return 0 if group is None else group.header(group.first_entry_id).length
+
+
+@dataclass(slots=True)
+class _Watched:
+    ledger: LedgerHistory
+    end: int
+    heard_at: float
+    silent: dict[str, str] = field(default_factory=dict)  # what bookies said instead of an answer
+
+
+class EndWatch:
+    """`update` gives it the newest plan; `ends` answers from memory. Only open ledgers are watched. `close` once."""
+
+    def __init__(self, *, retry_s: float = 60.0) -> None:
+        self._retry_s = retry_s
+        self._calls = LacCalls()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._watched: dict[LedgerKey, _Watched] = {}
+        self._bookies: Mapping[str, str] = {}
+        self._polls: dict[tuple[LedgerKey, str], Any] = {}  # future, None: waits for its turn
+        self._due: list[tuple[float, int, LedgerKey, str, bool]] = []
+        self._numbers = itertools.count()
+        self._ends: Mapping[LedgerKey, int] = {}
+        self._failure: PlanUnavailableError | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<EndWatch of {len(self._ends)} ledgers>"
+
+    def update(self, plan: HistoryPlan) -> None:
+        if self._closed:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="cepheid-end-watch", daemon=True)
+            self._thread.start()
+        self._inbox.put(plan)
+
+    def ends(self) -> Mapping[LedgerKey, int]:
+        """Last certain entry by topic and open ledger. Raises PlanUnavailableError: of one of them no bookie has said anything
+        for `retry_s`."""
+        if self._failure is not None:
+            raise self._failure
+        return self._ends
+
+    def close(self) -> None:
+        self._closed = True
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        self._calls.close()
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # a defect of ours must not look like a topic in which nothing happens
+            log.exception("scan.end_watch_failed")
+            self._failure = PlanUnavailableError(f"the watch of open ledgers failed: {error!r}")
+        finally:
+            for future in list(self._polls.values()):
+                if future is not None:
+                    future.cancel()
+
+    def _watch(self) -> None:
+        while True:
+            wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else _FAILED_PAUSE_S
+            try:
+                event = self._inbox.get(timeout=min(wait_s, _FAILED_PAUSE_S))
+            except queue.Empty:
+                event = ()
+            if event is None:
+                return
+            if isinstance(event, HistoryPlan):
+                self._on_plan(event)
+            elif event:
+                self._on_answer(*event)
+            self._ask_due(time.monotonic())
+            self._check_silence(time.monotonic())
+
+    def _on_plan(self, plan: HistoryPlan) -> None:
+        now = time.monotonic()
+        self._bookies = plan.bookies
+        open_now = {
+            (history.topic, ledger.ledger_id): ledger for history in plan.topics for ledger in history.ledgers if ledger.is_open
+        }
+        for key in [key for key in self._watched if key not in open_now]:
+            del self._watched[key]
+        for key, ledger in open_now.items():
+            watched = self._watched.get(key)
+            if watched is None:
+                watched = self._watched[key] = _Watched(ledger, ledger.last_entry_id, now)
+            watched.ledger, watched.end = ledger, max(watched.end, ledger.last_entry_id)
+            for bookie in ledger.fragments[-1].ensemble:
+                if (key, bookie) not in self._polls:
+                    self._schedule(key, bookie, now)
+        self._ends = {key: watched.end for key, watched in self._watched.items()}
+
+    def _schedule(self, key: LedgerKey, bookie: str, at: float, *, parked: bool = True) -> None:
+        self._polls[key, bookie] = None
+        heapq.heappush(self._due, (at, next(self._numbers), key, bookie, parked))
+
+    def _ask_due(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            _, _, key, bookie, parked = heapq.heappop(self._due)
+            watched = self._watched.get(key)
+            if watched is None or bookie not in watched.ledger.fragments[-1].ensemble:
+                del self._polls[key, bookie]
+                continue
+            address = self._bookies.get(bookie)
+            if address is None:
+                watched.silent[bookie] = "it is down"
+                self._schedule(key, bookie, now + _FAILED_PAUSE_S)
+                continue
+            wait_ms = _WAIT_MS if parked else 0
+            request = LacRequest(key[1], watched.ledger.master_key, above=watched.end, wait_ms=wait_ms)
+            future = self._calls.ask(address, request, wait_ms / 1000 + _ANSWER_S)
+            self._polls[key, bookie] = future
+            future.add_done_callback(functools.partial(self._note_answer, key, bookie, now, parked))
+
+    def _note_answer(self, key: LedgerKey, bookie: str, asked_at: float, parked: bool, future: Any) -> None:
+        """In a thread of gRPC."""
+        self._inbox.put((key, bookie, asked_at, parked, future))
+
+    def _on_answer(self, key: LedgerKey, bookie: str, asked_at: float, parked: bool, future: Any) -> None:
+        now = time.monotonic()
+        watched = self._watched.get(key)
+        if watched is None:
+            self._polls.pop((key, bookie), None)
+            return
+        try:
+            answer = decode_lac_answer(future.result())
+            lac, problem = lac_of(answer, key[1]), answer.status.name
+        except Exception as error:  # as in `_largest`
+            lac, problem = None, _text_of(error)
+        if lac is None:
+            watched.silent[bookie] = problem
+            # One that lets nobody wait (full of readers, or of an older release) is asked as it knows every other time.
+            self._schedule(key, bookie, now + _FAILED_PAUSE_S, parked=not parked)
+            return
+        watched.heard_at = now
+        watched.silent.pop(bookie, None)
+        moved = lac > watched.end
+        if moved:
+            watched.end = lac
+            self._ends = {**self._ends, key: lac}
+        pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_POLL_S * len(self._polls)) if moved else _FAILED_PAUSE_S
+        self._schedule(key, bookie, max(now, asked_at + pause_s))
+
+    def _check_silence(self, now: float) -> None:
+        for (topic, ledger_id), watched in self._watched.items():
+            if now - watched.heard_at - _WAIT_MS / 1000 > self._retry_s:
+                said = "; ".join(f"{bookie}: {problem}" for bookie, problem in watched.silent.items()) or "no answer"
+                self._failure = PlanUnavailableError(
+                    f"for {self._retry_s:g} s no bookie tells how far ledger {ledger_id} of {topic} goes: {said}",
+                    topic=topic,
+                    ledger_id=ledger_id,
+                )
+                return
+        self._failure = None
+
+
+def _text_of(error: BaseException) -> str:
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if callable(code) and callable(details):
+        return f"{code().name}: {details()}"
+    return str(error) or type(error).__name__

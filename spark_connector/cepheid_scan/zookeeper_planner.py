@@ -1,0 +1,212 @@
+"""Plans from ZooKeeper itself, for whoever may reach it: the same records as brokers have, and no topic is opened for it.
+
+    chains, ledgers, registrations ──a group of reads together──► typed records ──► histories
+    open ledger ──► LAC of all bookies of its last fragment ──► its end
+
+A topic that lost its broker ends at the last LAC that a bookie knows; what lies behind it appears when the next owner recovers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from cepheid_ledger import master_key_of, readable_end
+from cepheid_metadata import (
+    BookieRegistration,
+    Chain,
+    ChainLedger,
+    CursorRecord,
+    LedgerMetadata,
+    SchemaDefinition,
+    SchemaHistory,
+    TopicRecord,
+    keys,
+)
+from cepheid_scan.errors import BadOptionError, NoSuchTopicError, PlanUnavailableError
+from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
+from cepheid_scan.ledger_ends import LacCalls, newest_ends
+from cepheid_scan.planner import expand, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.positions import MessagePosition
+from cepheid_scan.scan_request import PlanSource, TopicSelection
+from cepheid_scan.zookeeper_reads import ZooKeeperReads
+from cepheid_wire import PERSISTENT, NamespaceName, TopicName
+
+_ATTEMPTS = 3  # of a chain that is trimmed while it is read
+_LAC_TIMEOUT_S = 5.0
+_VERSION_BYTES = 8  # of a schema, as entries carry it
+
+
+class ZooKeeperPlanner:
+    def __init__(self, source: PlanSource) -> None:
+        self._reads = ZooKeeperReads(source)
+        self._lac_calls = LacCalls()
+        self._closed_ledgers: dict[int, LedgerMetadata] = {}
+        if self._reads.values([keys.CLUSTER_KEY]) == [None]:
+            self.close()  # every topic would look as if it did not exist
+            raise BadOptionError(f"{self._reads} holds no cluster: does its address end with the cluster's root, zk://…/root?")
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperPlanner of {self._reads!r}>"
+
+    def close(self) -> None:
+        self._lac_calls.close()
+        self._reads.close()
+
+    # Which topics
+
+    def topics(self, selection: TopicSelection) -> list[str]:
+        if selection.pattern is not None:
+            namespace, expression = namespace_of_pattern(selection.pattern)
+            counts = {name: count for name, count in self._listed(namespace).items() if expression.fullmatch(name)}
+            if not counts and selection.fail_on_missing:
+                raise NoSuchTopicError(f"no topic matches {selection.pattern}", pattern=selection.pattern)
+            return expand(counts, selection.partitions)
+        names = list(dict.fromkeys(parse_topic(name) for name in selection.names))
+        found = self._partitions(names)
+        missing = [str(name) for name in names if str(name) not in found]
+        if missing and selection.fail_on_missing:
+            raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
+        return expand(found, selection.partitions)
+
+    def _partitions(self, names: Sequence[TopicName]) -> dict[str, int]:
+        """A partition is one of its topic's, or was made by its own name."""
+        own = self._reads.records([keys.topic_key(name) for name in names], TopicRecord)
+        base = self._reads.records([keys.topic_key(name.base) for name in names], TopicRecord)
+        found: dict[str, int] = {}
+        for name, record, above in zip(names, own, base, strict=True):
+            if name.is_partition and above is not None and above.partitions > name.partition_index and not above.deleted:
+                found[str(name)] = 0
+            elif record is not None and not record.deleted:
+                found[str(name)] = record.partitions
+        return found
+
+    def _listed(self, namespace: NamespaceName) -> dict[str, int]:
+        parent = keys.domain_key(keys.TOPICS_KEY, namespace.tenant, namespace.local_name, PERSISTENT)
+        buckets = [f"{parent}/{bucket}" for bucket in self._reads.children([parent])[0]]
+        below = self._reads.children(buckets)
+        names = [TopicName(PERSISTENT, namespace, keys.decode_name(name)) for bucket in below for name in bucket]
+        plain = [name for name in names if not name.local_name.startswith("__")]  # what clients keep for themselves
+        return self._partitions(plain)
+
+    # Where they lie
+
+    def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
+        names = [parse_topic(topic) for topic in topics]
+        there = self._partitions(names)
+        if missing := [str(name) for name in names if there.get(str(name)) is None]:
+            raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
+        bookies = self._bookies()
+        for _ in range(_ATTEMPTS):
+            chains = self._reads.records([keys.chain_key(name) for name in names], Chain)
+            ledgers = self._ledgers([ledger for chain in chains if chain is not None for ledger in chain.ledgers])
+            if ledgers is not None:
+                histories = _histories(names, chains, ledgers)
+                break
+        else:
+            raise PlanUnavailableError(f"the chains of {len(names)} topics changed {_ATTEMPTS} times while they were read")
+        versions = {str(base): self._schemas(base) for base in dict.fromkeys(name.base for name in names)} if schemas else {}
+        return HistoryPlan(self._with_ends(histories, ledgers, bookies), bookies, schemas=versions)
+
+    def _ledgers(self, recorded: Sequence[ChainLedger]) -> dict[int, LedgerMetadata] | None:
+        """By id; None: one of them went since the chain was read."""
+        wanted = [ledger.ledger_id for ledger in recorded if ledger.ledger_id not in self._closed_ledgers]
+        found = self._reads.records([keys.ledger_key(ledger_id) for ledger_id in wanted], LedgerMetadata)
+        fresh = {ledger_id: ledger for ledger_id, ledger in zip(wanted, found, strict=True) if ledger is not None}
+        ledgers = {
+            ledger.ledger_id: fresh.get(ledger.ledger_id) or self._closed_ledgers.get(ledger.ledger_id) for ledger in recorded
+        }
+        # What has left the chains is forgotten; what is open changes.
+        self._closed_ledgers = {
+            ledger_id: ledger for ledger_id, ledger in ledgers.items() if ledger is not None and ledger.is_closed
+        }
+        known = {ledger_id: ledger for ledger_id, ledger in ledgers.items() if ledger is not None}
+        return known if len(known) == len(ledgers) else None
+
+    def _with_ends(
+        self, histories: Sequence[TopicHistory], ledgers: Mapping[int, LedgerMetadata], bookies: Mapping[str, str]
+    ) -> tuple[TopicHistory, ...]:
+        """Only the last ledger of a chain is open."""
+        unknown = [
+            history.ledgers[-1]
+            for history in histories
+            if history.ledgers and history.ledgers[-1].is_open and not ledgers[history.ledgers[-1].ledger_id].is_closed
+        ]
+        ends = newest_ends(unknown, bookies, _LAC_TIMEOUT_S, self._lac_calls)
+        ended = {
+            ledger.ledger_id: replace(ledger, last_entry_id=end.last_entry_id, size_bytes=end.size_bytes)
+            for ledger, end in zip(unknown, ends, strict=True)
+        }
+        return tuple(
+            replace(history, ledgers=tuple(ended.get(ledger.ledger_id, ledger) for ledger in history.ledgers))
+            for history in histories
+        )
+
+    def _bookies(self) -> dict[str, str]:
+        """One that is down, or serves nobody outside its process, is not in it."""
+        parents = (keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY)
+        listed = self._reads.children(parents)
+        found = self._reads.records(
+            [f"{parent}/{name}" for parent, names in zip(parents, listed, strict=True) for name in names], BookieRegistration
+        )
+        return {one.bookie_id: one.addresses["grpc"] for one in found if one is not None and "grpc" in one.addresses}
+
+    def _schemas(self, topic: TopicName) -> tuple[SchemaVersion, ...]:
+        (history,) = self._reads.records([keys.schemas_key(topic)], SchemaHistory)
+        rows = () if history is None else history.versions
+        versions: list[SchemaVersion] = []
+        for row in rows:
+            parts = self._reads.values([keys.schema_part_key(topic, row.token, part) for part in range(row.parts)])
+            if any(part is None for part in parts):
+                continue  # deleted since the history was read
+            encoded = b"".join(part for part in parts if part is not None)
+            definition = SchemaDefinition.decode(encoded, keys.schema_part_key(topic, row.token, 0))
+            version = row.version.to_bytes(_VERSION_BYTES, "big")
+            versions.append(SchemaVersion(version, definition.type, definition.data, definition.properties))
+        return tuple(versions)
+
+    # Where a subscription stands
+
+    def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
+        """As last saved: a busy one may stand further on."""
+        name = parse_topic(topic)
+        (cursor,) = self._reads.records([keys.cursor_key(name, subscription)], CursorRecord)
+        if cursor is None:
+            there = ", ".join(sorted(map(keys.decode_name, self._reads.children([keys.cursors_key(name)])[0]))) or "none at all"
+            raise BadOptionError(f"{topic} has no subscription {subscription!r}: it has {there}", topic=topic)
+        return MessagePosition(max(0, cursor.mark_delete.ledger_id), cursor.mark_delete.entry_id + 1)
+
+
+def _histories(
+    names: Iterable[TopicName], chains: Iterable[Chain | None], ledgers: Mapping[int, LedgerMetadata]
+) -> list[TopicHistory]:
+    """A partition that nobody has used yet has no chain."""
+    shared: dict[str, str] = {}
+    return [
+        TopicHistory(
+            str(name),
+            name.partition_index,
+            "" if chain is None else chain.incarnation,
+            () if chain is None else tuple(_ledger(ledger, ledgers[ledger.ledger_id], shared) for ledger in chain.ledgers),
+        )
+        for name, chain in zip(names, chains, strict=True)
+    ]
+
+
+def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, shared: dict[str, str]) -> LedgerHistory:
+    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes."""
+    closed_at = metadata.last_entry_id if metadata.last_entry_id is not None else -1
+    return LedgerHistory(
+        ledger_id=recorded.ledger_id,
+        last_entry_id=readable_end(recorded.entries, closed_at),
+        is_open=recorded.is_open,
+        size_bytes=(metadata.length_bytes or 0) if recorded.is_open else recorded.size_bytes,
+        closed_at_ms=None if recorded.is_open else recorded.closed_at_ms,
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        fragments=tuple(
+            Fragment(fragment.first_entry_id, tuple(shared.setdefault(bookie, bookie) for bookie in fragment.ensemble))
+            for fragment in metadata.fragments
+        ),
+        master_key=master_key_of(metadata),
+    )
