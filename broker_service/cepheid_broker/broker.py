@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from cepheid_broker.advertised import advertised_url
 from cepheid_broker.backlog_check import BacklogChecks
 from cepheid_broker.inactive_topics import InactiveTopics
+from cepheid_broker.lease_expiry import LeaseExpiry
 from cepheid_broker.listener import Listener
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_broker.ownership import Ownership, SoleOwnership
@@ -83,6 +84,7 @@ class Broker:
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
         self.inactive = InactiveTopics(self.catalog, self.topics, self.partitioned, self._tasks, settings.inactive_check_s)
+        self.leases = LeaseExpiry(self.topics.loaded, self._tasks, settings.lease_check_s, settings.lease_silence_s)
         marks = None
         if self.ownership.is_shared:
             marks = TopicChangeMarks(store, lambda: self.ownership.broker_id, self._tasks, ports)
@@ -171,3 +173,4 @@ class Broker:
         self.topics.on_tick(self.settings.rate_window_s)
         self.topic_watches.on_tick(self.settings.rate_window_s)
         self.inactive.on_tick(self.settings.rate_window_s)
+        self.leases.on_tick(self.settings.rate_window_s)

@@ -249,11 +249,15 @@ class PersistentTopic(Topic):
     async def delete_subscription(self, name: str) -> None:
         await finish(self._tasks, self._delete(name), name="delete-subscription")
 
-    async def _delete(self, name: str) -> None:
+    async def delete_subscription_if(self, name: str, condition: Callable[[Subscription], bool]) -> bool:
+        """Asked in the step that closes it to newcomers. Whether it was deleted."""
+        return await finish(self._tasks, self._delete(name, condition), name="delete-subscription")
+
+    async def _delete(self, name: str, condition: Callable[[Subscription], bool] = lambda _: True) -> bool:
         async with self._changing:
             subscription = self.subscriptions.get(name)
-            if subscription is None:
-                return
+            if subscription is None or not condition(subscription):
+                return False
             subscription.close("the subscription is deleted")
             del self.subscriptions[name]
             if subscription.durable:
@@ -261,6 +265,7 @@ class PersistentTopic(Topic):
             else:
                 self.ledger.drop_cursor(subscription.cursor)
             log.info("subscription.deleted", extra={"topic": str(self.name), "subscription": name})
+            return True
 
     async def _delete_cursor(self, name: str, cursor: Cursor) -> None:
         try:

@@ -176,6 +176,14 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     inactive_check_s: PositiveFloat = Field(
         60.0, description="How often open topics are looked at for those that nobody uses, where a policy has them deleted."
     )
+    lease_check_s: PositiveFloat = Field(
+        30.0, description="How often the leases on open topics (subscriptions by which Spark keeps what it reads) are looked at."
+    )
+    lease_silence_s: PositiveFloat = Field(
+        180.0,
+        description="How long a lease whose time is over must have been without a renewal before it is dropped. Holders renew each "
+        "minute: a broker with a wrong clock takes nothing from one that lives.",
+    )
     backlog_check_s: PositiveFloat = Field(
         1.0,
         description="How often open topics are looked at for messages past their time to live and backlogs above their quota. "

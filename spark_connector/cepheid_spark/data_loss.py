@@ -38,8 +38,8 @@ class Loss:
 
     def error(self) -> DataLossError:
         return DataLossError(
-            f"{self}. Retention must keep them until the query has read them: a subscription as lease (option subscription, leaseTtl) "
-            "sees to it",
+            f"{self}. They must be kept until the query has read them: a subscription as its lease sees to it (options "
+            "subscription and leaseTtl)",
             topic=self.topic,
         )
 

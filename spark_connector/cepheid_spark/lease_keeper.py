@@ -56,7 +56,7 @@ class LeaseKeeper:
             return topic in self._at and topic not in self._broken
 
     def hold(self, firsts: Mapping[str, MessagePosition], *, must_exist: bool = False) -> None:
-        """Returns when all of them are covered. `must_exist`: the query has run before, with this lease. Raises what calls raise."""
+        """Returns when all of them are covered. `must_exist`: the query has run before, with this lease. Raises CepheidError."""
         for topic in sorted(firsts):
             if not self.covers(topic):
                 self._hold(topic, firsts[topic], must_exist=must_exist)

@@ -46,6 +46,8 @@ def broker_families(broker: Broker) -> Iterator[Family]:
         "Schemas that were malformed or incompatible, and clients without one where one is needed.",
         broker.schemas.refused,
     )
+    yield gauge("cepheid_broker_leases", "Subscriptions with an end by which Spark keeps what it reads.", broker.leases.leases)
+    yield counter("cepheid_broker_leases_expired_total", "Those that were dropped when their time was over.", broker.leases.expired)
     yield gauge("cepheid_broker_requests_running", "Requests and other tasks under way.", figures.requests_running)
 
 

@@ -1,0 +1,38 @@
+"""The parts of a streaming query, put together: who is asked where history lies, who watches its ends, who holds it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+from cepheid_scan import LATEST, MessagePosition, ReadMode
+from cepheid_scan.admin_http import AdminHttp
+from cepheid_scan.ledger_ends import EndWatch
+from cepheid_scan.plan_scan import plan_ranges
+from cepheid_scan.planner import open_planner
+from cepheid_spark.options import SourceOptions
+from cepheid_spark.stream_query import StreamQuery
+from cepheid_spark.stream_state import Snapshot, StreamState
+
+
+def open_stream_query(options: SourceOptions) -> StreamQuery:
+    """Asks nobody yet. Raises BadOptionError."""
+    source = options.source
+    admin = AdminHttp(source) if source.service_url or source.admin_url else None
+
+    def resolve_start(snapshot: Snapshot) -> dict[str, MessagePosition]:
+        """Raises BadOptionError, DataLossError: the options name a place that is not kept any more."""
+        request = replace(options.request(()), end=LATEST)
+        with closing(open_planner(source)) as planner:
+            ranges = plan_ranges(request, snapshot.plan, planner)
+        return {found.history.topic: found.first for found in ranges if found.history.ledgers}
+
+    state = StreamState(
+        open_planner(source),
+        EndWatch(retry_s=options.metadata_retry_s),
+        options.topics,
+        discovery_s=options.topic_discovery_s,
+        retry_s=options.metadata_retry_s,
+        schemas=options.mode is ReadMode.TYPED,
+    )
+    return StreamQuery(options, state, admin, resolve_start)

@@ -1,0 +1,312 @@
+"""What a streaming query does on the driver, in our own values: where it begins, what a micro-batch takes, in which tasks.
+
+    initial ──► lease at the start ──► [ latest: how much ──► plan: which tasks ──► Spark reads ──► commit: lease moves ] …
+
+Rules
+1. Nothing new: the start itself is the answer. Never less than the start, whatever a look at the metadata says.
+2. What Spark repeats gives the same: the first offset within a process, the tasks of a batch from its offsets.
+3. A loss is believed when a fresh look shows it, too; then it is an error, or skipped and counted (failOnDataLoss).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cepheid_scan import BadOptionError, MessagePosition, ReadMode, ScanSpec, ScanTask, SchemaVersion
+from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit
+from cepheid_spark.data_loss import Loss, find_loss
+from cepheid_spark.lag import lag_report, waiting_since_ms
+from cepheid_spark.lease import Lease, new_lease_name
+from cepheid_spark.lease_keeper import LeaseKeeper
+from cepheid_spark.offsets import EntryPosition, StreamOffset
+from cepheid_spark.options import SourceOptions
+from cepheid_spark.stream_state import Snapshot, StreamState
+from cepheid_spark.topic_schemas import one_topic_schema
+from cepheid_spark.topic_view import TopicView
+
+if TYPE_CHECKING:
+    from cepheid_scan.admin_http import AdminHttp
+    from cepheid_scan.splits import TopicRange
+
+log = logging.getLogger(__name__)
+
+
+class StreamQuery:
+    """`resolve_start`: where the options say that the query begins, given what there is."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        state: StreamState,
+        admin: AdminHttp | None,
+        resolve_start: Callable[[Snapshot], dict[str, MessagePosition]],
+    ) -> None:
+        if options.has_lease and admin is None:
+            raise BadOptionError(
+                "a stream keeps what it has still to read by a subscription, and only a broker can move it: give service.url or "
+                "admin.url, or say subscription=none: then nothing but retention keeps it",
+                option="subscription",
+            )
+        self._options = options
+        self._state = state
+        self._admin = admin
+        self._resolve_start = resolve_start
+        self._limits = Limits(
+            options.max_bytes_per_trigger,
+            options.max_entries_per_trigger,
+            options.min_bytes_per_trigger,
+            options.max_trigger_delay_s,
+        )
+        self._patience = Patience(self._limits, time.monotonic())
+        self._bounds = {topic: _last_before(end) for topic, end in options.end.positions}  # a stream may have an end: then it idles
+        self._targets: Mapping[str, EntryPosition] | None = None  # of AvailableNow
+        self._initial: StreamOffset | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
+        self._last: StreamOffset | None = None  # the end that was given out last
+        self.lost_entries = 0
+
+    # Where it begins
+
+    def initial(self) -> StreamOffset:
+        if self._initial is None:
+            snapshot = self._state.look(is_first=True)
+            starts = self._resolve_start(snapshot)
+            name = self._options.subscription or new_lease_name()
+            if self._options.has_lease:
+                self._keeper = self._new_keeper(name)
+                self._keeper.hold(starts)
+            self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None)
+            log.info("stream.begins", extra={"topics": len(starts), "subscription": self._initial.subscription})
+        return self._initial
+
+    def prepare_available_now(self) -> None:
+        """What is there now is the target of this run."""
+        views = self._state.look().views
+        self._targets = {topic: view.at_rank(view.total_entries) for topic, view in views.items() if view.total_entries}
+
+    # What a micro-batch takes
+
+    def latest(self, start: StreamOffset, *, is_limited: bool) -> StreamOffset:
+        """The end of the next batch; `start` itself if there is none."""
+        self._adopt(start)
+        snapshot = self._state.current()
+        if self._idle == (snapshot.number, start):
+            return start
+        gone = self._gone(snapshot, start)
+        positions = self._positions(snapshot, start)
+        backlogs = [self._backlog(snapshot.views[topic], position) for topic, position in positions.items()]
+        if not gone and not any(backlog.entries for backlog in backlogs):
+            self._idle = (snapshot.number, start)
+            self._last = start
+            return start
+        limits = self._limits if is_limited else NO_LIMITS
+        waits = is_limited and self._targets is None and not gone
+        if waits and not self._patience.is_due(sum(backlog.size_bytes for backlog in backlogs), time.monotonic()):
+            return start
+        taken = admit(backlogs, limits)
+        if not taken and not gone:
+            return start
+        self._patience.on_batch(time.monotonic())
+        self._last = self._end_of(snapshot, start, positions, taken, gone)
+        return self._last
+
+    def _positions(self, snapshot: Snapshot, start: StreamOffset) -> dict[str, EntryPosition]:
+        """Where to go on, in every topic that can be read now. Raises DataLossError."""
+        positions: dict[str, EntryPosition] = {}
+        for topic, view in snapshot.views.items():
+            if topic in start.ends:
+                if self._loss(view, start.ends[topic]) is not None:
+                    view = self._state.look().views.get(topic, view)  # rule 3
+                    self._believe(self._loss(view, start.ends[topic]), is_counted=False)
+                positions[topic] = start.ends[topic]
+            elif view.earliest is not None and self._is_held(topic, view.earliest):
+                positions[topic] = EntryPosition.before(view.earliest)
+        return positions
+
+    def _is_held(self, topic: str, first: MessagePosition) -> bool:
+        """Of a topic that is new to the stream; if it is not held yet, it soon is."""
+        if self._keeper is None or self._keeper.covers(topic):
+            return True
+        if self._targets is not None:
+            self._keeper.hold({topic: first})
+            return True
+        self._keeper.want(topic, first)
+        return False
+
+    def _backlog(self, view: TopicView, position: EntryPosition) -> Backlog:
+        rank, last = view.rank(position), view.total_entries
+        if self._targets is not None:
+            target = self._targets.get(view.topic)
+            last = view.rank(target) if target is not None else 0
+        if view.topic in self._bounds:
+            last = min(last, view.rank(self._bounds[view.topic]))
+        if last <= rank:
+            return Backlog(view.topic, 0, 0.0)
+        since_ms = waiting_since_ms(view, position, self._state.sightings, time.time() * 1000)
+        return Backlog(view.topic, last - rank, view.bytes_at(last) - view.bytes_at(rank), since_ms)
+
+    def _end_of(
+        self,
+        snapshot: Snapshot,
+        start: StreamOffset,
+        positions: Mapping[str, EntryPosition],
+        taken: Mapping[str, int],
+        gone: frozenset[str],
+    ) -> StreamOffset:
+        ends: dict[str, EntryPosition] = {}
+        entry_bytes: dict[str, float] = {}
+        total_bytes = 0.0
+        for topic, entries in taken.items():
+            view = snapshot.views[topic]
+            rank = view.rank(positions[topic])
+            ends[topic] = view.at_rank(rank + entries)
+            size_bytes = view.bytes_at(rank + entries) - view.bytes_at(rank)
+            entry_bytes[topic] = max(1.0, size_bytes / entries)
+            total_bytes += size_bytes
+        task_bytes = min(float(self._options.target_task_bytes), math.ceil(total_bytes / self._options.min_tasks))
+        if self._options.min_tasks == 1:
+            task_bytes = float(self._options.target_task_bytes)
+        cut = {topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}
+        found = {topic: positions[topic].next for topic in taken if topic not in start.ends}
+        self._state.follow([*start.ends, *ends])
+        name = self._keeper.name if self._keeper is not None else None
+        if gone and self._keeper is not None:
+            self._keeper.forget(gone)
+        return replace(start.moved_to(ends, cut=cut, found=found, gone=gone), subscription=name)
+
+    # In which tasks
+
+    def plan(self, start: StreamOffset, end: StreamOffset) -> list[ScanTask]:
+        from cepheid_scan.splits import cut_ranges
+
+        self._adopt(end)
+        snapshot = self._state.current()
+        is_typed = self._options.mode is ReadMode.TYPED  # a message may name a schema version that is younger than the last look
+        if is_typed or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
+            snapshot = self._state.look()
+        ranges: list[TopicRange] = []
+        for topic in sorted(end.ends):
+            first = end.first_message(topic, start)
+            if end.ends[topic].next <= first:
+                continue
+            found = self._range_of(snapshot, topic, first, end.ends[topic])
+            if found is not None:
+                ranges.append(found)
+        return cut_ranges(ranges, snapshot.plan, target_bytes=self._options.target_task_bytes, entries_per_task=end.cut)
+
+    def _range_of(self, snapshot: Snapshot, topic: str, first: MessagePosition, last: EntryPosition) -> TopicRange | None:
+        from cepheid_scan.splits import TopicRange
+
+        position = EntryPosition.before(first)
+        view = snapshot.views.get(topic)
+        if view is None:
+            self._believe(Loss(topic, position, None, "the topic was deleted"), is_counted=True)
+            return None
+        loss = self._loss(view, position)
+        if loss is not None:
+            view = self._state.look().views.get(topic, view)  # rule 3
+            loss = self._loss(view, position)
+            self._believe(loss, is_counted=True)
+        view = view.with_end(last.ledger_id, last.entry_id)
+        if loss is not None:
+            if loss.first_kept is None or loss.first_kept > last.ledger_id:
+                return None
+            first = MessagePosition(loss.first_kept, 0)
+        end = last.next
+        if topic in self._bounds and self._bounds[topic] == last:
+            end = dict(self._options.end.positions)[topic]
+        return TopicRange(view.history, first, end)
+
+    def _is_unknown(self, snapshot: Snapshot, topic: str, last: EntryPosition) -> bool:
+        view = snapshot.views.get(topic)
+        return view is None or not view.ledger_ids or view.ledger_ids[-1] < last.ledger_id
+
+    def spec(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...]) -> ScanSpec:
+        """For the tasks of the batch that was planned last. Publish times of the options are exact in the rows."""
+        spec = self._options.spec(columns, schemas)
+        if spec.mode is ReadMode.TYPED:
+            spec = replace(spec, schemas=one_topic_schema(self._state.current().plan))
+        start, end = self._options.start, self._options.end
+        times = replace(spec.row_filter, publish_from_ms=start.publish_time_ms, publish_until_ms=end.publish_time_ms)
+        return replace(spec, row_filter=times)
+
+    # What is not needed any more
+
+    def commit(self, end: StreamOffset) -> None:
+        """One entry stays at least, so that the ledger of the position does (rule 1 of lease.py)."""
+        if self._keeper is None:
+            return
+        back = max(1, self._options.settings.chunk_lookback)
+        views = self._state.current().views
+        firsts: dict[str, MessagePosition] = {}
+        for topic, last in end.ends.items():
+            view = views.get(topic)
+            rank = view.rank(last) - back + 1 if view is not None else 0
+            if view is not None and 1 <= rank <= view.total_entries:
+                place = view.at_rank(rank)
+                firsts[topic] = MessagePosition(place.ledger_id, place.entry_id)
+        self._keeper.move(firsts)
+
+    def lag(self) -> dict[str, Any]:
+        views = self._state.current().views
+        now_ms = time.time() * 1000
+        return lag_report(views, self._last or self._initial, self._state.sightings, lost_entries=self.lost_entries, now_ms=now_ms)
+
+    def close(self) -> None:
+        """Connections and threads; the lease stays."""
+        if self._keeper is not None:
+            self._keeper.close()
+        self._state.close()
+
+    # Lease and loss
+
+    def _new_keeper(self, name: str) -> LeaseKeeper:
+        assert self._admin is not None
+        return LeaseKeeper(Lease(self._admin, name, self._options.lease_ttl_s))
+
+    def _adopt(self, offset: StreamOffset) -> None:
+        """The lease that the offsets name is the query's. One that this process made for a start that was never used goes."""
+        if not self._options.has_lease:
+            self._state.follow(offset.ends)
+            return
+        name = self._options.subscription or offset.subscription
+        if self._keeper is not None and (name is None or self._keeper.name == name):
+            return
+        unused, self._keeper = self._keeper, self._new_keeper(name or new_lease_name())
+        self._state.follow(offset.ends)
+        views = self._state.current().views
+        firsts = {topic: end.next for topic, end in offset.ends.items() if topic in views}
+        self._keeper.hold(firsts, must_exist=offset.subscription is not None)
+        if unused is not None:
+            unused.drop()
+
+    def _gone(self, snapshot: Snapshot, start: StreamOffset) -> frozenset[str]:
+        gone = snapshot.gone & start.ends.keys()
+        for topic in sorted(gone):
+            what = "the topic was deleted, or is not among the topics of the options any more"
+            self._believe(Loss(topic, start.ends[topic], None, what), is_counted=True)
+        return frozenset(gone)
+
+    def _loss(self, view: TopicView, position: EntryPosition) -> Loss | None:
+        is_held = self._keeper is not None and self._keeper.has_held(view.topic)
+        return find_loss(view, position, self._state.seen, is_held=is_held)
+
+    def _believe(self, loss: Loss | None, *, is_counted: bool) -> None:
+        if loss is None:
+            return
+        if self._options.fail_on_data_loss:
+            raise loss.error()
+        if is_counted:
+            self.lost_entries += loss.entries or 0
+            log.warning("stream.data_lost", extra={"topic": loss.topic, "error": str(loss)})
+
+
+def _last_before(end: MessagePosition) -> EntryPosition:
+    """The last entry of which something lies before `end`."""
+    return EntryPosition(end.ledger_id, end.entry_id if end.batch_index > 0 else end.entry_id - 1)

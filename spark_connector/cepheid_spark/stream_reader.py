@@ -1,0 +1,89 @@
+"""Structured streaming: Spark's calls, turned into those of StreamQuery. The order of the calls: docs/spark.md.
+
+Spark makes two readers for a query: one in a process that lives as long as the query does and plans (all but `read`), and one
+that is pickled before planning and whose `read` runs in the tasks. They share nothing: what tasks need is in the partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from cepheid_scan import SchemaVersion
+from cepheid_spark.offsets import StreamOffset
+from cepheid_spark.options import SourceOptions
+from cepheid_spark.partitions import partitions_of, read_partition
+from cepheid_spark.spark_schema import choose_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from cepheid_spark.stream_query import StreamQuery
+
+
+class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, schema: StructType, options: SourceOptions, schemas: tuple[SchemaVersion, ...] = ()) -> None:
+        self._schema = schema
+        self._options = options
+        self._schemas = schemas
+        self._layout = choose_columns(schema, options, schemas)
+        self._opened: StreamQuery | None = None
+
+    @property
+    def _query(self) -> StreamQuery:
+        if self._opened is None:
+            from cepheid_spark.open_stream import open_stream_query
+
+            self._opened = open_stream_query(self._options)
+        return self._opened
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._query.initial().to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._query.prepare_available_now()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Only one limit can be said, and it comes back as it is: it says that there are limits; all of them are applied here."""
+        options = self._options
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.max_entries_per_trigger is not None:
+            return ReadMaxRows(options.max_entries_per_trigger)
+        return ReadMinRows(1) if options.min_bytes_per_trigger is not None else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """`start`, the very dict, if nothing is new: Spark compares texts."""
+        begin = StreamOffset.from_json(start)
+        end = self._query.latest(begin, is_limited=not isinstance(limit, ReadAllAvailable))
+        return start if end is begin or end == begin else end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._query.lag()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        tasks = self._query.plan(StreamOffset.from_json(start), StreamOffset.from_json(end))
+        return partitions_of(tasks, self._query.spec(self._layout.scan_columns, self._schemas), self._schemas)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._query.commit(StreamOffset.from_json(end))
+
+    def stop(self) -> None:
+        """Often never called (Spark kills the process), or when the next run has begun: nothing depends on it."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None

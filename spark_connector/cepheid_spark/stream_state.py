@@ -1,0 +1,175 @@
+"""What a stream knows of its topics, kept up to date in the background: Spark asks 69 times a second while nothing happens.
+
+    one thread: topics (each discovery interval) ──► plan (about each second) ──┐
+    EndWatch:   LAC of the open ledgers, by long polls ─────────────────────────┴──► Snapshot ──► current(): from memory, at once
+
+Rules
+1. A snapshot never knows less of an open ledger than the one before.
+2. What the thread cannot find out, it tries again; only when that lasts for `retry_s`, the next question gets the failure.
+3. A plan costs the broker work in proportion to the ledgers: the pause between two is twenty times what the last one took.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cepheid_ports import CepheidError
+from cepheid_scan import HistoryPlan, NoSuchTopicError, TopicSelection
+from cepheid_spark.data_loss import SeenLedgers
+from cepheid_spark.discovery import Discovery
+from cepheid_spark.lag import Sightings
+from cepheid_spark.offsets import EntryPosition
+from cepheid_spark.topic_view import TopicView
+
+if TYPE_CHECKING:
+    from cepheid_scan.ledger_ends import EndWatch
+    from cepheid_scan.planner import Planner
+
+log = logging.getLogger(__name__)
+
+_LEAST_PAUSE_S = 1.0
+_PAUSE_PER_PLAN = 20.0
+_ATTEMPTS = 3  # of a plan whose topics vanish while it is made
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`number` grows with every change. `gone`: topics that the stream reads and that are not there any more."""
+
+    number: int
+    views: Mapping[str, TopicView]
+    plan: HistoryPlan
+    gone: frozenset[str] = frozenset()
+
+
+class StreamState:
+    def __init__(
+        self,
+        planner: Planner,
+        watch: EndWatch,
+        topics: TopicSelection,
+        *,
+        discovery_s: float,
+        retry_s: float,
+        schemas: bool = False,
+    ) -> None:
+        self._planner = planner
+        self._watch = watch
+        self._selection = topics
+        self._discovery = Discovery(discovery_s)
+        self._retry_s = retry_s
+        self._schemas = schemas
+        self._looking = threading.Lock()  # one look at a time
+        self._swapping = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._snapshot: Snapshot | None = None
+        self._ends: Mapping[tuple[str, int], int] = {}
+        self._read: frozenset[str] = frozenset()
+        self._failing_since = 0.0  # meaningful with a failure
+        self._failure: CepheidError | None = None
+        self.seen = SeenLedgers()
+        self.sightings = Sightings()
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Those that the stream has a position in: they are missed when they are not found."""
+        self._read = frozenset(topics)
+
+    def current(self) -> Snapshot:
+        """From memory, but for the first time. Raises what has kept failing for `retry_s` (rule 2)."""
+        if self._snapshot is None:
+            self.look()
+        if self._failure is not None and time.monotonic() - self._failing_since >= self._retry_s:
+            raise self._failure
+        ends = self._watch.ends()
+        if ends != self._ends:
+            self._apply_ends(ends)
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def look(self, *, discover: bool = True, is_first: bool = False) -> Snapshot:
+        """A fresh one: everything that was acknowledged before the call is in it. Raises PlanUnavailableError and, `is_first`,
+        NoSuchTopicError where the options say that a missing topic is an error."""
+        with self._looking:
+            selection = self._selection if is_first else replace(self._selection, fail_on_missing=False)
+            for attempt in range(_ATTEMPTS):
+                if discover or attempt or self._discovery.is_due(time.monotonic()):
+                    self._discovery.on_found(self._planner.topics(selection), self._read, time.monotonic())
+                topics = self._discovery.topics
+                try:
+                    plan = self._planner.plan(topics, schemas=self._schemas) if topics else HistoryPlan((), {})
+                    break
+                except NoSuchTopicError:  # deleted since it was found
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+            self._watch.update(plan)
+            snapshot = self._swap(plan)
+        self._start()
+        return snapshot
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._watch.close()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        self._planner.close()
+
+    def _swap(self, plan: HistoryPlan) -> Snapshot:
+        with self._swapping:
+            before = self._snapshot
+            views: dict[str, TopicView] = {}
+            for history in plan.topics:
+                known = before.views.get(history.topic) if before is not None else None
+                self.seen.on_view(known.history if known is not None else None, history)
+                view = TopicView.of(history)
+                if known is not None and known.ledger_ids:  # rule 1
+                    view = view.with_end(known.ledger_ids[-1], known.history.ledgers[-1].last_entry_id)
+                views[history.topic] = self._sighted(view)
+            number = 1 if before is None else before.number + 1
+            self._snapshot = Snapshot(number, views, plan, self._discovery.gone)
+            return self._snapshot
+
+    def _apply_ends(self, ends: Mapping[tuple[str, int], int]) -> None:
+        with self._swapping:
+            before = self._snapshot
+            assert before is not None
+            views = dict(before.views)
+            for (topic, ledger_id), last_entry_id in ends.items():
+                if topic in views and self._ends.get((topic, ledger_id)) != last_entry_id:
+                    views[topic] = self._sighted(views[topic].with_end(ledger_id, last_entry_id))
+            self._ends = dict(ends)
+            self._snapshot = replace(before, number=before.number + 1, views=views)
+
+    def _sighted(self, view: TopicView) -> TopicView:
+        if view.total_entries:
+            self.sightings.on_end(view.topic, EntryPosition(*view.at_rank(view.total_entries)), time.time() * 1000)
+        return view
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopped.is_set():
+            self._thread = threading.Thread(target=self._run, name="cepheid-stream-state", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        pause_s = _LEAST_PAUSE_S
+        while not self._stopped.wait(pause_s):
+            began = time.monotonic()
+            try:
+                self.look(discover=False)
+            except CepheidError as error:
+                self._on_failure(error, began)
+                pause_s = _LEAST_PAUSE_S
+                continue
+            self._failure = None
+            pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_PLAN * (time.monotonic() - began))
+
+    def _on_failure(self, error: CepheidError, began: float) -> None:
+        if self._failure is None:
+            log.warning("stream.plan_failed", extra={"error": str(error)})
+            self._failing_since = began
+        self._failure = error
