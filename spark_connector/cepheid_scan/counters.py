@@ -11,6 +11,7 @@ class ScanCounters:
     bytes: int = 0
     messages: int = 0  # rows given out
     markers: int = 0  # entries that are no message of a producer, left out
+    compacted_out: int = 0  # messages of batches that compaction took out, left out
     bad_records: int = 0  # left out or given out as null
     lost_entries: int = 0  # trimmed under the reader, with failOnDataLoss=false
     retries: int = 0  # ranges asked for again, of another replica or later

@@ -1,0 +1,223 @@
+"""Fields of many protobuf messages at once: all messages advance in lockstep, one numpy step per field.
+
+    message 0   │tag key│len│k k k│tag size│100│            step 1: every tag is `key`: one gather for all lengths
+    message 1   │tag key│len│k k│tag size│98│               step 2: every tag is `size`: one gather for all values
+    message 2   │tag size│100│                              where tags differ, a step is done for each tag that occurs
+
+Rule 1: what is accepted here reads exactly as the protobuf library reads it. Whatever is unusual (groups, tags of three bytes,
+numbers that do not fit their field, sizes beyond the end) is not judged but marked `odd`, for the library to judge.
+Rule 2: nothing is read more than `PADDING_BYTES` behind the end of a message: the bytes of a caller have so many more at their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+PADDING_BYTES = 16
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Spans: TypeAlias = tuple[Ints, Ints]  # starts and ends
+
+_NOWHERE = 1 << 62  # a position behind every end
+_MAX_LENGTH = (1 << 31) - 1
+
+
+class Kind(Enum):
+    INT32 = "int32"
+    UINT32 = "uint32"
+    INT64 = "int64"  # all 64-bit fields, uint64 as the int64 of the same bits
+    BOOL = "bool"  # kept as a number, true: not 0
+    BYTES = "bytes"
+    REPEATED = "repeated bytes"
+
+
+_RANGES = {Kind.INT32: (-(1 << 31), (1 << 31) - 1), Kind.UINT32: (0, (1 << 32) - 1)}
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(slots=True)
+class FieldTable:
+    """What was found in `count` messages: absent from a dictionary is what no message has. Of a field that a message has more
+    than once the last counts, as in protobuf."""
+
+    count: int
+    odd: Bools
+    numbers: dict[int, Ints] = field(default_factory=dict)
+    spans: dict[int, Spans] = field(default_factory=dict)
+    repeated: dict[int, list[tuple[Ints, Ints, Ints]]] = field(default_factory=dict)  # message, start, end
+    has: dict[int, Bools] = field(default_factory=dict)
+
+    def present(self, number: int) -> Bools:
+        found = self.has.get(number)
+        return np.zeros(self.count, bool) if found is None else found
+
+    def has_all(self, number: int) -> bool:
+        found = self.has.get(number)
+        return found is not None and bool(found.all())
+
+    def number(self, number: int, default: int = 0) -> Ints:
+        values = self.numbers.get(number)
+        if values is None:
+            return np.full(self.count, default, np.int64)
+        return values if default == 0 else np.where(self.has[number], values, default)
+
+    def span(self, number: int) -> Spans:
+        """Start and end, both 0 where the field is absent."""
+        found = self.spans.get(number)
+        return (np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)) if found is None else found
+
+    def elements(self, number: int) -> tuple[Ints, Ints, Ints]:
+        """Of a repeated field: owner, start and end of each element, by owner, in the owner's order."""
+        parts = self.repeated.get(number)
+        if not parts:
+            none = np.zeros(0, np.int64)
+            return none, none, none
+        owners, starts, ends = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        order = np.argsort(owners, kind="stable")
+        return owners[order], starts[order], ends[order]
+
+
+def parse_fields(data: Bytes, starts: Ints, ends: Ints, fields: Mapping[int, Kind]) -> FieldTable:
+    """The wanted `fields` (by number) of the messages at `data[starts[i]:ends[i]]`; others are stepped over."""
+    count = len(starts)
+    table = FieldTable(count, np.zeros(count, bool))
+    rows: Ints | None = None  # None: all
+    at, stop = starts, ends
+    while True:
+        live = at < stop
+        if not live.all():
+            rows = np.flatnonzero(live) if rows is None else rows[live]
+            at, stop = at[live], stop[live]
+        if not len(at):
+            return table
+        following = _step(table, fields, data, rows, at)
+        fits = following <= stop
+        if not fits.all():
+            table.odd[np.flatnonzero(~fits) if rows is None else rows[~fits]] = True
+            rows = np.flatnonzero(fits) if rows is None else rows[fits]
+            following, stop = following[fits], stop[fits]
+        at = following
+
+
+def _step(table: FieldTable, fields: Mapping[int, Kind], data: Bytes, rows: Ints | None, at: Ints) -> Ints:
+    """One field of every message in `rows`; returns where each goes on."""
+    tags: npt.NDArray[Any] = data[at]
+    if tags[0] < 0x80 and (tags == tags[0]).all():
+        return _read(table, fields, int(tags[0]), data, rows, at + 1)
+    tags = tags.astype(np.int64)
+    wide = np.flatnonzero(tags >= 0x80)
+    behind = at + 1
+    if len(wide):
+        second = data[behind[wide]].astype(np.int64)
+        # 0 is no tag. Three bytes are a field that nobody has; two where one would do are left to the library.
+        tags[wide] = np.where((second == 0) | (second >= 0x80), 0, (tags[wide] & 0x7F) | second << 7)
+        behind[wide] += 1
+    if (tags == tags[0]).all():
+        return _read(table, fields, int(tags[0]), data, rows, behind)
+    following = np.empty_like(at)
+    for tag in np.flatnonzero(np.bincount(tags)):
+        some = np.flatnonzero(tags == tag)
+        following[some] = _read(table, fields, int(tag), data, some if rows is None else rows[some], behind[some])
+    return following
+
+
+def _read(table: FieldTable, fields: Mapping[int, Kind], tag: int, data: Bytes, rows: Ints | None, at: Ints) -> Ints:
+    """The field of `tag`, whose contents begin at `at`; returns the ends, beyond any where it is not to be understood."""
+    number, wire_type = tag >> 3, tag & 7
+    kind = fields.get(number)
+    if wire_type == _VARINT and number:
+        values, following = read_varints(data, at)
+        # A known field with another wire type counts as unknown, as in protobuf.
+        if kind is not None and kind is not Kind.BYTES and kind is not Kind.REPEATED:
+            if kind in _RANGES:
+                low, high = _RANGES[kind]
+                fits = (values >= low) & (values <= high)
+                if not fits.all():
+                    following = np.where(fits, following, _NOWHERE)
+            _keep_number(table, number, rows, values)
+        return following
+    if wire_type == _DELIMITED and number:
+        lengths, start = read_varints(data, at)
+        if int(lengths.max()) > _MAX_LENGTH or int(lengths.min()) < 0:
+            lengths = np.where((lengths < 0) | (lengths > _MAX_LENGTH), _NOWHERE, lengths)
+        end = start + lengths
+        if kind is Kind.BYTES:
+            _keep_span(table, number, rows, start, end)
+        elif kind is Kind.REPEATED:
+            owners = np.arange(table.count) if rows is None else rows
+            table.repeated.setdefault(number, []).append((owners, start, end))
+            _keep_presence(table, number, rows)
+        return end
+    if wire_type == _FIXED64 and number:
+        return at + 8
+    if wire_type == _FIXED32 and number:
+        return at + 4
+    return np.full(len(at), _NOWHERE)
+
+
+def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
+    """Values (64 bits as int64) and where each ends: nowhere, when ten bytes do not end it."""
+    values = data[at].astype(np.int64)
+    following = at + 1
+    more = np.flatnonzero(values >= 0x80)
+    if not len(more):
+        return values, following
+    values &= 0x7F
+    for shift in range(7, 64, 7):
+        byte = data[following[more]].astype(np.int64)
+        values[more] |= (byte & 0x7F) << shift
+        following[more] += 1
+        if shift == 63:
+            following[more[byte > 1]] = _NOWHERE
+            return values, following
+        more = more[byte >= 0x80]
+        if not len(more):
+            break
+    return values, following
+
+
+def _keep_presence(table: FieldTable, number: int, rows: Ints | None) -> None:
+    if rows is None:
+        table.has[number] = np.ones(table.count, bool)
+        return
+    present = table.has.get(number)
+    if present is None:
+        present = table.has[number] = np.zeros(table.count, bool)
+    present[rows] = True
+
+
+def _keep_number(table: FieldTable, number: int, rows: Ints | None, values: Ints) -> None:
+    _keep_presence(table, number, rows)
+    if rows is None:
+        table.numbers[number] = values
+        return
+    kept = table.numbers.get(number)
+    if kept is None:
+        kept = table.numbers[number] = np.zeros(table.count, np.int64)
+    kept[rows] = values
+
+
+def _keep_span(table: FieldTable, number: int, rows: Ints | None, start: Ints, end: Ints) -> None:
+    _keep_presence(table, number, rows)
+    if rows is None:
+        table.spans[number] = (start, end)
+        return
+    kept = table.spans.get(number)
+    if kept is None:
+        kept = table.spans[number] = (np.zeros(table.count, np.int64), np.zeros(table.count, np.int64))
+    kept[0][rows] = start
+    kept[1][rows] = end
+
+
+def big_endian_32(data: Bytes, at: Ints) -> Ints:
+    """The four-byte numbers at these positions: one gather, over a view in which a number begins at each byte."""
+    numbers = np.ndarray(len(data) - 3, np.dtype(">u4"), data, strides=(1,))
+    return numbers[at].astype(np.int64)

@@ -1,0 +1,68 @@
+"""Stored entries as rows: their bytes as they are, for archive and export, and of their metadata what says what they are.
+
+Nothing is bad here: of an entry whose metadata cannot be read the columns from it are null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from cepheid_rpc import EntryGroup
+from cepheid_scan import entry_metadata as entry_fields
+from cepheid_scan.columns import ENTRY_COLUMNS, arrow_schema
+from cepheid_scan.counters import ScanCounters
+from cepheid_scan.decode_fields import Ints
+from cepheid_scan.decode_gather import as_text, gather
+from cepheid_scan.decode_rows import times
+from cepheid_scan.entry_metadata import EntryTable, parse_entries
+from cepheid_scan.history import Piece
+from cepheid_scan.message_decoder import LookBack, bunches
+from cepheid_scan.row_pruning import entries_wanted
+from cepheid_scan.scan_request import ScanSpec
+
+_BATCH_BYTES = 16 << 20
+
+
+class EntriesDecoder:
+    """The face of MessageDecoder, one row an entry. Of a filter, publish times count; a place in a batch does not: entries are whole."""
+
+    def __init__(self, spec: ScanSpec, counters: ScanCounters, look_back: LookBack) -> None:
+        self._spec = spec
+        self._counters = counters
+        self._schema = arrow_schema(spec)
+
+    def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]:
+        for bunch in bunches(groups, _BATCH_BYTES):
+            entries = parse_entries(bunch)
+            chosen = np.flatnonzero(entries_wanted(entries, self._spec.row_filter))
+            if len(chosen):
+                self._counters.messages += len(chosen)
+                columns = [entry_column(name, piece, entries, chosen) for name in self._spec.columns]
+                yield pa.record_batch(columns, self._schema)
+
+    def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+
+def entry_column(name: str, piece: Piece, entries: EntryTable, chosen: Ints) -> pa.Array:
+    """A column of ENTRY_COLUMNS for the `chosen` entries."""
+    kind, count = ENTRY_COLUMNS[name], len(chosen)
+    constants = {"topic": piece.topic, "partition": piece.partition, "ledger_id": piece.ledger_id}
+    if name in constants:
+        return pa.repeat(pa.scalar(constants[name], kind), count)
+    if name == "entry_id":
+        return pa.array(entries.entry_ids[chosen])
+    if name == "entry":
+        return gather(entries.data, entries.stored_starts[chosen], entries.stored_ends[chosen])
+    fields = entries.fields
+    if name == "publish_time":
+        return times(fields.number(entry_fields.PUBLISH_TIME, default=-1)[chosen])
+    if name == "producer_name":
+        starts, ends = fields.span(entry_fields.PRODUCER_NAME)
+        return as_text(gather(entries.data, starts[chosen], ends[chosen], fields.present(entry_fields.PRODUCER_NAME)[chosen]))[0]
+    absent = ~entries.readable[chosen]
+    number, default = (entry_fields.SEQUENCE_ID, 0) if name == "sequence_id" else (entry_fields.NUM_MESSAGES, 1)
+    return pa.array(fields.number(number, default)[chosen], mask=absent if absent.any() else None).cast(kind)
