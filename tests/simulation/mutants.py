@@ -41,7 +41,11 @@ from tests.simulation.mutants_cluster import (
     resend_from_the_lac_at_the_end_of_the_change,
 )
 from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
-from tests.simulation.mutants_topics import TOPIC_MUTANTS, choose_positions_while_trimming
+from tests.simulation.mutants_topics import (
+    TOPIC_MUTANTS,
+    choose_positions_while_trimming,
+    look_for_lost_sequence_ids_behind_the_position_alone,
+)
 from tests.simulation.mutants_upkeep import UPKEEP_MUTANTS, retry_a_flush_whatever_failed
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -386,6 +390,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "look for the last entry in the last fragment": look_for_the_last_entry_in_the_last_fragment,
     "count what departed bookies acknowledged": count_what_departed_bookies_acknowledged,
     "retry a flush whatever failed": retry_a_flush_whatever_failed,
+    "look for lost sequence ids behind the position alone": look_for_lost_sequence_ids_behind_the_position_alone,
     "choose positions while trimming": choose_positions_while_trimming,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
@@ -394,5 +399,6 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "count what departed bookies acknowledged": a change has to be decided between two answers, and a third one has to be later
 - "choose positions": a subscription has to be made in the moment in which a trim is recorded
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing
+- "look for lost sequence ids": nobody deletes a ledger of a topic that removes duplicates
 - "retry a flush": a fault has to last for ever, and in worlds all of them end
 """

@@ -20,6 +20,7 @@ from cepheid_broker.managed_ledger.ledger_list import LedgerList
 from cepheid_broker.managed_ledger.saved_cursor import SavedCursor
 from cepheid_broker.managed_ledger.trim import Retention
 from cepheid_broker.managed_ledger.trimmer import Trimmer
+from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
 from cepheid_metadata import Chain, ChainLedger, MetadataStore, Op, Position, StoreUnavailableError
 from cepheid_ports import SteadyClock
 
@@ -100,6 +101,21 @@ def give_up_one_append_and_go_on() -> Iterator[None]:
             self._call(item.on_done, error, item.entries)
 
     with mock.patch.object(Appender, "settle", give_up):
+        yield
+
+
+@contextlib.contextmanager
+def look_for_lost_sequence_ids_behind_the_position_alone() -> Iterator[None]:
+    """What a position has in front of it is in the sequence ids with which it was saved; but those are gone."""
+    open_topic = TopicDeduplication.open
+
+    async def trust_the_position(self: TopicDeduplication) -> None:
+        cursor = self._ledger.cursors.get(DEDUP_CURSOR)
+        if cursor is not None:
+            cursor.is_rewound = False
+        await open_topic(self)
+
+    with mock.patch.object(TopicDeduplication, "open", trust_the_position):
         yield
 
 

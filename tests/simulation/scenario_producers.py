@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.topic_deduplication import DEDUP_CURSOR
+from cepheid_metadata import CursorRecord, keys
 from tests.simulation.audit_waits import read_all
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, kind, step
+from tests.simulation.scenario_ledgers import OpenLedger
 from tests.simulation.scenario_topics import TopicCourse
 from tests.simulation.scene import Scene
 from tests.simulation.sim_broker import SimBroker
-from tests.simulation.workload_dedup import POLICIES, Client, DedupWorkload
+from tests.simulation.workload_dedup import POLICIES, REPEATED, Client, DedupWorkload
 from tests.simulation.workload_ledgers import Quorums
 
 
@@ -84,6 +88,25 @@ async def has_answers(scene: Scene, producer: Producing, count: int) -> None:
     await scene.wait_until(lambda: producer.hear() >= count, lambda: f"it has {count} answers, and not {producer.hear()}")
 
 
+@step("{producer} is told of {number} messages that they were stored before")
+def told_repeated(scene: Scene, producer: Producing, count: int) -> None:
+    """So far: its broker recognised them, whoever had stored them."""
+    found = [sequence_id for sequence_id, position in producer.client.answered.items() if position == REPEATED]
+    scene.require(len(found) == count, lambda: f"of {found}, in {producer.client.answered}")
+
+
+@step("{number} others publish to the topic of {producer}, and are answered")
+async def others_publish(scene: Scene, count: int, producer: Producing) -> None:
+    """A message each, with names of their own: the topic has as many sequence ids more to remember."""
+    workload = producer.workload
+    for _ in range(count):
+        other = Producing(workload, Client(f"client-{len(workload.clients) + 1}"), producer.broker, producer.topic)
+        workload.clients.append(other.client)
+        await connects(scene, other)
+        await sends(scene, other, 1)
+        await has_answers(scene, other, 1)
+
+
 @step("the connection of {producer} breaks")
 def breaks(scene: Scene, producer: Producing) -> None:
     """The broker notices at its next step."""
@@ -100,6 +123,26 @@ async def snapshot_due(scene: Scene, producer: Producing) -> None:
 def snapshot_taken(scene: Scene, producer: Producing) -> None:
     """Metadata being well, it is saved within a tenth of a second."""
     producer.broker.node.call_soon(producer.topic.on_tick, 1.0)
+
+
+@step("{new_ledger} is the ledger that has the sequence ids of {producer}")
+def names_ledger_of_ids(scene: Scene, name: str, producer: Producing) -> None:
+    """With all others of its topic: they are too many for a record."""
+    ledger_id = _ids_record(scene, producer).cursor_ledger_id
+    scene.require(ledger_id is not None, "they are in a record")
+    scene.bind("ledger", name, OpenLedger(name, producer.broker, SimpleNamespace(ledger_id=ledger_id)))
+
+
+@step("an operator at {broker} deletes {ledger} with the sequence ids of {producer}")
+async def deletes_ids(scene: Scene, broker: SimBroker, ledger: OpenLedger, producer: Producing) -> None:
+    """By mistake. What is left is the position in a record."""
+    scene.require(_ids_record(scene, producer).cursor_ledger_id == ledger.id, "they are elsewhere by now")
+    await scene.at(broker, broker.ledgers.recover(ledger.id))
+    await scene.at(broker, broker.ledgers.delete(ledger.id))
+
+
+def _ids_record(scene: Scene, producer: Producing) -> CursorRecord:
+    return scene.history.cursor_records[keys.cursor_key(producer.workload.topic, DEDUP_CURSOR)]
 
 
 @step("{producer} is told to come back")

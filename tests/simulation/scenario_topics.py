@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -548,15 +549,26 @@ async def deletes_state(scene: Scene, broker: SimBroker, ledger: OpenLedger, nam
 @step("every copy of {ledger} with the state of {subscription} of {topic} is damaged")
 def damages_state(scene: Scene, ledger: OpenLedger, name: str, topic: TopicCourse) -> None:
     """A bit of each of its entries, on every disk. What it said is lost, but for the position in the subscription's record."""
+    damage(scene, scene.history.sent[ledger.id])
+    topic.workload.forget_state(name, cursor_record(scene, topic, name).mark_delete)
+
+
+@step("every copy of what was saved last in {ledger} is damaged")
+def damages_newest(scene: Scene, ledger: OpenLedger) -> None:
+    """A bit of its last entry, on every disk: the newest of the states that it has is not whole any more."""
+    damage(scene, scene.history.sent[ledger.id][-1:])
+
+
+def damage(scene: Scene, entries: Sequence[bytes]) -> None:
+    """Wherever they are: recovery may have written them once more."""
     damaged = 0
-    for each in scene.bookies.values():
-        for payload in scene.history.sent[ledger.id]:
-            for path, content in each.disk.durable_files().items():
-                if path.startswith("entrylog") and payload in content:
-                    each.disk.flip_bit(path, content.index(payload) + len(payload) // 2, 0)
+    for bookie in scene.bookies.values():
+        for path, content in bookie.disk.durable_files().items():
+            for entry in entries if path.startswith("entrylog") else ():
+                for found in re.finditer(re.escape(entry), content):
+                    bookie.disk.flip_bit(path, found.start() + len(entry) // 2, 0)
                     damaged += 1
     scene.require(damaged > 0, "no entry log has any of it yet")
-    topic.workload.forget_state(name, cursor_record(scene, topic, name).mark_delete)
 
 
 def cursor_record(scene: Scene, topic: TopicCourse, name: str) -> CursorRecord:
