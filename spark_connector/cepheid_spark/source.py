@@ -58,7 +58,8 @@ class CepheidDataSource(DataSource):
         from cepheid_spark.stream_reader import CepheidStreamReader
         from cepheid_spark.table_options import recall
 
-        return CepheidStreamReader(schema, _parse(recall(schema, self._given), streaming=True))
+        options = _parse(recall(schema, self._given), streaming=True)
+        return CepheidStreamReader(schema, options, self._topic_schemas(options))
 
     def _topic_schemas(self, options: SourceOptions) -> tuple[SchemaVersion, ...]:
         if self._schemas is None:
