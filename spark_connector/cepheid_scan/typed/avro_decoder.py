@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import numpy as np
 import pyarrow as pa
 
 from cepheid_scan.typed.arrow_types import arrow_type, is_record
+from cepheid_scan.typed.avro_lockstep import AvroLockstep, NoLockstepError
 from cepheid_scan.typed.avro_record import AvroRecordDecoder
-from cepheid_scan.typed.avro_resolution import plan_resolution
-from cepheid_scan.typed.avro_schema import Node
-from cepheid_scan.typed.records import Decoded, ValueDecoder, decode_each
+from cepheid_scan.typed.avro_resolution import names_to_read, plan_resolution
+from cepheid_scan.typed.avro_schema import Node, Record
+from cepheid_scan.typed.records import Decoded, ValueDecoder, complete, decode_each
+
+MIN_LOCKSTEP_ROWS = 16  # below, the steps cost more than the values
 
 
 class AvroDecoder:
-    def __init__(self, writer: Node) -> None:
+    """`names`: fields of the record that are wanted; others may be null."""
+
+    def __init__(self, writer: Node, names: Collection[str] | None = None) -> None:
         self.type: pa.DataType = arrow_type(writer)
         self.is_record = is_record(writer)
         self._records = AvroRecordDecoder(writer)
+        self._lockstep = _lockstep(writer, names)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        return decode_each(values, self._records.decode, self.type)
+        if self._lockstep is None or len(values) < MIN_LOCKSTEP_ROWS:
+            return decode_each(values, self._records.decode, self.type)
+        array, left = self._lockstep.decode(values)
+        return complete(array, left, values, self._records.decode)
+
+
+def _lockstep(writer: Node, names: Collection[str] | None) -> AvroLockstep | None:
+    try:
+        return AvroLockstep(writer, names) if isinstance(writer, Record) and writer.fields else None
+    except NoLockstepError:
+        return None
 
 
 class ResolvingDecoder:
-    """Values of one version, shown as another. Raises DifferentSchemaError when made."""
+    """Values of one version, shown as another. `decoder`: the class that reads the writer's; `names` as everywhere.
 
-    def __init__(self, decoder: ValueDecoder, writer: Node, reader: Node) -> None:
+    Raises DifferentSchemaError when made.
+    """
+
+    def __init__(
+        self,
+        decoder: Callable[[Node, Collection[str] | None], ValueDecoder],
+        writer: Node,
+        reader: Node,
+        names: Collection[str] | None = None,
+    ) -> None:
         self.type: pa.DataType = arrow_type(reader)
         self.is_record = is_record(reader)
-        self._decoder = decoder
-        self._plan = plan_resolution(writer, reader)
+        self._plan = plan_resolution(writer, reader, names)
+        self._decoder = decoder(writer, names_to_read(reader, names))
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         found = self._decoder.decode(values)

@@ -6,7 +6,7 @@ no value that the reader's schema allows. As everywhere here, a null stays a nul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -48,9 +48,18 @@ class DifferentSchemaError(Exception):
     """Values of the writer's schema cannot be shown by the reader's; the text says at which field."""
 
 
-def plan_resolution(writer: Node, reader: Node) -> Plan:
-    """Raises DifferentSchemaError."""
+def plan_resolution(writer: Node, reader: Node, names: Collection[str] | None = None) -> Plan:
+    """`names`: fields of the reader that are wanted; others are null in the result. Raises DifferentSchemaError."""
+    if isinstance(writer, Record) and isinstance(reader, Record):
+        return _record(writer, reader, (), (), names)
     return _plan(writer, reader, (), ())
+
+
+def names_to_read(reader: Node, names: Collection[str] | None) -> Collection[str] | None:
+    """What the wanted fields may be called in the writer's schema."""
+    if names is None or not isinstance(reader, Record):
+        return None
+    return {name for field in reader.fields if field.name in names for name in (field.name, *field.aliases)}
 
 
 def _plan(writer: Node, reader: Node, around_writer: tuple[Node, ...], around_reader: tuple[Node, ...]) -> Plan:
@@ -144,12 +153,21 @@ def _into_member(plan: Plan, index: int, kind: pa.StructType, array: pa.Array) -
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=found.is_null()), bad
 
 
-def _record(writer: Record, reader: Record, around_writer: tuple[Node, ...], around_reader: tuple[Node, ...]) -> Plan:
+def _record(
+    writer: Record,
+    reader: Record,
+    around_writer: tuple[Node, ...],
+    around_reader: tuple[Node, ...],
+    names: Collection[str] | None = None,
+) -> Plan:
     places = {field.name: place for place, field in enumerate(writer.fields)}
     inside = ((*around_writer, writer), (*around_reader, reader))
     kind = arrow_type(reader, around_reader)
     sources: list[tuple[int, Plan] | pa.Array] = []
     for field in reader.fields:
+        if names is not None and field.name not in names:
+            sources.append(pa.nulls(1, arrow_type(field.node, inside[1])))
+            continue
         place = next((places[name] for name in (field.name, *field.aliases) if name in places), None)
         if place is None:
             sources.append(_default_array(field, inside[1]))

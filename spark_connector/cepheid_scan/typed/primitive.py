@@ -1,4 +1,4 @@
-"""Values of primitive schemas as Pulsar's Java client writes them (org.apache.pulsar.client.impl.schema): big-endian, of fixed size.
+"""Values of primitive schemas as Pulsar's Java client writes them (its impl.schema): big-endian, of a fixed length.
 
 INT8 1 byte · INT16 2 · INT32, FLOAT 4 · INT64, DOUBLE 8 · BOOLEAN one byte, 0 or not · STRING UTF-8 · BYTES as they are
 DATE, TIME, TIMESTAMP         8: milliseconds since 1970 (LongSchema of java.util.Date and its children)

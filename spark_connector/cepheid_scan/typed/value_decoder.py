@@ -38,12 +38,13 @@ def _same_kind(writer: SchemaVersion, reader: SchemaVersion) -> None:
 def _struct_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequence[str] | None) -> ValueDecoder:
     shown = parse_avro(reader.definition)
     if writer.kind == reader.kind == "JSON":
-        return JsonDecoder(shown)  # fields have names in the value itself, so the writer's definition adds nothing
+        return JsonDecoder(shown, names)  # fields have names in the value itself, so the writer's definition adds nothing
     if writer.kind not in ("AVRO", "JSON"):
         raise DifferentSchemaError(f"{writer.kind} is not {reader.kind}")
     written = shown if writer.definition == reader.definition else parse_avro(writer.definition)
-    own: ValueDecoder = AvroDecoder(written) if writer.kind == "AVRO" else JsonDecoder(written)
-    return own if written is shown else ResolvingDecoder(own, written, shown)
+    if written is shown:
+        return AvroDecoder(shown, names)
+    return ResolvingDecoder(AvroDecoder if writer.kind == "AVRO" else JsonDecoder, written, shown, names)
 
 
 def _protobuf_decoder(schema: SchemaVersion) -> ValueDecoder:
