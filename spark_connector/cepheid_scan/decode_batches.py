@@ -8,6 +8,7 @@ import numpy as np
 
 from cepheid_scan.decode_fields import PADDING_BYTES, Bools, Bytes, FieldTable, Ints, big_endian_32
 from cepheid_scan.decode_framing import MIN_MESSAGE_BYTES, SIZE_BYTES, guess_starts, plain_batch
+from cepheid_scan.decode_payloads import joined
 from cepheid_scan.decode_records import SINGLE_MESSAGE_METADATA, Properties, parse_in_lockstep
 
 PAYLOAD_SIZE = 3
@@ -109,5 +110,5 @@ def _judge(
         parts.append(form)
         size += len(form)
     if parts:
-        data = np.frombuffer(b"".join((data[:-PADDING_BYTES], *parts, bytes(PADDING_BYTES))), np.uint8)
+        data = joined((data[:-PADDING_BYTES], *parts))
     return data, starts, ends, kept_counts, places[keep]

@@ -73,7 +73,8 @@ def _seek(data: Bytes, starts: Ints, ends: Ints, counts: Ints, offsets: Ints, pl
         places[:] = found
     else:
         places[np.repeat(agree, counts)] = found[chosen]
-    return batches[~agree[batches]]
+    left: Ints = batches[~agree[batches]]
+    return left
 
 
 def _sizes_below_256(data: Bytes, start: int, end: int) -> Ints:

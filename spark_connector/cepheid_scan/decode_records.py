@@ -4,8 +4,8 @@
           ▲                ▼
           └── plain form ◄── protobuf library ──► a text: why it is refused
 
-Rule 1: the library is the judge. What it refuses is bad; what it accepts is written anew in its plain form, which the lockstep parser
-always understands, behind the other bytes, and parsed again. So a record's fields have one way into the table.
+Rule 1: the library is the judge. What it refuses is bad; what it accepts is written anew in its plain form, which the lockstep
+parser always understands, behind the other bytes, and parsed again. So a record's fields have one way into the table.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from cepheid_scan.decode_fields import PADDING_BYTES, Bytes, FieldTable, Ints, Kind, Spans, parse_fields
+from cepheid_scan.decode_payloads import joined
 from cepheid_wire import pulsar_api_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """`exotic` are fields with messages inside that the lockstep parser does not look into: the library judges records with them."""
+    """`exotic`: fields with messages inside that the lockstep parser does not look into; the library judges records with them."""
 
     message: type[Message]
     fields: Mapping[int, Kind]
@@ -123,7 +124,7 @@ def parse_records(data: Bytes, starts: Ints, ends: Ints, kind: RecordKind) -> Re
         starts[row], ends[row] = size, size + len(form)
         plain.append(form)
         size += len(form)
-    longer = np.frombuffer(b"".join((data[:-PADDING_BYTES], *plain, bytes(PADDING_BYTES))), np.uint8)
+    longer = joined((data[:-PADDING_BYTES], *plain))
     fields, properties = parse_in_lockstep(longer, starts, ends, kind)
     left = set(np.flatnonzero(fields.odd).tolist()) - refused.keys()
     assert not left, f"{kind.message.DESCRIPTOR.name} {left} in plain form is not understood"
@@ -140,10 +141,10 @@ def plain_form(record: bytes, message: type[Message]) -> bytes | str:
     if not parsed.IsInitialized():
         return f"{name} lacks {', '.join(parsed.FindInitializationErrors())}"
     if message is pb.MessageMetadata:
-        for unknown in UnknownFieldSet(parsed):
-            if (
-                unknown.field_number == _COMPRESSION
-            ):  # a codec of the future is an unknown field to the library: not "not compressed"
+        unknown_fields: Any = UnknownFieldSet(parsed)
+        for unknown in unknown_fields:
+            # To the library a codec of the future is an unknown field. That does not make the payload one that is not compressed.
+            if unknown.field_number == _COMPRESSION:
                 return f"compression {unknown.data} is not known"
     parsed.DiscardUnknownFields()
     return bytes(parsed.SerializeToString())

@@ -10,6 +10,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,8 @@ COMPACTED_OUT = 4
 
 @dataclass(slots=True)
 class Alone:
-    """Messages that are an entry each, and entries that stay opaque: of which nothing of their messages is known (`known` false)."""
+    """Messages that are an entry each, and batches that are shown as one row: `known` is false, since what the metadata of a batch
+    repeats of its first message's says nothing about the others."""
 
     entries: Ints
     payload_starts: Ints
@@ -84,35 +86,36 @@ class MessageRows:
         return len(self.batch_entries) + len(self.alone.entries) if self.pick is None else len(self.pick)
 
     def entry_rows(self) -> Ints:
-        return self._rows(self.batch_entries, self.alone.entries)
+        return self.picked(self.batch_entries, self.alone.entries)
 
     def batch_index(self) -> Ints:
-        return self._rows(self.batch.index, np.full(len(self.alone.entries), ALONE))
+        return self.picked(self.batch.index, np.full(len(self.alone.entries), ALONE))
 
     def numbers(self, wanted: _Field) -> Ints:
         """0 where there is none."""
-        return self._rows(
+        return self.picked(
             self.batch.fields.number(wanted.in_batch),
             np.where(self.alone.known, self.entries.fields.number(wanted.in_entry)[self.alone.entries], 0),
         )
 
     def present(self, wanted: _Field) -> Bools:
         in_entry = self.entries.fields.present(wanted.in_entry)[self.alone.entries] & self.alone.known
-        return self._rows(self.batch.fields.present(wanted.in_batch), in_entry)
+        return self.picked(self.batch.fields.present(wanted.in_batch), in_entry)
 
     def spans(self, wanted: _Field) -> Spans:
         in_batch, in_entry = self.batch.fields.span(wanted.in_batch), self.entries.fields.span(wanted.in_entry)
-        start, end = (self._rows(in_batch[i], in_entry[i][self.alone.entries]) for i in (0, 1))
+        start, end = (self.picked(in_batch[i], in_entry[i][self.alone.entries]) for i in (0, 1))
         return start, end
 
     def payloads(self) -> tuple[Ints, Ints, Bools]:
         """Start, end, and whether there is one: not for tombstones, and not where it could not be unpacked."""
-        present = self._rows(np.ones(len(self.batch_entries), bool), self.alone.has_payload)
-        starts = self._rows(self.batch.payload_starts, self.alone.payload_starts)
-        ends = self._rows(self.batch.payload_ends, self.alone.payload_ends)
+        present = self.picked(np.ones(len(self.batch_entries), bool), self.alone.has_payload)
+        starts = self.picked(self.batch.payload_starts, self.alone.payload_starts)
+        ends = self.picked(self.batch.payload_ends, self.alone.payload_ends)
         return starts, ends, present & (self.numbers(NULL_VALUE) == 0)
 
-    def _rows(self, in_batch: npt.NDArray[np.generic], alone: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    def picked(self, in_batch: npt.NDArray[Any], alone: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """One array of the rows, from one of the batch messages and one of those alone."""
         if not len(alone):
             everything = in_batch
         elif not len(in_batch):
@@ -125,7 +128,7 @@ class MessageRows:
 class DecodedMessages:
     """Some messages of a piece in order. Columns are made when they are asked for, and once.
 
-    `broken`: rows in which a column that was asked for cannot be shown (text that is no UTF-8, a key that is no base64): null there.
+    `broken`: rows in which a column that was asked for cannot be shown (text that is no UTF-8, a key that is no base64): null.
     """
 
     def __init__(self, rows: MessageRows) -> None:
@@ -250,7 +253,7 @@ class DecodedMessages:
         of_entries, of_batches = rows.entries.properties, rows.batch.properties
         owners = np.concatenate((of_batches.owners, owners[shown]))
         keys, values = (
-            self._property_text(*(np.concatenate((in_batch[i], in_entry[i][shown])) for i in (0, 1)), owners)
+            self._property_text(*(np.concatenate((in_batch[i], in_entry[i][shown])) for i in (0, 1)), owners=owners)
             for in_batch, in_entry in ((of_batches.keys, of_entries.keys), (of_batches.values, of_entries.values))
         )
         counts = np.bincount(owners, minlength=len(rows.batch_entries) + len(rows.alone.entries))
@@ -304,7 +307,7 @@ class DecodedMessages:
             self._used_entries, self._entry_codes = rows[new], np.cumsum(new) - 1
         return self._used_entries, self._entry_codes
 
-    def _property_text(self, starts: Ints, ends: Ints, owners: Ints) -> pa.StringArray:
+    def _property_text(self, starts: Ints, ends: Ints, *, owners: Ints) -> pa.StringArray:
         text, broken = as_text(gather(self._rows.data, starts, ends))
         if not broken:
             return text

@@ -3,8 +3,8 @@
     │header 36│ 0x0e02 │size│broker's│ 0x0e01 │crc│ size │ MessageMetadata │ payload │header 36│ …
                └─ may be absent ───┘ └ may be ───┘
 
-The header is the bookies' (cepheid_rpc), what the broker adds is stepped over, the checksum was checked when the message was published
-and the digest of the entry covers it since.
+The header is the bookies' (cepheid_rpc), what the broker adds is stepped over, the checksum was checked when the message was
+published and the digest of the entry covers it since.
 """
 
 from __future__ import annotations

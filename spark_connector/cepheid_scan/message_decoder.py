@@ -3,11 +3,11 @@
     groups ─► one buffer ─► metadata of all entries ─► markers, chunks, what the filter does not want: out
            ─► payloads unpacked, 16 MB at a time ─► messages of all batches ─► rows ─► columns, those that are asked for
 
-Rule 1: an entry that cannot be read as a whole is one bad record, however many messages it says it has. Bad: what protobuf or a codec
-refuses, a batch that does not add up, a chunked message without its chunks, an encrypted payload, a message of a transaction (whether that
-was committed is not written in the entries), text that is no UTF-8 in a column that is asked for.
-Rule 2: FAIL raises at the first one, with its position; SKIP leaves it out; NULL gives a row without what could not be read. Of an encrypted
-one that is the payload as stored, and what decrypting takes among the properties. All are counted.
+Rule 1: an entry that cannot be read as a whole is one bad record, however many messages it says it has. Bad is what protobuf or a
+codec refuses, a batch that does not add up, a chunked message without its chunks, an encrypted payload, a message of a transaction
+(whether that was committed is not written in the entries), text that is no UTF-8 in a column that is asked for.
+Rule 2: FAIL raises at the first one, with its position; SKIP leaves it out; NULL gives a row without what could not be read. Of an
+encrypted one that is the payload as stored, with what decrypting takes among the properties. All are counted.
 Rule 3: an entry outside the filter's publish times is not looked into, so it is never bad.
 """
 

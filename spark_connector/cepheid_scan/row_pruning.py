@@ -48,7 +48,7 @@ def keep_not_compacted(rows: MessageRows) -> int:
         return 0
     before = len(rows)
     alone = np.zeros(len(rows.alone.entries), np.int64)
-    rows.keep(rows._rows(rows.batch.fields.number(COMPACTED_OUT), alone) == 0)
+    rows.keep(rows.picked(rows.batch.fields.number(COMPACTED_OUT), alone) == 0)
     return before - len(rows)
 
 
