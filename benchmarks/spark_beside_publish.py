@@ -1,6 +1,6 @@
 """What does a scan of a topic by Spark cost those who publish to it? And what does it cost the broker, past which the bytes go?
 
-A topic with history on a cluster of processes; 2,000 entries/s of 1 KB are published to it, by turns with and without a Spark driver
+A topic with history on a cluster of processes; 2,000 entries/s of 1 KB go to it, by turns with and without a Spark driver
 in a process of its own that scans the history again and again. At the end Spark scans alone: what does the broker do meanwhile?
 On one machine Spark takes processor time from everybody: `--spark-nice` says how much it yields, as a Spark elsewhere would.
 """

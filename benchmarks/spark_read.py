@@ -1,6 +1,6 @@
 """How fast does Spark read history, against the official client and against its own Parquet reader? And what does a task cost?
 
-Two topics of prebuilt entries, 1000 × 100 B and 20 × 1 KB with keys, are read as whole rows, the value alone, and as stored entries.
+Two topics of prebuilt entries, 1000 × 100 B and 20 × 1 KB with keys, are read as whole rows, the value alone, and as entries.
 Then, in pairs: `sum(length(value))` over the 100 B topic; `receive()` of the official Python client without acknowledgements, for a
 part of the same messages; and the same sum over a Parquet file with the same rows.
 """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cepheid_scan.counters import ScanCounters
 from cepheid_scan.edge_words import EdgeWord, full_name, parse_edge, time_ms
 from cepheid_scan.errors import BadOptionError
-from cepheid_scan.history import HistoryPlan, ScanTask
+from cepheid_scan.history import ScanTask
 from cepheid_scan.read_ahead import read_in_order
 from cepheid_scan.scan_request import (
     Edge,
@@ -48,6 +48,7 @@ def scan(
     admin_url: str | None = None,
     metadata: str | None = None,
     token: str | None = None,
+    retry_s: float = 10.0,
     start: EdgeWord = "earliest",
     end: EdgeWord = "latest",
     columns: Sequence[str] | None = None,
@@ -64,10 +65,10 @@ def scan(
 ) -> pa.RecordBatchReader:
     """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
 
-    One of `service_url`, `admin_url` and `metadata` says where the cluster is. `start` and `end` are words of `edge_words`; a time
-    is that of publishing. `mode`: messages, entries or typed. `keys`, `partitions` and the event times leave rows out.
-    `counters` is filled as batches are read. Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader
-    raises later is a ScanError too.
+    One of `service_url`, `admin_url` and `metadata` says where the cluster is; who is away is asked again for `retry_s`.
+    `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
+    `partitions` and the event times leave rows out. `counters` is filled as batches are read.
+    Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader raises later is a ScanError too.
     """
     from cepheid_scan.plan_scan import plan_scan
 
@@ -75,7 +76,7 @@ def scan(
     chosen = None if partitions is None else frozenset(partitions)
     edge_topic = _only_topic(names, chosen)
     request = ScanRequest(
-        source=_plan_source(service_url, admin_url, metadata, token),
+        source=_plan_source(PlanSource(service_url, admin_url, metadata, token, retry_s)),
         topics=TopicSelection(names=names, partitions=chosen),
         spec=ScanSpec(
             mode=_one_of(ReadMode, mode, "mode"),
@@ -94,10 +95,10 @@ def scan(
         target_task_bytes=TASK_BYTES,
         min_tasks=1,
     )
-    tasks, spec, plan = plan_scan(_with_columns(request))
-    for edge in (request.start, request.end):
-        _check_positions(edge, plan)
-    return _open_reader(tasks, spec, threads, counters or ScanCounters())
+    _check_order(request.start, request.end)
+    tasks, spec, _ = plan_scan(request)
+    spec = spec if spec.columns else replace(spec, columns=_default_columns(spec))
+    return _open_reader(tasks, spec, threads, ScanCounters() if counters is None else counters)
 
 
 def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counters: ScanCounters) -> pa.RecordBatchReader:
@@ -119,21 +120,24 @@ def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counte
     return pa.RecordBatchReader.from_batches(arrow_schema(spec), read_in_order(tasks, read, threads))
 
 
-def _with_columns(request: ScanRequest) -> ScanRequest:
-    """The mode's default columns where none are named; typed rows' come with the schema, in planning."""
-    spec = request.spec
-    if spec.columns or spec.mode is ReadMode.TYPED:
-        return request
-    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS
+def _default_columns(spec: ScanSpec) -> tuple[str, ...]:
+    """As Spark shows them: of typed rows the schema's, then the usual ones of messages."""
+    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, TYPED_PREFIX
 
-    defaults = DEFAULT_ENTRY_COLUMNS if spec.mode is ReadMode.ENTRIES else DEFAULT_MESSAGE_COLUMNS
-    return replace(request, spec=replace(spec, columns=tuple(defaults)))
+    if spec.mode is ReadMode.ENTRIES:
+        return DEFAULT_ENTRY_COLUMNS
+    if spec.mode is ReadMode.MESSAGES:
+        return DEFAULT_MESSAGE_COLUMNS
+    from cepheid_scan.typed import typed_fields
+
+    fields = [field.name for field in typed_fields(spec.schemas, spec.reader_version)]
+    return (*fields, *(f"{TYPED_PREFIX}{name}" for name in DEFAULT_MESSAGE_COLUMNS if name != "value"))
 
 
-def _plan_source(service_url: str | None, admin_url: str | None, metadata: str | None, token: str | None) -> PlanSource:
-    if service_url is None and admin_url is None and metadata is None:
+def _plan_source(given: PlanSource) -> PlanSource:
+    if given.service_url is None and given.admin_url is None and given.metadata is None:
         raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
-    return PlanSource(service_url=service_url, admin_url=admin_url, metadata=metadata, token=token)
+    return given
 
 
 def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str | None:
@@ -145,14 +149,10 @@ def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str 
     return f"{names[0]}-partition-{next(iter(partitions))}" if len(partitions) == 1 else None
 
 
-def _check_positions(edge: Edge, plan: HistoryPlan) -> None:
-    """A position of a topic that is not read would be ignored: too much would come."""
-    read = {history.topic for history in plan.topics}
-    for topic, position in edge.positions:
-        if topic not in read:
-            there = ", ".join(sorted(read)[:5]) or "nothing"
-            message = f"the position {position} is one of {topic}, which is not read: that is {there}"
-            raise BadOptionError(f"{message}. A position in a partitioned topic names its partition", topic=topic)
+def _check_order(start: Edge, end: Edge) -> None:
+    """An empty range by mistake looks like a topic without messages."""
+    if start.publish_time_ms is not None and end.publish_time_ms is not None and start.publish_time_ms > end.publish_time_ms:
+        raise BadOptionError(f"the start ({start.publish_time_ms} ms) is later than the end ({end.publish_time_ms} ms)")
 
 
 def _one_of(kind: Any, word: str, option: str) -> Any:
