@@ -52,20 +52,23 @@ def cut_ranges(
 ) -> list[ScanTask]:
     """`entries_per_task`: by topic with partition; then `target_bytes` and `min_tasks` decide nothing. Raises BadOptionError."""
     runs = [run for each in ranges for run in _runs(each)]
+    total_bytes = sum(run.size_bytes for run in runs)
     if entries_per_task is None:
-        total_bytes = sum(run.size_bytes for run in runs)
         if min_tasks > 1:
             target_bytes = min(target_bytes, -(-total_bytes // min_tasks))
-        target_bytes = max(1, target_bytes)
-        if total_bytes > max_tasks * target_bytes:
-            raise _too_many(total_bytes, total_bytes // target_bytes, max_tasks)
+        shares = [max(1.0, target_bytes / run.entry_bytes) for run in runs]
+    else:
+        shares = [float(max(1, entries_per_task[run.topic])) for run in runs]
+    expected = sum((run.last - run.first + 1) / share for run, share in zip(runs, shares, strict=True))
+    if expected > max_tasks:
+        raise _too_many(total_bytes, round(expected), max_tasks)
     packer = _Packer(plan, by_size=entries_per_task is None)
-    for run in runs:
-        share = target_bytes / run.entry_bytes if entries_per_task is None else entries_per_task[run.topic]
-        packer.take(run, max(1.0, share))
-        if len(packer.tasks) > max_tasks:
-            raise _too_many(sum(each.size_bytes for each in runs), len(packer.tasks), max_tasks)
-    return packer.finish()
+    for run, share in zip(runs, shares, strict=True):
+        packer.take(run, share)
+    tasks = packer.finish()
+    if len(tasks) > max_tasks:
+        raise _too_many(total_bytes, len(tasks), max_tasks)
+    return tasks
 
 
 def entries_per_task(history: TopicHistory, target_bytes: int) -> int:
@@ -81,7 +84,7 @@ _UNKNOWN_ENTRY_BYTES = 1024  # of a topic that holds nothing yet
 def _too_many(total_bytes: int, tasks: int, max_tasks: int) -> BadOptionError:
     advice_mb = -(-total_bytes // (max_tasks // 2) >> 20) + 1
     return BadOptionError(
-        f"{total_bytes} bytes would be {tasks} tasks or more, at most {max_tasks} are planned: set targetPartitionBytes to "
+        f"{total_bytes} bytes would be {tasks} tasks, at most {max_tasks} are planned: set targetPartitionBytes to "
         f"{advice_mb}mb or more, or read a shorter range",
         tasks=tasks,
         max_tasks=max_tasks,

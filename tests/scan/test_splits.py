@@ -1,0 +1,239 @@
+"""Every entry of a range in exactly one piece, in order, whatever the ledgers; tasks small enough to be sent with every attempt."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepheid_scan import BadOptionError, Fragment, HistoryPlan, LedgerHistory, MessagePosition, ScanTask, TopicHistory
+from cepheid_scan.splits import BEFORE_ENTRIES, MAX_TASK_BYTES, TopicRange, cut_ranges, entries_per_task, fragments_of
+
+BOOKIES = {f"bookie-{number}.storage.example": f"10.0.0.{number}:3181" for number in range(12)}
+NAMES = list(BOOKIES)
+TICKET = b"ct0." + b"t" * 150
+
+
+def ledger(
+    ledger_id: int, entries: int, size_bytes: int = 0, starts: tuple[int, ...] = (0,), *, is_open: bool = False
+) -> LedgerHistory:
+    fragments = tuple(
+        Fragment(start, tuple(NAMES[(ledger_id + number + place) % len(NAMES)] for place in range(3)))
+        for number, start in enumerate(starts)
+    )
+    return LedgerHistory(ledger_id, entries - 1, is_open, size_bytes or 100 * entries, 0, 3, 3, fragments, b"k" * 16)
+
+
+def plan_of(*histories: TopicHistory) -> HistoryPlan:
+    return HistoryPlan(histories, BOOKIES, tickets={"persistent://public/default/t": TICKET})
+
+
+def topic_of(*ledgers: LedgerHistory, name: str = "persistent://public/default/t") -> TopicHistory:
+    return TopicHistory(name, -1, "x", ledgers)
+
+
+def whole(history: TopicHistory) -> TopicRange:
+    return TopicRange(history, MessagePosition(0, 0), MessagePosition(1 << 60, 0))
+
+
+def entries_of(tasks: list[ScanTask]) -> list[tuple[str, int, int]]:
+    return [
+        (piece.topic, piece.ledger_id, entry_id)
+        for task in tasks
+        for piece in task.pieces
+        for entry_id in range(piece.first_entry_id, piece.last_entry_id + 1)
+    ]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[TopicHistory]:
+    made: list[TopicHistory] = []
+    ledger_id = 0
+    for number in range(draw(st.integers(1, 3))):
+        ledgers: list[LedgerHistory] = []
+        for _ in range(draw(st.integers(0, 6))):
+            ledger_id += draw(st.integers(1, 3))
+            entries = draw(st.integers(0, 60))
+            starts = (0, *sorted(draw(st.sets(st.integers(1, max(1, entries)), max_size=3))))
+            ledgers.append(ledger(ledger_id, entries, draw(st.integers(0, 10_000)), starts))
+        made.append(TopicHistory(f"persistent://a/b/t-partition-{number}", number, "x", tuple(ledgers)))
+    return made
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> list[TopicRange]:
+    wanted: list[TopicRange] = []
+    for history in draw(histories()):
+        place = st.builds(MessagePosition, st.integers(0, 20), st.integers(0, 62), st.sampled_from([-1, -1, 0, 1, 5]))
+        first, end = draw(place), draw(place)
+        wanted.append(TopicRange(history, min(first, end), max(first, end)))
+    return wanted
+
+
+def expected_of(wanted: list[TopicRange]) -> list[tuple[str, int, int]]:
+    """Entries of which at least one message may be in the range."""
+    return [
+        (each.history.topic, part.ledger_id, entry_id)
+        for each in wanted
+        for part in each.history.ledgers
+        for entry_id in range(part.last_entry_id + 1)
+        if (part.ledger_id, entry_id) >= (each.first.ledger_id, each.first.entry_id)
+        and (
+            (part.ledger_id, entry_id) < (each.end.ledger_id, each.end.entry_id)
+            or ((part.ledger_id, entry_id) == (each.end.ledger_id, each.end.entry_id) and each.end.batch_index > 0)
+        )
+    ]
+
+
+@given(ranges(), st.integers(1, 20_000), st.integers(1, 9))
+def test_every_entry_is_in_one_piece_in_order(wanted: list[TopicRange], target_bytes: int, min_tasks: int) -> None:
+    plan = plan_of(*(each.history for each in wanted))
+    tasks = cut_ranges(wanted, plan, target_bytes=target_bytes, min_tasks=min_tasks)
+    assert entries_of(tasks) == expected_of(wanted)
+    assert all(task.pieces for task in tasks)
+
+
+@given(ranges(), st.integers(1, 40))
+def test_a_cut_by_entries_repeats_wherever_the_entries_lie_by_then(wanted: list[TopicRange], cut: int) -> None:
+    plan = plan_of(*(each.history for each in wanted))
+    by_topic = {each.history.topic: cut for each in wanted}
+    tasks = cut_ranges(wanted, plan, target_bytes=1, entries_per_task=by_topic)
+    assert entries_of(tasks) == expected_of(wanted)
+    moved = [
+        TopicRange(
+            TopicHistory(
+                each.history.topic,
+                each.history.partition,
+                "x",
+                tuple(ledger(part.ledger_id, part.last_entry_id + 1, part.size_bytes // 2) for part in each.history.ledgers),
+            ),
+            each.first,
+            each.end,
+        )
+        for each in wanted
+    ]
+    again = cut_ranges(moved, HistoryPlan((), {}), target_bytes=999, entries_per_task=by_topic)
+    assert [entries_of([task]) for task in again] == [entries_of([task]) for task in tasks]
+
+
+@given(ranges(), st.integers(1, 20_000))
+def test_bounds_inside_a_batch_are_at_the_ends_alone(wanted: list[TopicRange], target_bytes: int) -> None:
+    for each in wanted:
+        pieces = [p for task in cut_ranges([each], plan_of(each.history), target_bytes=target_bytes) for p in task.pieces]
+        for piece in pieces:
+            at_first = (piece.ledger_id, piece.first_entry_id) == (each.first.ledger_id, each.first.entry_id)
+            assert piece.first_batch_index == (max(0, each.first.batch_index) if at_first else 0)
+            at_end = (piece.ledger_id, piece.last_entry_id) == (each.end.ledger_id, each.end.entry_id)
+            assert piece.end_batch_index == (each.end.batch_index if at_end else -1)
+
+
+@given(ranges(), st.integers(1, 5_000))
+def test_pieces_know_where_their_entries_and_those_before_lie(wanted: list[TopicRange], target_bytes: int) -> None:
+    tasks = cut_ranges(wanted, plan_of(*(each.history for each in wanted)), target_bytes=target_bytes)
+    by_topic = {each.history.topic: [part for part in each.history.ledgers if part.last_entry_id >= 0] for each in wanted}
+    for task in tasks:
+        for piece in task.pieces:
+            ledgers = by_topic[piece.topic]
+            place = next(index for index, part in enumerate(ledgers) if part.ledger_id == piece.ledger_id)
+            assert piece.fragments == fragments_of(ledgers[place], 0, piece.last_entry_id), "all before it is looked back at"
+            assert {name for fragment in piece.fragments for name in fragment.ensemble} <= {bookie for bookie, _ in task.bookies}
+            if place == 0:
+                assert piece.before is None
+            else:
+                assert piece.before is not None
+                assert (piece.before.ledger_id, piece.before.last_entry_id) == (
+                    ledgers[place - 1].ledger_id,
+                    ledgers[place - 1].last_entry_id,
+                )
+
+
+def test_tasks_are_as_large_as_asked() -> None:
+    history = topic_of(*(ledger(number, 1000, 1_000_000) for number in range(10)))
+    tasks = cut_ranges([whole(history)], plan_of(history), target_bytes=250_000)
+    assert len(tasks) == 40
+    assert {task.size_bytes for task in tasks} == {250_000}
+    packed = cut_ranges([whole(history)], plan_of(history), target_bytes=2_500_000)
+    assert [task.size_bytes for task in packed] == [2_000_000] * 5, "no small part is cut off a ledger to fill a task"
+    nearly = cut_ranges([whole(history)], plan_of(history), target_bytes=2_800_000)
+    assert nearly[0].size_bytes == 3_000_000, "and none is left over"
+
+
+def test_a_small_rest_goes_with_its_ledger() -> None:
+    history = topic_of(ledger(1, 110, 110_000))
+    assert [task.size_bytes for task in cut_ranges([whole(history)], plan_of(history), target_bytes=100_000)] == [110_000]
+    history = topic_of(ledger(1, 150, 150_000))
+    assert [task.size_bytes for task in cut_ranges([whole(history)], plan_of(history), target_bytes=100_000)] == [100_000, 50_000]
+
+
+def test_min_tasks_cuts_smaller() -> None:
+    history = topic_of(ledger(1, 1000, 1_000_000))
+    assert len(cut_ranges([whole(history)], plan_of(history), target_bytes=128 << 20, min_tasks=8)) == 8
+
+
+def test_small_topics_share_a_task() -> None:
+    many = [topic_of(ledger(number, 5, 500), name=f"persistent://a/b/{number}") for number in range(20)]
+    tasks = cut_ranges([whole(each) for each in many], HistoryPlan(tuple(many), BOOKIES), target_bytes=1 << 20)
+    assert len(tasks) < 5
+    assert sum(len(task.pieces) for task in tasks) == 20
+
+
+@pytest.mark.parametrize("entries", [1, 40, 1200])
+@pytest.mark.parametrize("fragments", [1, 3, 60])
+def test_a_pickled_task_stays_small(entries: int, fragments: int) -> None:
+    starts = tuple(range(min(fragments, entries)))
+    history = topic_of(*(ledger(number, entries, entries * 100, starts) for number in range(60)))
+    tasks = cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 30)
+    assert entries_of(tasks) == expected_of([whole(history)])
+    assert max(len(pickle.dumps(task)) for task in tasks) < MAX_TASK_BYTES
+    assert all(task.ticket == TICKET for task in tasks)
+
+
+def test_a_task_has_the_addresses_that_it_needs_alone() -> None:
+    history = topic_of(ledger(1, 10))
+    (task,) = cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 20)
+    assert dict(task.bookies) == {name: BOOKIES[name] for name in NAMES[1:4]}
+
+
+def test_tasks_of_several_topics_carry_the_tickets_of_theirs() -> None:
+    first, second = topic_of(ledger(1, 10), name="persistent://a/b/x"), topic_of(ledger(2, 10), name="persistent://a/b/y")
+    tickets = {"persistent://a/b/x": b"X", "persistent://a/b/y": b"Y"}
+    plan = HistoryPlan((first, second), BOOKIES, tickets=tickets)
+    (both,) = cut_ranges([whole(first), whole(second)], plan, target_bytes=1 << 20)
+    assert both.ticket == b"X Y"
+    (one,) = cut_ranges([whole(second)], plan, target_bytes=1 << 20)
+    assert one.ticket == b"Y"
+
+
+def test_too_many_tasks_are_refused_with_advice() -> None:
+    history = topic_of(ledger(1, 10_000_000, 10 << 30))
+    with pytest.raises(BadOptionError, match="targetPartitionBytes") as refused:
+        cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 10)
+    assert "50000" in str(refused.value)
+    with pytest.raises(BadOptionError, match="at most 50"):
+        cut_ranges([whole(history)], plan_of(history), target_bytes=1, entries_per_task={history.topic: 10}, max_tasks=50)
+
+
+def test_the_lookback_is_bounded() -> None:
+    history = topic_of(ledger(1, 50_000), ledger(2, 50_000))
+    (before, *_), (after, *_) = (
+        [
+            piece
+            for task in cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 19)
+            for piece in task.pieces
+            if piece.ledger_id == wanted
+        ]
+        for wanted in (1, 2)
+    )
+    assert before.before is None
+    assert after.before is not None
+    assert after.before.last_entry_id - after.before.first_entry_id + 1 == BEFORE_ENTRIES
+    assert all(earlier.ledger_id <= later.ledger_id for earlier, later in pairwise([before, after]))
+
+
+def test_entries_per_task_follows_the_average() -> None:
+    assert entries_per_task(topic_of(ledger(1, 100, 100_000), ledger(2, 100, 300_000)), 1_000_000) == 500
+    assert entries_per_task(topic_of(), 1 << 20) == 1024
+    assert entries_per_task(topic_of(ledger(1, 2, 1 << 30)), 1) == 1
