@@ -1,4 +1,5 @@
-"""Plausible mistakes in the dispatch cores, put in from outside: their random histories must notice each of them.
+"""Plausible mistakes in the dispatch cores, put in from outside: their random histories must notice each of them. What whole worlds
+notice too is in tests/dispatch_mistakes.py.
 
 The stuck cases of brokers of this kind are among them: a drain that nobody ends, permits that wake nobody, skipped entries.
 """
@@ -17,7 +18,13 @@ from cepheid_broker.forward_reader import ForwardReader
 from cepheid_broker.holders import Holders
 from cepheid_broker.key_places import KeyPlaces
 from cepheid_broker.turns import Turns
-from cepheid_broker.waiting_keys import WaitingKeys
+from tests.dispatch_mistakes import (
+    forget_what_a_leaver_held,
+    give_a_key_to_two_consumers,
+    keep_a_key_at_who_has_acknowledged,
+    let_later_messages_of_a_key_pass,
+    take_over_without_going_back,
+)
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -43,13 +50,6 @@ def an_append_during_a_read_forgotten() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def takeover_without_rewind() -> Iterator[None]:
-    """The new active consumer goes on where the old one stopped: what that one held is lost to it."""
-    with mock.patch.object(FailoverDispatch, "on_rewind", _nothing):
-        yield
-
-
-@contextlib.contextmanager
 def the_last_to_come_is_active() -> Iterator[None]:
     sort = sorted
 
@@ -68,20 +68,6 @@ def nobody_hears_who_is_active() -> Iterator[None]:
         original(self, *args, **{**kwargs, "announces": False})
 
     with mock.patch.object(FailoverDispatch, "__init__", quiet):
-        yield
-
-
-@contextlib.contextmanager
-def what_a_leaver_held_stays_with_it() -> Iterator[None]:
-    remove = Holders.remove
-
-    def remove_empty(self: Holders, key: int) -> Any:
-        holder = remove(self, key)
-        if holder is not None:
-            holder.outstanding.clear()
-        return holder
-
-    with mock.patch.object(Holders, "remove", remove_empty):
         yield
 
 
@@ -127,33 +113,6 @@ def delayed_entries_sent_at_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_draining() -> Iterator[None]:
-    """A key that moved goes on at its new consumer at once."""
-    with mock.patch.object(KeyPlaces, "receiver", KeyPlaces._owner):
-        yield
-
-
-@contextlib.contextmanager
-def drain_without_end() -> Iterator[None]:
-    """The last acknowledgement of the old consumer does not let the key go on."""
-    release = KeyPlaces.release
-
-    def release_quietly(self: KeyPlaces, key_hash: int) -> None:
-        with mock.patch.object(KeyPlaces, "_place", _nothing):
-            release(self, key_hash)
-
-    with mock.patch.object(KeyPlaces, "release", release_quietly):
-        yield
-
-
-@contextlib.contextmanager
-def later_entries_pass_those_that_wait() -> Iterator[None]:
-    """Whoever can take the next entry of a key gets it, though an earlier one waits to be sent again."""
-    with mock.patch.object(WaitingKeys, "__contains__", return_value=False):
-        yield
-
-
-@contextlib.contextmanager
 def skipped_entries_keep_a_key_draining() -> Iterator[None]:
     with mock.patch.object(KeySharedDispatch, "on_cursor_moved", _nothing):
         yield
@@ -167,19 +126,19 @@ def chunks_follow_their_key() -> Iterator[None]:
 
 
 EXCLUSIVE: list[Mutant] = [redelivery_forgotten, an_append_during_a_read_forgotten]
-FAILOVER: list[Mutant] = [takeover_without_rewind, the_last_to_come_is_active, nobody_hears_who_is_active]
+FAILOVER: list[Mutant] = [take_over_without_going_back, the_last_to_come_is_active, nobody_hears_who_is_active]
 SHARED: list[Mutant] = [
-    what_a_leaver_held_stays_with_it,
+    forget_what_a_leaver_held,
     redelivered_while_outstanding,
     blocked_for_ever,
     delayed_entries_never_due,
     delayed_entries_sent_at_once,
 ]
 KEY_SHARED: list[Mutant] = [
-    what_a_leaver_held_stays_with_it,
-    no_draining,
-    drain_without_end,
-    later_entries_pass_those_that_wait,
+    forget_what_a_leaver_held,
+    give_a_key_to_two_consumers,
+    keep_a_key_at_who_has_acknowledged,
+    let_later_messages_of_a_key_pass,
     skipped_entries_keep_a_key_draining,
     chunks_follow_their_key,
 ]

@@ -1,6 +1,7 @@
 """Known mistakes about deliveries and acknowledgements, as in mutants.py: worlds with clients must notice each.
 
 They are stuck or leaking cases of brokers of this kind: a wake-up that gets lost, a key at two consumers, a seek that is one off.
+Those that random histories of the cores notice too are in tests/dispatch_mistakes.py.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from cepheid_broker.ack_saver import AckSaver, OnSaved
 from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.dispatcher import Dispatcher
-from cepheid_broker.holders import Holders
-from cepheid_broker.key_places import KeyPlaces
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.subscription import Subscription
-from cepheid_broker.waiting_keys import WaitingKeys
 from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
+from tests.dispatch_mistakes import (
+    forget_what_a_leaver_held,
+    give_a_key_to_two_consumers,
+    keep_a_key_at_who_has_acknowledged,
+    let_later_messages_of_a_key_pass,
+    take_over_without_going_back,
+)
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -76,21 +81,6 @@ def forget_what_is_given_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forget_what_a_leaver_held() -> Iterator[None]:
-    """It comes again to nobody while others are connected."""
-    remove = Holders.remove
-
-    def remove_empty(self: Holders, key: int) -> Any:
-        holder = remove(self, key)
-        if holder is not None:
-            holder.outstanding.clear()
-        return holder
-
-    with mock.patch.object(Holders, "remove", remove_empty):
-        yield
-
-
-@contextlib.contextmanager
 def deliver_to_a_newcomer_what_others_hold() -> Iterator[None]:
     """A Shared subscription starts over when a consumer joins, as an ordered one does."""
     on_consumer_joined = SharedDispatch.on_consumer_joined
@@ -100,46 +90,6 @@ def deliver_to_a_newcomer_what_others_hold() -> Iterator[None]:
         self._forward.rewind(self._acks.first_unacknowledged())
 
     with mock.patch.object(SharedDispatch, "on_consumer_joined", start_over):
-        yield
-
-
-@contextlib.contextmanager
-def give_a_key_to_two_consumers() -> Iterator[None]:
-    """A key that moved goes on at its new consumer at once, whoever holds earlier messages of it."""
-    with mock.patch.object(KeyPlaces, "receiver", KeyPlaces._owner):
-        yield
-
-
-@contextlib.contextmanager
-def let_later_messages_of_a_key_pass() -> Iterator[None]:
-    """Whoever can take the next message of a key gets it, though an earlier one waits to be sent again."""
-    with mock.patch.object(WaitingKeys, "__contains__", return_value=False):
-        yield
-
-
-@contextlib.contextmanager
-def keep_a_key_at_who_has_acknowledged() -> Iterator[None]:
-    """The last acknowledgement of the old consumer does not let a key go on at the new one."""
-    release = KeyPlaces.release
-
-    def release_quietly(self: KeyPlaces, key_hash: int) -> None:
-        with mock.patch.object(KeyPlaces, "_place", _nothing):
-            release(self, key_hash)
-
-    with mock.patch.object(KeyPlaces, "release", release_quietly):
-        yield
-
-
-@contextlib.contextmanager
-def take_over_without_going_back() -> Iterator[None]:
-    """The next active consumer of a Failover subscription goes on where the one before stopped."""
-    on_rewind = FailoverDispatch.on_rewind
-
-    def stay(self: FailoverDispatch) -> None:
-        if not self._candidates:
-            on_rewind(self)
-
-    with mock.patch.object(FailoverDispatch, "on_rewind", stay):
         yield
 
 
