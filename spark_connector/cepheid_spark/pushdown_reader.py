@@ -1,8 +1,8 @@
 """A batch read that takes Spark's filters: option filterPushdown=true, beside spark.sql.python.filterPushdown.enabled=true.
 
 Use each load() once: Spark keeps the plan of the first query on a DataFrame, with that query's filters, for every later one.
-`df.where(a).count()`, then `df.count()` gives the first count again (seen in 4.1.4 to 4.3.0; tests/spark/test_pushdown.py notices the
-day it ends). So this is a class of its own, and never the default: where the setting is off, Spark refuses a reader with this method.
+`df.where(a).count()`, then `df.count()` gives the first count again (seen in 4.1.4 to 4.3.0; tests/spark/test_pushdown.py notices
+the day it ends). So this is a class of its own, and never the default: where the setting is off, Spark refuses such a reader.
 
 All filters are handed back: Spark applies them again, and what is taken here only spares reading.
 """
@@ -37,7 +37,7 @@ class PushdownBatchReader(CepheidBatchReader):
 def narrow(request: ScanRequest, filters: Sequence[Filter], columns: dict[str, str | None]) -> ScanRequest:
     """Asks for less by those filters that a scan can use; the others are Spark's. `columns`: Spark's names to the scan's."""
     for each in filters:
-        path = getattr(each, "attribute", ())  # of a NOT there is none: it is Spark's
+        path: tuple[str, ...] = getattr(each, "attribute", ())  # of a NOT there is none: it is Spark's
         name = (columns.get(path[0]) or "").removeprefix("__") if len(path) == 1 else ""
         value = getattr(each, "value", None)
         if name in _TIMES:

@@ -1,7 +1,7 @@
 """Options of a table made by SQL: CREATE TABLE t USING cepheid OPTIONS (…).
 
-Spark tells the options to the source that infers the table's schema, and forgets them when the table is read (seen in 4.3.0: the reader's
-options are those of SELECT … WITH (…) alone). It keeps the schema, though, with what is written beside a column: so they travel there.
+Spark tells the options to the source that infers the table's schema, and forgets them when the table is read (seen in 4.3.0: the
+reader gets those of SELECT … WITH (…) alone). It keeps the schema, with what is written beside a column: so they travel there.
 
 CREATE TABLE ──► schema() ──keep──► the first column's metadata ──catalog──► reader(schema) ──recall──► options
 """
