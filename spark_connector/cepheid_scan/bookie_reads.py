@@ -1,7 +1,7 @@
 """One range asked of one bookie: a gRPC stream of chunks, checked in a thread that stays ahead of whoever decodes.
 
-    bookie ──HTTP/2──► thread: decode, verify digests ──► at most `READ_AHEAD_CHUNKS` wait ──► `BookieRead.next_chunk(timeout)`
-                          ▲ takes no more than that: the flow control of HTTP/2 then stops the bookie
+    bookie ──HTTP/2──► thread: decode, verify digests ──► `read_ahead_bytes` wait ──► `BookieRead.next_chunk(timeout)`
+                          ▲ takes no more than that (soft by a chunk): HTTP/2 then stops the bookie
 
 Rule 1: a chunk that is given out is verified, and says something of every id from the last one's end to its own.
 Rule 2: the time limit runs only while somebody waits: a slow decoder is no silent bookie, and a silent bookie hangs nobody.
@@ -33,8 +33,6 @@ from cepheid_rpc import (
     method_path,
 )
 
-READ_AHEAD_CHUNKS = 2
-
 _channels: dict[str, Any] = {}  # by address
 _channels_lock = threading.Lock()
 _channels_pid = 0
@@ -56,11 +54,13 @@ class Chunk:
 class BookieRead:
     """Made with the question; `close` in any case. Raises BookieUnavailableError, MalformedGroupError."""
 
-    def __init__(self, bookie: str, address: str, request: ReadRequest, *, verify: bool) -> None:
+    def __init__(self, bookie: str, address: str, request: ReadRequest, *, read_ahead_bytes: int, verify: bool) -> None:
         self.bookie = bookie
         self.address = address
         self._request = request
         self._verify = verify
+        self._read_ahead_bytes = read_ahead_bytes
+        self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()
         self._error: BaseException | None = None
@@ -82,6 +82,7 @@ class BookieRead:
                     raise BookieUnavailableError(f"no answer within {timeout_s:g} s", bookie=self.bookie, address=self.address)
             if self._chunks:
                 chunk = self._chunks.popleft()
+                self._waiting_bytes -= chunk.size_bytes
                 self._changed.notify()
                 return chunk
             if self._error is not None:
@@ -112,9 +113,10 @@ class BookieRead:
 
     def _give(self, chunk: Chunk) -> bool:
         with self._changed:
-            while len(self._chunks) >= READ_AHEAD_CHUNKS and not self._closed:
+            while self._waiting_bytes >= self._read_ahead_bytes and not self._closed:
                 self._changed.wait()
             self._chunks.append(chunk)
+            self._waiting_bytes += chunk.size_bytes
             self._changed.notify()
             return not self._closed
 

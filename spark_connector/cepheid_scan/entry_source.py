@@ -99,8 +99,7 @@ class EntrySource:
                 self._bookies,
                 cover,
                 self._counters,
-                read_timeout_s=settings.read_timeout_s,
-                verify=settings.verify_checksum,
+                settings=settings,
             ) as merged:
                 for group in merged.groups():
                     entry_id = group.last_entry_id + 1

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cepheid_rpc import Status
 from cepheid_scan.striped_source import ReplicaFailure
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+OVERLOAD_PATIENCE = 20
+"""A bookie that says "later" lives: it is waited for so many times longer than one that says nothing."""
 
 
 class GivenUpError(Exception):
@@ -51,9 +54,11 @@ class ReadRounds:
         """Seconds to wait before the next one. `failures`: of everybody who should have the entry. Raises GivenUpError."""
         self._rounds += 1
         waited_s = 0.0 if self._since is None else now - self._since
+        busy = any(failure.status is Status.OVERLOADED for failure in failures)
+        patience_s = self._unreachable_s * (OVERLOAD_PATIENCE if busy else 1)
         certain = all(failure.status is not None and failure.status.certain_no for failure in failures)
         may_pass = any(failure.may_pass for failure in failures)
-        if certain or (self._rounds >= self._read_attempts and not (may_pass and waited_s < self._unreachable_s)):
+        if certain or (self._rounds >= self._read_attempts and not (may_pass and waited_s < patience_s)):
             raise GivenUpError(entry_id, self._rounds, failures)
         self.failures.clear()
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._rounds - 1, 16), LONGEST_PAUSE_S)

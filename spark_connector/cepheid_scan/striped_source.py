@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from cepheid_rpc import BookieUnavailableError, EntryGroup, MalformedGroupError, MissingEntries, ReadRequest, Status
 from cepheid_scan.bookie_reads import BookieRead
 from cepheid_scan.counters import ScanCounters
+from cepheid_scan.scan_request import ReadSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,7 @@ class MergedReads:
         cover: Mapping[int, int],
         counters: ScanCounters,
         *,
-        read_timeout_s: float,
-        verify: bool,
+        settings: ReadSettings,
     ) -> None:
         self._request = request
         self._size = len(ensemble)
@@ -59,10 +59,14 @@ class MergedReads:
         self.failure: ReplicaFailure | None = None
         self._lanes: dict[int, _Lane] = {}
         try:
-            for position in sorted(set(cover.values())):
+            positions = sorted(set(cover.values()))
+            read_ahead_bytes = max(2 * request.chunk_bytes, settings.decode_bytes // len(positions))
+            for position in positions:
                 bookie = ensemble[position]
-                read = BookieRead(bookie, addresses[bookie], request, verify=verify)
-                self._lanes[position] = _Lane(position, read, request.first_entry_id, counters, read_timeout_s)
+                read = BookieRead(
+                    bookie, addresses[bookie], request, read_ahead_bytes=read_ahead_bytes, verify=settings.verify_checksum
+                )
+                self._lanes[position] = _Lane(position, read, request.first_entry_id, counters, settings.read_timeout_s)
         except BaseException:
             self.close()
             raise

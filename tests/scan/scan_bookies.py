@@ -1,0 +1,117 @@
+"""Real bookies with real gRPC ports in a loop of their own thread, for readers that block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from cepheid_bookie import Bookie, BookieSettings, RealDisk
+from cepheid_bookie.grpc_server import BookieServer, BookieServerSettings
+from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_ports import Ports
+from cepheid_rpc import EntryGroup, encode_group
+from cepheid_scan import Fragment, Piece
+from tests.bookie.bookie_support import added
+from tests.support import free_port
+
+T = TypeVar("T")
+
+LEDGER = 7
+TOPIC = "persistent://public/default/scanned"
+
+
+class ScanBookies:
+    def __init__(self, directory: Path, bookie_ids: Sequence[str], **settings: Any) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bookies")
+        self._indexes = {bookie_id: MemoryBlockIndex() for bookie_id in bookie_ids}
+        self._servers: dict[str, BookieServer] = {}
+        self.bookies: dict[str, Bookie] = {}
+        self.addresses = {bookie_id: f"127.0.0.1:{free_port()}" for bookie_id in bookie_ids}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        for bookie_id in self.addresses:
+            self.start(bookie_id)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for bookie_id in list(self._servers):
+            self.stop(bookie_id)
+        for bookie in self.bookies.values():
+            self.call(bookie.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def start(self, bookie_id: str) -> None:
+        """At the same address as before, with the same entries."""
+        self.call(self._start(bookie_id))
+
+    def stop(self, bookie_id: str) -> None:
+        """Its port goes, and every call to it breaks. What it stored is there again after `start`."""
+        self.call(self._servers.pop(bookie_id).aclose())
+
+    async def _start(self, bookie_id: str) -> None:
+        if bookie_id not in self.bookies:
+            values = {"bookie_id": bookie_id, "min_free_journal_bytes": 0, "min_free_data_bytes": 0, **self._settings}
+            disk = RealDisk(self._directory / bookie_id)
+            self.bookies[bookie_id] = await Bookie.open(BookieSettings(**values), disk, self._indexes[bookie_id], Ports())
+        port = int(self.addresses[bookie_id].rpartition(":")[2])
+        settings = BookieServerSettings(stop_grace_s=0.01)
+        server = self._servers[bookie_id] = BookieServer(self.bookies[bookie_id], "127.0.0.1", port, settings)
+        await server.start()
+
+    def add(self, group: EntryGroup, *bookie_ids: str) -> None:
+        """As from a writer that already checked the digests: a damaged group is taken as it is."""
+        for bookie_id in bookie_ids or self.addresses:
+            self.call(added(self.bookies[bookie_id], group))
+
+    def checkpoint(self) -> None:
+        """From now on entries come from blocks, not from the write cache."""
+        for bookie in self.bookies.values():
+            self.call(bookie.checkpoint())
+
+    def delete(self, ledger_id: int, *bookie_ids: str) -> None:
+        for bookie_id in bookie_ids:
+            self.call(self.bookies[bookie_id].delete_ledgers([ledger_id]))
+
+
+def groups_of(count: int, *, size: int = 1000, per_group: int = 10, first: int = 0) -> list[EntryGroup]:
+    return [
+        encode_group(
+            LEDGER,
+            start,
+            -1,
+            start * size,
+            [payload(entry_id, size) for entry_id in range(start, min(start + per_group, first + count))],
+        )
+        for start in range(first, first + count, per_group)
+    ]
+
+
+def payload(entry_id: int, size: int = 1000) -> bytes:
+    return f"{entry_id}.".encode().ljust(size, b"~")
+
+
+def damaged(group: EntryGroup, entry_id: int) -> EntryGroup:
+    """A bit of that entry's payload is another."""
+    data = bytearray(group.data)
+    data[group.ends[entry_id - group.first_entry_id] - 1] ^= 1
+    return EntryGroup(group.ledger_id, group.first_entry_id, group.ends, bytes(data))
+
+
+def piece_of(
+    first: int, last: int, *fragments: tuple[int, Sequence[str]], write_quorum: int | None = None, ledger_id: int = LEDGER
+) -> Piece:
+    placed = tuple(Fragment(start, tuple(ensemble)) for start, ensemble in fragments)
+    size = len(placed[0].ensemble)
+    return Piece(TOPIC, -1, ledger_id, first, last, size, write_quorum or size, placed)
