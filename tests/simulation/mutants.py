@@ -396,6 +396,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
 - "resend from the LAC": no answer is wrong in whatever world
+- "ask any follower", "begin the versions again", "report the end": two processes have to meet in one moment of a third one's write
 - "count what departed bookies acknowledged": a change has to be decided between two answers, and a third one has to be later
 - "choose positions": a subscription has to be made in the moment in which a trim is recorded
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing
