@@ -48,7 +48,7 @@ def _draw_stream(axes: Any, seen: StreamSeen) -> None:
     axes.step(*zip(*seen.counted, strict=True), where="post", label="in the query's totals")
     axes.axvspan(seen.killed_at_s, seen.back_at_s, color="tab:red", alpha=0.15, label="from SIGKILL to the first batch again")
     axes.set(title="The streaming query through SIGKILL", xlabel="seconds", ylabel="events")
-    axes.legend()
+    axes.legend(loc="upper left")
 
 
 def _draw_scan(axes: Any, kill: Mapping[str, Any]) -> None:

@@ -40,14 +40,14 @@ class FlightPublisher:
             self._send(event)
         self._producer.flush()
 
-    def start_paced(self, events: Sequence[FlightEvent], rate_per_s: float, last: int, go_on: threading.Event) -> threading.Thread:
-        """In a thread. The `last` events wait for `go_on`, so that something arrives after whatever it tells of."""
+    def start_paced(self, parts: Sequence[tuple[threading.Event, Sequence[FlightEvent]]], rate_per_s: float) -> threading.Thread:
+        """In a thread. Each part waits for its gate, so that something arrives after whatever the gate tells of."""
 
         def run() -> None:
             try:
-                self._publish_paced(events[: len(events) - last], rate_per_s)
-                go_on.wait()
-                self._publish_paced(events[len(events) - last :], rate_per_s)
+                for gate, events in parts:
+                    gate.wait()
+                    self._publish_paced(events, rate_per_s)
                 self._producer.flush()
             except Exception as error:
                 self.errors.append(f"{type(error).__name__}: {error}")

@@ -41,8 +41,8 @@ VICTIM = "bookie-2"
 EVENT_BYTES = 75  # of Avro, with what a batch adds per message
 LEDGERS = 8
 FIRST_PART = 0.5
-PACED_S = 25.0  # the second half takes so long, and a tenth of it waits for the restarted query
-HELD_BACK = 0.1
+PACED_S = 15.0  # the second half takes so long, besides what it waits
+PARTS = (0.4, 0.8)  # of the second half: what comes before the kill, and by when the query must be back for the rest
 KILL_AFTER_BATCHES = 2
 TRIGGERS = 16  # micro-batches that the whole topic would take
 QUIET_S = 2.0
@@ -79,7 +79,7 @@ def run_demo_spark(options: DemoOptions, console: Console) -> bool:
     ledger_max_bytes = max(64 << 10, len(events) * EVENT_BYTES // LEDGERS)
     cluster.up(bookies=3, brokers=1, settings={"broker": {"managed_ledger": {"ledger_max_bytes": ledger_max_bytes}}})
     try:
-        console.print(f"cluster of ZooKeeper, 3 bookies (E=3 Qw=3 Qa=2) and a broker on {cluster.service_url}")
+        console.print(f"cluster of ZooKeeper, 3 bookies (E=3 Qw=3 Qa=2) and a broker on {cluster.service_url}", soft_wrap=True)
         return _Demo(events, expected, cluster, directory, console).run()
     finally:
         cluster.down()
@@ -146,26 +146,30 @@ class _Demo:
 
     def _run_stream(self, publisher: FlightPublisher) -> None:
         rest = self._events[len(self._first_part) :]
-        held_back = max(1, int(HELD_BACK * len(rest)))
-        go_on = threading.Event()
+        at_once, killed, back = threading.Event(), threading.Event(), threading.Event()
+        first, second = (int(share * len(rest)) for share in PARTS)
+        parts = [(at_once, rest[:first]), (killed, rest[first:second]), (back, rest[second:])]
         self._started_s = time.monotonic()
         driver = self._start_stream()
-        thread = publisher.start_paced(rest, len(rest) / PACED_S, held_back, go_on)
+        at_once.set()
+        thread = publisher.start_paced(parts, len(rest) / PACED_S)
         try:
             self._watch(publisher, driver, lambda: self._batch_id() >= KILL_AFTER_BATCHES - 1)
             self._kill_stream(publisher, driver)
+            killed.set()
             driver = self._start_stream()
             self._watch(publisher, driver, lambda: self._batch_id() > self._seen.batch_at_kill)
             self._seen.back_at_s = time.monotonic() - self._started_s
             self._seen.published_at_restart = publisher.receipts
-            go_on.set()
+            back.set()
             self._watch(publisher, driver, lambda: not thread.is_alive() and self._counted() >= len(self._events))
             quiet_until = time.monotonic() + QUIET_S  # something that came twice would be counted now
             self._watch(publisher, driver, lambda: time.monotonic() > quiet_until)
             (self._spark / "stop").touch()
             driver.wait(STALL_S)
         finally:
-            go_on.set()
+            killed.set()
+            back.set()
             driver.kill()
         thread.join(STALL_S)
         self._seen.totals = self._totals().get("totals", {})
