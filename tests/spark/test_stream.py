@@ -1,0 +1,170 @@
+"""Structured streaming on a real Spark: what comes out, in which batches, and what the checkpoint says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+from pyspark.sql import SparkSession
+
+from cepheid_testkit import ProcessCluster
+from tests.spark.streams import Streams
+
+EVERYTHING = {"startingOffsets": "earliest"}
+
+
+@pytest.fixture
+def streams(spark: SparkSession, server: ProcessCluster, client: pulsar.Client, topic: str, tmp_path: Path) -> Iterator[Streams]:
+    with Streams(spark, server, client, topic, tmp_path) as streams:
+        yield streams
+
+
+def test_what_is_there_and_what_comes_is_read_once_and_an_idle_stream_runs_no_batches(streams: Streams) -> None:
+    streams.send(range(10))
+    query = streams.start(**EVERYTHING)
+    streams.wait_for(range(10))
+    streams.send(range(10, 20))
+    streams.wait_for(range(20))
+    batches = len(streams.batches)
+    asked = time.monotonic()
+    streams.wait_until(lambda: time.monotonic() - asked > 2.0, lambda: "")
+    assert len(streams.batches) == batches == len(streams.offsets())
+    progress = json.loads(query.lastProgress.json if hasattr(query.lastProgress, "json") else json.dumps(query.lastProgress))
+    lag = progress["sources"][0]["latestOffset"]
+    lag = json.loads(lag) if isinstance(lag, str) else lag
+    assert lag["lagEntries"] == 0
+    assert lag["lost"] == 0
+    query.stop()
+    first, last = streams.offsets()[0], streams.offsets()[-1]
+    assert first["from"] == {streams.topic: [first["t"][streams.topic][0], 0]}
+    assert "from" not in last
+    assert first["sub"] == last["sub"]
+    assert first["sub"] in streams.admin("GET", "/subscriptions")
+
+
+def test_a_first_batch_that_fails_is_repeated_from_where_it_began(streams: Streams) -> None:
+    """The start "latest" has moved on meanwhile: by it the first batch would be empty."""
+    streams.send(range(5))
+    streams.fail_batch = 0
+    query = streams.start(startingOffsets="latest")
+    streams.wait_until(lambda: bool(query.lastProgress) or (streams.checkpoint / "sources").exists() or True, lambda: "")
+    streams.wait_until(lambda: len(streams.admin("GET", "/subscriptions")) == 1, lambda: "no lease")
+    (lease,) = streams.admin("GET", "/subscriptions")
+    streams.send(range(5, 10))
+    assert "refused once" in streams.failure(query)
+    streams.send(range(10, 15))
+    streams.start(startingOffsets="latest")
+    streams.wait_for(range(5, 15))
+    assert streams.admin("GET", "/subscriptions") == [lease], "the second start's own lease is gone again"
+
+
+def test_available_now_ends_within_its_limits_and_does_nothing_the_second_time(streams: Streams) -> None:
+    streams.send(range(10))
+    assert streams.run_available(**EVERYTHING, maxEntriesPerTrigger=4) == [0, 1, 2]
+    assert [len(streams.batches[number]) for number in range(3)] == [4, 4, 2]
+    assert streams.numbers() == list(range(10))
+    assert streams.run_available(**EVERYTHING, maxEntriesPerTrigger=4) == []
+    streams.send(range(10, 13))
+    streams.run_available(**EVERYTHING, maxBytesPerTrigger=1)
+    assert [len(streams.batches[number]) for number in range(3, 6)] == [1, 1, 1], "an entry at least"
+    assert streams.numbers() == list(range(13))
+
+
+def test_partitions_that_are_added_are_read_from_their_first_entry(streams: Streams) -> None:
+    streams.admin("PUT", "/partitions", 1)
+    streams.send(range(5))
+    streams.start(startingOffsets="latest", topicDiscoveryInterval="200ms")
+    streams.wait_until(lambda: bool(streams.admin("GET", "/subscriptions")), lambda: "no lease")
+    streams.send(range(5, 8), f"{streams.topic}-partition-0")
+    streams.wait_for(range(5, 8))
+    streams.admin("POST", "/partitions", 3)
+    streams.send(range(8, 12), f"{streams.topic}-partition-2")
+    streams.wait_for(range(5, 12))
+    last = streams.offsets()[-1]
+    assert last["from"] == {f"{streams.topic}-partition-2": [last["t"][f"{streams.topic}-partition-2"][0], 0]}
+    assert last["sub"] in streams.admin("GET", "/subscriptions", topic=f"{streams.topic}-partition-2")
+
+
+def test_a_pattern_gains_a_topic(streams: Streams) -> None:
+    first, second = f"{streams.topic}-one", f"{streams.topic}-two"
+    streams.send(range(3), first)
+    streams.start(topicsPattern=f"{streams.topic}-.*", startingOffsets="earliest", topicDiscoveryInterval="200ms")
+    streams.wait_for(range(3))
+    streams.send(range(3, 6), second)
+    streams.wait_for(range(6))
+    (lease,) = streams.admin("GET", "/subscriptions", topic=second)
+    assert lease == streams.offsets()[-1]["sub"]
+
+
+def test_retention_keeps_what_a_query_has_still_to_read(streams: Streams) -> None:
+    """Nothing else keeps it: no retention, no other subscription. The query is away while its topic goes on."""
+    streams.send(range(5))
+    streams.run_available(**EVERYTHING, chunkLookback=0)
+    for number in range(5, 20, 5):
+        streams.send(range(number, number + 5))
+        streams.roll()
+    streams.trim()
+    streams.run_available(**EVERYTHING, chunkLookback=0, maxEntriesPerTrigger=6)
+    assert streams.numbers() == list(range(20))
+    streams.send(range(20, 25))
+    streams.run_available(**EVERYTHING, chunkLookback=0)  # commits what was read before
+    before = streams.ledgers()
+    streams.wait_until(lambda: streams.trim() is None and len(streams.ledgers()) < len(before), lambda: f"{before} are kept")
+    assert streams.numbers() == list(range(25))
+
+
+def test_what_was_trimmed_ends_the_query_or_is_skipped(streams: Streams) -> None:
+    streams.send(range(5))
+    streams.run_available(**EVERYTHING, chunkLookback=0)
+    for name in streams.admin("GET", "/subscriptions"):
+        streams.admin("DELETE", f"/subscription/{name}")  # as when the lease had expired
+    streams.send(range(5, 10))
+    streams.roll()
+    streams.send(range(10, 15))
+    streams.roll()
+    streams.trim()
+    streams.send(range(15, 20))
+    error = streams.failure(streams.start(**EVERYTHING))
+    assert "was trimmed, or the topic was deleted" in error
+    assert streams.topic in error
+    assert "failOnDataLoss=false" in error
+    streams.start(**EVERYTHING, failOnDataLoss="false")
+    streams.wait_for([*range(5), *range(15, 20)])
+
+
+def test_a_topic_that_was_made_anew_is_loss_and_then_read_from_its_beginning(streams: Streams) -> None:
+    streams.send(range(5))
+    streams.run_available(**EVERYTHING)
+    streams.delete_topic()
+    streams.send(range(5, 8))
+    assert "deleted and made anew" in streams.failure(streams.start(**EVERYTHING))
+    streams.start(**EVERYTHING, failOnDataLoss="false")
+    streams.wait_for(range(8))
+
+
+def test_a_topic_that_is_deleted_ends_the_query_or_leaves_its_offsets(streams: Streams) -> None:
+    other = f"{streams.topic}-other"
+    streams.send(range(5))
+    streams.send(range(5, 8), other)
+    both = {"topics": f"{streams.topic},{other}", "topicDiscoveryInterval": "200ms", **EVERYTHING}
+    query = streams.start(**both)
+    streams.wait_for(range(8))
+    streams.delete_topic()
+    assert "deleted" in streams.failure(query)
+    streams.start(**both, failOnDataLoss="false")
+    streams.send(range(8, 10), other)
+    streams.wait_for(range(10))
+    assert list(streams.offsets()[-1]["t"]) == [other]
+
+
+def test_an_offset_of_another_format_is_refused_with_both_named(streams: Streams) -> None:
+    streams.send(range(5))
+    streams.run_available(**EVERYTHING)
+    (path,) = (path for path in (streams.checkpoint / "offsets").iterdir() if path.name == "0")
+    path.write_text(path.read_text().replace('"v": 1', '"v": 9').replace('"v":1', '"v":9'))
+    (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
+    assert "format 9, this version of cepheid_spark knows format 1" in streams.failure(streams.start(**EVERYTHING))
