@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from cepheid_rpc import SCAN_CHUNK_BYTES, EntryGroup, ReadRequest, Status
 from cepheid_scan.counters import ScanCounters
-from cepheid_scan.errors import DataLossError, EntriesUnreadableError
+from cepheid_scan.errors import DataLossError, EntriesUnreadableError, PlanUnavailableError
 from cepheid_scan.history import Fragment, LedgerHistory, Piece
 from cepheid_scan.read_rounds import GivenUpError, ReadRounds
 from cepheid_scan.replica_order import Suspects, last_reachable, plan_cover, positions_by_liking, write_set
@@ -37,7 +37,7 @@ _suspects = Suspects()  # of the process: tasks that share it learn from each ot
 
 class EntrySource:
     """Made per task. `bookies`: addresses by id; one that is not there is not asked. `replan` tells where a piece's ledger lies by
-    now, None when it is gone."""
+    now, None when it is gone; it may add to `bookies`."""
 
     def __init__(
         self,
@@ -158,7 +158,12 @@ class EntrySource:
         """The piece as it lies now. The metadata is asked once per entry that nobody gives."""
         if self._replan is None:
             raise _unreadable(piece, stuck)
-        ledger = self._replan(piece)
+        here = stuck.entry_id
+        known = self._place(piece.fragments, here)
+        try:
+            ledger = self._replan(piece)
+        except PlanUnavailableError as error:
+            raise _unreadable(piece, stuck) from error
         if ledger is None:
             raise DataLossError(
                 f"{piece.topic}: entries {stuck.entry_id}..{piece.last_entry_id} of ledger {piece.ledger_id} are gone: the ledger "
@@ -168,11 +173,14 @@ class EntrySource:
                 entry_id=stuck.entry_id,
                 last_entry_id=piece.last_entry_id,
             )
-        here = stuck.entry_id
-        if fragment_at(ledger.fragments, here, here) == fragment_at(piece.fragments, here, here):
+        if self._place(ledger.fragments, here) == known:
             raise _unreadable(piece, stuck)
         log.info("scan.ledger_moved", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": here})
         return replace(piece, fragments=ledger.fragments, ensemble_size=ledger.ensemble_size, write_quorum=ledger.write_quorum)
+
+    def _place(self, fragments: Sequence[Fragment], entry_id: int) -> list[tuple[str, str | None]]:
+        """Where an entry lies, as far as can be told: bookies with their addresses."""
+        return [(bookie, self._bookies.get(bookie)) for bookie in fragment_at(fragments, entry_id, entry_id)[0]]
 
 
 def fragment_at(fragments: Sequence[Fragment], entry_id: int, last: int) -> tuple[tuple[str, ...], int]:

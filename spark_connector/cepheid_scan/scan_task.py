@@ -40,7 +40,8 @@ class Decoder(Protocol):
 def scan_task(task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = None) -> Iterator[pa.RecordBatch]:
     """Batches of exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError."""
     counters = counters if counters is not None else ScanCounters()
-    source = EntrySource(dict(task.bookies), task.ticket, spec.settings, counters, replan=_replanner(spec.plan_source))
+    bookies = dict(task.bookies)
+    source = EntrySource(bookies, task.ticket, spec.settings, counters, replan=_replanner(spec.plan_source, bookies))
     decoder = _decoder(spec, counters, LookBack(source))
     began = time.monotonic()
     outcome = "stopped by the reader"
@@ -136,14 +137,17 @@ def _decoder(spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece,
     return MessageDecoder(spec, counters, look_back)
 
 
-def _replanner(plan_source: PlanSource | None) -> Callable[[Piece], LedgerHistory | None] | None:
+def _replanner(plan_source: PlanSource | None, bookies: dict[str, str]) -> Callable[[Piece], LedgerHistory | None] | None:
+    """Adds to `bookies` the addresses of those that came up since the plan."""
     if plan_source is None:
         return None
 
     def replan(piece: Piece) -> LedgerHistory | None:
-        from cepheid_scan.plan_scan import find_ledger
+        from cepheid_scan.plan_lookup import find_ledger_and_bookies
 
-        return find_ledger(plan_source, piece.topic, piece.ledger_id)
+        ledger, found = find_ledger_and_bookies(plan_source, piece.topic, piece.ledger_id)
+        bookies.update(found)
+        return ledger
 
     return replan
 

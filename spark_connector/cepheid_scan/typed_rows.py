@@ -37,6 +37,7 @@ class TypedRows:
         self._messages = MessageDecoder(inner, counters, look_back)
         self._typed = TypedColumns(spec.schemas, spec.reader_version, spec.on_bad_record, counters, self._of_schema)
         self._on_bad_record = spec.on_bad_record
+        self._counters = counters
 
     def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.decode_messages(piece, groups):
@@ -55,9 +56,10 @@ class TypedRows:
             raise _placed(error, piece, messages) from error
         by_name = dict(zip(self._of_schema, typed.arrays, strict=True))
         arrays = [by_name[name] if name in by_name else self._beside(name, messages, typed.errors) for name in self._schema.names]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        rows: pa.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if self._on_bad_record is OnBadRecord.SKIP and typed.bad is not None and typed.bad.any():
             rows = rows.filter(pa.array(~typed.bad))
+            self._counters.messages -= int(typed.bad.sum())
         return rows
 
     def _beside(self, name: str, messages: DecodedMessages, errors: pa.Array | None) -> pa.Array:
