@@ -40,7 +40,7 @@ class ChunkAssembler:
 
     def __init__(self, limit_bytes: int = MAX_CHUNKED_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._started: dict[bytes, _Started] = {}
         self._complete: dict[bytes, None] = {}
 
@@ -64,10 +64,10 @@ class ChunkAssembler:
             return refusal if chunk.is_last else None
         started.parts.append(chunk.payload)
         started.size_bytes += len(chunk.payload)
-        self._held_bytes += len(chunk.payload)
+        self.held_bytes += len(chunk.payload)
         if chunk.is_last:
             return self._take(chunk, started)
-        while self._held_bytes > self._limit_bytes:
+        while self.held_bytes > self._limit_bytes:
             self._drop(next(iter(self._started)))
         return None
 
@@ -77,7 +77,7 @@ class ChunkAssembler:
         for uuid, started in earlier._started.items():
             if uuid not in self._started and uuid not in self._complete:
                 self._started[uuid] = started
-                self._held_bytes += started.size_bytes
+                self.held_bytes += started.size_bytes
 
     def _last_of_unknown(self, chunk: Chunk) -> str | None:
         if not chunk.is_last or chunk.uuid in self._complete:
@@ -106,4 +106,4 @@ class ChunkAssembler:
     def _drop(self, uuid: bytes) -> None:
         started = self._started.pop(uuid, None)
         if started is not None:
-            self._held_bytes -= started.size_bytes
+            self.held_bytes -= started.size_bytes

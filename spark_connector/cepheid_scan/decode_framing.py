@@ -42,7 +42,8 @@ def guess_starts(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
     offsets = np.concatenate(([0], np.cumsum(counts)))
     total = int(offsets[-1])
     places = np.full(total, -1, np.int64)
-    places[offsets[:-1]] = starts
+    some = counts > 0
+    places[offsets[:-1][some]] = starts[some]
     open_batches = np.flatnonzero(counts > 1)
     if not len(open_batches):
         return places

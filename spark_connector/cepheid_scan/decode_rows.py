@@ -25,7 +25,7 @@ from cepheid_scan.decode_gather import as_text, gather
 from cepheid_scan.entry_metadata import EntryTable
 from cepheid_scan.history import Piece
 
-_MAX_TIME_MS = (1 << 63) // 1000 - 1
+_MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999: so far go timestamps of Spark, and those of Python
 ALONE = -1
 """In place of an index in a batch."""
 
@@ -328,7 +328,7 @@ class DecodedMessages:
 
 
 def times(ms: Ints) -> pa.TimestampArray:
-    """Milliseconds since 1970 as timestamps; null where they are negative or beyond what a timestamp holds."""
+    """Milliseconds since 1970 as timestamps; null where they are negative or beyond the year 9999."""
     outside = (ms < 0) | (ms > _MAX_TIME_MS)
     if outside.any():
         return pa.array(np.where(outside, 0, ms) * 1000, mask=outside).cast(TIMESTAMP)

@@ -27,7 +27,7 @@ _BATCH_BYTES = 16 << 20
 
 
 class EntriesDecoder:
-    """The face of MessageDecoder, one row an entry. A filter leaves out by publish time; entries are whole, wherever a piece begins."""
+    """The face of MessageDecoder; one row an entry, whole. A filter leaves out by publish time."""
 
     def __init__(self, spec: ScanSpec, counters: ScanCounters, look_back: LookBack) -> None:
         self._spec = spec
