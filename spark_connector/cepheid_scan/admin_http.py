@@ -121,7 +121,7 @@ class AdminHttp:
             if status not in _REDIRECTS or not location:
                 return named, status, text
             parts = urlsplit(location)
-            target = _origin(parts, location) if parts.netloc else origin
+            target = _target(parts) if parts.netloc else origin
             if named[0] == "pulsar":
                 named = target
             origin, path = target, parts.path + (f"?{parts.query}" if parts.query else "")
@@ -190,6 +190,15 @@ def _origin(parts: SplitResult, text: str) -> Origin:
             f"{text!r} is no address of a broker: it looks like pulsar://host:6650 or http://host:8080", value=text
         )
     return parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme]
+
+
+def _target(parts: SplitResult) -> Origin:
+    """Of a redirect. Raises _NoAnswerError."""
+    try:
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        raise _NoAnswerError(f"a redirect to {parts.geturl()[:200]}") from None
+    return parts.scheme, parts.hostname or "", port
 
 
 def _decoded(method: str, path: str, status: int, text: bytes) -> Any:

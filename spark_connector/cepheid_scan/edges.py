@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import HistoryPlan, LedgerHistory, TopicHistory
+from cepheid_scan.planner import parse_topic
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import Edge
 
@@ -78,7 +79,7 @@ def end_of(history: TopicHistory) -> MessagePosition:
 
 
 def _given(edge: Edge, plan: HistoryPlan, *, is_end: bool) -> dict[str, MessagePosition]:
-    positions = dict(edge.positions)
+    positions = {str(parse_topic(topic)): position for topic, position in edge.positions}
     names = {history.topic for history in plan.topics}
     if unknown := [topic for topic in positions if topic not in names]:
         read = ", ".join(sorted(names)[:5]) or "none"

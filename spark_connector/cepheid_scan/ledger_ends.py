@@ -41,8 +41,7 @@ from cepheid_scan.history import HistoryPlan, LedgerHistory
 
 log = logging.getLogger(__name__)
 
-_WAIT_MS = 10_000  # parked at a bookie
-_ANSWER_S = 5.0  # beyond that
+_ANSWER_S = 5.0  # of a bookie, beyond what it is asked to wait
 _LEAST_PAUSE_S, _PAUSE_PER_POLL_S = 0.05, 0.002
 _FAILED_PAUSE_S = 1.0
 
@@ -160,8 +159,10 @@ class _Watched:
 class EndWatch:
     """`update` gives it the newest plan; `ends` answers from memory. Only open ledgers are watched. `close` once."""
 
-    def __init__(self, *, retry_s: float = 60.0) -> None:
+    def __init__(self, *, retry_s: float = 60.0, wait_s: float = 10.0) -> None:
+        """`wait_s`: how long a bookie parks a question."""
         self._retry_s = retry_s
+        self._wait_s = wait_s
         self._calls = LacCalls()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._watched: dict[LedgerKey, _Watched] = {}
@@ -262,7 +263,7 @@ class EndWatch:
                 watched.silent[bookie] = "it is down"
                 self._schedule(key, bookie, now + _FAILED_PAUSE_S)
                 continue
-            wait_ms = _WAIT_MS if parked else 0
+            wait_ms = round(1000 * self._wait_s) if parked else 0
             request = LacRequest(key[1], watched.ledger.master_key, above=watched.end, wait_ms=wait_ms)
             future = self._calls.ask(address, request, wait_ms / 1000 + _ANSWER_S)
             self._polls[key, bookie] = future
@@ -299,7 +300,7 @@ class EndWatch:
 
     def _check_silence(self, now: float) -> None:
         for (topic, ledger_id), watched in self._watched.items():
-            if now - watched.heard_at - _WAIT_MS / 1000 > self._retry_s:
+            if now - watched.heard_at > self._retry_s + self._wait_s + _FAILED_PAUSE_S:
                 said = "; ".join(f"{bookie}: {problem}" for bookie, problem in watched.silent.items()) or "no answer"
                 self._failure = PlanUnavailableError(
                     f"for {self._retry_s:g} s no bookie tells how far ledger {ledger_id} of {topic} goes: {said}",

@@ -1,0 +1,110 @@
+"""HTTP on the protocol port: one redirect to the admin port, over real sockets, and no way to hold or mislead anybody with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_broker.http_redirect import MAX_HEAD_BYTES
+from cepheid_broker.settings import ConnectionSettings
+from tests.broker.broker_world import BrokerWorld
+from tests.support import run_async, wait_until
+
+ADMIN_PORT = 18080
+
+
+async def ask(world: BrokerWorld, *pieces: bytes) -> bytes:
+    """Everything that comes back until the broker closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.broker.port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "location"),
+    [
+        (b"GET /a/b?c=%2Fd HTTP/1.1\r\nHost: x\r\n\r\n", b"307", "http://127.0.0.1:18080/a/b?c=%2Fd"),
+        (b"PUT /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"307", "http://127.0.0.1:18080/a"),
+        (b"POST /a HTTP/1.0\r\n\r\n", b"307", "http://127.0.0.1:18080/a"),
+        (b"DELETE /a HTTP/1.1\r\n\r\n", b"307", "http://127.0.0.1:18080/a"),
+        (b"GET a HTTP/1.1\r\n\r\n", b"400", ""),
+        (b"GET /a b HTTP/1.1\r\n\r\n", b"400", ""),
+        (b"GET /\xc3\xa4 HTTP/1.1\r\n\r\n", b"400", ""),
+        (b"GET /a\nSet-Cookie:x HTTP/1.1\r\n\r\n", b"400", ""),
+        (b"GET /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n", b"431", ""),
+    ],
+)
+def test_the_answer_to_a_request(request_bytes: bytes, status: bytes, location: str) -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            world.broker.admin_port = lambda: ADMIN_PORT
+            answer = await ask(world, request_bytes)
+            assert answer.split(b" ")[1] == status
+            assert (f"Location: {location}\r\n".encode() in answer) == bool(location)
+            assert answer.endswith(b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+            await wait_until(lambda: world.broker.statistics().connections == 0)
+
+    run_async(main())
+
+
+def test_a_head_in_pieces() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            world.broker.admin_port = lambda: ADMIN_PORT
+            answer = await ask(world, b"GET /a HT", b"TP/1.1\r", b"\n", b"X: y\r\n\r", b"\n")
+            assert b"Location: http://127.0.0.1:18080/a\r\n" in answer
+
+    run_async(main())
+
+
+def test_a_broker_without_an_admin_api_says_so() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            assert (await ask(world, b"GET /a HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+
+    run_async(main())
+
+
+def test_a_head_that_never_ends_is_closed_in_time_and_counts_until_then() -> None:
+    async def main() -> None:
+        async with BrokerWorld(connection=ConnectionSettings(handshake_timeout_s=0.2)) as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.broker.port)
+            writer.write(b"GET /a HTTP/1.1\r\n")
+            await wait_until(lambda: world.broker.statistics().connections == 1)
+            with pytest.raises((ConnectionResetError, EOFError)):
+                await reader.readexactly(1)
+            await wait_until(lambda: world.broker.statistics().connections == 0)
+            writer.close()
+
+    run_async(main())
+
+
+def test_a_client_that_does_not_leave_is_left() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            world.broker.admin_port = lambda: ADMIN_PORT
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.broker.port)
+            writer.write(b"GET /a HTTP/1.1\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 307")
+            assert world.broker.statistics().connections == 1, "it counts as long as it is there"
+            await wait_until(lambda: world.broker.statistics().connections == 0)
+            writer.close()
+
+    run_async(main())
+
+
+def test_clients_of_the_protocol_go_on_beside_it() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            world.broker.admin_port = lambda: ADMIN_PORT
+            await ask(world, b"GET /a HTTP/1.1\r\n\r\n")
+            await client.ping()
+
+    run_async(main())
