@@ -1,6 +1,6 @@
 """A batch read: planned once on the driver when the DataFrame is first used, then read by tasks.
 
-partitions()   driver   plan ──► tasks by bytes ──► TaskPartition each
+partitions()   driver   plan ──► tasks by bytes ──► a lease, for a long read ──► TaskPartition each
 read()         worker   TaskPartition ──► record batches in the rows' schema
 
 Spark pickles the reader before it calls `partitions()`: what planning finds out travels in the partitions.
@@ -9,12 +9,13 @@ Spark pickles the reader before it calls `partitions()`: what planning finds out
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from cepheid_scan import BadOptionError, ScanRequest, SchemaVersion
+from cepheid_ports import CepheidError
+from cepheid_scan import MessagePosition, ScanRequest, ScanTask, SchemaVersion
 from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.options import SourceOptions
 from cepheid_spark.partitions import partitions_of, read_partition
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-log = logging.getLogger("cepheid.spark")
+log = logging.getLogger(__name__)
 
-MAX_TASKS = 50_000
+LEASE_BYTES = 1 << 30
+"""A read of less than this holds no lease of its own accord. It is over in seconds, and a subscription that stays for hours after
+each small query would count against a topic's backlog quota and its cursors."""
 
 
 class CepheidBatchReader(DataSourceReader):
@@ -40,20 +43,8 @@ class CepheidBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         from cepheid_scan.plan_scan import plan_scan
 
-        tasks, spec, plan = plan_scan(self.request())
-        if len(tasks) > MAX_TASKS:
-            raise BadOptionError(
-                f"{len(tasks)} tasks are more than the {MAX_TASKS} that a job may have: raise targetPartitionBytes, or read a part"
-            )
-        log.info(
-            "scan.planned",
-            extra={
-                "topics": len(plan.topics),
-                "ledgers": sum(len(topic.ledgers) for topic in plan.topics),
-                "bytes": sum(task.size_bytes for task in tasks),
-                "tasks": len(tasks),
-            },
-        )
+        tasks, spec, _ = plan_scan(self.request())
+        hold_lease(self._options, tasks)
         return partitions_of(tasks, spec, self._schemas)
 
     def request(self) -> ScanRequest:
@@ -62,3 +53,35 @@ class CepheidBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)
+
+
+def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> str | None:
+    """Keeps what the tasks will read from being trimmed until `lease_ttl_s` has passed; the subscription's name, if there is one.
+
+    Raises CepheidError only for a lease that was asked for by name: of its own accord a read goes on without.
+    """
+    source = options.source
+    name = None if options.start.subscription else options.subscription
+    if not options.has_lease or not tasks or (source.service_url or source.admin_url) is None:
+        return None
+    if name is None and sum(task.size_bytes for task in tasks) < LEASE_BYTES:
+        return None
+    from cepheid_spark.lease import pin_batch
+
+    try:
+        return pin_batch(source, first_positions(tasks), ttl_s=options.lease_ttl_s, name=name)
+    except CepheidError as error:
+        if name is not None:
+            raise
+        log.warning("scan.without_lease", extra={"error": str(error)})
+        return None
+
+
+def first_positions(tasks: Sequence[ScanTask]) -> dict[str, MessagePosition]:
+    """By topic partition."""
+    firsts: dict[str, MessagePosition] = {}
+    for task in tasks:
+        for piece in task.pieces:
+            place = MessagePosition(piece.ledger_id, piece.first_entry_id)
+            firsts[piece.topic] = min(place, firsts.get(piece.topic, place))
+    return firsts

@@ -7,8 +7,9 @@ imported by the method that needs it. Every method runs in a Python worker of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from cepheid_ports import CepheidError
 from cepheid_spark.brief_errors import brief_errors
 
 try:
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
     from cepheid_scan import SchemaVersion
     from cepheid_spark.options import SourceOptions
+
+
+class NotServedError(CepheidError):
+    """Something that a source may do, and this one does not do yet."""
+
+    hint = "produce with any Pulsar client, e.g. in foreachPartition"
 
 
 class CepheidDataSource(DataSource):
@@ -48,18 +55,28 @@ class CepheidDataSource(DataSource):
         from cepheid_spark.batch_reader import CepheidBatchReader
         from cepheid_spark.pushdown_reader import PushdownBatchReader
         from cepheid_spark.table_options import recall
+        from cepheid_spark.topic_schemas import with_reader_version
 
         options = _parse(recall(schema, self._given), streaming=False)
+        schemas = self._topic_schemas(options)
         kind = PushdownBatchReader if options.filter_pushdown else CepheidBatchReader
-        return kind(schema, options, self._topic_schemas(options))
+        return kind(schema, with_reader_version(options, schemas), schemas)
 
     @brief_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from cepheid_spark.stream_reader import CepheidStreamReader
         from cepheid_spark.table_options import recall
+        from cepheid_spark.topic_schemas import with_reader_version
 
         options = _parse(recall(schema, self._given), streaming=True)
-        return CepheidStreamReader(schema, options, self._topic_schemas(options))
+        schemas = self._topic_schemas(options)
+        return CepheidStreamReader(schema, with_reader_version(options, schemas), schemas)
+
+    @brief_errors
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise NotServedError("writing to topics from Spark is not served yet")
+
+    streamWriter = writer
 
     def _topic_schemas(self, options: SourceOptions) -> tuple[SchemaVersion, ...]:
         if self._schemas is None:

@@ -1,0 +1,117 @@
+"""What goes wrong is said in the last line of Spark's error: what, which topic or option, what to do. It never reads as "no rows"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pulsar
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from cepheid_scan import ScanSpec, ScanTask
+from cepheid_scan.history import Fragment, Piece
+from cepheid_scan.scan_request import PlanSource, ReadMode
+from cepheid_spark.partitions import TaskPartition
+from tests.e2e.official_client import publish
+
+Load = Callable[..., DataFrame]
+
+
+def said(action: Callable[[], Any]) -> str:
+    """The line that names the error: Spark puts a Python traceback before it and its own state behind it."""
+    with pytest.raises(PySparkException) as caught:
+        action()
+    lines = [line for line in str(caught.value).splitlines() if line.startswith(("cepheid_", "pyspark."))]
+    assert lines, str(caught.value)
+    return lines[-1]
+
+
+def test_an_unknown_topic(topic: str, client: pulsar.Client, load: Load) -> None:
+    publish(client, topic, [b"x"])
+    message = said(load(topic + "s").count)
+    assert "NoSuchTopicError" in message
+    assert f"persistent://public/default/{topic}s" in message
+    assert "failOnMissingTopic" in message
+    assert load(f"{topic},{topic}s", failOnMissingTopic="false").count() == 1
+
+
+def test_a_misspelt_option(topic: str, load: Load) -> None:
+    assert "did you mean readMode?" in said(lambda: load(topic, readMod="entries"))
+
+
+def test_an_option_whose_stack_is_no_news(topic: str, load: Load) -> None:
+    with pytest.raises(PySparkException) as caught:
+        load(topic, startingTimestamp="yesterday")
+    assert str(caught.value).count('File "') == 1, "a user's mistake comes without our stack"
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ("valu binary", "did you mean value?"),
+        ("value string", "value string, and it is binary"),
+        ("publish_time bigint", "publish_time bigint, and it is timestamp"),
+        ("properties map<string,int>", "map<string,int>, and it is map<string,string>"),
+        ("value binary not null", "declare it nullable"),
+    ],
+)
+def test_a_schema_that_the_rows_do_not_have(schema: str, why: str, topic: str, load: Load) -> None:
+    message = said(load(topic, schema).count)
+    assert "BadOptionError" in message
+    assert why in message
+
+
+def test_a_column_that_is_not_there(topic: str, load: Load) -> None:
+    message = said(lambda: load(topic, columns="value,produser_name"))
+    assert "did you mean producer_name?" in message
+    assert "replicated_from" in message, "all columns are listed"
+
+
+def test_nobody_answers(topic: str, spark: SparkSession) -> None:
+    frame = spark.read.format("cepheid").options(topic=topic, serviceUrl="pulsar://127.0.0.1:1", metadataRetry="200ms").load()
+    message = said(frame.count)
+    assert "PlanUnavailableError" in message
+    assert "127.0.0.1:1" in message
+
+
+def test_a_sink_is_not_served_yet(spark: SparkSession, server: Any, topic: str) -> None:
+    writing = spark.range(1).write.format("cepheid").option("serviceUrl", server.service_url).option("topic", topic)
+    message = said(writing.mode("append").save)
+    assert "NotServedError: writing to topics from Spark is not served yet" in message
+
+
+def test_a_bookie_that_is_gone_is_named_with_the_entries(
+    topic: str, client: pulsar.Client, server: Any, spark: SparkSession, load: Load
+) -> None:
+    """As when executors have no network to any bookie."""
+    from cepheid_spark.options import parse_options
+
+    publish(client, topic, [b"x"])
+    place = load(topic).first()
+    assert place is not None
+    options = parse_options({"serviceUrl": server.service_url, "topic": topic, "readAttempts": "1"}, streaming=False)
+    fragment = Fragment(0, ("bookie-1",))
+    piece = Piece(f"persistent://public/default/{topic}", -1, place.ledger_id, 0, 0, 1, 1, (fragment,))
+    task = ScanTask((piece,), (("bookie-1", "127.0.0.1:1"),))
+
+    def read() -> list[Any]:
+        from cepheid_scan.scan_task import scan_task
+
+        return list(scan_task(task, options.spec(("value",))))
+
+    from cepheid_scan import EntriesUnreadableError
+
+    with pytest.raises(EntriesUnreadableError) as caught:
+        read()
+    assert all(part in str(caught.value) for part in (topic, f"{place.ledger_id}", "bookie-1", "127.0.0.1:1"))
+
+
+def test_a_partition_shows_its_range_and_no_secret() -> None:
+    piece = Piece("persistent://public/default/t", -1, 12, 3, 45, 1, 1, (Fragment(0, ("b",)),))
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), plan_source=PlanSource(admin_url="http://b:1", token="hush"))
+    shown = repr(TaskPartition(ScanTask((piece,) * 5, (("b", "b:1"),), b"hush"), spec))
+    assert shown.startswith("TaskPartition(persistent://public/default/t 12:3..45, ")
+    assert shown.endswith(" and 2 more)")
+    assert "hush" not in shown

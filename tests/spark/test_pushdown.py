@@ -1,0 +1,108 @@
+"""filterPushdown=true: filters that spare reading, for DataFrames that are used once."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, LessThanOrEqual, Not
+
+from cepheid_scan import EARLIEST, LATEST, Edge, ScanRequest
+from cepheid_spark.options import parse_options
+from cepheid_spark.pushdown_reader import narrow
+from tests.e2e.official_client import publish
+
+Load = Callable[..., DataFrame]
+SETTING = "spark.sql.python.filterPushdown.enabled"
+NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+NOON_MS = 1_772_366_400_000
+COLUMNS = {name: name for name in ("key", "partition", "publish_time", "event_time", "value")}
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set(SETTING, "true")
+    yield
+    spark.conf.unset(SETTING)
+
+
+def narrowed(*filters: Filter, **options: str) -> ScanRequest:
+    parsed = parse_options({"serviceUrl": "pulsar://b:1", "topic": "t", **options}, streaming=False)
+    return narrow(parsed.request(("value",)), filters, dict(COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("each", "start", "end"),
+    [
+        (GreaterThan(("publish_time",), NOON), Edge(publish_time_ms=NOON_MS), LATEST),
+        (GreaterThanOrEqual(("publish_time",), NOON), Edge(publish_time_ms=NOON_MS), LATEST),
+        (LessThan(("publish_time",), NOON), EARLIEST, Edge(publish_time_ms=NOON_MS + 1)),
+        (LessThanOrEqual(("publish_time",), NOON), EARLIEST, Edge(publish_time_ms=NOON_MS + 1)),
+        (EqualTo(("publish_time",), NOON), Edge(publish_time_ms=NOON_MS), Edge(publish_time_ms=NOON_MS + 1)),
+        (Not(EqualTo(("publish_time",), NOON)), EARLIEST, LATEST),
+        (IsNotNull(("publish_time",)), EARLIEST, LATEST),
+        (EqualTo(("value",), b"x"), EARLIEST, LATEST),
+    ],
+)
+def test_publish_times_are_edges(each: Filter, start: Edge, end: Edge) -> None:
+    request = narrowed(each)
+    assert (request.start, request.end) == (start, end)
+
+
+def test_edges_of_options_stay_inside() -> None:
+    request = narrowed(GreaterThan(("publish_time",), NOON), startingTimestamp=str(NOON_MS + 5))
+    assert request.start == Edge(publish_time_ms=NOON_MS + 5)
+    positions = '{"t": "3:4"}'
+    request = narrowed(GreaterThan(("publish_time",), NOON), startingOffsets=positions)
+    assert request.start.positions, "positions are kept: Spark applies the filter"
+
+
+def test_event_times_keys_and_partitions() -> None:
+    request = narrowed(LessThan(("event_time",), NOON), In(("key",), ["a", "b"]), EqualTo(("partition",), 3), keys="b,c")
+    assert request.spec.row_filter.event_until_ms == NOON_MS + 1
+    assert request.spec.row_filter.keys == {"b"}
+    assert request.topics.partitions == {3}
+    assert narrowed(EqualTo(("partition",), -1)).topics.partitions is None
+
+
+def test_filters_give_the_rows_that_spark_would_have_kept(topic: str, client: pulsar.Client, load: Load, pushing: None) -> None:
+    producer = client.create_producer(topic)
+    for number in range(30):
+        producer.send(b"%d" % number, partition_key=f"k{number % 3}", event_timestamp=NOON_MS + number)
+    producer.close()
+
+    def rows(condition: str, **options: Any) -> list[int]:
+        return [int(row.value) for row in load(topic, **options).where(condition).collect()]
+
+    for condition in (
+        "key = 'k1'",
+        "key in ('k0', 'k2')",
+        "event_time > '2026-03-01 12:00:00.010'",
+        "partition = -1",
+        "key is null",
+    ):
+        assert rows(condition, filterPushdown="true") == rows(condition), condition
+    assert rows("publish_time > '2100-01-01'", filterPushdown="true") == []
+
+
+def test_spark_refuses_it_where_its_own_setting_is_off(topic: str, client: pulsar.Client, load: Load) -> None:
+    publish(client, topic, [b"x"])
+    with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
+        load(topic, filterPushdown="true").count()
+
+
+@pytest.mark.xfail(strict=True, reason="Spark 4.1.4 to 4.3.0 keep the filters of a DataFrame's first query for its later ones")
+def test_filters_of_one_query_do_not_reach_the_next(topic: str, client: pulsar.Client, load: Load, pushing: None) -> None:
+    """The day this passes, pushing filters may become the default for Sparks from then on."""
+    producer = client.create_producer(topic)
+    for number in range(10):
+        producer.send(b"x", partition_key=f"k{number}")
+    producer.close()
+    frame = load(topic, filterPushdown="true")
+    assert frame.where("key = 'k1'").count() == 1
+    assert frame.count() == 10
