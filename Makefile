@@ -33,6 +33,7 @@ run: $(STAMP)
 	$(BIN)/cepheid standalone --data $(DATA)
 
 test: $(STAMP)
+	@$(BIN)/python -m cepheid_spark --install-java  # root on Debian: else the tests of Spark are skipped, and say so
 	$(BIN)/python -m pytest -q
 
 check: $(STAMP)

@@ -1,8 +1,23 @@
-"""Properties run without limits on time: machines that run the tests are shared, and a slow example is no failure."""
+"""Properties run without limits on time: machines that run the tests are shared, and a slow example is no failure.
+
+What could not run for want of Java is said at the end, aloud: an s among thousands of dots is not seen.
+"""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("cepheid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cepheid")
+
+NO_SPARK = "NO SPARK: "
+"""Tests of Spark are skipped with a reason that begins so."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_SPARK in str(report.longrepr)]
+    if skipped:
+        why = str(skipped[0].longrepr[2] if isinstance(skipped[0].longrepr, tuple) else skipped[0].longrepr)
+        terminalreporter.section("NOT TESTED: SPARK", sep="!", red=True, bold=True)
+        terminalreporter.write_line(f"{len(skipped)} tests of Spark did not run. {why.partition(NO_SPARK)[2]}", red=True)

@@ -1,4 +1,4 @@
-"""What goes wrong is said in the last line of Spark's error: what, which topic or option, what to do. It never reads as "no rows"."""
+"""What goes wrong is said in the last line of Spark's error: what, which topic or option, what to do; never as "no rows"."""
 
 from __future__ import annotations
 
