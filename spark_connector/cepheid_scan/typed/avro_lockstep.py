@@ -1,7 +1,7 @@
 """Avro values of one schema, all of them at once: each field is read of every value before the next one.
 
-A schema becomes a tree of steps; a step reads one thing at the cursor of every lane (lanes.py), and gives it as an Arrow array. Where
-a union has no value, or another branch, the lane is not active: the step's result is null there and its cursor stays.
+A schema becomes a tree of steps; a step reads one thing at the cursor of every lane (lanes.py), and gives it as an Arrow array.
+Where a union has no value, or another branch, the lane is not active: the step's result is null there and its cursor stays.
 
 A lane in which anything is odd is left: a length beyond the end, an unknown branch or symbol, text that is no UTF-8, a number too
 large, an end that is not the value's. Its row is decoded by avro_record.py, which finds the right value or the right words.
@@ -39,7 +39,7 @@ class AvroLockstep:
         self._type = arrow_type(record)
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, npt.NDArray[np.intp]]:
-        """The records, and the rows that are left."""
+        """The records, and the rows that are left, which rise."""
         view = BytesView(values)
         blocks, left = [], []
         for first in range(0, len(values), BLOCK_LANES):

@@ -18,6 +18,9 @@ from cepheid_scan.typed.avro_schema import Array, Enum, Fixed, Logical, Map, Nod
 from cepheid_scan.typed.records import RecordError
 
 Reader = Callable[[bytes, int], tuple[Any, int]]
+Inside = tuple[Node, ...] | dict[Node, Reader]
+"""The records around a place, as in arrow_types; or, in a record that becomes JSON text, the readers of records so far."""
+
 MAX_EMPTY_ITEMS = 1 << 16
 """Of an array in all, beyond one item a byte: items of no bytes would let ten bytes claim a quintillion of them."""
 
@@ -38,7 +41,7 @@ class AvroRecordDecoder:
         return value
 
 
-def _reader(node: Node, inside: tuple[Node, ...]) -> Reader:
+def _reader(node: Node, inside: Inside) -> Reader:
     match node:
         case Primitive(name, logical):
             return _PRIMITIVES[name] if logical is None else _logical_reader(logical, _PRIMITIVES[name])
@@ -49,11 +52,13 @@ def _reader(node: Node, inside: tuple[Node, ...]) -> Reader:
         case Array(items):
             return _array(_reader(items, inside))
         case Map(values):
-            return _map(_reader(values, inside))
+            return _map(_reader(values, inside), in_text=isinstance(inside, dict))
         case Union():
             return _union(node, inside)
+        case Record() if isinstance(inside, dict):
+            return _record_in_text(node, inside)
         case Record():
-            return _as_json(node) if node in inside else _record(node, inside)
+            return _as_json(node) if node in inside else _record(node, (*inside, node))
 
 
 def read_long(data: bytes, position: int) -> tuple[int, int]:
@@ -172,8 +177,8 @@ def _array(items: Reader) -> Reader:
     return read
 
 
-def _map(values: Reader) -> Reader:
-    def read(data: bytes, position: int) -> tuple[list[tuple[str, Any]], int]:
+def _map(values: Reader, *, in_text: bool) -> Reader:
+    def read(data: bytes, position: int) -> tuple[Any, int]:
         found: dict[str, Any] = {}  # a key twice: the last one, since Spark's maps have each once
 
         def item(at: int) -> int:
@@ -182,15 +187,19 @@ def _map(values: Reader) -> Reader:
             return at
 
         position = _blocks(data, position, item)
-        return list(found.items()), position
+        return (found if in_text else list(found.items())), position
 
     return read
 
 
-def _union(node: Union, inside: tuple[Node, ...]) -> Reader:
+def _union(node: Union, inside: Inside) -> Reader:
     readers = [_reader(branch, inside) for branch in node.branches]
     several = choices(node)
-    names = {id(branch): f"member{index}" for index, branch in enumerate(several)} if len(several) > 1 else {}
+    names = (
+        {id(branch): f"member{index}" for index, branch in enumerate(several)}
+        if len(several) > 1 and not isinstance(inside, dict)
+        else {}
+    )
 
     def read(data: bytes, position: int) -> tuple[Any, int]:
         index, position = read_long(data, position)
@@ -203,8 +212,8 @@ def _union(node: Union, inside: tuple[Node, ...]) -> Reader:
     return read
 
 
-def _record(node: Record, inside: tuple[Node, ...]) -> Reader:
-    fields = [(field.name, _reader(field.node, (*inside, node))) for field in node.fields]
+def _record(node: Record, inside: Inside) -> Reader:
+    fields = [(field.name, _reader(field.node, inside)) for field in node.fields]
 
     def read(data: bytes, position: int) -> tuple[dict[str, Any], int]:
         value: dict[str, Any] = {}
@@ -220,16 +229,23 @@ def _record(node: Record, inside: tuple[Node, ...]) -> Reader:
 
 
 def _as_json(node: Record) -> Reader:
-    """For a record inside itself. Its reader is made at the first value, else its making would not end."""
-    made: list[Reader] = []
+    """For a record inside itself."""
+    plain = _record_in_text(node, {})
 
     def read(data: bytes, position: int) -> tuple[str, int]:
-        if not made:
-            made.append(_record(node, ()))
-        value, position = made[0](data, position)
+        value, position = plain(data, position)
         return json.dumps(value, default=_json_value, ensure_ascii=False), position
 
     return read
+
+
+def _record_in_text(node: Record, made: dict[Node, Reader]) -> Reader:
+    """One reader for each record, which its own fields then find in `made`."""
+    if node not in made:
+        readers: list[Reader] = []
+        made[node] = lambda data, position: readers[0](data, position)
+        readers.append(_record(node, made))
+    return made[node]
 
 
 def _json_value(value: Any) -> Any:

@@ -5,8 +5,8 @@
 
 pyarrow's parser does not look at lines: it reads one object after the other. That each line gave exactly one row follows from this:
 every line starts with `{` and ends with `}`; a text cannot hold a line's end, so none goes on into the next line; and after what
-closes a line no parser that is still inside something takes a `{`. So each line is at least one whole object, and if there are as many
-rows as lines, exactly one.
+closes a line no parser that is still inside something takes a `{`. So each line is at least one whole object, and if there are as
+many rows as lines, exactly one.
 
 It differs from JSON in taking NaN and Infinity for numbers, as json_record.py does; it does not check UTF-8, which is done before.
 A row that it refuses (one field twice, 1.0 as int, times as text …) may still mean something to json_record.py.
@@ -57,7 +57,7 @@ class JsonLines:
         self._options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """The records, and the rows that are left."""
+        """The records, and the rows that are left, which rise."""
         data, starts, ends = value_span(values)
         is_object = (ends - starts >= 2) & _has(data, starts, "{") & _has(data, ends - 1, "}")
         rows = np.flatnonzero(is_object)
@@ -73,7 +73,7 @@ class JsonLines:
         places = np.full(len(values), -1)
         places[rows] = np.arange(len(rows))
         others = np.flatnonzero(~is_object)
-        return found.take(pa.array(places, mask=places < 0)), np.concatenate([rows[np.array(left, np.intp)], others])
+        return found.take(pa.array(places, mask=places < 0)), np.sort(np.concatenate([rows[np.array(left, np.intp)], others]))
 
     def _parse(self, lines: pa.BinaryArray, first: int, parts: list[pa.StructArray], left: list[int], budget: list[int]) -> None:
         """Appends the rows of `lines` to `parts`, null where they are `left`. `budget`: bytes that may still be parsed."""

@@ -290,7 +290,7 @@ def _decimal(logical: Logical) -> Converter:
             raise _wrong(value, "a decimal")
         try:
             number = Decimal(value)
-            if not number.is_finite() or abs(number) >= bound or number.as_tuple().exponent < -10_000:  # type: ignore[operator]
+            if not number.is_finite() or number.copy_abs() >= bound:
                 raise RecordError(f"a number does not fit a decimal of {logical.precision} digits")
             shown = number.quantize(step, context=_WIDE)
         except InvalidOperation:

@@ -72,6 +72,7 @@ def complete(array: pa.Array, left: npt.NDArray[np.intp], values: pa.BinaryArray
 
 
 def replace_rows(array: pa.Array, rows: npt.NDArray[np.intp], replacements: pa.Array) -> pa.Array:
+    """`rows` rise."""
     if len(rows) == len(array):
         return replacements
     places = np.arange(len(array))

@@ -1,0 +1,319 @@
+"""Avro values as columns: against fastavro, in lockstep and one by one, and with bytes that are no Avro."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cepheid_scan.typed.avro_decoder import AvroDecoder
+from cepheid_scan.typed.avro_lockstep import BLOCK_LANES
+from cepheid_scan.typed.avro_schema import parse_avro
+from cepheid_scan.typed.records import decode_each
+from tests.scan.typed.typed_support import avro_bytes, decode, record, same, schema_version
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1))  # noqa: DTZ001 (made aware below)
+SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    ("null", st.none()),
+    ("boolean", st.booleans()),
+    ("int", st.one_of(st.integers(-3, 70), st.integers(-(2**31), 2**31 - 1))),
+    ("long", st.one_of(st.integers(-3, 70), st.integers(-(2**63), 2**63 - 1))),
+    ("float", st.floats(width=32, allow_nan=False)),
+    ("double", st.floats(allow_nan=False)),
+    ("bytes", st.binary(max_size=20)),
+    ("string", st.text(max_size=20)),
+    ({"type": "int", "logicalType": "date"}, st.dates()),
+    ({"type": "long", "logicalType": "timestamp-micros"}, MOMENTS.map(lambda moment: moment.replace(tzinfo=UTC))),
+    (
+        {"type": "long", "logicalType": "timestamp-millis"},
+        MOMENTS.map(lambda moment: moment.replace(tzinfo=UTC, microsecond=moment.microsecond // 1000 * 1000)),
+    ),
+    ({"type": "long", "logicalType": "local-timestamp-micros"}, MOMENTS),
+    (
+        {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 3},
+        st.integers(-(10**12) + 1, 10**12 - 1).map(lambda unscaled: Decimal(unscaled).scaleb(-3)),
+    ),
+    (
+        {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 0},
+        st.integers(-(10**37), 10**37).map(Decimal),
+    ),
+    ({"type": "string", "logicalType": "uuid"}, st.uuids()),
+]
+
+
+class Names:
+    def __init__(self) -> None:
+        self.given = 0
+
+    def new(self) -> str:
+        self.given += 1
+        return f"N{self.given}"
+
+
+@st.composite
+def typed(draw: st.DrawFn, names: Names, depth: int = 0, *, flat: bool) -> tuple[Any, st.SearchStrategy[Any]]:
+    """A schema and its values."""
+    kinds = ["scalar", "nullable", "enum", "fixed", "record", "union"] + ([] if flat else ["array", "map"])
+    kind = draw(st.sampled_from(kinds if depth < 3 else kinds[:4]))
+    match kind:
+        case "nullable":
+            inner, values = draw(st.sampled_from(SCALARS[1:]))
+            return draw(st.sampled_from([["null", inner], [inner, "null"]])), st.one_of(st.none(), values)
+        case "enum":
+            symbols = ["A", "B", "C"][: draw(st.integers(1, 3))]
+            return {"type": "enum", "name": names.new(), "symbols": symbols}, st.sampled_from(symbols)
+        case "fixed":
+            size = draw(st.integers(1, 9))
+            return {"type": "fixed", "name": names.new(), "size": size}, st.binary(min_size=size, max_size=size)
+        case "record":
+            schema, values = draw(records(names, depth + 1, flat=flat))
+            return schema, values
+        case "union":
+            return ["null", "long", "string"], st.one_of(st.none(), st.integers(-5, 2**40), st.text(max_size=5))
+        case "array":
+            inner, values = draw(typed(names, depth + 1, flat=flat))
+            return {"type": "array", "items": inner}, st.lists(values, max_size=4)
+        case "map":
+            inner, values = draw(typed(names, depth + 1, flat=flat))
+            return {"type": "map", "values": inner}, st.dictionaries(st.text(max_size=4), values, max_size=3)
+    return draw(st.sampled_from(SCALARS))
+
+
+@st.composite
+def records(draw: st.DrawFn, names: Names, depth: int = 0, *, flat: bool) -> tuple[Any, st.SearchStrategy[Any]]:
+    fields = {f"f{index}": draw(typed(names, depth, flat=flat)) for index in range(draw(st.integers(1, 4)))}
+    schema = record(*((name, kind) for name, (kind, _) in fields.items()), name=names.new())
+    return schema, st.fixed_dictionaries({name: values for name, (_, values) in fields.items()})
+
+
+def shown(schema: Any, value: Any) -> Any:
+    """What Arrow gives back for a value that fastavro was given."""
+    if isinstance(schema, list):
+        several = [branch for branch in schema if branch != "null"]
+        if value is None or len(several) == 1:
+            return None if value is None else shown(several[0], value)
+        return {"member0": value if isinstance(value, int) else None, "member1": value if isinstance(value, str) else None}
+    if isinstance(schema, dict):
+        match schema["type"]:
+            case "record":
+                return {field["name"]: shown(field["type"], value[field["name"]]) for field in schema["fields"]}
+            case "array":
+                return [shown(schema["items"], item) for item in value]
+            case "map":
+                return [(key, shown(schema["values"], item)) for key, item in value.items()]
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_columns_are_what_was_written(flat: bool, data: st.DataObject) -> None:
+    schema, values = data.draw(records(Names(), flat=flat))
+    written = data.draw(st.lists(values, min_size=1, max_size=4))
+    repeated = [written[place % len(written)] for place in range(20)]  # enough for lockstep
+    rows, errors = decode([schema_version("AVRO", schema)], [avro_bytes(schema, value) for value in repeated])
+    assert not errors
+    assert rows == [shown(schema, value) for value in repeated]
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_mutated_bytes_give_what_one_by_one_gives(data: st.DataObject) -> None:
+    """No crash, no other rows: lockstep gives a value only where the slow way gives the same, and leaves the neighbours alone."""
+    schema, values = data.draw(records(Names(), flat=True))
+    encoded = [avro_bytes(schema, value) for value in data.draw(st.lists(values, min_size=3, max_size=6))] * 8
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    for _ in range(rng.randrange(1, 20)):
+        row = rng.randrange(len(encoded))
+        encoded[row] = mutate(encoded[row], rng)
+    decoder = AvroDecoder(parse_avro(json.dumps(schema).encode()))
+    array = pa.array(encoded, pa.binary())
+    lockstep, one_by_one = decoder.decode(array), decode_each(array, decoder._records.decode, decoder.type)
+    lockstep.array.validate(full=True)
+    assert lockstep.errors == one_by_one.errors
+    assert same(lockstep.array, one_by_one.array)
+
+
+def mutate(value: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(value)
+    place = rng.randrange(len(changed) + 1)
+    match rng.randrange(5):
+        case 0:
+            return bytes(changed[:place])
+        case 1:
+            changed[place:place] = rng.randbytes(rng.randrange(1, 12))
+        case 2:
+            changed[place : place + 1] = b"\xff" * rng.randrange(1, 12)
+        case 3:
+            del changed[place : place + rng.randrange(1, 3)]
+        case _:
+            for at in range(len(changed)):
+                if rng.random() < 0.2:
+                    changed[at] = rng.randrange(256)
+    return bytes(changed)
+
+
+LONGS = sorted({sign * (1 << bits) + off for bits in range(64) for sign in (1, -1) for off in (-1, 0, 1)})
+
+
+def test_numbers_of_every_length() -> None:
+    numbers = [number for number in LONGS if -(2**63) <= number < 2**63]
+    schema = record(("x", "long"), ("y", ["null", "long"]))
+    pairs = [{"x": number, "y": None if place % 3 == 0 else numbers[-place]} for place, number in enumerate(numbers)]
+    rows, errors = decode([schema_version("AVRO", schema)], [avro_bytes(schema, pair) for pair in pairs])
+    assert not errors
+    assert rows == pairs
+
+
+@pytest.mark.parametrize(
+    ("encoded", "wrong"),
+    [
+        (b"\xff" * 9 + b"\x02", "larger than 64 bits"),
+        (b"\xff" * 10 + b"\x01", "more than ten bytes"),
+        (b"\xff" * 9, "ends inside a number"),
+        (b"", "ends inside a number"),
+        (b"\x02\x00", "of which its schema takes 1"),
+    ],
+)
+def test_numbers_that_are_none(encoded: bytes, wrong: str) -> None:
+    good = avro_bytes(record(("x", "long")), {"x": 7})
+    values = [good] * 20 + [encoded] + [good] * 20
+    rows, errors = decode([schema_version("AVRO", record(("x", "long")))], values)
+    assert list(errors) == [20]
+    assert wrong in errors[20]
+    assert [row["x"] for row in rows] == [7] * 20 + [None] + [7] * 20
+
+
+def test_a_length_beyond_the_value_does_not_take_the_neighbours_bytes() -> None:
+    schema = record(("s", "string"), ("n", "int"))
+    good = avro_bytes(schema, {"s": "abc", "n": 1})
+    beyond = bytes([2 * 30]) + good[1:]  # says 30 bytes, has 4
+    negative = bytes([2 * 3 - 1]) + good[1:]
+    rows, errors = decode([schema_version("AVRO", schema)], [good] * 10 + [beyond, negative] + [good] * 10)
+    assert sorted(errors) == [10, 11]
+    assert [row["s"] for row in rows] == ["abc"] * 10 + [None, None] + ["abc"] * 10
+
+
+def test_text_that_is_no_utf8_is_bad_alone() -> None:
+    schema = record(("s", "string"))
+    values = [avro_bytes(schema, {"s": f"é{row}"}) for row in range(40)]
+    values[13] = b"\x04\xc3\x28"
+    rows, errors = decode([schema_version("AVRO", schema)], values)
+    assert list(errors) == [13]
+    assert "field 's': a string is not UTF-8" in errors[13]
+    assert [row["s"] for row in rows] == [None if row == 13 else f"é{row}" for row in range(40)]
+
+
+def test_more_rows_than_one_block() -> None:
+    schema = record(("x", "long"), ("s", ["null", "string"]))
+    count = BLOCK_LANES + 100
+    values = [avro_bytes(schema, {"x": row, "s": None if row % 2 else str(row)}) for row in range(count)]
+    values[BLOCK_LANES + 3] = b"\x01"
+    rows, errors = decode([schema_version("AVRO", schema)], values)
+    assert list(errors) == [BLOCK_LANES + 3]
+    for row in (0, 1, BLOCK_LANES - 1, BLOCK_LANES, count - 2, count - 1):
+        assert rows[row] == {"x": row, "s": None if row % 2 else str(row)}
+
+
+def test_items_without_bytes_cannot_claim_a_quintillion() -> None:
+    schema = record(("a", {"type": "array", "items": "null"}))
+    claim = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f\x00"
+    rows, errors = decode([schema_version("AVRO", schema)], [claim, avro_bytes(schema, {"a": [None, None]})])
+    assert list(errors) == [0]
+    assert rows[1] == {"a": [None, None]}
+
+
+def test_a_record_inside_itself_is_text_there() -> None:
+    schema = record(("x", "int"), ("next", ["null", "R"]))
+    value = {"x": 1, "next": {"x": 2, "next": {"x": 3, "next": None}}}
+    rows, errors = decode([schema_version("AVRO", schema)], [avro_bytes(schema, value)])
+    assert not errors
+    assert rows[0]["x"] == 1
+    assert json.loads(rows[0]["next"]) == value["next"]
+
+
+def test_a_chain_that_never_ends_is_a_bad_record() -> None:
+    schema = record(("x", "int"), ("next", ["null", "R"]))
+    endless = b"\x00\x02" * 100_000
+    _, errors = decode([schema_version("AVRO", schema)], [endless])
+    assert errors == {0: "it is nested too deeply"}
+
+
+def test_times_out_of_range_are_bad() -> None:
+    schema = record(("t", {"type": "long", "logicalType": "timestamp-millis"}))
+    plain = record(("t", "long"))
+    values = [avro_bytes(plain, {"t": number}) for number in [0, 2**63 - 1, -(2**63), 9_223_372_036_854_776] * 8]
+    rows, errors = decode([schema_version("AVRO", schema)], values, columns=["t"])
+    assert sorted(errors) == sorted(row for row in range(32) if row % 4)
+    assert rows[0]["t"] == EPOCH
+
+
+def test_logical_types_that_mean_nothing_are_the_plain_type() -> None:
+    schema = record(
+        ("a", {"type": "string", "logicalType": "date"}),
+        ("b", {"type": "bytes", "logicalType": "decimal", "precision": 50}),
+        ("c", {"type": "long", "logicalType": "from-the-future"}),
+    )
+    rows, _ = decode([schema_version("AVRO", schema)], [avro_bytes(record(*PLAIN), {"a": "x", "b": b"\x01", "c": 5})])
+    assert rows == [{"a": "x", "b": b"\x01", "c": 5}]
+
+
+PLAIN = (("a", "string"), ("b", "bytes"), ("c", "long"))
+
+
+def test_a_uuid_of_sixteen_bytes_is_text() -> None:
+    own = uuid.UUID(int=0x0123456789ABCDEF0123456789ABCDEF)
+    schema = record(("u", ["null", {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}]))
+    plain = record(("u", ["null", {"type": "fixed", "name": "U", "size": 16}]))
+    values = [avro_bytes(plain, {"u": own.bytes if row % 2 else None}) for row in range(30)]
+    assert decode([schema_version("AVRO", schema)], values)[0] == [{"u": str(own) if row % 2 else None} for row in range(30)]
+    assert decode([schema_version("AVRO", schema)], values[:3])[0][1] == {"u": str(own)}  # one by one
+
+
+def test_an_array_that_is_a_slice() -> None:
+    """Whoever calls may have cut the values out of a larger array."""
+    schema = record(("x", "int"), ("s", "string"))
+    values = pa.array([avro_bytes(schema, {"x": row, "s": "s" * row}) for row in range(60)], pa.binary())
+    decoder = AvroDecoder(parse_avro(json.dumps(schema).encode()))
+    found = decoder.decode(values[20:50]).array
+    assert found.field(0).to_pylist() == list(range(20, 50))
+    assert found.field(1).to_pylist() == ["s" * row for row in range(20, 50)]
+
+
+def test_only_wanted_fields_are_made() -> None:
+    schema = record(("x", "int"), ("s", "string"), ("d", "double"))
+    values = [avro_bytes(schema, {"x": row, "s": "abc", "d": 0.5}) for row in range(30)]
+    rows, errors = decode([schema_version("AVRO", schema)], values, columns=["d", "x"])
+    assert not errors
+    assert rows == [{"d": 0.5, "x": row} for row in range(30)]
+    assert list(rows[0]) == ["d", "x"]
+
+
+@pytest.mark.parametrize("schema", ["long", {"type": "array", "items": "long"}, ["null", "long", "string"]])
+def test_what_is_no_record_is_one_column(schema: Any) -> None:
+    value = [1, 2] if isinstance(schema, dict) else 5
+    rows, _ = decode([schema_version("AVRO", schema)], [avro_bytes(schema, value)])
+    assert rows == [{"value": shown(schema, value)}]
+
+
+def test_no_rows() -> None:
+    schema = record(("x", "int"))
+    assert decode([schema_version("AVRO", schema)], []) == ([], {})
+    assert decode([schema_version("AVRO", schema)], [None, None])[0] == [{"x": None}, {"x": None}]
+
+
+def test_dates_are_dates() -> None:
+    schema = record(("d", {"type": "int", "logicalType": "date"}))
+    days = [date(1969, 12, 31), date(2024, 2, 29)] * 10
+    rows, _ = decode([schema_version("AVRO", schema)], [avro_bytes(schema, {"d": day}) for day in days])
+    assert [row["d"] for row in rows] == days
+    assert EPOCH.date() - timedelta(days=1) == rows[0]["d"]
