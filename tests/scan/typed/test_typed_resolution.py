@@ -1,0 +1,215 @@
+"""Values of one Avro schema shown as another: as fastavro resolves them, and what it has no word for."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from fastavro.read import SchemaResolutionError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cepheid_scan.typed.avro_decoder import AvroDecoder, ResolvingDecoder
+from cepheid_scan.typed.avro_resolution import DifferentSchemaError, plan_resolution
+from cepheid_scan.typed.avro_schema import Node, parse_avro
+from tests.scan.typed.typed_support import avro_bytes, record
+
+
+def node(schema: Any) -> Node:
+    return parse_avro(json.dumps(schema).encode())
+
+
+def resolve(writer: Any, reader: Any, values: list[Any]) -> tuple[list[Any], dict[int, str]]:
+    decoder = ResolvingDecoder(AvroDecoder, node(writer), node(reader))
+    found = decoder.decode(pa.array([avro_bytes(writer, value) for value in values], pa.binary()))
+    found.array.validate(full=True)
+    assert found.array.type == decoder.type
+    return found.array.to_pylist(), dict(found.errors)
+
+
+def one(writer: Any, reader: Any, value: Any) -> Any:
+    rows, errors = resolve(record(("x", writer)), record(("x", reader)), [{"x": value}])
+    return errors[0] if errors else rows[0]["x"]
+
+
+ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}
+FEWER = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+MOMENT = datetime(2024, 2, 29, 1, 2, 3, 4000, UTC)
+NOT_ALLOWED = "it has a value that the shown version of the schema does not allow"
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "value", "shown"),
+    [
+        ("int", "long", -5, -5),
+        ("int", "double", 5, 5.0),
+        ("long", "float", 1 << 40, float(1 << 40)),
+        ("float", "double", 0.5, 0.5),
+        ("string", "bytes", "é", "é".encode()),
+        ("bytes", "string", b"ok", "ok"),
+        ("bytes", "string", b"\xff", NOT_ALLOWED),
+        ("int", ["null", "long"], 5, 5),
+        (["null", "int"], "long", 5, 5),
+        (["null", "int"], "long", None, None),  # more than Avro allows: nulls stay
+        (["null", "int"], ["long", "null"], 5, 5),
+        (["int", "string"], "string", "s", "s"),
+        (["int", "string"], "string", 5, NOT_ALLOWED),
+        (["null", "int", "string"], ["null", "string", "long"], 5, {"member0": None, "member1": 5}),
+        (["null", "int", "string"], ["null", "string", "long"], "s", {"member0": "s", "member1": None}),
+        ("int", ["string", "double", "long"], 5, {"member0": None, "member1": 5.0, "member2": None}),
+        ("long", ["string", "double", "long"], 5, {"member0": None, "member1": None, "member2": 5}),
+        (ENUM, FEWER, "A", "A"),
+        (ENUM, FEWER, "C", NOT_ALLOWED),
+        (ENUM, {**FEWER, "default": "B"}, "C", "B"),
+        ({"type": "array", "items": "int"}, {"type": "array", "items": "double"}, [1, 2], [1.0, 2.0]),
+        ({"type": "array", "items": ENUM}, {"type": "array", "items": FEWER}, ["A", "C"], NOT_ALLOWED),
+        ({"type": "map", "values": "int"}, {"type": "map", "values": "long"}, {"a": 1}, [("a", 1)]),
+        ({"type": "map", "values": ENUM}, {"type": "map", "values": FEWER}, {"a": "C"}, NOT_ALLOWED),
+        (MILLIS, MICROS, MOMENT, MOMENT),
+        (MILLIS, "long", MOMENT, int(MOMENT.timestamp() * 1000)),
+        ("long", MILLIS, 1000, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        ("long", MILLIS, 1 << 62, NOT_ALLOWED),
+        (DECIMAL, {**DECIMAL, "precision": 10, "scale": 4}, Decimal("1.25"), Decimal("1.2500")),
+    ],
+)
+def test_a_value_is_shown_as_another(writer: Any, reader: Any, value: Any, shown: Any) -> None:
+    assert one(writer, reader, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        ("long", "int"),
+        ("string", "int"),
+        (["null", "string"], "int"),
+        ("int", ["null", "string"]),
+        (DECIMAL, {**DECIMAL, "scale": 1}),
+        ({"type": "fixed", "name": "F", "size": 2}, {"type": "fixed", "name": "F", "size": 3}),
+        ({"type": "array", "items": "int"}, {"type": "map", "values": "int"}),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_by_the_fields_name(writer: Any, reader: Any) -> None:
+    with pytest.raises(DifferentSchemaError, match=r"field 'x'"):
+        plan_resolution(node(record(("x", writer))), node(record(("x", reader))))
+
+
+def with_fields(*fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": list(fields)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "shown"),
+    [
+        ("int", 5, 5),
+        ("string", "d", "d"),
+        ("bytes", "\u00ff", b"\xff"),
+        (["null", "int"], None, None),
+        (["int", "null"], 5, 5),
+        (["int", "string"], 5, {"member0": 5, "member1": None}),
+        (ENUM, "B", "B"),
+        ({"type": "array", "items": "int"}, [1], [1]),
+        ({"type": "map", "values": "int"}, {"a": 1}, [("a", 1)]),
+        (record(("a", "int"), ("b", "string"), name="In"), {"a": 1, "b": "c"}, {"a": 1, "b": "c"}),
+        (MILLIS, 1000, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        (DECIMAL, "\u007d", Decimal("1.25")),
+    ],
+)
+def test_a_field_that_was_not_there_has_its_default(kind: Any, default: Any, shown: Any) -> None:
+    reader = with_fields({"name": "new", "type": kind, "default": default}, {"name": "x", "type": "int"})
+    rows, errors = resolve(record(("x", "int")), reader, [{"x": row} for row in range(30)])
+    assert not errors
+    assert rows == [{"new": shown, "x": row} for row in range(30)]
+
+
+def test_a_field_without_default_is_missing() -> None:
+    with pytest.raises(DifferentSchemaError, match="field 'y' is missing and has no default"):
+        plan_resolution(node(record(("x", "int"))), node(record(("x", "int"), ("y", "int"))))
+
+
+def test_a_renamed_field_is_found_by_its_alias() -> None:
+    reader = with_fields({"name": "new", "aliases": ["other", "x"], "type": "long"})
+    assert resolve(record(("x", "int")), reader, [{"x": 5}]) == ([{"new": 5}], {})
+
+
+def test_fields_of_records_inside() -> None:
+    inner = record(("a", "int"), ("gone", "string"), name="In")
+    later = {"type": "record", "name": "In", "fields": [{"name": "b", "type": "int", "default": 7}, {"name": "a", "type": "long"}]}
+    value = {"x": {"a": 1, "gone": "g"}}
+    rows, _ = resolve(record(("x", ["null", inner])), record(("x", ["null", later])), [value, {"x": None}])
+    assert rows == [{"x": {"b": 7, "a": 1}}, {"x": None}]
+
+
+def test_a_record_inside_itself_stays_text() -> None:
+    schema = record(("x", "int"), ("next", ["null", "R"]))
+    later = with_fields({"name": "x", "type": "long"}, {"name": "next", "type": ["null", "R"]})
+    rows, _ = resolve(schema, later, [{"x": 1, "next": {"x": 2, "next": None}}])
+    assert rows == [{"x": 1, "next": '{"x": 2, "next": null}'}]
+
+
+KINDS: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    ("int", st.integers(-9, 9)),
+    ("long", st.integers(-(2**40), 2**40)),
+    ("float", st.sampled_from([0.5, -2.0])),
+    ("double", st.sampled_from([0.25, 1e300])),
+    ("string", st.text(max_size=4)),
+    (["null", "int"], st.one_of(st.none(), st.integers(-9, 9))),
+    (["null", "string"], st.one_of(st.none(), st.text(max_size=4))),
+    ({"type": "array", "items": "int"}, st.lists(st.integers(-9, 9), max_size=3)),
+    ({"type": "map", "values": "long"}, st.dictionaries(st.text(max_size=2), st.integers(-9, 9), max_size=2)),
+]
+NAMES = ("a", "b", "c", "d")
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_as_fastavro_resolves(data: st.DataObject) -> None:
+    fields = {name: data.draw(st.sampled_from(KINDS)) for name in NAMES[: data.draw(st.integers(1, 4))]}
+    writer = record(*((name, kind) for name, (kind, _) in fields.items()))
+    reader_fields = []
+    for name in data.draw(st.permutations(NAMES)):
+        kind = fields[name][0] if name in fields and data.draw(st.booleans()) else data.draw(st.sampled_from(KINDS))[0]
+        if data.draw(st.booleans()):
+            reader_fields.append({"name": name, "type": kind} | ({} if name in fields else {"default": default_of(kind)}))
+    reader = with_fields(*reader_fields)
+    written = data.draw(
+        st.lists(st.fixed_dictionaries({name: values for name, (_, values) in fields.items()}), min_size=1, max_size=3)
+    )
+    expected = [as_fastavro(writer, reader, value) for value in written]
+    try:
+        rows, errors = resolve(writer, reader, written * 8)
+    except DifferentSchemaError:
+        assert all(value is None for value in expected)  # what cannot be planned, fastavro refuses in every value
+        return
+    for row, value in enumerate(expected * 8):
+        if value is not None:
+            assert row not in errors
+            assert rows[row] == value
+
+
+def default_of(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return None
+    empty: dict[str, Callable[[], Any]] = {"array": list, "map": dict}
+    return empty[kind["type"]]() if isinstance(kind, dict) else "d" if kind == "string" else 3
+
+
+def as_fastavro(writer: Any, reader: Any, value: Any) -> Any:
+    """None: refused."""
+    try:
+        found = fastavro.schemaless_reader(
+            io.BytesIO(avro_bytes(writer, value)), fastavro.parse_schema(writer), fastavro.parse_schema(reader)
+        )
+    except SchemaResolutionError:
+        return None
+    assert isinstance(found, dict)
+    return {name: list(field.items()) if isinstance(field, dict) else field for name, field in found.items()}
