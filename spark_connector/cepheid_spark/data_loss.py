@@ -17,6 +17,7 @@ from cepheid_spark.offsets import EntryPosition
 from cepheid_spark.topic_view import TopicView
 
 _REMEMBERED_LEDGERS = 10_000
+_ADVICE = "What a query has still to read is kept by its lease, a subscription (options subscription and leaseTtl), if it has one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,8 @@ class Loss:
         )
 
     def error(self) -> DataLossError:
-        return DataLossError(
-            f"{self}. They must be kept until the query has read them: a subscription as its lease sees to it (options "
-            "subscription and leaseTtl)",
-            topic=self.topic,
-        )
+        advice = "" if self.first_kept is None else f". {_ADVICE}"
+        return DataLossError(f"{self}{advice}", topic=self.topic, after=f"{self.after.ledger_id}:{self.after.entry_id}")
 
 
 class SeenLedgers:

@@ -26,7 +26,6 @@ from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.options import SourceOptions
 from cepheid_spark.stream_state import Snapshot, StreamState
-from cepheid_spark.topic_schemas import one_topic_schema
 from cepheid_spark.topic_view import TopicView
 
 if TYPE_CHECKING:
@@ -231,7 +230,9 @@ class StreamQuery:
         """For the tasks of the batch that was planned last. Publish times of the options are exact in the rows."""
         spec = self._options.spec(columns, schemas)
         if spec.mode is ReadMode.TYPED:
-            spec = replace(spec, schemas=one_topic_schema(self._state.current().plan))
+            from cepheid_scan.plan_scan import the_schema
+
+            spec = replace(spec, schemas=the_schema(self._state.current().plan.schemas))
         start, end = self._options.start, self._options.end
         times = replace(spec.row_filter, publish_from_ms=start.publish_time_ms, publish_until_ms=end.publish_time_ms)
         return replace(spec, row_filter=times)
