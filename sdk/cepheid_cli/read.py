@@ -147,7 +147,7 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
 def _say_the_rest(rows: int, kind: Format, output: Path | None, counters: ScanCounters) -> None:
     """What is not among the rows, on standard error: rows that are missing must not look as if there were none."""
     if kind is Format.TABLE or output is not None:
-        print(f"{rows:,} rows{f' in {output}' if output else ''}", file=sys.stderr)
+        print(f"{rows:,} {'row' if rows == 1 else 'rows'}{f' in {output}' if output else ''}", file=sys.stderr)
     if counters.bad_records:
         print(f"cepheid: {counters.bad_records:,} messages could not be decoded", file=sys.stderr)
     if counters.lost_entries:
@@ -155,7 +155,7 @@ def _say_the_rest(rows: int, kind: Format, output: Path | None, counters: ScanCo
 
 
 def _format(wanted: Format | None, output: Path | None) -> Format:
-    terminal = output is None and sys.stdout.isatty()
+    terminal = output is None and _is_terminal()
     if wanted is Format.PARQUET and terminal:
         raise ReadCommandError("parquet is not for terminals: name a file with --output, or redirect standard output")
     if wanted is not None:
@@ -163,6 +163,10 @@ def _format(wanted: Format | None, output: Path | None) -> Format:
     if output is not None and (suffix := output.suffix.lstrip(".")) in list(Format):
         return Format(suffix)
     return Format.TABLE if terminal else Format.JSON
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _default_columns(kind: Format, mode: str) -> Sequence[str] | None:

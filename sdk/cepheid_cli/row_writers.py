@@ -262,6 +262,6 @@ def _cut(text: str, width: int) -> str:
 
 def terminal_width(default: int = 120) -> int:
     try:
-        return os.get_terminal_size().columns
+        return os.get_terminal_size().columns or default  # 0: a terminal that was told no size
     except OSError:
         return default
