@@ -36,15 +36,17 @@ class EntryPlan:
     bad: dict[int, str] = field(default_factory=dict)
     joined: dict[int, bytes] = field(default_factory=dict)
 
-    def slices(self, limit_bytes: int) -> Iterator[Ints]:
-        """The entries that are alive, in order, about so many bytes at a time, and at least one."""
+    def slices(self, limit_bytes: int, limit_messages: int) -> Iterator[Ints]:
+        """The entries that are alive, in order, up to so many bytes and messages at a time, and at least one."""
         rows = np.flatnonzero(self.alive)
-        ends = np.cumsum(self.sizes[rows])
-        start = done = 0
+        bytes_to, messages_to = np.cumsum(self.sizes[rows]), np.cumsum(np.maximum(self.counts[rows], 1))
+        start = bytes_done = messages_done = 0
         while start < len(rows):
-            end = max(int(np.searchsorted(ends, done + limit_bytes, side="right")), start + 1)
+            by_bytes = int(np.searchsorted(bytes_to, bytes_done + limit_bytes, side="right"))
+            by_messages = int(np.searchsorted(messages_to, messages_done + limit_messages, side="right"))
+            end = max(min(by_bytes, by_messages), start + 1)
             yield rows[start:end]
-            start, done = end, int(ends[end - 1])
+            start, bytes_done, messages_done = end, int(bytes_to[end - 1]), int(messages_to[end - 1])
 
     def chunk(self, entries: EntryTable, row: int) -> Chunk | str:
         """The chunk that this entry is; or why it is none."""

@@ -170,17 +170,37 @@ def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
     more = np.flatnonzero(values >= 0x80)
     if not len(more):
         return values, following
-    values &= 0x7F
-    for shift in range(7, 64, 7):
-        byte = data[following[more]].astype(np.int64)
-        values[more] |= (byte & 0x7F) << shift
-        following[more] += 1
-        if shift == 63:
-            following[more[byte > 1]] = _NOWHERE
-            return values, following
-        more = more[byte >= 0x80]
-        if not len(more):
-            break
+    if len(more) == len(at):
+        return _long_varints(data, at)
+    values[more], following[more] = _long_varints(data, at[more])
+    return values, following
+
+
+def _long_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
+    """Those of several bytes: eight at a time as one number, whose bytes lose their highest bit and close up, two by two."""
+    words = np.ndarray(len(data) - 7, np.dtype("<u8"), data, strides=(1,))[at]
+    ends = ~words & np.uint64(0x8080808080808080)
+    end = ends & (~ends + np.uint64(1))  # the lowest bit that is set: the highest of the last byte
+    words &= (end - np.uint64(1)) & np.uint64(0x7F7F7F7F7F7F7F7F)
+    words = words & np.uint64(0x007F007F007F007F) | (words & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
+    words = words & np.uint64(0x00003FFF00003FFF) | (words & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
+    words = words & np.uint64(0x000000000FFFFFFF) | (words & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)
+    values = words.view(np.int64)
+    sizes = np.frexp(end.astype(np.float64))[1].astype(np.int64) >> 3  # `end` is 2^(8 · size − 1)
+    following = at + sizes
+    beyond = np.flatnonzero(end == 0)
+    if len(beyond):
+        values[beyond], following[beyond] = _longest_varints(data, at[beyond], values[beyond])
+    return values, following
+
+
+def _longest_varints(data: Bytes, at: Ints, low_bits: Ints) -> tuple[Ints, Ints]:
+    """Those of nine or ten bytes, of which the first eight are known."""
+    ninth, tenth = data[at + 8].astype(np.int64), data[at + 9].astype(np.int64)
+    is_long = ninth >= 0x80
+    values = low_bits | (ninth & 0x7F) << 56 | np.where(is_long, tenth, 0) << 63
+    following = at + np.where(is_long, 10, 9)
+    following[is_long & (tenth > 1)] = _NOWHERE  # an eleventh byte, or bits that no number has: for the library to judge
     return values, following
 
 

@@ -30,6 +30,7 @@ _FIRST_TAGS = np.zeros(256, bool)
 _FIRST_TAGS[[0x0A, 0x12, 0x18]] = True  # properties, partition_key, payload_size: what encoders write first, in order of the fields
 _PROPERTIES, _KEY, _PAYLOAD_SIZE = 0x0A, 0x12, 0x18
 _LANES_MIN = 64
+_LANES_MIN_MESSAGE_BYTES = 512  # shorter ones are found sooner by a sweep
 _SEEK_MAX_MESSAGE_BYTES = 4096  # longer ones: too many bytes are looked at for each found
 _size_at = Struct(">I").unpack_from
 
@@ -47,10 +48,13 @@ def guess_starts(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
     open_batches = np.flatnonzero(counts > 1)
     if not len(open_batches):
         return places
-    if int((ends - starts)[open_batches].sum()) <= _SEEK_MAX_MESSAGE_BYTES * total:
-        open_batches = _seek(data, starts, ends, counts, offsets, places, open_batches)
-    if len(open_batches) >= _LANES_MIN and int(counts[open_batches].max()) <= 8 * len(open_batches):
+    message_bytes = int((ends - starts)[open_batches].sum()) // total
+    if message_bytes >= _LANES_MIN_MESSAGE_BYTES and _are_lanes(counts[open_batches]):
         open_batches = _lanes(data, starts, ends, counts, offsets, places, open_batches)
+    elif message_bytes <= _SEEK_MAX_MESSAGE_BYTES:
+        open_batches = _seek(data, starts, ends, counts, offsets, places, open_batches)
+        if _are_lanes(counts[open_batches]):
+            open_batches = _lanes(data, starts, ends, counts, offsets, places, open_batches)
     if len(open_batches):
         view = data.data
         for batch in open_batches.tolist():
@@ -60,10 +64,14 @@ def guess_starts(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
     return places
 
 
+def _are_lanes(counts: Ints) -> bool:
+    """Whether a step of all these batches is worth its numpy calls, to the end of the longest."""
+    return len(counts) >= _LANES_MIN and int(counts.max()) <= 8 * len(counts)
+
+
 def _seek(data: Bytes, starts: Ints, ends: Ints, counts: Ints, offsets: Ints, places: Ints, batches: Ints) -> Ints:
     """Fills in the places of all batches that have exactly as many as they should; returns the others."""
-    found = _sizes_below_256(data, int(starts[batches[0]]), int(ends[batches[-1]]))
-    found = found[_FIRST_TAGS[data[found + SIZE_BYTES]]]
+    found = _likely_starts(data, int(starts[batches[0]]), int(ends[batches[-1]]))
     batch = np.searchsorted(starts, found, side="right") - 1
     inside = found < ends[batch]
     found, batch = found[inside], batch[inside]
@@ -78,15 +86,16 @@ def _seek(data: Bytes, starts: Ints, ends: Ints, counts: Ints, offsets: Ints, pl
     return left
 
 
-def _sizes_below_256(data: Bytes, start: int, end: int) -> Ints:
-    """All positions where three zero bytes begin."""
+def _likely_starts(data: Bytes, start: int, end: int) -> Ints:
+    """All positions where three zero bytes begin, one byte before a tag that metadata begins with."""
     found = []
     end -= SIZE_BYTES
     for block in range(start, end, _SEEK_BLOCK_BYTES):
-        piece = data[block : min(block + _SEEK_BLOCK_BYTES, end) + 2]
-        union = piece[:-2] | piece[1:-1]
-        union |= piece[2:]
-        found.append(np.flatnonzero(union == 0) + block)
+        piece = data[block : min(block + _SEEK_BLOCK_BYTES, end) + SIZE_BYTES]
+        union = piece[:-4] | piece[1:-3]
+        union |= piece[2:-2]
+        places = np.flatnonzero(union == 0)
+        found.append(places[_FIRST_TAGS[piece[places + SIZE_BYTES]]] + block)
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 

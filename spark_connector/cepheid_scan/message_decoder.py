@@ -38,6 +38,8 @@ __all__ = ["BATCH_BYTES", "DecodedMessages", "LookBack", "MessageDecoder"]
 
 BATCH_BYTES = 16 << 20
 """Of payloads unpacked at once; soft by one entry. Measured best at 1 to 16 MB."""
+BATCH_MESSAGES = 1 << 15
+"""Of messages decoded at once; soft by one entry. More, and the arrays of their numbers leave the processor's cache."""
 _BUNCH_BYTES = 64 << 20  # of stored entries in one buffer
 _CHECKED = ("key", "key_bytes", "producer_name", "properties", "replicated_from")  # columns that a message may not be fit for
 
@@ -80,7 +82,7 @@ class MessageDecoder:
             plan = plan_entries(entries, self._spec.row_filter)
             self._counters.markers += plan.markers
             self._join_chunks(piece, entries, plan)
-            for chosen in plan.slices(BATCH_BYTES):
+            for chosen in plan.slices(BATCH_BYTES, BATCH_MESSAGES):
                 messages = self._decode_slice(piece, entries, plan, chosen)
                 if messages is not None and len(messages):
                     self._counters.messages += len(messages)
@@ -89,7 +91,8 @@ class MessageDecoder:
     def _decode_slice(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> DecodedMessages | None:
         starts, ends = self._unpack(entries, plan, chosen)
         good = np.ones(len(chosen), bool)
-        good[[i for i, row in enumerate(chosen.tolist()) if row in plan.bad]] = False
+        if plan.bad:
+            good[[i for i, row in enumerate(chosen.tolist()) if row in plan.bad]] = False
         is_batch = plan.counts[chosen] > 0
         in_batches = np.flatnonzero(good & is_batch)
         batches = parse_batches(entries.data, starts[in_batches], ends[in_batches], plan.counts[chosen[in_batches]])

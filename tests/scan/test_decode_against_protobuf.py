@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cepheid_scan import BadRecordError, OnBadRecord, decode_framing
 from cepheid_scan.decode_fields import PADDING_BYTES, Kind, parse_fields, read_varints
-from cepheid_scan.decode_framing import guess_starts, hop
+from cepheid_scan.decode_framing import guess_starts
 from cepheid_scan.decode_payloads import joined
 from cepheid_scan.decode_records import MESSAGE_METADATA, SINGLE_MESSAGE_METADATA, RecordKind, parse_records
 from cepheid_wire import BadTailError, encode_batch, encode_tail
@@ -178,29 +178,20 @@ def test_every_way_to_find_messages_finds_the_same(way: str, batches: Batches) -
         for one in batch:
             expected.append(start)
             start += len(encode_batch([one]))
-    if way == "hop":
-        found = [at for i in range(len(batches)) for at in hop(data.data, int(starts[i]), int(ends[i]), int(counts[i]))]
-        assert found == expected
-        return
     with pytest.MonkeyPatch.context() as patch:
         _only(patch, way)
         places = guess_starts(data, starts, ends, counts)
-    # Nothing is found wrong, and what is found by a sweep is all of a batch or nothing but its beginning.
-    assert [at for at in places.tolist() if at >= 0] == [
-        at for at, found in zip(expected, places.tolist(), strict=True) if found >= 0
-    ]
-    if way == "lanes":
-        assert places.tolist() == expected
+    if way == "seek":  # of a batch it finds all, or nothing but its beginning
+        expected = [at if found >= 0 else -1 for at, found in zip(expected, places.tolist(), strict=True)]
+    assert places.tolist() == expected
 
 
 def _only(patch: pytest.MonkeyPatch, way: str) -> None:
-    def nothing(*_: Any) -> list[int]:
-        return []
-
-    patch.setattr(decode_framing, "hop", nothing)
-    patch.setattr(decode_framing, "_LANES_MIN", 1 if way == "lanes" else 1 << 40)
-    if way == "lanes":
-        patch.setattr(decode_framing, "_SEEK_MAX_MESSAGE_BYTES", -1)
+    if way != "hop":
+        patch.setattr(decode_framing, "hop", lambda *_: [])
+    patch.setattr(decode_framing, "_are_lanes", lambda counts: way == "lanes" and len(counts) > 0)
+    patch.setattr(decode_framing, "_LANES_MIN_MESSAGE_BYTES", 0 if way == "lanes" else 1 << 40)
+    patch.setattr(decode_framing, "_SEEK_MAX_MESSAGE_BYTES", 1 << 40 if way == "seek" else -1)
 
 
 def any_messages() -> st.SearchStrategy[tuple[pb.SingleMessageMetadata, bytes]]:
@@ -216,10 +207,7 @@ def test_any_batches_read_as_protobuf_reads_them(way: str, batches: Batches) -> 
             inner.partition_key_b64_encoded = False
     tails = [batched(batch) for batch in batches]
     with pytest.MonkeyPatch.context() as patch:
-        if way != "hop":
-            _only(patch, way)
-        else:
-            patch.setattr(decode_framing, "_SEEK_MAX_MESSAGE_BYTES", -1)
+        _only(patch, way)
         assert decode(tails) == reference_rows(tails)
 
 
