@@ -33,6 +33,9 @@ from cepheid_rpc import (
     method_path,
 )
 
+CONNECT_TIMEOUT_MS = 2_000
+"""Longer than a broker gives: what is far away, or busy with other scans, may take its time to shake hands."""
+
 _channels: dict[str, Any] = {}  # by address
 _channels_lock = threading.Lock()
 _channels_pid = 0
@@ -168,9 +171,14 @@ def _method(address: str) -> Any:
             _channels.clear()  # of the process that forked this one: not to be touched, not even closed
             _channels_pid = os.getpid()
         if (channel := _channels.get(address)) is None:
-            channel = _channels[address] = grpc.insecure_channel(address, options=channel_options())
+            channel = _channels[address] = grpc.insecure_channel(address, options=_options())
     methods: Any = channel  # the stubs demand serializers, which bytes do not need
     return methods.unary_stream(method_path(READ))
+
+
+def _options() -> list[tuple[str, Any]]:
+    changed = {**dict(channel_options()), "grpc.min_reconnect_backoff_ms": CONNECT_TIMEOUT_MS}  # the time limit of connecting, too
+    return list(changed.items())
 
 
 def close_channels() -> None:
