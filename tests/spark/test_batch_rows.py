@@ -92,6 +92,20 @@ def test_rows_equal_what_the_official_client_consumes(kind: str, topic: str, cli
     assert read_facts(load(topic)) == consumed(client, topic, 200)
 
 
+def test_messages_in_chunks_are_rows_wherever_tasks_are_cut(topic: str, client: pulsar.Client, load: Load) -> None:
+    """A task reads back for the chunks before its first entry; a message is a row of the task that has its last chunk."""
+    producer = client.create_producer(topic, batching_enabled=False, chunking_enabled=True, max_pending_messages=100)
+    limit_bytes = 5 << 20  # of the broker for one entry
+    values = [b"a" * 10, b"b" * (2 * limit_bytes + 17), b"c", b"d" * (limit_bytes + 1)]
+    for number, value in enumerate(values):
+        producer.send(value, partition_key=f"k{number}", properties={"number": str(number)})
+    producer.close()
+    expected = [(value, f"k{number}", {"number": str(number)}) for number, value in enumerate(values)]
+    for size in ("128mb", "1mb"):
+        rows = load(topic, targetPartitionBytes=size).collect()
+        assert [(bytes(row.value), row.key, row.properties) for row in rows] == expected, size
+
+
 def test_rows_of_a_partitioned_topic(topic: str, client: pulsar.Client, server: Any, load: Load) -> None:
     path = f"/admin/v2/persistent/public/default/{topic}/partitions"
     request = urllib.request.Request(server.admin_url + path, data=b"3", method="PUT", headers={"Content-Type": "application/json"})
