@@ -60,14 +60,11 @@ class EntryTable:
 def parse_entries(groups: Sequence[EntryGroup]) -> EntryTable:
     """The entries of consecutive groups."""
     data = joined([memoryview(group.data) for group in groups])
-    entry_ends: list[Ints] = []
-    entry_ids: list[Ints] = []
-    size = 0
-    for group in groups:
-        entry_ends.append(np.asarray(group.ends, np.int64) + size)
-        entry_ids.append(np.arange(group.first_entry_id, group.last_entry_id + 1))
-        size += len(group.data)
-    ends = np.concatenate(entry_ends)
+    counts = np.array([len(group.ends) for group in groups])
+    sizes = np.array([len(group.data) for group in groups])
+    ends = np.concatenate([np.asarray(group.ends, np.uint32) for group in groups]) + np.repeat(np.cumsum(sizes) - sizes, counts)
+    first_of_group = np.array([group.first_entry_id for group in groups]) - (np.cumsum(counts) - counts)
+    entry_ids = np.arange(len(ends)) + np.repeat(first_of_group, counts)
     starts = np.concatenate(([0], ends[:-1])) + HEADER_BYTES
     metadata_starts, metadata_ends, broken = _metadata_ranges(data, starts, ends)
     records = parse_records(data, metadata_starts, metadata_ends, MESSAGE_METADATA)
@@ -76,7 +73,7 @@ def parse_entries(groups: Sequence[EntryGroup]) -> EntryTable:
         refused[row] = f"{ends[row] - starts[row]} bytes are too few for the metadata that they announce"
     return EntryTable(
         data=records.data,
-        entry_ids=np.concatenate(entry_ids),
+        entry_ids=entry_ids,
         stored_starts=starts,
         stored_ends=ends,
         metadata_starts=metadata_starts,
