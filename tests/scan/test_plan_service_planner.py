@@ -1,0 +1,167 @@
+"""What is asked of the plan service and made of its answers; real ones: test_planners.py."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from cepheid_scan import (
+    AdminRefusedError,
+    Fragment,
+    HistoryPlan,
+    NoSuchTopicError,
+    PlanSource,
+    PlanUnavailableError,
+    SchemaVersion,
+    TopicSelection,
+)
+from cepheid_scan.plan_service import PlanServicePlanner
+
+TOPIC = "persistent://public/default/t"
+
+
+class ScriptedHttp:
+    """Answers by what is asked; notes the questions."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[str, list[dict[str, Any]]] = {}
+        self.counts: dict[str, int | None] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.more: dict[str, Any] = {}
+        self.format = 1
+
+    def get(self, path: str, query: Mapping[str, Any]) -> Any:
+        self.asked.append({name: value for name, value in query.items() if value is not None})
+        if path == "/cepheid/v1/topics":
+            names = query.get("topic", self.counts)
+            return {"format": self.format, "topics": {name: self.counts.get(name) for name in names}}
+        parts = [name for name in self.ledgers if name == query["topic"] or name.startswith(f"{query['topic']}-partition-")]
+        if not parts:
+            raise AdminRefusedError("no", status=404)
+        after = -1 if query["after"] is None else query["after"]
+        return {
+            "format": self.format,
+            "plans": [
+                {
+                    "topic": name,
+                    "partition": int(name.rpartition("-")[2]) if "-partition-" in name else -1,
+                    "incarnation": "i",
+                    "ledgers": [_shown(ledger, after) for ledger in self.ledgers[name]],
+                }
+                for name in parts
+            ],
+            "schemas": [],
+            "bookies": {"b": "h:1"},
+            "read_ticket": f"ticket of {query['topic']}",
+            **self.more,
+        }
+
+    def close(self) -> None:
+        pass
+
+
+def _shown(ledger: dict[str, Any], after: int) -> dict[str, Any]:
+    brief = ledger["entries"] is not None and ledger["ledger_id"] <= after
+    return {name: value for name, value in ledger.items() if not (brief and name == "fragments")}
+
+
+def ledger(ledger_id: int, entries: int | None, last: int = 0) -> dict[str, Any]:
+    return {
+        "ledger_id": ledger_id,
+        "entries": entries,
+        "last_entry_id": last if entries is None else entries - 1,
+        "size_bytes": 10,
+        "closed_at_ms": 0 if entries is None else 5,
+        "ensemble_size": 1,
+        "write_quorum": 1,
+        "fragments": [{"first_entry_id": 0, "ensemble": ["b"]}],
+        "master_key": base64.b64encode(b"k" * 16).decode(),
+        "something_new": 1,
+    }
+
+
+@pytest.fixture
+def http() -> ScriptedHttp:
+    return ScriptedHttp()
+
+
+@pytest.fixture
+def planner(http: ScriptedHttp) -> PlanServicePlanner:
+    planner = PlanServicePlanner(PlanSource(admin_url="http://nowhere"))
+    planner._http = http  # type: ignore[assignment]
+    return planner
+
+
+def shape(plan: HistoryPlan) -> dict[str, list[tuple[int, int]]]:
+    return {history.topic: [(one.ledger_id, one.last_entry_id) for one in history.ledgers] for history in plan.topics}
+
+
+def test_a_plan_is_read_field_by_field(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    http.ledgers[TOPIC] = [ledger(3, 10), ledger(5, None, 7)]
+    version = {"version": "AAAAAAAAAAE=", "type": "AVRO", "data": "e30=", "properties": {"a": "b"}}
+    http.more = {"schemas": [version], "unknown": 1}
+    plan = planner.plan([TOPIC], schemas=True)
+    (history,) = plan.topics
+    closed, opened = history.ledgers
+    assert (closed.is_open, closed.last_entry_id, closed.closed_at_ms) == (False, 9, 5)
+    assert (opened.is_open, opened.last_entry_id, opened.closed_at_ms) == (True, 7, None)
+    assert opened.fragments == (Fragment(0, ("b",)),)
+    assert opened.master_key == b"k" * 16
+    assert plan.ticket == f"ticket of {TOPIC}".encode()
+    assert plan.schemas == {TOPIC: (SchemaVersion(bytes(7) + b"\1", "AVRO", b"{}", {"a": "b"}),)}
+
+
+def test_closed_ledgers_are_asked_for_once(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    http.ledgers[TOPIC] = [ledger(3, 10), ledger(5, None, 7)]
+    first = planner.plan([TOPIC])
+    http.ledgers[TOPIC] = [ledger(3, 10), ledger(5, 9), ledger(8, None, 2)]
+    assert shape(planner.plan([TOPIC])) == {TOPIC: [(3, 9), (5, 8), (8, 2)]}
+    assert planner.plan([TOPIC]).topics[0].ledgers[0] == first.topics[0].ledgers[0]
+    assert [question.get("after") for question in http.asked] == [None, 3, 5]
+
+
+def test_what_was_open_and_is_not_known_as_closed_is_asked_for_in_full(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    """Another partition's ledger may have a higher id: then the brief answer has a hole."""
+    one, two = f"{TOPIC}-partition-0", f"{TOPIC}-partition-1"
+    http.ledgers = {one: [ledger(3, None, 4)], two: [ledger(4, 9), ledger(9, None)]}
+    planner.plan([one, two])
+    http.ledgers[one] = [ledger(3, 6), ledger(11, None, 1)]
+    assert shape(planner.plan([one, two])) == {one: [(3, 5), (11, 1)], two: [(4, 8), (9, 0)]}
+    assert [question.get("after") for question in http.asked] == [None, 4, None]
+
+
+def test_a_topic_made_anew_has_nothing_of_the_old_one(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    http.ledgers[TOPIC] = [ledger(3, 10), ledger(5, None, 7)]
+    planner.plan([TOPIC])
+    http.ledgers[TOPIC] = [ledger(20, None, 1)]
+    assert shape(planner.plan([TOPIC])) == {TOPIC: [(20, 1)]}
+
+
+def test_partitions_of_a_topic_are_one_question(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    parts = [f"{TOPIC}-partition-{index}" for index in range(4)]
+    http.ledgers = {part: [ledger(index, None)] for index, part in enumerate(parts)} | {"persistent://a/b/c": [ledger(9, None)]}
+    plan = planner.plan([parts[3], "persistent://a/b/c", parts[1]])
+    assert [history.topic for history in plan.topics] == [parts[3], "persistent://a/b/c", parts[1]]
+    assert sorted(question["topic"] for question in http.asked) == ["persistent://a/b/c", TOPIC]
+    assert plan.tickets == {TOPIC: f"ticket of {TOPIC}".encode(), "persistent://a/b/c": b"ticket of persistent://a/b/c"}
+    http.asked.clear()
+    planner.plan([parts[2]])
+    assert [question["topic"] for question in http.asked] == [parts[2]]
+    with pytest.raises(NoSuchTopicError, match="partition-7"):
+        planner.plan([parts[0], f"{TOPIC}-partition-7"])
+
+
+def test_many_names_are_asked_for_in_groups(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    names = [f"persistent://public/default/{number}" for number in range(250)]
+    http.counts = dict.fromkeys(names, 0)
+    assert planner.topics(TopicSelection(tuple(names))) == sorted(names)
+    assert sorted(len(question["topic"]) for question in http.asked) == [50, 100, 100]
+
+
+def test_another_format_is_refused_by_name(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    http.ledgers[TOPIC], http.format = [ledger(1, None)], 2
+    with pytest.raises(PlanUnavailableError, match="format 2, this release reads format 1"):
+        planner.plan([TOPIC])
