@@ -12,9 +12,7 @@ from cepheid_scan.typed.avro_lockstep import AvroLockstep, NoLockstepError
 from cepheid_scan.typed.avro_record import AvroRecordDecoder
 from cepheid_scan.typed.avro_resolution import names_to_read, plan_resolution
 from cepheid_scan.typed.avro_schema import Node, Record
-from cepheid_scan.typed.records import Decoded, ValueDecoder, complete, decode_each
-
-MIN_LOCKSTEP_ROWS = 16  # below, the steps cost more than the values
+from cepheid_scan.typed.records import MIN_LOCKSTEP_ROWS, Decoded, ValueDecoder, complete, decode_each
 
 
 class AvroDecoder:

@@ -18,14 +18,13 @@ import pyarrow as pa
 
 from cepheid_scan.typed.arrow_types import arrow_type
 from cepheid_scan.typed.avro_schema import Enum, Fixed, Logical, Node, Primitive, Record, Union, choices, is_null
-from cepheid_scan.typed.lanes import BytesView, Cursors, Lanes, gather, where_valid
+from cepheid_scan.typed.lanes import BLOCK_LANES, BytesView, Cursors, Lanes, gather, where_valid
 from cepheid_scan.typed.records import Mask
 from cepheid_scan.typed.utf8 import text_array
 
 Step = Callable[[Lanes, Mask | None, bool], pa.Array | None]
 """(lanes, active ones or None for all, whether anybody wants the array)"""
 
-BLOCK_LANES = 1 << 15  # so that the cursors of a block stay in the processor's cache
 _MAX_MILLIS = (2**63 - 1) // 1000
 
 

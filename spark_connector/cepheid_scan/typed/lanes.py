@@ -19,6 +19,8 @@ from cepheid_scan.typed.records import Mask, value_span
 
 Cursors = npt.NDArray[np.int64]
 PADDING_BYTES = 32
+BLOCK_LANES = 1 << 15
+"""Lanes to read at a time, so that their cursors stay in the processor's cache."""
 
 _STOPS = np.uint64(0x8080808080808080)
 _ONES = np.uint64(0x0101010101010101)
@@ -63,12 +65,16 @@ class Lanes:
         np.minimum(self.cursor, self.view.limit, out=self.cursor)
 
     def take_long(self, active: Mask | None) -> Cursors:
-        """Avro's int or long at the cursors: groups of seven bits, lowest first, zigzag. Garbage in lanes that are not active."""
+        """Avro's int or long at the cursors: a varint, zigzag. Garbage in lanes that are not active."""
+        bits = self.take_varint(active)
+        return ((bits >> _U[1]) ^ (~(bits & _U[1]) + _U[1])).view(np.int64)
+
+    def take_varint(self, active: Mask | None) -> npt.NDArray[np.uint64]:
+        """Groups of seven bits, lowest first. Garbage in lanes that are not active."""
         first = self.view.data.take(self.cursor)
         if not (first & 0x80).any():
             self.advance(1, active)
-            small = first.astype(np.int64)
-            return (small >> 1) ^ -(small & 1)
+            return first.astype(np.uint64)
         word = self._words[self.cursor]
         stops = ~word & _STOPS
         lowest = stops & (~stops + _U[1])
@@ -77,7 +83,7 @@ class Lanes:
         self.advance((((within & _ONES) * _ONES) >> _U[56]).astype(np.int64), active)
         if (long := stops == 0).any():
             self._take_ninth(np.flatnonzero(long if active is None else long & active), bits)
-        return ((bits >> _U[1]) ^ (~(bits & _U[1]) + _U[1])).view(np.int64)
+        return bits
 
     def _take_ninth(self, lanes: npt.NDArray[np.intp], bits: npt.NDArray[np.uint64]) -> None:
         """The ninth byte, and the tenth, of numbers whose first eight do not end them."""

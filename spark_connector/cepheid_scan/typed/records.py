@@ -18,6 +18,7 @@ import pyarrow as pa
 
 Mask = npt.NDArray[np.bool_]
 MAX_ERROR_TEXT = 300
+MIN_LOCKSTEP_ROWS = 16  # below, the steps of a lockstep path cost more than the values
 
 
 class RecordError(ValueError):

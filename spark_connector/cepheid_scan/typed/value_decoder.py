@@ -26,7 +26,7 @@ def value_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequence[
             return _struct_decoder(writer, reader, names)
         case "PROTOBUF_NATIVE" | "PROTOBUF":
             _same_kind(writer, reader)
-            return _protobuf_decoder(reader)
+            return _protobuf_decoder(reader, names)
     raise BadOptionError(f"a schema of type {reader.kind} has no columns; read with readMode=messages")
 
 
@@ -47,10 +47,10 @@ def _struct_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequenc
     return ResolvingDecoder(AvroDecoder if writer.kind == "AVRO" else JsonDecoder, written, shown, names)
 
 
-def _protobuf_decoder(schema: SchemaVersion) -> ValueDecoder:
+def _protobuf_decoder(schema: SchemaVersion, names: Sequence[str] | None) -> ValueDecoder:
     # Here: the library costs tens of milliseconds, which other kinds need not pay.
     from cepheid_scan.typed.protobuf_decoder import ProtobufDecoder
     from cepheid_scan.typed.protobuf_schema import native_descriptor, old_descriptor
 
     native = schema.kind == "PROTOBUF_NATIVE"
-    return ProtobufDecoder(native_descriptor(schema.definition) if native else old_descriptor(schema.properties))
+    return ProtobufDecoder(native_descriptor(schema.definition) if native else old_descriptor(schema.properties), names)

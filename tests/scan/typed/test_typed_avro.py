@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cepheid_scan.typed.avro_decoder import AvroDecoder
-from cepheid_scan.typed.avro_lockstep import BLOCK_LANES
 from cepheid_scan.typed.avro_schema import parse_avro
+from cepheid_scan.typed.lanes import BLOCK_LANES
 from cepheid_scan.typed.records import decode_each
 from tests.scan.typed.typed_support import avro_bytes, decode, record, same, schema_version
 
