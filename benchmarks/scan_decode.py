@@ -69,7 +69,8 @@ def groups_of(shape: Shape) -> list[EntryGroup]:
             metadata.compression, metadata.uncompressed_size = pb.LZ4, len(payload)
             payload = _lz4(payload)
         tails.append(encode_tail(metadata, payload))
-    return [encode_group(1, first, -1, 0, tails[first : first + GROUP_ENTRIES]) for first in range(0, shape.entries, GROUP_ENTRIES)]
+    step = max(1, GROUP_BYTES // len(tails[0]))
+    return [encode_group(1, first, -1, 0, tails[first : first + step]) for first in range(0, shape.entries, step)]
 
 
 def _payload(shape: Shape, chance: random.Random) -> bytes:
