@@ -16,7 +16,8 @@ union of null and one type                               that type
 union of several types                                   struct member0, member1 … struct, one member not null (as from_avro)
 record inside itself                                     string: the value as JSON string
 
-Everything may be null. A top-level record is shown as its fields; anything else as one column `value`.
+Everything may be null. A time or date outside the years 1 to 9999 makes a bad record: neither Spark nor Python has it.
+A top-level record is shown as its fields; anything else as one column `value`.
 
 Protobuf                                                 Arrow
 int32, sint32, sfixed32 · int64 … · float, double, bool  the same
@@ -45,7 +46,9 @@ from cepheid_scan.typed.avro_schema import Array, Enum, Fixed, Logical, Map, Nod
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 LOCAL_TIMESTAMP = pa.timestamp("us")
-VALUE = "value"
+MIN_MICROS, MAX_MICROS = -62_135_596_800 * 10**6, 253_402_300_800 * 10**6 - 1
+MIN_DAYS, MAX_DAYS = -719_162, 2_932_896
+"""The years 1 to 9999, since 1970: what Spark's timestamp and date hold, and Python's datetime."""
 
 _PRIMITIVES = {
     "null": pa.string(),

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cepheid_scan.typed.arrow_types import arrow_type
+from cepheid_scan.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, arrow_type
 from cepheid_scan.typed.avro_schema import Enum, Fixed, Logical, Node, Primitive, Record, Union, choices, is_null
 from cepheid_scan.typed.lanes import BLOCK_LANES, BytesView, Cursors, Lanes, gather, where_valid
 from cepheid_scan.typed.records import Mask
@@ -24,8 +24,6 @@ from cepheid_scan.typed.utf8 import text_array
 
 Step = Callable[[Lanes, Mask | None, bool], pa.Array | None]
 """(lanes, active ones or None for all, whether anybody wants the array)"""
-
-_MAX_MILLIS = (2**63 - 1) // 1000
 
 
 class AvroLockstep:
@@ -113,16 +111,21 @@ def _integer(name: str, logical: Logical | None) -> Step:
 
 
 def _rescale(logical: Logical | None) -> Callable[[Lanes, Mask | None, Cursors], Cursors] | None:
-    """From the stored number to microseconds."""
-    unit = logical.name.rpartition("timestamp-")[2] if logical is not None and "timestamp-" in logical.name else ""
-    if unit == "nanos":
-        return lambda lanes, active, numbers: numbers // 1000
-    if unit != "millis":
+    """From the stored number to microseconds, or days; leaves what is outside the years 1 to 9999."""
+    if logical is None or (logical.name != "date" and "timestamp-" not in logical.name):
         return None
+    if logical.name == "date":
+        times, parts, first, last = 1, 1, MIN_DAYS, MAX_DAYS
+    else:
+        times, parts = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}[logical.name.rpartition("-")[2]]
+        first = max(-(-MIN_MICROS * parts // times), -(2**63))
+        last = min((MAX_MICROS + 1) * parts // times, 2**63) - 1
 
     def rescale(lanes: Lanes, active: Mask | None, numbers: Cursors) -> Cursors:
-        lanes.leave((numbers > _MAX_MILLIS) | (numbers < -_MAX_MILLIS), active)
-        return numbers * 1000  # wraps where the lane is left
+        lanes.leave((numbers < first) | (numbers > last), active)
+        if parts != 1:
+            return numbers // parts
+        return numbers if times == 1 else numbers * times  # wraps where the lane is left
 
     return rescale
 

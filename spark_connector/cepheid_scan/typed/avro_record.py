@@ -13,7 +13,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from cepheid_scan.typed.arrow_types import arrow_type
+from cepheid_scan.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, arrow_type
 from cepheid_scan.typed.avro_schema import Array, Enum, Fixed, Logical, Map, Node, Primitive, Record, Union, choices, is_null
 from cepheid_scan.typed.records import RecordError
 
@@ -25,7 +25,6 @@ MAX_EMPTY_ITEMS = 1 << 16
 """Of an array in all, beyond one item a byte: items of no bytes would let ten bytes claim a quintillion of them."""
 
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
-_MAX_MICROS = 2**63 - 1
 
 
 class AvroRecordDecoder:
@@ -266,9 +265,13 @@ def logical_converter(logical: Logical) -> Callable[[Any], Any]:
     """From the plain Avro value to what `pa.array` takes for the logical type."""
     match logical.name:
         case "timestamp-millis" | "local-timestamp-millis":
-            return _millis_to_micros
+            return lambda value: checked_micros(value * 1000)
+        case "timestamp-micros" | "local-timestamp-micros":
+            return checked_micros
         case "timestamp-nanos" | "local-timestamp-nanos":
-            return lambda value: value // 1000
+            return lambda value: checked_micros(value // 1000)
+        case "date":
+            return checked_days
         case "decimal":
             return _decimal_converter(logical)
         case "uuid":
@@ -280,10 +283,16 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _millis_to_micros(value: int) -> int:
-    if abs(value) > _MAX_MICROS // 1000:
-        raise RecordError(f"{value} ms is no time that can be shown")
-    return value * 1000
+def checked_micros(value: int) -> int:
+    if not MIN_MICROS <= value <= MAX_MICROS:
+        raise RecordError(f"{value} µs since 1970 is not within the years 1 to 9999")
+    return value
+
+
+def checked_days(value: int) -> int:
+    if not MIN_DAYS <= value <= MAX_DAYS:
+        raise RecordError(f"{value} days since 1970 is not within the years 1 to 9999")
+    return value
 
 
 def _decimal_converter(logical: Logical) -> Callable[[bytes], Decimal]:

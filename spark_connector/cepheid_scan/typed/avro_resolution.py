@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cepheid_scan.typed.arrow_types import arrow_type
+from cepheid_scan.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, arrow_type
 from cepheid_scan.typed.avro_record import logical_converter
 from cepheid_scan.typed.avro_schema import (
     Array,
@@ -332,8 +332,9 @@ def _renumber(before: int, after: int, kind: pa.DataType, array: pa.Array) -> tu
     plain = array.cast(pa.int32()) if pa.types.is_date32(array.type) else array
     numbers = pc.divide(plain.cast(pa.int64()), before)
     bad = None
-    if after != 1:
-        far = pc.fill_null(pc.greater(pc.abs(numbers.cast(pa.float64(), safe=False)), 9.2e15), False)
+    if pa.types.is_temporal(kind):
+        first, last = (MIN_DAYS, MAX_DAYS) if pa.types.is_date32(kind) else (MIN_MICROS // after, MAX_MICROS // after)
+        far = pc.fill_null(pc.or_(pc.less(numbers, first), pc.greater(numbers, last)), False)
         bad = far.to_numpy(zero_copy_only=False)
         numbers = pc.multiply(pc.if_else(far, pa.scalar(None, pa.int64()), numbers), after)
     if pa.types.is_date32(kind):

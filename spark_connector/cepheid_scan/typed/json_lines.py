@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from cepheid_scan.typed.arrow_types import arrow_type, list_of
+from cepheid_scan.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, arrow_type, list_of
 from cepheid_scan.typed.avro_schema import Array, Enum, Fixed, Logical, Node, Primitive, Record, Union, choices
 from cepheid_scan.typed.records import value_span
 
@@ -156,13 +156,21 @@ def _scalar(logical: Logical | None, kind: pa.DataType) -> _Column:
     if pa.types.is_decimal(kind):
         raise NoJsonLinesError  # its digits would go through a double
     if pa.types.is_date32(kind):
-        return _Column(pa.int32(), lambda array: array.cast(kind))
+        return _Column(pa.int32(), lambda array: _within(array, MIN_DAYS, MAX_DAYS).cast(kind))
     unit = logical.name.rpartition("-")[2]
     if unit == "millis":
-        return _Column(pa.int64(), lambda array: pc.multiply_checked(array, 1000).cast(kind))
+        return _Column(pa.int64(), lambda array: _within(pc.multiply_checked(array, 1000), MIN_MICROS, MAX_MICROS).cast(kind))
     if unit == "micros":
-        return _Column(pa.int64(), lambda array: array.cast(kind))
+        return _Column(pa.int64(), lambda array: _within(array, MIN_MICROS, MAX_MICROS).cast(kind))
     raise NoJsonLinesError
+
+
+def _within(numbers: pa.Array, first: int, last: int) -> pa.Array:
+    """The same. Raises ArrowInvalid: one is outside the years that times have."""
+    found = pc.min_max(numbers).as_py()
+    if found["min"] is not None and (found["min"] < first or found["max"] > last):
+        raise pa.ArrowInvalid("a time outside the years 1 to 9999")
+    return numbers
 
 
 def _record(node: Record) -> _Column:

@@ -18,6 +18,7 @@ from decimal import Context, Decimal, InvalidOperation
 from typing import Any
 
 from cepheid_scan.typed.arrow_types import arrow_type
+from cepheid_scan.typed.avro_record import checked_days, checked_micros
 from cepheid_scan.typed.avro_schema import Array, Enum, Fixed, Logical, Map, Node, Primitive, Record, Union, choices
 from cepheid_scan.typed.records import RecordError
 
@@ -255,7 +256,7 @@ def _logical(logical: Logical, plain: str) -> Converter:
 
 def _date(value: Any) -> int:
     if type(value) is not str:
-        return int(_PRIMITIVES["int"](value))
+        return checked_days(int(_PRIMITIVES["int"](value)))
     try:
         return (date.fromisoformat(value) - _EPOCH.date()).days
     except ValueError:
@@ -275,9 +276,7 @@ def _timestamp(times: int, parts: int, *, is_local: bool) -> Converter:
                 raise RecordError("a time has a zone where the schema has none" if is_local else "a time has no zone")
             between = moment.replace(tzinfo=UTC) - _EPOCH if is_local else moment - _EPOCH
             micros = (between.days * 86_400 + between.seconds) * 10**6 + between.microseconds
-        if not -(1 << 63) <= micros < 1 << 63:
-            raise RecordError("a number is no time that can be shown")
-        return micros
+        return checked_micros(micros)
 
     return convert
 

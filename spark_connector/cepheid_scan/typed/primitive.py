@@ -18,15 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cepheid_scan.typed.arrow_types import LOCAL_TIMESTAMP, TIMESTAMP
+from cepheid_scan.typed.arrow_types import LOCAL_TIMESTAMP, MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, TIMESTAMP
 from cepheid_scan.typed.records import Decoded, Mask, value_span
 from cepheid_scan.typed.utf8 import text_array
 
 Matrix = npt.NDArray[np.uint8]  # one value a row
 NANOS_A_DAY = 86_400 * 10**9
-_MAX_MILLIS = (2**63 - 1) // 1000
-_MAX_SECONDS = (2**63 - 1) // 10**6 - 1
-_MAX_DAYS = (2**63 - 1) // (86_400 * 10**6) - 1
+_MIN_MILLIS, _MAX_MILLIS = MIN_MICROS // 1000, MAX_MICROS // 1000
+_MIN_SECONDS, _MAX_SECONDS = MIN_MICROS // 10**6, MAX_MICROS // 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +51,19 @@ def _boolean(raw: Matrix) -> tuple[npt.NDArray[Any], Mask | None]:
 
 def _from_millis(raw: Matrix) -> tuple[npt.NDArray[Any], Mask | None]:
     millis = _numbers(raw, "i8")
-    wrong = np.abs(millis.astype(np.float64)) > _MAX_MILLIS
+    wrong = (millis < _MIN_MILLIS) | (millis > _MAX_MILLIS)
     return np.where(wrong, 0, millis) * 1000, wrong
 
 
 def _instant(raw: Matrix) -> tuple[npt.NDArray[Any], Mask | None]:
     seconds, nanos = _numbers(raw[:, :8], "i8"), _numbers(raw[:, 8:], "i4").astype(np.int64)
-    wrong = (nanos < 0) | (nanos >= 10**9) | (seconds < -_MAX_SECONDS) | (seconds > _MAX_SECONDS)
+    wrong = (nanos < 0) | (nanos >= 10**9) | (seconds < _MIN_SECONDS) | (seconds > _MAX_SECONDS)
     return np.where(wrong, 0, seconds) * 10**6 + nanos // 1000, wrong
 
 
 def _local_date(raw: Matrix) -> tuple[npt.NDArray[Any], Mask | None]:
     days = _numbers(raw, "i8")
-    wrong = (days < -(2**31)) | (days >= 2**31)
+    wrong = (days < MIN_DAYS) | (days > MAX_DAYS)
     return np.where(wrong, 0, days).astype(np.int32), wrong
 
 
@@ -75,7 +74,7 @@ def _local_time(raw: Matrix) -> tuple[npt.NDArray[Any], Mask]:
 
 def _local_date_time(raw: Matrix) -> tuple[npt.NDArray[Any], Mask | None]:
     days, (nanos, wrong) = _numbers(raw[:, :8], "i8"), _local_time(raw[:, 8:])
-    wrong = wrong | (days < -_MAX_DAYS) | (days > _MAX_DAYS)
+    wrong = wrong | (days < MIN_DAYS) | (days > MAX_DAYS)
     return np.where(wrong, 0, days) * (86_400 * 10**6) + nanos // 1000, wrong
 
 

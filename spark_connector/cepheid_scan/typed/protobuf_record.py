@@ -15,12 +15,11 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from cepheid_scan.typed.arrow_types import TIMESTAMP, list_of, map_of
+from cepheid_scan.typed.arrow_types import MAX_MICROS, MIN_MICROS, TIMESTAMP, list_of, map_of
 from cepheid_scan.typed.records import RecordError
 
 Converter = Callable[[Any], Any]
 _TIMESTAMP_NAME = "google.protobuf.Timestamp"
-_MAX_SECONDS = (1 << 63) // 10**6 - 1
 UINT64 = pa.decimal128(20, 0)
 _F = FieldDescriptor
 _SCALARS = {
@@ -100,9 +99,10 @@ def _message(descriptor: Descriptor, inside: tuple[str, ...]) -> Converter:
 
 
 def _timestamp(message: Any) -> int:
-    if abs(message.seconds) > _MAX_SECONDS or not 0 <= message.nanos < 10**9:
-        raise RecordError(f"{message.seconds} s and {message.nanos} ns are no time that can be shown")
-    return int(message.seconds) * 10**6 + int(message.nanos) // 1000
+    micros = int(message.seconds) * 10**6 + int(message.nanos) // 1000
+    if not MIN_MICROS <= micros <= MAX_MICROS or not 0 <= message.nanos < 10**9:
+        raise RecordError(f"{message.seconds} s and {message.nanos} ns are no time within the years 1 to 9999")
+    return micros
 
 
 def _field(field: FieldDescriptor, inside: tuple[str, ...]) -> Converter:
