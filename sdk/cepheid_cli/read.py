@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,7 @@ def read(
     named = tuple(name.strip() for name in columns.split(",")) if columns else _default_columns(kind, mode)
     from cepheid_scan import ScanCounters, scan
 
+    logging.getLogger("cepheid_scan").addHandler(logging.NullHandler())  # a replica that failed is no news: another one answers
     counters = ScanCounters()
     if url is None and admin_url is None and metadata is None:
         url = DEFAULT_SERVICE_URL
@@ -150,6 +152,8 @@ def _say_the_rest(rows: int, kind: Format, output: Path | None, counters: ScanCo
         print(f"{rows:,} {'row' if rows == 1 else 'rows'}{f' in {output}' if output else ''}", file=sys.stderr)
     if counters.bad_records:
         print(f"cepheid: {counters.bad_records:,} messages could not be decoded", file=sys.stderr)
+    if counters.damaged:
+        print(f"cepheid: {counters.damaged:,} answers of bookies were damaged, see `cepheid ledgers verify`", file=sys.stderr)
     if counters.lost_entries:
         print(f"cepheid: {counters.lost_entries:,} entries are not kept any more", file=sys.stderr)
 
