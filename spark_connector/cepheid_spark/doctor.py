@@ -4,7 +4,7 @@ settings        of the session: what costs milliseconds per task, what gives wro
 workers         their Python, pyarrow, grpc and this package: a missing one ends a worker with no useful word
 bookies         whether every worker reaches each of them (when options say where the cluster is)
 
-Only DataFrames are used, so it works over Connect too.
+Only a DataFrame is used, so it works over Connect too.
 """
 
 from __future__ import annotations
@@ -12,20 +12,14 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cepheid_ports import CepheidError
 from cepheid_spark.versions import is_enough
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-PROBES = 8
-"""Tasks that look around: on a larger cluster not every worker is seen."""
-REACH_TIMEOUT_S = 3.0
 _SETTINGS = (  # name, wanted, default, why
     ("spark.python.unix.domain.socket.enabled", "true", "false", "each Python task is about 40 ms shorter"),
     ("spark.python.worker.reuse", "true", "true", "channels to bookies live as long as a worker"),
@@ -85,19 +79,16 @@ def _find_bookies(options: Mapping[str, str]) -> tuple[Finding, Mapping[str, str
 
 
 def _check_workers(spark: Any, bookies: Mapping[str, str]) -> list[Finding]:
-    addresses = dict(bookies)
-
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from cepheid_spark.doctor import look_around
-
-        yield from look_around(batches, addresses)
+    """By a source of ours, so over the very path of a read; mapInArrow would want pandas, which a read does not."""
+    from cepheid_spark.doctor_source import DoctorSource
 
     try:
-        rows = spark.range(0, PROBES, 1, PROBES).mapInArrow(look, "found string").distinct().collect()
+        spark.dataSource.register(DoctorSource)
+        rows = spark.read.format(DoctorSource.name()).option("bookies", json.dumps(dict(bookies))).load().distinct().collect()
     except Exception as error:
-        # Whatever Spark wraps a dead worker in: the last lines of its text say what happened there.
-        last = [line.strip() for line in str(error).splitlines() if "Error" in line][:3]
-        text = "; ".join(last) or type(error).__name__
+        # Whatever Spark wraps a dead worker in: the lines of its text that name errors say what happened there.
+        named = [line.strip() for line in str(error).splitlines() if "Error" in line][-2:]
+        text = "; ".join(named) or type(error).__name__
         return [Finding("workers", False, f"{text} (are cepheid[spark] and pyarrow installed in the workers' PYSPARK_PYTHON?)")]
     return [finding for row in rows for finding in _judge_worker(json.loads(row["found"]), bool(bookies))]
 
@@ -116,29 +107,3 @@ def _judge_worker(found: Mapping[str, Any], asked_bookies: bool) -> list[Finding
     if asked_bookies and not found["unreachable"]:
         findings.append(Finding(f"worker on {host}", True, "reaches every bookie"))
     return findings
-
-
-def look_around(batches: Iterator[pa.RecordBatch], bookies: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    """Runs in a worker: one row of JSON."""
-    import importlib.metadata
-    import socket
-
-    import pyarrow as pa
-
-    for _ in batches:  # Spark wants its input read
-        pass
-    modules: dict[str, str | None] = {}
-    for name in ("cepheid", "pyarrow", "numpy", "grpcio"):
-        try:
-            modules[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            modules[name] = None
-    unreachable: dict[str, str] = {}
-    for bookie, place in bookies.items():
-        host, _, port = place.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
-        except OSError as error:
-            unreachable[f"{bookie} at {place}"] = str(error)
-    found = {"host": socket.gethostname(), "python": platform.python_version(), "modules": modules, "unreachable": unreachable}
-    yield pa.RecordBatch.from_pydict({"found": [json.dumps(found)]})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from cepheid_ports import CepheidError
 from cepheid_scan import ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.column_styles import RowLayout
 
@@ -56,8 +57,11 @@ def read_partition(
         _freeze_once()
     spec = replace(partition.spec, schemas=(*known, *partition.spec.schemas))
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    for batch in scan_task(partition.task, spec):
-        yield layout.arrange(batch, arrow_schema)
+    try:
+        for batch in scan_task(partition.task, spec):
+            yield layout.arrange(batch, arrow_schema)
+    except CepheidError as error:
+        raise error.with_traceback(None) from None  # as brief_errors: it says all there is to know
 
 
 def _freeze_once() -> None:

@@ -1,0 +1,64 @@
+"""A source whose rows say what its tasks see: versions, and which bookies answer. For `doctor` alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import socket
+from collections.abc import Iterator, Mapping
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+PROBES = 8
+"""Tasks that look around: on a larger cluster not every worker is seen."""
+REACH_TIMEOUT_S = 3.0
+_PACKAGES = ("cepheid", "pyarrow", "numpy", "grpcio")
+
+
+class DoctorSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "cepheid_doctor"
+
+    def schema(self) -> str:
+        return "found string"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return DoctorReader(json.loads(self.options.get("bookies", "{}")))
+
+
+class DoctorReader(DataSourceReader):
+    def __init__(self, bookies: Mapping[str, str]) -> None:
+        self._bookies = bookies
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(PROBES)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+        found = {
+            "host": socket.gethostname(),
+            "python": platform.python_version(),
+            "modules": {name: _version(name) for name in _PACKAGES},
+            "unreachable": _unreachable(self._bookies),
+        }
+        yield (json.dumps(found),)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _unreachable(bookies: Mapping[str, str]) -> dict[str, str]:
+    errors: dict[str, str] = {}
+    for bookie, place in bookies.items():
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
+        except OSError as error:
+            errors[f"{bookie} at {place}"] = str(error)
+    return errors

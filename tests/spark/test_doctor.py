@@ -1,0 +1,58 @@
+"""doctor(spark): what is well, what is not, and what to change."""
+
+from __future__ import annotations
+
+import json
+import platform
+
+import pulsar
+import pytest
+from pyspark.sql import SparkSession
+
+from cepheid_spark import doctor
+from cepheid_spark.doctor import Finding, _judge_worker
+from cepheid_testkit import ProcessCluster
+from tests.e2e.official_client import publish
+
+
+def test_a_healthy_session(
+    topic: str, client: pulsar.Client, server: ProcessCluster, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(client, topic, [b"x"])
+    findings = doctor(spark, {"service.url": server.service_url, "topic": topic})
+    assert [finding for finding in findings if finding.is_good is False] == []
+    shown = capsys.readouterr().out
+    assert shown == "".join(f"{finding}\n" for finding in findings)
+    assert "1 topics, 1 ledgers, 3 bookies" in shown
+    assert "reaches every bookie" in shown
+    assert f"Python {platform.python_version()}" in shown
+
+
+def test_settings_that_cost_are_said_with_what_they_should_be(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        findings = doctor(spark)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    bad = [finding for finding in findings if finding.is_good is False]
+    assert [finding.what for finding in bad] == ["spark.sql.python.filterPushdown.enabled"]
+    assert "set it to false" in bad[0].text
+
+
+def test_a_cluster_that_is_not_there_is_a_finding(spark: SparkSession) -> None:
+    findings = doctor(spark, {"service.url": "pulsar://127.0.0.1:1", "topic": "t", "metadataRetry": "100ms"})
+    assert any(finding.what == "cluster" and finding.is_good is False and "127.0.0.1:1" in finding.text for finding in findings)
+
+
+def test_what_a_worker_lacks() -> None:
+    modules = {"cepheid": "1", "pyarrow": None}
+    found = {"host": "w1", "python": "2.7.18", "modules": modules, "unreachable": {"b1 at x:1": "refused"}}
+    findings = _judge_worker(json.loads(json.dumps(found)), True)
+    assert [finding.is_good for finding in findings] == [False, True, False, False]
+    assert "must be of one minor version" in findings[0].text
+    assert "pyarrow is missing: install cepheid[spark]" in findings[2].text
+    assert "does not reach bookie b1 at x:1: refused" in findings[3].text
+
+
+def test_findings_are_read_at_a_glance() -> None:
+    assert [str(Finding("a", good, "b"))[:4] for good in (True, False, None)] == ["ok  ", "BAD ", "    "]
