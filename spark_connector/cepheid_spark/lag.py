@@ -23,14 +23,16 @@ class Sightings:
         self._ends: dict[str, list[EntryPosition]] = {}
         self._at_ms: dict[str, list[float]] = {}
 
-    def on_end(self, topic: str, end: EntryPosition, now_ms: float) -> None:
+    def on_end(self, topic: str, end: EntryPosition, now_ms: float) -> bool:
+        """Whether it is a new one."""
         ends, times = self._ends.setdefault(topic, []), self._at_ms.setdefault(topic, [])
         if ends and end <= ends[-1]:
-            return
+            return False
         ends.append(end)
         times.append(now_ms)
         if len(ends) > _SIGHTINGS:
             self._ends[topic], self._at_ms[topic] = ends[1::2], times[1::2]  # later ones stay: a bound stays a lower one
+        return True
 
     def first_beyond_ms(self, topic: str, position: EntryPosition) -> float | None:
         ends = self._ends.get(topic, [])

@@ -6,7 +6,8 @@
 Rules
 1. A snapshot never knows less of an open ledger than the one before.
 2. What the thread cannot find out, it tries again; only when that lasts for `retry_s`, the next question gets the failure.
-3. A plan costs the broker work in proportion to the ledgers: the pause between two is twenty times what the last one took.
+3. A plan costs the broker work: the pause between two is twenty times what the last one took, and a second at least. While the
+   topics move it is shorter, since bookies hear of the last entry before a pause of the writers late (`explicit_lac_interval_s`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from cepheid_scan import HistoryPlan, NoSuchTopicError, TopicSelection
 from cepheid_spark.data_loss import SeenLedgers
 from cepheid_spark.discovery import Discovery
 from cepheid_spark.lag import Sightings
-from cepheid_spark.offsets import EntryPosition
 from cepheid_spark.topic_view import TopicView
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LEAST_PAUSE_S = 1.0
+_LEAST_PAUSE_S, _LEAST_PAUSE_MOVING_S = 1.0, 0.25
+_MOVING_S = 10.0  # after the last sight of a new entry
 _PAUSE_PER_PLAN = 20.0
 _ATTEMPTS = 3  # of a plan whose topics vanish while it is made
 
@@ -73,6 +74,7 @@ class StreamState:
         self._read: frozenset[str] = frozenset()
         self._failing_since = 0.0  # meaningful with a failure
         self._failure: CepheidError | None = None
+        self._moved_at = time.monotonic()
         self.seen = SeenLedgers()
         self.sightings = Sightings()
 
@@ -146,8 +148,8 @@ class StreamState:
             self._snapshot = replace(before, number=before.number + 1, views=views)
 
     def _sighted(self, view: TopicView) -> TopicView:
-        if view.total_entries:
-            self.sightings.on_end(view.topic, EntryPosition(*view.at_rank(view.total_entries)), time.time() * 1000)
+        if view.total_entries and self.sightings.on_end(view.topic, view.at_rank(view.total_entries), time.time() * 1000):
+            self._moved_at = time.monotonic()
         return view
 
     def _start(self) -> None:
@@ -166,7 +168,9 @@ class StreamState:
                 pause_s = _LEAST_PAUSE_S
                 continue
             self._failure = None
-            pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_PLAN * (time.monotonic() - began))
+            now = time.monotonic()
+            least_s = _LEAST_PAUSE_MOVING_S if now - self._moved_at < _MOVING_S else _LEAST_PAUSE_S
+            pause_s = max(least_s, _PAUSE_PER_PLAN * (now - began))
 
     def _on_failure(self, error: CepheidError, began: float) -> None:
         if self._failure is None:
