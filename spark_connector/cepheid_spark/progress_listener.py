@@ -1,0 +1,122 @@
+"""How streams of this source are doing, for logs and for Prometheus, from what Spark says after each micro-batch.
+
+    listener = ProgressListener()
+    spark.streams.addListener(listener)
+    listener.prometheus_text()                 # for an endpoint of the application; the same figures are logged
+
+The figures of lag are the source's own (lag.py): after what the last micro-batch took. Spark calls listeners in the user's process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from cepheid_ports.prometheus import Family, Sample, encode
+
+log = logging.getLogger("cepheid.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFigures:
+    """Of one of our sources in one query, after its last batch. Lag: entries not yet taken, stored bytes, age of the oldest one."""
+
+    query: str
+    source: int
+    batch: int
+    rows: int
+    rows_per_s: float
+    batch_s: float
+    lag_bytes: int
+    lag_entries: int
+    lag_s: float
+    lost_entries: int
+
+
+class ProgressListener(StreamingQueryListener):
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._figures: dict[tuple[str, int], SourceFigures] = {}
+        self._totals: dict[tuple[str, int], tuple[int, int]] = {}  # batches and rows since this listener came
+
+    def figures(self) -> list[SourceFigures]:
+        """Of queries that run."""
+        with self._lock:
+            return list(self._figures.values())
+
+    def prometheus_text(self) -> str:
+        return encode(self._families())
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        log.info("stream.started", extra={"query": event.name or str(event.id)})
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        for found in figures_of(json.loads(event.progress.json)):
+            key = found.query, found.source
+            with self._lock:
+                batches, rows = self._totals.get(key, (0, 0))
+                self._figures[key] = found
+                self._totals[key] = batches + 1, rows + found.rows
+            log.info("stream.progress", extra={name: getattr(found, name) for name in found.__slots__})
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing new since the last progress."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        with self._lock:
+            for key in [key for key in self._figures if key[0] == str(event.id)]:
+                del self._figures[key], self._totals[key]
+        level = logging.INFO if event.exception is None else logging.ERROR
+        log.log(level, "stream.ended", extra={"query": str(event.id), "error": event.exception})
+
+    def _families(self) -> Iterator[Family]:
+        with self._lock:
+            rows = [(found, *self._totals[key]) for key, found in self._figures.items()]
+
+        def family(
+            name: str, kind: Literal["counter", "gauge"], text: str, value: Callable[[SourceFigures, int, int], float]
+        ) -> Family:
+            samples = [Sample(value(*row), {"query": row[0].query, "source": str(row[0].source)}) for row in rows]
+            return Family(f"cepheid_spark_{name}", kind, text, tuple(samples))
+
+        lost = "Entries that were trimmed before they were read, as far as known, since the query started."
+        yield family("lag_bytes", "gauge", "Stored bytes that the stream has not taken yet.", lambda found, *_: found.lag_bytes)
+        yield family("lag_entries", "gauge", "Entries that it has not taken yet.", lambda found, *_: found.lag_entries)
+        yield family("lag_seconds", "gauge", "How long the oldest of them waits, at least.", lambda found, *_: found.lag_s)
+        yield family("lost_entries", "gauge", lost, lambda found, *_: found.lost_entries)
+        yield family("batch_seconds", "gauge", "How long the last micro-batch took.", lambda found, *_: found.batch_s)
+        yield family("batches_total", "counter", "Micro-batches.", lambda _, batches, __: batches)
+        yield family("rows_total", "counter", "Rows that came from the source.", lambda _, __, count: count)
+
+
+def figures_of(progress: dict[str, Any]) -> Iterator[SourceFigures]:
+    """Of a query's progress as Spark writes it. Sources of others are left out."""
+    for number, source in enumerate(progress.get("sources", ())):
+        lag = source.get("latestOffset")
+        lag = json.loads(lag) if isinstance(lag, str) else lag
+        if not isinstance(lag, dict) or "lagEntries" not in lag:
+            continue
+        yield SourceFigures(
+            query=progress["id"],
+            source=number,
+            batch=progress["batchId"],
+            rows=source["numInputRows"],
+            rows_per_s=source.get("processedRowsPerSecond") or 0.0,
+            batch_s=progress.get("durationMs", {}).get("triggerExecution", 0) / 1000,
+            lag_bytes=lag["lagBytes"],
+            lag_entries=lag["lagEntries"],
+            lag_s=lag["lagMs"] / 1000,
+            lost_entries=lag["lost"],
+        )
