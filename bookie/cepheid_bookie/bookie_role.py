@@ -26,6 +26,7 @@ from cepheid_bookie.errors import DirectoryUnusableError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
 from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers
+from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
     MetadataStore,
@@ -53,8 +54,16 @@ class BookieRole(Role):
     """`start` once, `aclose` once. Made inside the running loop. `accept_empty_disk` is an operator's word for this one start, and
     no setting: in a file it would accept every later loss too."""
 
-    def __init__(self, settings: BookieRoleSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
+    def __init__(
+        self,
+        settings: BookieRoleSettings,
+        ports: Ports,
+        *,
+        accept_empty_disk: bool = False,
+        authorize_read: AuthorizeRead = accept_every_ticket,
+    ) -> None:
         super().__init__()
+        self._authorize_read = authorize_read
         self.settings = settings
         self._accept_empty_disk = accept_empty_disk
         self.bookie_id = settings.name
@@ -98,6 +107,7 @@ class BookieRole(Role):
             self.bookie = await self._open_bookie(store, identity.cluster_id)
             opened.push_async_callback(self.bookie.aclose)
             self.bookie.on_failed = self._failure.report
+            self.bookie.authorize_reads(self._authorize_read)
         finally:
             await importing
         await self._serve()
@@ -168,6 +178,7 @@ class BookieRole(Role):
                 bookie_id=self.bookie_id,
                 incarnation=incarnation,
                 addresses=addresses,
+                rack=self.settings.rack,
                 process=f"{self._ports.random.getrandbits(64):016x}",
             ),
             is_past=is_past,

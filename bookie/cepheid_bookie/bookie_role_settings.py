@@ -50,6 +50,12 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     advertised_port: NonNegativeInt | None = Field(None, le=65535, description="Port that brokers are told. Unset: the bound one.")
     http_host: str | None = Field(None, description="Address of health and metrics. Unset: as `host`.")
     http_port: NonNegativeInt = Field(8000, le=65535, description="Port of /health, /ready and /metrics. 0: any free one.")
+    rack: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="Rack or zone it stands in: Spark tasks there prefer its replicas. Set it once no older release is running.",
+    )
     storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of the storage itself.")
 
     @property

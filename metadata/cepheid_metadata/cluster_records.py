@@ -89,13 +89,14 @@ class BookieRegistration(GrownRecord):
     """Ephemeral: the bookie runs. Its key says whether it takes writes."""
 
     NAME: ClassVar[str] = "bookie registration"
-    FORMAT: ClassVar[int] = 2
-    ADDED: ClassVar[Mapping[str, int]] = {"process": 2}
+    FORMAT: ClassVar[int] = 3
+    ADDED: ClassVar[Mapping[str, int]] = {"process": 2, "rack": 3}
 
     bookie_id: str = Field(min_length=1)
     incarnation: str
     addresses: dict[str, str] = Field(description='By protocol: {"grpc": "host:port", "http": "host:port"}.')
     process: str | None = Field(None, description="Random, of one run: tells the registration of an earlier run from this one's.")
+    rack: str | None = Field(None, description="Where it stands: readers past the brokers prefer replicas of their own rack.")
 
 
 class BrokerRegistration(Record):

@@ -66,6 +66,7 @@ class HistoryPlan:
     ticket: bytes = b""
     schemas: Mapping[str, tuple[SchemaVersion, ...]] = field(default_factory=dict)
     tickets: Mapping[str, bytes] = field(default_factory=dict)
+    racks: Mapping[str, str] = field(default_factory=dict)  # of the bookies that say where they stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +99,4 @@ class ScanTask:
     bookies: tuple[tuple[str, str], ...]
     ticket: bytes = b""
     size_bytes: int = 0
+    racks: tuple[tuple[str, str], ...] = ()

@@ -88,18 +88,20 @@ class PlanServicePlanner:
         answers = _in_threads(asked, lambda one: self._ask(one[1], schemas))
         histories: dict[str, TopicHistory] = {}
         bookies: dict[str, str] = {}
+        racks: dict[str, str] = {}
         tickets: dict[str, bytes] = {}
         versions: dict[str, tuple[SchemaVersion, ...]] = {}
         for (base, _), answer in zip(asked, answers, strict=True):
             histories |= {history.topic: history for history in answer.histories}
             bookies |= answer.bookies
+            racks |= answer.racks
             tickets[base] = answer.ticket
             if schemas:
                 versions[base] = answer.schemas
         if missing := [topic for topic in topics if topic not in histories]:
             raise no_such_topics(missing, histories)
         ticket = next(iter(tickets.values())) if len(tickets) == 1 else b""
-        return HistoryPlan(tuple(histories[topic] for topic in topics), bookies, ticket, versions, tickets)
+        return HistoryPlan(tuple(histories[topic] for topic in topics), bookies, ticket, versions, tickets, racks)
 
     def _ask(self, topic: str, schemas: bool) -> _Answer:
         with self._lock:
@@ -145,10 +147,16 @@ class PlanServicePlanner:
 
 class _Answer:
     def __init__(
-        self, histories: list[TopicHistory], bookies: dict[str, str], ticket: bytes, schemas: tuple[SchemaVersion, ...]
+        self,
+        histories: list[TopicHistory],
+        bookies: dict[str, str],
+        racks: dict[str, str],
+        ticket: bytes,
+        schemas: tuple[SchemaVersion, ...],
     ) -> None:
         self.histories = histories
         self.bookies = bookies
+        self.racks = racks
         self.ticket = ticket
         self.schemas = schemas
 
@@ -182,7 +190,8 @@ def _parse(answer: Mapping[str, Any], known: Mapping[str, Mapping[int, LedgerHis
         SchemaVersion(base64.b64decode(schema["version"]), schema["type"], base64.b64decode(schema["data"]), schema["properties"])
         for schema in answer.get("schemas", ())
     )
-    return _Answer(histories, dict(answer["bookies"]), answer["read_ticket"].encode(), schemas)
+    racks = dict(answer.get("racks", {}))  # an older broker knows none
+    return _Answer(histories, dict(answer["bookies"]), racks, answer["read_ticket"].encode(), schemas)
 
 
 def _ledger(ledger: Mapping[str, Any], shared: dict[str, str]) -> LedgerHistory:

@@ -41,7 +41,8 @@ def scan_task(task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = No
     """Batches of exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError."""
     counters = counters if counters is not None else ScanCounters()
     bookies = dict(task.bookies)
-    source = EntrySource(bookies, task.ticket, spec.settings, counters, replan=_replanner(spec.plan_source, bookies))
+    replan = _replanner(spec.plan_source, bookies)
+    source = EntrySource(bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks))
     decoder = _decoder(spec, counters, LookBack(source))
     began = time.monotonic()
     outcome = "stopped by the reader"

@@ -238,7 +238,10 @@ class _Packer:
 
     def _end_task(self) -> None:
         if self._pieces:
-            task = ScanTask(tuple(self._pieces), self._pickled.bookies(), self._pickled.ticket(), round(self._size_bytes))
+            pickled = self._pickled
+            task = ScanTask(
+                tuple(self._pieces), pickled.bookies(), pickled.ticket(), round(self._size_bytes), racks=pickled.racks()
+            )
             self.tasks.append(task)
         self._start_task()
 
@@ -271,11 +274,16 @@ class _Pickled:
         for bookie in dict.fromkeys(_bookies_of(piece)):
             if bookie not in self._bookies:
                 added += 2 * _STRING_BYTES + len(bookie.encode()) + len(self._plan.bookies.get(bookie, "").encode())
+                if bookie in self._plan.racks:
+                    added += 2 * _STRING_BYTES + len(self._plan.racks[bookie].encode())
         ticket = self._ticket_of(piece)
         return self._size_bytes + added + (0 if ticket in self._tickets else len(ticket) + _STRING_BYTES)
 
     def bookies(self) -> tuple[tuple[str, str], ...]:
         return tuple((bookie, self._plan.bookies[bookie]) for bookie in self._bookies if bookie in self._plan.bookies)
+
+    def racks(self) -> tuple[tuple[str, str], ...]:
+        return tuple((bookie, self._plan.racks[bookie]) for bookie in self._bookies if bookie in self._plan.racks)
 
     def ticket(self) -> bytes:
         """Tickets of several topics, apart by a space: each of them is text without one."""

@@ -96,7 +96,9 @@ class ZooKeeperPlanner:
         there = self._partitions(names)
         if missing := [str(name) for name in names if there.get(str(name)) is None]:
             raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
-        bookies = self._bookies()
+        registered = self._bookies()
+        bookies = {one.bookie_id: one.addresses["grpc"] for one in registered}
+        racks = {one.bookie_id: one.rack for one in registered if one.rack is not None}
         for _ in range(_ATTEMPTS):
             chains = self._reads.records([keys.chain_key(name) for name in names], Chain)
             ledgers = self._ledgers([ledger for chain in chains if chain is not None for ledger in chain.ledgers])
@@ -106,7 +108,7 @@ class ZooKeeperPlanner:
         else:
             raise PlanUnavailableError(f"the chains of {len(names)} topics changed {_ATTEMPTS} times while they were read")
         versions = {str(base): self._schemas(base) for base in dict.fromkeys(name.base for name in names)} if schemas else {}
-        return HistoryPlan(self._with_ends(histories, ledgers, bookies), bookies, schemas=versions)
+        return HistoryPlan(self._with_ends(histories, ledgers, bookies), bookies, schemas=versions, racks=racks)
 
     def _ledgers(self, recorded: Sequence[ChainLedger]) -> dict[int, LedgerMetadata] | None:
         """By id; None: one of them went since the chain was read."""
@@ -142,14 +144,14 @@ class ZooKeeperPlanner:
             for history in histories
         )
 
-    def _bookies(self) -> dict[str, str]:
+    def _bookies(self) -> list[BookieRegistration]:
         """One that is down, or serves nobody outside its process, is not in it."""
         parents = (keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY)
         listed = self._reads.children(parents)
         found = self._reads.records(
             [f"{parent}/{name}" for parent, names in zip(parents, listed, strict=True) for name in names], BookieRegistration
         )
-        return {one.bookie_id: one.addresses["grpc"] for one in found if one is not None and "grpc" in one.addresses}
+        return [one for one in found if one is not None and "grpc" in one.addresses]
 
     def _schemas(self, topic: TopicName) -> tuple[SchemaVersion, ...]:
         (history,) = self._reads.records([keys.schemas_key(topic)], SchemaHistory)

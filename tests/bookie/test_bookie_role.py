@@ -14,6 +14,7 @@ from cepheid_bookie import bookie_role
 from cepheid_bookie.bookie_role import BookieRole
 from cepheid_bookie.bookie_role_settings import BookieNameError, BookieRoleSettings
 from cepheid_bookie.errors import CookieError, PortInUseError
+from cepheid_bookie.scans import accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
     ClusterNotFoundedError,
@@ -25,6 +26,7 @@ from cepheid_metadata import (
     readonly_bookies,
 )
 from cepheid_ports import Ports, ProcessFailedError
+from cepheid_rpc import ReadRequest, Status
 from tests.support import run_async, wait_until
 
 
@@ -43,8 +45,11 @@ class World:
         monkeypatch.setattr(bookie_role, "open_patiently", open_patiently)
 
     def role(self, **changes: object) -> BookieRole:
+        authorize_read = changes.pop("authorize_read", accept_every_ticket)
+        assert callable(authorize_read)
         fields = {"metadata": "zk://x", "data_dir": self.directory / "b1", "bookie_id": "b1", "port": 0, "http_port": 0}
-        return BookieRole(BookieRoleSettings.model_validate({**fields, **changes}), Ports())
+        settings = BookieRoleSettings.model_validate({**fields, **changes})
+        return BookieRole(settings, Ports(), authorize_read=authorize_read)
 
     @asynccontextmanager
     async def running(self, **changes: object) -> AsyncIterator[BookieRole]:
@@ -223,6 +228,24 @@ def test_a_port_in_use_is_named_and_nothing_is_left(world: World) -> None:
                 await world.role(port=port).start()
         async with world.running() as role:  # no lock is held, nobody is registered
             assert role.ready
+
+    run_async(main())
+
+
+def test_where_it_stands_is_registered_and_who_may_scan_is_asked(world: World) -> None:
+    async def main() -> None:
+        await world.found()
+        async with world.running(rack="east", authorize_read=lambda *_: Status.UNAUTHORIZED) as role:
+            registered, _ = await world.registrations()
+            assert registered is not None
+            assert (registered.rack, registered.format) == ("east", 3)
+            (answer,) = [chunk async for chunk in role.bookie.read(ReadRequest(1, 0, 9, scan=True))]
+            assert answer.missing[0].status is Status.UNAUTHORIZED
+            assert "cepheid_bookie_refused_scans_total" in (await page(role, "/metrics"))[1]
+        async with world.running() as role:
+            registered, _ = await world.registrations()
+            assert registered is not None
+            assert (registered.rack, registered.format) == (None, 2), "what older releases read"
 
     run_async(main())
 

@@ -126,6 +126,7 @@ RECORDS: list[Record] = [
     BookieCookie(layout_version=2, bookie_id="b", incarnation="i", cluster_id="c", directories={}, limbo_below=1001),
     BookieLife(life=7),
     BookieRegistration(bookie_id="b", incarnation="i", addresses={"grpc": "localhost:3181"}),
+    BookieRegistration(bookie_id="b", incarnation="i", addresses={"grpc": "localhost:3181"}, process="p", rack="east"),
     BrokerRegistration(broker_id="b", addresses={"pulsar": "localhost:6650"}, started_at_ms=1),
     BundleOwner(broker_id="b", incarnation="i", epoch=3, addresses={"pulsar": "localhost:6650"}),
     BundleHistory(epoch=3, preferred="b"),

@@ -15,7 +15,10 @@ from cepheid_rpc import EntryGroup, encode_group
 from cepheid_scan import (
     BadRecordError,
     DataLossError,
+    Fragment,
+    HistoryPlan,
     LedgerHistory,
+    MessagePosition,
     OnBadRecord,
     Piece,
     PlanSource,
@@ -32,6 +35,7 @@ from cepheid_scan import scan_task as module
 from cepheid_scan.bookie_reads import close_channels
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import LookBack, collected, scan_task
+from cepheid_scan.splits import TopicRange, cut_ranges
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.scan.scan_bookies import LEDGER, TOPIC, ScanBookies, piece_of
@@ -209,3 +213,24 @@ def test_a_bad_record_is_named_shown_or_left_out(bookies: ScanBookies) -> None:
     (left,) = scan_task(task, typed(OnBadRecord.SKIP, "value"), counters)
     assert left.column("value").to_pylist() == [number for number in range(2, 30) if number != 17]
     assert (left.num_rows, counters.messages, counters.bad_records) == (27, 27, 1)
+
+
+def test_the_rack_of_the_settings_chooses_among_the_racks_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "_suspects", Suspects())
+    with ScanBookies(tmp_path, "ab") as bookies:
+        store(bookies, [b"x"] * 20)
+        fragments = (Fragment(0, ("a", "b")),)
+        ledger = LedgerHistory(LEDGER, 19, False, 2_000, None, 2, 2, fragments, b"")
+        history = TopicHistory(TOPIC, -1, "i", (ledger,))
+        plan = HistoryPlan((history,), bookies.addresses, racks={"a": "east", "b": "west", "c": "west"})
+        whole = TopicRange(history, MessagePosition(LEDGER, 0), MessagePosition(LEDGER, 20))
+        tasks = cut_ranges([whole], plan, target_bytes=1, min_tasks=8)
+        assert len(tasks) > 4
+        for rack, bookie in (("east", "a"), ("west", "b")):
+            spec = replace(ENTRIES, settings=ReadSettings(rack=rack))
+            for task in tasks:
+                assert task.racks == (("a", "east"), ("b", "west"))
+                counters = ScanCounters()
+                list(scan_task(task, spec, counters))
+                assert list(counters.by_bookie) == [bookie]
+    close_channels()

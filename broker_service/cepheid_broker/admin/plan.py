@@ -32,6 +32,7 @@ from cepheid_broker.schemas.history_store import HistoryStore
 from cepheid_broker.topic_catalog import is_system_topic
 from cepheid_ledger import master_key_of, readable_end
 from cepheid_metadata import (
+    BookieRegistration,
     Chain,
     ChainLedger,
     LedgerMetadata,
@@ -69,13 +70,15 @@ def plan(context: AdminContext) -> APIRouter:
         if partitions is None:
             raise TopicNotFoundError(f"Topic {name} does not exist", topic=str(name))
         parts = [name.partition(index) for index in range(partitions)] or [name]
+        bookies = await _bookies(context)
         answer = {
             "format": FORMAT,
             "topic": str(name),
             "partitions": partitions,
             "plans": await _plans(context, name, parts, after),
             "schemas": await _schemas(context, name) if schemas else [],
-            "bookies": await _addresses(context),
+            "bookies": {bookie.bookie_id: bookie.addresses["grpc"] for bookie in bookies},
+            "racks": {bookie.bookie_id: bookie.rack for bookie in bookies if bookie.rack is not None},
             "read_ticket": issue_ticket(name, context.broker.ports.wall_ms()),
         }
         return Response(await _encoded(answer), media_type="application/json")
@@ -231,9 +234,9 @@ def _placement(metadata: LedgerMetadata) -> dict[str, Any]:
     }
 
 
-async def _addresses(context: AdminContext) -> dict[str, str]:
-    """host:port of each registered bookie's gRPC endpoint. One that is down, or serves nobody outside, is not in it."""
-    addresses: dict[str, str] = {}
+async def _bookies(context: AdminContext) -> list[BookieRegistration]:
+    """Those that are registered with a gRPC endpoint. One that is down, or serves nobody outside, is not in it."""
+    serving: list[BookieRegistration] = []
     for parent_key, records in (
         (keys.AVAILABLE_BOOKIES_KEY, available_bookies(context.store)),
         (keys.READONLY_BOOKIES_KEY, readonly_bookies(context.store)),
@@ -241,8 +244,8 @@ async def _addresses(context: AdminContext) -> dict[str, str]:
         for bookie in await list_names(context.store, parent_key):
             found = await records.get(bookie)
             if found is not None and "grpc" in found.record.addresses:
-                addresses[bookie] = found.record.addresses["grpc"]
-    return addresses
+                serving.append(found.record)
+    return serving
 
 
 async def _in_groups(nouns: Sequence[N], ask: Callable[[N], Awaitable[R]]) -> list[R]:
