@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cepheid_scan import EARLIEST, LATEST, BadOptionError, Edge, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory
@@ -59,9 +59,12 @@ def topics(draw: st.DrawFn) -> tuple[HistoryPlan, ScriptedProbe]:
     return plan_of(*ledgers), ScriptedProbe(times)
 
 
-@given(topics(), st.integers(9_900, 12_500))
-def test_no_message_of_the_range_is_outside_of_the_positions(topic: tuple[HistoryPlan, ScriptedProbe], time_ms: int) -> None:
+@settings(max_examples=300)
+@given(topics(), st.data())
+def test_no_message_of_the_range_is_outside_of_the_positions(topic: tuple[HistoryPlan, ScriptedProbe], data: st.DataObject) -> None:
     plan, probe = topic
+    published = [one for times in probe.times.values() for one in times if one is not None]
+    time_ms = data.draw(st.sampled_from(published or [0])) + data.draw(st.sampled_from([0, 0, 1, -1, SKEW_MS, -SKEW_MS]))
     start = resolve(Edge(publish_time_ms=time_ms), plan, probe, is_end=False)
     end = resolve(Edge(publish_time_ms=time_ms), plan, probe, is_end=True)
     for ledger_id, times in probe.times.items():

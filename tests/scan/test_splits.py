@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepheid_scan import BadOptionError, Fragment, HistoryPlan, LedgerHistory, MessagePosition, ScanTask, TopicHistory
-from cepheid_scan.splits import BEFORE_ENTRIES, MAX_TASK_BYTES, TopicRange, cut_ranges, entries_per_task, fragments_of
+from cepheid_scan.splits import (
+    BEFORE_ENTRIES,
+    MAX_STREAM_PIECES,
+    MAX_TASK_BYTES,
+    TopicRange,
+    cut_ranges,
+    entries_per_task,
+    fragments_of,
+)
 
 BOOKIES = {f"bookie-{number}.storage.example": f"10.0.0.{number}:3181" for number in range(12)}
 NAMES = list(BOOKIES)
@@ -54,7 +62,7 @@ def histories(draw: st.DrawFn) -> list[TopicHistory]:
     ledger_id = 0
     for number in range(draw(st.integers(1, 3))):
         ledgers: list[LedgerHistory] = []
-        for _ in range(draw(st.integers(0, 6))):
+        for _ in range(draw(st.integers(0, 9))):
             ledger_id += draw(st.integers(1, 3))
             entries = draw(st.integers(0, 60))
             starts = (0, *sorted(draw(st.sets(st.integers(1, max(1, entries)), max_size=3))))
@@ -67,7 +75,7 @@ def histories(draw: st.DrawFn) -> list[TopicHistory]:
 def ranges(draw: st.DrawFn) -> list[TopicRange]:
     wanted: list[TopicRange] = []
     for history in draw(histories()):
-        place = st.builds(MessagePosition, st.integers(0, 20), st.integers(0, 62), st.sampled_from([-1, -1, 0, 1, 5]))
+        place = st.builds(MessagePosition, st.integers(0, 40), st.integers(0, 62), st.sampled_from([-1, -1, 0, 1, 5]))
         first, end = draw(place), draw(place)
         wanted.append(TopicRange(history, min(first, end), max(first, end)))
     return wanted
@@ -96,7 +104,7 @@ def test_every_entry_is_in_one_piece_in_order(wanted: list[TopicRange], target_b
     assert all(task.pieces for task in tasks)
 
 
-@given(ranges(), st.integers(1, 40))
+@given(ranges(), st.sampled_from([1, 7, 40, 400, 4000]))
 def test_a_cut_by_entries_repeats_wherever_the_entries_lie_by_then(wanted: list[TopicRange], cut: int) -> None:
     plan = plan_of(*(each.history for each in wanted))
     by_topic = {each.history.topic: cut for each in wanted}
@@ -148,6 +156,13 @@ def test_pieces_know_where_their_entries_and_those_before_lie(wanted: list[Topic
                     ledgers[place - 1].ledger_id,
                     ledgers[place - 1].last_entry_id,
                 )
+
+
+def test_a_stream_counts_pieces_wherever_they_lie() -> None:
+    for starts in ((0,), (0, 2, 4), tuple(range(9))):
+        history = topic_of(*(ledger(number, 10, 1000, starts) for number in range(30)))
+        tasks = cut_ranges([whole(history)], plan_of(history), target_bytes=1, entries_per_task={history.topic: 10_000})
+        assert [len(task.pieces) for task in tasks] == [MAX_STREAM_PIECES, MAX_STREAM_PIECES, 30 - 2 * MAX_STREAM_PIECES]
 
 
 def test_tasks_are_as_large_as_asked() -> None:
