@@ -9,13 +9,12 @@ import numpy as np
 
 from cepheid_scan import entry_metadata as entry_fields
 from cepheid_scan.chunked import Chunk
-from cepheid_scan.decode_fields import Bools, Ints
-from cepheid_scan.decode_payloads import MAX_CHUNKED_BYTES, MAX_COMPRESSION, MAX_PAYLOAD_BYTES, NOT_COMPRESSED, refusal
+from cepheid_scan.decode_fields import PADDING_BYTES, Bools, Bytes, Ints
+from cepheid_scan.decode_payloads import MAX_CHUNKED_BYTES, MAX_COMPRESSION, MAX_PAYLOAD_BYTES, NOT_COMPRESSED, extended, refusal
 from cepheid_scan.entry_metadata import EntryTable
 from cepheid_scan.row_pruning import entries_wanted
 from cepheid_scan.scan_request import RowFilter
 
-_TRANSACTION_MARKERS = range(20, 23)  # aborting, commit, abort (Pulsar's MarkerType)
 _TRANSACTION = "it belongs to a transaction, and whether that was committed is not written in the entries"
 
 
@@ -35,6 +34,7 @@ class EntryPlan:
     markers: int
     bad: dict[int, str] = field(default_factory=dict)
     joined: dict[int, bytes] = field(default_factory=dict)
+    room: Bytes | None = None  # the stored entries, and behind them what is unpacked of some of them, by turns
 
     def slices(self, limit_bytes: int, limit_messages: int) -> Iterator[Ints]:
         """The entries that are alive, in order, up to so many bytes and messages at a time, and at least one."""
@@ -47,6 +47,14 @@ class EntryPlan:
             end = max(min(by_bytes, by_messages), start + 1)
             yield rows[start:end]
             start, bytes_done, messages_done = end, int(bytes_to[end - 1]), int(messages_to[end - 1])
+
+    def room_for(self, size_bytes: int, data: Bytes, usual_bytes: int) -> tuple[Bytes, int]:
+        """A buffer with the stored entries of `data` and so many bytes behind them, and where these begin. The same one each time,
+        as long as it is large enough: the stored entries are copied once, and what was unpacked before is overwritten."""
+        if self.room is None or len(self.room) - self.data_bytes < size_bytes:
+            room_bytes = min(int(self.sizes[self.moves & self.alive].sum()), usual_bytes)
+            self.room = extended(data[: self.data_bytes], max(room_bytes, size_bytes))
+        return self.room, self.data_bytes - PADDING_BYTES
 
     def chunk(self, entries: EntryTable, row: int) -> Chunk | str:
         """The chunk that this entry is; or why it is none."""

@@ -77,13 +77,13 @@ def unpack_into(target: Bytes, compression: int, source: Bytes | memoryview) -> 
     return None
 
 
-def extended(data: Bytes, more_bytes: int) -> tuple[Bytes, int]:
-    """A copy of `data` with room for so many bytes more before its padding, and where that begins."""
+def extended(data: Bytes, more_bytes: int) -> Bytes:
+    """A copy of `data` with room for so many bytes more before its padding."""
     start = len(data) - PADDING_BYTES
     longer = np.empty(len(data) + more_bytes, np.uint8)
     longer[:start] = data[:start]
     longer[-PADDING_BYTES:] = 0
-    return longer, start
+    return longer
 
 
 def joined(pieces: Sequence[Any]) -> Bytes:

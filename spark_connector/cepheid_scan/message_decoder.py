@@ -25,7 +25,7 @@ from cepheid_scan.counters import ScanCounters
 from cepheid_scan.decode_batches import parse_batches
 from cepheid_scan.decode_entries import EntryPlan, plan_entries
 from cepheid_scan.decode_fields import Ints
-from cepheid_scan.decode_payloads import NOT_COMPRESSED, extended, unpack_into
+from cepheid_scan.decode_payloads import NOT_COMPRESSED, unpack_into
 from cepheid_scan.decode_rows import Alone, DecodedMessages, MessageRows
 from cepheid_scan.encryption import encryption_context
 from cepheid_scan.entry_metadata import EntryTable, parse_entries
@@ -76,7 +76,7 @@ class MessageDecoder:
         return iter(())
 
     def decode_messages(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[DecodedMessages]:
-        """As `decode`, before columns are made. Never without rows."""
+        """As `decode`, before columns are made: that must be done before the next messages are asked for. Never without rows."""
         for bunch in bunches(groups, _BUNCH_BYTES):
             entries = parse_entries(bunch)
             plan = plan_entries(entries, self._spec.row_filter)
@@ -132,7 +132,7 @@ class MessageDecoder:
         if not moved:
             return starts, ends
         sizes = plan.sizes[chosen]
-        entries.data, at = extended(entries.data[: plan.data_bytes], int(sizes[moved].sum()))
+        entries.data, at = plan.room_for(int(sizes[moved].sum()), entries.data, BATCH_BYTES)
         for i in moved:
             row = int(chosen[i])
             target = entries.data[at : at + int(sizes[i])]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import BadRecordError, OnBadRecord, RowFilter, ScanCounters
+from cepheid_scan import BadRecordError, OnBadRecord, RowFilter, ScanCounters, message_decoder
 from cepheid_scan.columns import DEFAULT_MESSAGE_COLUMNS
 from cepheid_wire import encode_batch, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -295,9 +295,22 @@ def test_an_entry_outside_the_filter_s_time_is_not_looked_into() -> None:
 
 
 def test_payloads_that_unpack_to_much_come_in_several_batches() -> None:
-    large = b"\0" * (10 << 20)
-    tails = [encode_tail(metadata(compression=pb.ZSTD, uncompressed_size=len(large)), compress(pb.ZSTD, large))] * 5
-    assert [len(row["value"]) for row in decode(tails, ["value"])] == [len(large)] * 5
+    large = [bytes([number]) * (10 << 20) for number in range(5)]
+    tails = [encode_tail(metadata(compression=pb.ZSTD, uncompressed_size=len(each)), compress(pb.ZSTD, each)) for each in large]
+    assert [row["value"] == each for row, each in zip(decode(tails, ["value"]), large, strict=True)] == [True] * 5
+
+
+@pytest.mark.parametrize(("limit_bytes", "limit_messages"), [(1, 1 << 15), (1000, 1 << 15), (16 << 20, 1), (16 << 20, 100)])
+def test_rows_do_not_depend_on_how_many_are_decoded_at_once(
+    monkeypatch: pytest.MonkeyPatch, limit_bytes: int, limit_messages: int
+) -> None:
+    tails = [batched(some_messages(40, seed), compression=CODECS[seed % 5]) for seed in range(20)]
+    tails[7:7] = [single(b"alone", partition_key="k"), encode_tail(metadata(num_messages_in_batch=2), b"broken")]
+    monkeypatch.setattr(message_decoder, "BATCH_BYTES", limit_bytes)
+    monkeypatch.setattr(message_decoder, "BATCH_MESSAGES", limit_messages)
+    expected = reference_rows([*tails[:8], tails[9], *tails[9:]])
+    expected = [row for row in expected if row["entry_id"] != 8]
+    assert decode(tails, on_bad_record=OnBadRecord.SKIP) == expected
 
 
 def test_a_payload_of_zeros_is_not_taken_for_messages() -> None:
