@@ -28,6 +28,7 @@ from cepheid_scan import (
     ScanSpec,
     ScanTask,
     SchemaVersion,
+    TopicHistory,
     plan_lookup,
 )
 from cepheid_scan import entry_source as source_module
