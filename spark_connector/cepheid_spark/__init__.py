@@ -1,7 +1,23 @@
 """Spark's data source `cepheid`: batch and structured streaming over the history of topics, past the brokers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from cepheid_spark.doctor import Finding, doctor
 from cepheid_spark.java_check import NoJavaError, find_java
 from cepheid_spark.versions import UnsupportedSparkError, require_spark
 
-__all__ = ["Finding", "NoJavaError", "UnsupportedSparkError", "doctor", "find_java", "require_spark"]
+if TYPE_CHECKING:
+    from cepheid_spark.progress_listener import ProgressListener
+
+__all__ = ["Finding", "NoJavaError", "ProgressListener", "UnsupportedSparkError", "doctor", "find_java", "require_spark"]
+
+
+def __getattr__(name: str) -> Any:
+    """On first use: Spark imports this package to look up sources, and the listener needs more of pyspark than that."""
+    if name != "ProgressListener":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cepheid_spark.progress_listener import ProgressListener
+
+    return ProgressListener
