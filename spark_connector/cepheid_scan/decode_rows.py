@@ -71,6 +71,7 @@ class MessageRows:
     batch: BatchMessages
     alone: Alone
     contexts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # by row in `entries`: of encrypted ones
+    reasons: Mapping[int, str] = field(default_factory=dict)  # by row in `entries`: why it is bad, of those shown all the same
     pick: Ints | None = None
 
     def __post_init__(self) -> None:
@@ -165,6 +166,23 @@ class DecodedMessages:
         index = int(self._rows.batch_index()[row])
         place = f"{self._rows.piece.ledger_id}:{self._rows.entries.entry_ids[self._rows.entry_rows()[row]]}"
         return place if index == ALONE else f"{place}:{index}"
+
+    def readable_values(self) -> pa.BinaryArray:
+        """The column `value`, null where it holds what nobody but the owner of a key can read."""
+        values = self.column("value")
+        if not self._rows.contexts:
+            return values
+        encrypted = np.isin(self._rows.entry_rows(), list(self._rows.contexts))
+        return pc.if_else(pa.array(encrypted), pa.scalar(None, pa.binary()), values)
+
+    def errors(self) -> pa.StringArray | None:
+        """Of each row what is wrong with it, null where nothing is; None: nothing is with any. As far as columns were made."""
+        if not self.broken and not self._rows.reasons:
+            return None
+        texts = [self._rows.reasons.get(entry) for entry in self._rows.entry_rows().tolist()]
+        for row, reason in self.broken.items():
+            texts[row] = reason
+        return pa.array(texts, pa.string())
 
     @property
     def versions(self) -> list[bytes]:

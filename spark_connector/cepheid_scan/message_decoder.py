@@ -114,6 +114,7 @@ class MessageDecoder:
             batch=batches,
             alone=Alone(chosen[alone], starts[alone], ends[alone], good[alone], ~is_batch[alone]),
             contexts=contexts,
+            reasons={row: plan.bad[row] for row in chosen[alone].tolist() if row in plan.bad} if plan.bad else {},
         )
         self._counters.compacted_out += keep_not_compacted(rows)
         keep_wanted(rows, self._spec.row_filter)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cepheid_rpc import EntryGroup
 from cepheid_scan.columns import arrow_schema
@@ -50,7 +51,7 @@ class TypedRows:
     def _rows(self, piece: Piece, messages: DecodedMessages) -> pa.RecordBatch:
         try:
             typed = self._typed.columns(
-                messages.column("value"), messages.column("key_bytes"), messages.version_codes, messages.versions
+                messages.readable_values(), messages.column("key_bytes"), messages.version_codes, messages.versions
             )
         except BadRecordError as error:
             raise _placed(error, piece, messages) from error
@@ -65,7 +66,8 @@ class TypedRows:
     def _beside(self, name: str, messages: DecodedMessages, errors: pa.Array | None) -> pa.Array:
         if name != ERROR_COLUMN:
             return messages.column(name.removeprefix(METADATA_PREFIX))
-        return pa.nulls(len(messages.version_codes), pa.string()) if errors is None else errors
+        texts = [text for text in (messages.errors(), errors) if text is not None]
+        return pc.coalesce(*texts) if texts else pa.nulls(len(messages), pa.string())
 
 
 def _placed(error: BadRecordError, piece: Piece, messages: DecodedMessages) -> BadRecordError:

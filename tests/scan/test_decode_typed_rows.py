@@ -1,0 +1,55 @@
+"""What the decoder of entries and the decoder of values say together: bad entries among typed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cepheid_scan import BadRecordError, OnBadRecord, ReadMode, ScanCounters, ScanSpec, SchemaVersion
+from cepheid_scan.typed_rows import TypedRows
+from cepheid_wire import encode_tail
+from tests.scan.decode_reference import batched, groups_of, message, metadata, piece, single
+
+VERSION = b"\0\0\0\0\0\0\0\1"
+COLUMNS = ("value", "__key", "__entry_id", "_error")
+
+
+def typed(tails: Sequence[bytes], on_bad_record: OnBadRecord, counters: ScanCounters | None = None) -> list[dict[str, Any]]:
+    schemas = (SchemaVersion(VERSION, "INT32", b""),)
+    spec = ScanSpec(ReadMode.TYPED, COLUMNS, on_bad_record=on_bad_record, schemas=schemas)
+    decoder = TypedRows(spec, counters or ScanCounters(), lambda asked, count: iter(()))
+    of_piece = piece(len(tails))
+    return [row for batch in decoder.decode(of_piece, groups_of(tails)) for row in batch.to_pylist()]
+
+
+def entries() -> list[bytes]:
+    encrypted = metadata(partition_key="e", schema_version=VERSION)
+    encrypted.encryption_keys.add(key="team", value=b"\xff")
+    return [
+        single(b"\0\0\0\x07", partition_key="k", schema_version=VERSION),
+        encode_tail(encrypted, b"\0\0\0\x09"),  # four bytes: they would read as a number
+        encode_tail(metadata(num_messages_in_batch=2, schema_version=VERSION), b"broken"),
+        batched([message(b"\0\0\0\x08"), message(b"\0\0")], schema_version=VERSION),
+    ]
+
+
+def test_a_bad_entry_is_a_row_of_nulls_that_says_why() -> None:
+    rows = typed(entries(), OnBadRecord.NULL)
+    assert [row["value"] for row in rows] == [7, None, None, 8, None]
+    assert [row["__entry_id"] for row in rows] == [0, 1, 2, 3, 3]
+    assert [row["__key"] for row in rows] == ["k", "e", None, None, None]
+    errors = [row["_error"] for row in rows]
+    assert (errors[0], errors[3]) == (None, None)
+    assert errors[1] == "its payload is encrypted"
+    assert errors[2] == "a batch of 2 messages in 6 bytes"
+    assert errors[4]
+
+
+def test_bad_entries_are_left_out_or_fail() -> None:
+    counters = ScanCounters()
+    assert [row["value"] for row in typed(entries(), OnBadRecord.SKIP, counters)] == [7, 8]
+    assert (counters.bad_records, counters.messages) == (3, 2)
+    with pytest.raises(BadRecordError, match="12:1"):
+        typed(entries(), OnBadRecord.FAIL)
