@@ -1,0 +1,271 @@
+"""A streaming query's decisions against a planner of the test's making: what a batch takes, what is repeated, what ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cepheid_scan import (
+    BadOptionError,
+    DataLossError,
+    Fragment,
+    HistoryPlan,
+    LedgerHistory,
+    MessagePosition,
+    PlanUnavailableError,
+    TopicHistory,
+    TopicSelection,
+)
+from cepheid_spark.offsets import EntryPosition, StreamOffset
+from cepheid_spark.options import parse_options
+from cepheid_spark.stream_query import StreamQuery
+from cepheid_spark.stream_state import Snapshot, StreamState
+
+A, B = "persistent://public/default/a", "persistent://public/default/b"
+ENTRY_BYTES = 1000
+
+
+def ledger(ledger_id: int, entries: int, *, is_open: bool = False) -> LedgerHistory:
+    fragments = (Fragment(0, ("bookie",)),)
+    return LedgerHistory(ledger_id, entries - 1, is_open, entries * ENTRY_BYTES, None if is_open else 1, 1, 1, fragments, b"")
+
+
+class Known:
+    """A planner and a watch of ends: both say what the test says."""
+
+    def __init__(self) -> None:
+        self.chains: dict[str, list[LedgerHistory]] = {}
+        self.moved: dict[tuple[str, int], int] = {}
+        self.failure: PlanUnavailableError | None = None
+        self.plans = 0
+
+    def topics(self, selection: TopicSelection) -> list[str]:
+        return sorted(self.chains)
+
+    def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
+        self.plans += 1
+        if self.failure is not None:
+            raise self.failure
+        return HistoryPlan(tuple(TopicHistory(topic, -1, "i", tuple(self.chains[topic])) for topic in topics), {"bookie": "h:1"})
+
+    def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
+        raise NotImplementedError
+
+    def update(self, plan: HistoryPlan) -> None:
+        pass
+
+    def ends(self) -> dict[tuple[str, int], int]:
+        return dict(self.moved)
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, **options: str) -> None:
+        self.known = Known()
+        self.options = options
+        self.begin()
+
+    def begin(self) -> None:
+        """A new process."""
+        given = {"adminUrl": "http://nobody:1", "topics": "a", "subscription": "none", "metadataRetry": "0ms", **self.options}
+        parsed = parse_options(given, streaming=True)
+        self.state = StreamState(self.known, self.known, parsed.topics, discovery_s=0.0, retry_s=0.0)  # type: ignore[arg-type]
+        self.state._start = lambda: None  # type: ignore[method-assign]  # looks are the test's
+        self.query = StreamQuery(parsed, self.state, None, self._starts)
+
+    def _starts(self, snapshot: Snapshot) -> dict[str, MessagePosition]:
+        """Latest."""
+        starts: dict[str, MessagePosition] = {}
+        for topic, view in snapshot.views.items():
+            last = view.history.ledgers[-1]
+            starts[topic] = MessagePosition(last.ledger_id, last.last_entry_id + 1)
+        return starts
+
+    def latest(self, start: StreamOffset, *, is_limited: bool = True) -> StreamOffset:
+        return self.query.latest(start, is_limited=is_limited)
+
+    def read(self, start: StreamOffset, end: StreamOffset) -> list[tuple[str, int, int, int]]:
+        tasks = self.query.plan(start, end)
+        return [(each.topic[-1], each.ledger_id, each.first_entry_id, each.last_entry_id) for task in tasks for each in task.pieces]
+
+    def tasks(self, start: StreamOffset, end: StreamOffset) -> list[Any]:
+        tasks = self.query.plan(start, end)
+        return [[(piece.ledger_id, piece.first_entry_id, piece.last_entry_id) for piece in task.pieces] for task in tasks]
+
+
+def at(**positions: Iterable[int]) -> StreamOffset:
+    return StreamOffset({f"persistent://public/default/{name}": EntryPosition(*place) for name, place in positions.items()})
+
+
+def test_nothing_new_is_the_start_itself_and_what_is_new_is_seen_without_a_look() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(7, 5), ledger(9, 2, is_open=True)]
+    initial = bench.query.initial()
+    assert bench.query.initial() is initial, "asked for twice"
+    assert initial.starts == {A: MessagePosition(9, 2)}
+    assert bench.latest(initial) is initial
+    plans = bench.known.plans
+    bench.known.moved[A, 9] = 4
+    end = bench.latest(initial)
+    assert (end.ends, end.starts) == ({A: EntryPosition(9, 4)}, initial.starts)
+    assert bench.known.plans == plans, "from memory"
+    assert bench.read(initial, end) == [("a", 9, 2, 4)]
+    assert bench.latest(end) is end
+
+
+def test_an_older_look_never_moves_a_stream_back() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    start = at(a=(9, 40))
+    assert bench.latest(start) is start
+
+
+def test_a_batch_is_repeated_with_the_same_tasks_after_the_topic_has_gone_on() -> None:
+    bench = Bench(targetPartitionBytes="1mb")
+    bench.known.chains[A] = [ledger(7, 3000), ledger(9, 500, is_open=True)]
+    start = at(a=(7, 99))
+    end = bench.latest(start)
+    tasks = bench.tasks(start, end)
+    assert len(tasks) > 2
+    bench.known.chains[A] = [ledger(7, 3000), ledger(9, 9000), ledger(12, 9, is_open=True)]
+    bench.begin()
+    assert bench.tasks(start, end) == tasks
+
+
+def test_the_first_batch_is_repeated_from_where_it_began_though_latest_has_moved() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    initial = bench.query.initial()
+    bench.known.moved[A, 9] = 4
+    end = bench.latest(initial)
+    bench.known.chains[A] = [ledger(9, 8, is_open=True)]
+    bench.begin()
+    assert bench.read(bench.query.initial(), end) == [("a", 9, 2, 4)]
+    assert bench.read(end, bench.latest(end)) == [("a", 9, 5, 7)]
+
+
+def test_new_topics_begin_with_their_first_entry_and_the_end_says_so() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    start = at(a=(9, 1))
+    assert bench.latest(start) is start
+    bench.known.chains[B] = [ledger(20, 0, is_open=True)]
+    bench.state.look()
+    assert bench.latest(start) is start, "it is empty: no batch of nothing"
+    bench.known.moved[B, 20] = 2
+    end = bench.latest(start)
+    assert end.starts == {B: MessagePosition(20, 0)}
+    assert bench.read(start, end) == [("b", 20, 0, 2)]
+    bench.known.chains[B] = [ledger(21, 5, is_open=True)]  # its beginning is trimmed: a replay must notice
+    bench.begin()
+    with pytest.raises(DataLossError, match="after 20:-1"):
+        bench.query.plan(start, end)
+
+
+def test_available_now_ends_at_what_was_there_when_it_began() -> None:
+    bench = Bench(maxEntriesPerTrigger="4", minBytesPerTrigger="1gb")
+    bench.known.chains[A] = [ledger(9, 10, is_open=True)]
+    bench.query.prepare_available_now()
+    bench.known.moved[A, 9] = 50
+    bench.known.chains[B] = [ledger(20, 5)]
+    offset, ends = at(a=(9, -1)), []
+    while (end := bench.latest(offset)) is not offset:
+        ends.append(end.ends[A].entry_id)
+        offset = end
+    assert ends == [3, 7, 9]
+
+
+def test_limits_hold_but_for_trigger_once_and_little_is_waited_for() -> None:
+    bench = Bench(maxBytesPerTrigger="3000", minBytesPerTrigger="2000", maxTriggerDelay="1h")
+    bench.known.chains[A] = [ledger(9, 1, is_open=True)]
+    start = at(a=(9, -1))
+    assert bench.latest(start) is start
+    bench.known.moved[A, 9] = 9
+    assert bench.latest(start).ends[A] == EntryPosition(9, 2)
+    assert bench.latest(start, is_limited=False).ends[A] == EntryPosition(9, 9)
+
+
+def test_an_end_of_the_options_is_reached_and_not_passed() -> None:
+    bench = Bench(endingOffsets='{"a": "9:4:2"}')
+    bench.known.chains[A] = [ledger(9, 10, is_open=True)]
+    start = at(a=(9, 1))
+    end = bench.latest(start)
+    assert end.ends[A] == EntryPosition(9, 4)
+    (task,) = bench.query.plan(start, end)
+    assert (task.pieces[0].last_entry_id, task.pieces[0].end_batch_index) == (4, 2)
+    assert bench.latest(end) is end
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_was_trimmed_is_an_error_or_skipped_and_counted(fails: bool) -> None:
+    bench = Bench(failOnDataLoss=str(fails))
+    bench.known.chains[A] = [ledger(7, 5), ledger(8, 5), ledger(9, 5, is_open=True)]
+    start = at(a=(7, 1))
+    bench.state.look()
+    bench.known.chains[A] = [ledger(9, 5, is_open=True)]
+    bench.state.look()
+    if fails:
+        with pytest.raises(DataLossError, match="8 entries at least after 7:1"):
+            bench.latest(start)
+        return
+    end = bench.latest(start)
+    assert bench.read(start, end) == [("a", 9, 0, 4)]
+    assert bench.query.lost_entries == 8
+    assert bench.query.lag()["lost"] == 8
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_deleted_topic_is_an_error_or_leaves_the_offset(fails: bool) -> None:
+    bench = Bench(failOnDataLoss=str(fails), topics="a,b")
+    bench.known.chains = {A: [ledger(7, 5)], B: [ledger(9, 5, is_open=True)]}
+    start = at(a=(7, 4), b=(9, 4))
+    assert bench.latest(start) is start
+    del bench.known.chains[A]
+    bench.state.look()
+    assert bench.latest(start) is start, "one look may be wrong"
+    bench.state.look()
+    if fails:
+        with pytest.raises(DataLossError, match="deleted"):
+            bench.latest(start)
+    else:
+        end = bench.latest(start)
+        assert list(end.ends) == [B]
+        assert bench.read(start, end) == []
+        assert bench.latest(end) is end
+
+
+def test_a_look_that_keeps_failing_ends_the_query_and_one_that_fails_does_not() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    start = at(a=(9, 1))
+    assert bench.latest(start) is start
+    bench.state._retry_s = 0.05
+    bench.state._on_failure(PlanUnavailableError("nobody answers"), time.monotonic())
+    assert bench.latest(start) is start
+    bench.state._failing_since -= 0.05
+    with pytest.raises(PlanUnavailableError, match="nobody answers"):
+        bench.latest(start)
+
+
+def test_without_a_broker_a_stream_says_that_nothing_holds_its_data() -> None:
+    options = parse_options({"metadata": "zk://h:1", "topics": "a"}, streaming=True)
+    with pytest.raises(BadOptionError, match="subscription=none"):
+        StreamQuery(options, None, None, lambda _: {})  # type: ignore[arg-type]
+    assert StreamQuery(replace(options, has_lease=False), None, None, lambda _: {})  # type: ignore[arg-type]
+
+
+def test_an_idle_question_takes_no_time() -> None:
+    bench = Bench()
+    bench.known.chains = {f"{A}-partition-{number}": [ledger(number, 5, is_open=True)] for number in range(1000)}
+    start = StreamOffset({topic: EntryPosition(chain[0].ledger_id, 4) for topic, chain in bench.known.chains.items()})
+    assert bench.latest(start) is start
+    began = time.perf_counter()
+    for _ in range(100):
+        bench.latest(start)
+    assert (time.perf_counter() - began) / 100 < 0.01  # 0.1 ms on an idle machine, the target is 2
