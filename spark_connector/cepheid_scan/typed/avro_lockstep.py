@@ -5,7 +5,7 @@ Where a union has no value, or another branch, the lane is not active: the step'
 
 A lane in which anything is odd is left: a length beyond the end, an unknown branch or symbol, text that is no UTF-8, a number too
 large, an end that is not the value's. Its row is decoded by avro_record.py, which finds the right value or the right words.
-Arrays and maps are as long as each value likes, and a record inside itself as deep: schemas with them have no steps.
+A record inside itself is as deep as each value likes: schemas with one have no steps.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cepheid_scan.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, arrow_type
-from cepheid_scan.typed.avro_schema import Enum, Fixed, Logical, Node, Primitive, Record, Union, choices, is_null
+from cepheid_scan.typed.avro_collections import Step, array_step, map_step
+from cepheid_scan.typed.avro_schema import Array, Enum, Fixed, Logical, Map, Node, Primitive, Record, Union, choices, is_null
 from cepheid_scan.typed.lanes import BLOCK_LANES, BytesView, Cursors, Lanes, gather, where_valid
 from cepheid_scan.typed.records import Mask
 from cepheid_scan.typed.utf8 import text_array
-
-Step = Callable[[Lanes, Mask | None, bool], pa.Array | None]
-"""(lanes, active ones or None for all, whether anybody wants the array)"""
 
 
 class AvroLockstep:
@@ -40,7 +38,7 @@ class AvroLockstep:
         view = BytesView(values)
         blocks, left = [], []
         for first in range(0, len(values), BLOCK_LANES):
-            lanes = Lanes(view, first, min(first + BLOCK_LANES, len(values)))
+            lanes = Lanes.of_rows(view, first, min(first + BLOCK_LANES, len(values)))
             blocks.append(self._block(lanes))
             left.append(np.flatnonzero(lanes.left | (lanes.cursor != lanes.ends)) + first)
         return pa.concat_arrays(blocks), np.concatenate(left)
@@ -67,6 +65,10 @@ def _step(node: Node, inside: tuple[Node, ...]) -> Step:
             return _enum(node)
         case Union():
             return _union(node, inside)
+        case Array(items):
+            return array_step(_step(items, inside), arrow_type(node, inside))
+        case Map(values):
+            return map_step(_read_text, _step(values, inside), arrow_type(node, inside))
         case Record() if node not in inside:
             return _record(node, inside)
     raise NoLockstepError

@@ -47,15 +47,28 @@ class BytesView:
 
 
 class Lanes:
-    """Values `first..last` (without `last`) of a view, and a cursor in each. `left`: the lanes that are no longer believed."""
+    """Some values of a view, and a cursor in each. `left`: the lanes that are no longer believed."""
 
-    def __init__(self, view: BytesView, first: int, last: int) -> None:
+    def __init__(self, view: BytesView, cursor: Cursors, ends: Cursors) -> None:
         self.view = view
-        self.count = last - first
-        self.cursor = view.starts[first:last].copy()
-        self.ends = view.ends[first:last]
+        self.count = len(cursor)
+        self.cursor = cursor
+        self.ends = ends
         self.left = np.zeros(self.count, np.bool_)
         self._words = view.words("<u8")
+
+    @classmethod
+    def of_rows(cls, view: BytesView, first: int, last: int) -> Lanes:
+        """Of the values from `first` to before `last`, each at its start."""
+        return cls(view, view.starts[first:last].copy(), view.ends[first:last])
+
+    def subset(self, rows: npt.NDArray[np.intp]) -> Lanes:
+        """Some lanes, which go on by themselves until they are put back."""
+        return Lanes(self.view, self.cursor[rows], self.ends[rows])
+
+    def put_back(self, part: Lanes, rows: npt.NDArray[np.intp]) -> None:
+        self.cursor[rows] = part.cursor
+        self.left[rows] |= part.left
 
     def leave(self, lanes: Mask, active: Mask | None) -> None:
         self.left |= lanes if active is None else lanes & active

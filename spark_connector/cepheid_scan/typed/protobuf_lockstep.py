@@ -68,7 +68,7 @@ class ProtobufLockstep:
         view = BytesView(values)
         blocks, left = [], []
         for first in range(0, len(values), BLOCK_LANES):
-            lanes = Lanes(view, first, min(first + BLOCK_LANES, len(values)))
+            lanes = Lanes.of_rows(view, first, min(first + BLOCK_LANES, len(values)))
             blocks.append(self._block(lanes))
             left.append(np.flatnonzero(lanes.left | (lanes.cursor != lanes.ends)) + first)
         return pa.concat_arrays(blocks), np.concatenate(left)

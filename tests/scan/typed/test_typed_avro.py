@@ -118,18 +118,19 @@ def shown(schema: Any, value: Any) -> Any:
 def test_columns_are_what_was_written(flat: bool, data: st.DataObject) -> None:
     schema, values = data.draw(records(Names(), flat=flat))
     written = data.draw(st.lists(values, min_size=1, max_size=4))
-    repeated = [written[place % len(written)] for place in range(20)]  # enough for lockstep
+    repeated = [written[place % len(written)] for place in range(60)]  # enough for lockstep, also in a second round of arrays
     rows, errors = decode([schema_version("AVRO", schema)], [avro_bytes(schema, value) for value in repeated])
     assert not errors
     assert rows == [shown(schema, value) for value in repeated]
 
 
+@pytest.mark.parametrize("flat", [True, False])
 @settings(max_examples=60)
 @given(data=st.data())
-def test_mutated_bytes_give_what_one_by_one_gives(data: st.DataObject) -> None:
+def test_mutated_bytes_give_what_one_by_one_gives(flat: bool, data: st.DataObject) -> None:
     """No crash, no other rows: lockstep gives a value only where the slow way gives the same, and leaves the neighbours alone."""
-    schema, values = data.draw(records(Names(), flat=True))
-    encoded = [avro_bytes(schema, value) for value in data.draw(st.lists(values, min_size=3, max_size=6))] * 8
+    schema, values = data.draw(records(Names(), flat=flat))
+    encoded = [avro_bytes(schema, value) for value in data.draw(st.lists(values, min_size=3, max_size=6))] * 20
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     for _ in range(rng.randrange(1, 20)):
         row = rng.randrange(len(encoded))

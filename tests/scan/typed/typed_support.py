@@ -78,9 +78,18 @@ def same(one: pa.Array, other: pa.Array) -> bool:
     """Equal, where a NaN is equal to itself, and times may be such as Python has none for."""
     if pa.types.is_struct(one.type):
         return one.is_valid().equals(other.is_valid()) and all(map(same, one.flatten(), other.flatten()))
+    if pa.types.is_map(one.type):
+        return lengths(one) == lengths(other) and one.keys.equals(other.keys) and same(one.items, other.items)
+    if pa.types.is_list(one.type):
+        return lengths(one) == lengths(other) and same(one.flatten(), other.flatten())
     if pa.types.is_floating(one.type):
         return bits(one).equals(bits(other))
     return bool(one.equals(other))
+
+
+def lengths(array: pa.Array) -> list[int | None]:
+    ends = array.offsets.to_pylist()
+    return [end - start if ok else None for start, end, ok in zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)]
 
 
 def bits(array: pa.Array) -> pa.Array:
