@@ -81,6 +81,7 @@ def _parse_at(data: Bytes, starts: Ints, ends: Ints, counts: Ints, places: Ints)
     expected[last[has_some]] = ends[has_some]
     stands = known & ~fields.odd & (sizes >= 0) & (following == expected)
     wrong = np.zeros(len(counts), bool)
+    wrong[has_some] = places[(last + 1 - counts)[has_some]] != starts[has_some]
     if not stands.all():
         wrong[batch[~stands]] = True
     index = np.arange(len(batch)) - np.repeat(last + 1 - counts, counts)

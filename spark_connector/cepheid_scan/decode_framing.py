@@ -7,8 +7,8 @@
     lanes   all batches go forward in step, one numpy step per message                                       0.1 µs a message
     hop     a loop over the messages of one batch                                                            0.3 µs a message
 
-Rule 1: all of these guess. What they find is parsed for all messages at once, and stands only if each message ends where the next
-begins and the last at the end of its batch: then it is the one chain that there is.
+Rule 1: all of these guess. What they find is parsed for all messages at once, and stands only if the first message begins where its batch
+does, each ends where the next begins, and the last where the batch does: then it is the one chain that there is.
 Rule 2: a batch whose guess does not stand goes to the protobuf library, message by message, which gives it back in plain form
 or says what is wrong with it.
 """
