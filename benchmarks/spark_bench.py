@@ -32,6 +32,7 @@ def open_session(cores: int, java_options: str = "") -> Any:
     builder = SparkSession.builder.master(f"local[{cores}]").appName("cepheid benchmarks")
     for setting, value in {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",

@@ -31,7 +31,9 @@ def documented(spark: SparkSession) -> Iterator[ProcessCluster]:
 
 
 @pytest.mark.slow
-def test_every_block_of_the_page_runs(documented: ProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_the_page_runs(
+    spark: SparkSession, documented: ProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     assert len(BLOCKS) > 8
@@ -41,6 +43,7 @@ def test_every_block_of_the_page_runs(documented: ProcessCluster, tmp_path: Path
             exec(compile(text, "docs/spark.md", "exec"), names)
         else:
             run_console(text)
+    spark.streams.removeListener(names["listener"])
     names["client"].close()
 
 

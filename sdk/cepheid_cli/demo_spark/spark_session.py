@@ -17,6 +17,7 @@ def open_session(name: str) -> Any:
     builder = SparkSession.builder.master(f"local[{CORES}]").appName(name)
     for setting, value in {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(CORES),
