@@ -19,7 +19,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,7 @@ def newest_end(ledger: LedgerHistory, bookies: Mapping[str, str], timeout_s: flo
 
 
 def newest_ends(
-    ledgers: list[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None
+    ledgers: Sequence[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None
 ) -> list[LedgerEnd]:
     """Of many ledgers, all asked together."""
     own = calls or LacCalls()

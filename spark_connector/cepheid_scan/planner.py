@@ -38,7 +38,13 @@ class Planner(Protocol):
 def open_planner(source: PlanSource) -> Planner:
     """`close` it. Raises BadOptionError, PlanUnavailableError."""
     if source.metadata is not None:
-        from cepheid_scan.zookeeper_planner import ZooKeeperPlanner
+        try:
+            from cepheid_scan.zookeeper_planner import ZooKeeperPlanner
+        except ImportError as error:  # what a reader through brokers does without
+            missing = (
+                f"planning from ZooKeeper itself needs {error.name}: pip install 'cepheid[spark]', or give service.url instead"
+            )
+            raise BadOptionError(missing, value="metadata") from None
 
         return ZooKeeperPlanner(source)
     from cepheid_scan.plan_service import PlanServicePlanner

@@ -8,6 +8,7 @@ A topic that lost its broker ends at the last LAC that a bookie knows; what lies
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from cepheid_metadata import (
 )
 from cepheid_scan.errors import BadOptionError, NoSuchTopicError, PlanUnavailableError
 from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
-from cepheid_scan.ledger_ends import LacCalls, newest_ends
+from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
 from cepheid_scan.planner import expand, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import PlanSource, TopicSelection
@@ -34,6 +35,7 @@ from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
 _ATTEMPTS = 3  # of a chain that is trimmed while it is read
 _LAC_TIMEOUT_S = 5.0
+_PAUSE_S = 0.5
 _VERSION_BYTES = 8  # of a schema, as entries carry it
 
 
@@ -41,6 +43,7 @@ class ZooKeeperPlanner:
     def __init__(self, source: PlanSource) -> None:
         self._reads = ZooKeeperReads(source)
         self._lac_calls = LacCalls()
+        self._retry_s = source.retry_s
         self._closed_ledgers: dict[int, LedgerMetadata] = {}
         if self._reads.values([keys.CLUSTER_KEY]) == [None]:
             self.close()  # every topic would look as if it did not exist
@@ -96,9 +99,6 @@ class ZooKeeperPlanner:
         there = self._partitions(names)
         if missing := [str(name) for name in names if there.get(str(name)) is None]:
             raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
-        registered = self._bookies()
-        bookies = {one.bookie_id: one.addresses["grpc"] for one in registered}
-        racks = {one.bookie_id: one.rack for one in registered if one.rack is not None}
         for _ in range(_ATTEMPTS):
             chains = self._reads.records([keys.chain_key(name) for name in names], Chain)
             ledgers = self._ledgers([ledger for chain in chains if chain is not None for ledger in chain.ledgers])
@@ -108,7 +108,10 @@ class ZooKeeperPlanner:
         else:
             raise PlanUnavailableError(f"the chains of {len(names)} topics changed {_ATTEMPTS} times while they were read")
         versions = {str(base): self._schemas(base) for base in dict.fromkeys(name.base for name in names)} if schemas else {}
-        return HistoryPlan(self._with_ends(histories, ledgers, bookies), bookies, schemas=versions, racks=racks)
+        complete = self._with_ends(histories, ledgers)
+        registered = self._bookies()  # last: some may have come back while ends were asked for
+        racks = {one.bookie_id: one.rack for one in registered if one.rack is not None}
+        return HistoryPlan(complete, _addresses(registered), schemas=versions, racks=racks)
 
     def _ledgers(self, recorded: Sequence[ChainLedger]) -> dict[int, LedgerMetadata] | None:
         """By id; None: one of them went since the chain was read."""
@@ -125,16 +128,14 @@ class ZooKeeperPlanner:
         known = {ledger_id: ledger for ledger_id, ledger in ledgers.items() if ledger is not None}
         return known if len(known) == len(ledgers) else None
 
-    def _with_ends(
-        self, histories: Sequence[TopicHistory], ledgers: Mapping[int, LedgerMetadata], bookies: Mapping[str, str]
-    ) -> tuple[TopicHistory, ...]:
+    def _with_ends(self, histories: Sequence[TopicHistory], ledgers: Mapping[int, LedgerMetadata]) -> tuple[TopicHistory, ...]:
         """Only the last ledger of a chain is open."""
         unknown = [
             history.ledgers[-1]
             for history in histories
             if history.ledgers and history.ledgers[-1].is_open and not ledgers[history.ledgers[-1].ledger_id].is_closed
         ]
-        ends = newest_ends(unknown, bookies, _LAC_TIMEOUT_S, self._lac_calls)
+        ends = self._newest_ends(unknown)
         ended = {
             ledger.ledger_id: replace(ledger, last_entry_id=end.last_entry_id, size_bytes=end.size_bytes)
             for ledger, end in zip(unknown, ends, strict=True)
@@ -143,6 +144,17 @@ class ZooKeeperPlanner:
             replace(history, ledgers=tuple(ended.get(ledger.ledger_id, ledger) for ledger in history.ledgers))
             for history in histories
         )
+
+    def _newest_ends(self, ledgers: Sequence[LedgerHistory]) -> list[LedgerEnd]:
+        """Bookies that are being started again are waited for."""
+        deadline = time.monotonic() + self._retry_s
+        while True:
+            try:
+                return newest_ends(ledgers, _addresses(self._bookies()), _LAC_TIMEOUT_S, self._lac_calls)
+            except PlanUnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE_S)
 
     def _bookies(self) -> list[BookieRegistration]:
         """One that is down, or serves nobody outside its process, is not in it."""
@@ -177,6 +189,10 @@ class ZooKeeperPlanner:
             there = ", ".join(sorted(map(keys.decode_name, self._reads.children([keys.cursors_key(name)])[0]))) or "none at all"
             raise BadOptionError(f"{topic} has no subscription {subscription!r}: it has {there}", topic=topic)
         return MessagePosition(max(0, cursor.mark_delete.ledger_id), cursor.mark_delete.entry_id + 1)
+
+
+def _addresses(registered: Iterable[BookieRegistration]) -> dict[str, str]:
+    return {one.bookie_id: one.addresses["grpc"] for one in registered}
 
 
 def _histories(

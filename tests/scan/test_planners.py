@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -251,6 +252,47 @@ def test_a_watch_that_hears_nothing_says_so(world: ScanCluster) -> None:
         assert "bookie-1: it is down" in said[0]
         watch.update(plan)
         eventually(lambda: not has_failed())
+
+
+def test_zookeeper_plans_while_no_broker_runs(world: ScanCluster) -> None:
+    """What was acknowledged and has had its LAC told is read from the bookies, and nothing is recovered or fenced for it."""
+    topic = f"{FULL}/orphan"
+    for _ in range(2):
+        world.publish("orphan", [b"first"] * 4)
+        world.unload("orphan")
+    stored = world.publish("orphan", [b"later"] * 3)
+    with closing(open_planner(world.by_zookeeper)) as planner:
+        eventually(lambda: len(entries_of(planner.plan([topic]))) == 11)
+        for broker in world.cluster.broker_ports:
+            world.cluster.kill(broker)
+        try:
+            plan = planner.plan([topic])
+            assert [entry[1:3] for entry in entries_of(plan)][-3:] == stored
+            assert plan.topics[0].ledgers[-1].is_open
+            with (
+                pytest.raises(PlanUnavailableError, match="nobody listens there"),
+                closing(open_planner(world.source(retry_s=0.2))) as other,
+            ):
+                other.plan([topic])
+        finally:
+            for broker in world.cluster.broker_ports:
+                world.cluster.start(broker)
+    assert world.publish("orphan", [b"after"])[0] > stored[-1]
+
+
+def test_bookies_that_come_back_are_waited_for(world: ScanCluster) -> None:
+    world.publish("waiting", [b"a"] * 3)
+    topic = f"{FULL}/waiting"
+    with closing(open_planner(world.by_zookeeper)) as planner:
+        eventually(lambda: len(entries_of(planner.plan([topic]))) == 3)
+        for bookie in world.cluster.bookie_ports:
+            world.cluster.kill(bookie)
+        starting = threading.Thread(target=lambda: [world.cluster.start(bookie) for bookie in world.cluster.bookie_ports])
+        starting.start()
+        try:
+            assert planner.plan([topic]).topics[0].ledgers[-1].last_entry_id == 2
+        finally:
+            starting.join()
 
 
 def test_a_wrong_root_is_no_empty_cluster(world: ScanCluster) -> None:
