@@ -53,19 +53,22 @@ def read_partition(
 
     from cepheid_scan.scan_task import scan_task
 
-    if freeze_gc:
-        _freeze_once()
     spec = replace(partition.spec, schemas=(*known, *partition.spec.schemas))
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     try:
         for batch in scan_task(partition.task, spec):
+            if freeze_gc:
+                _freeze_once()
             yield layout.arrange(batch, arrow_schema)
     except CepheidError as error:
         raise error.with_traceback(None) from None  # as brief_errors: it says all there is to know
 
 
 def _freeze_once() -> None:
-    """Spark's worker runs a full collection after every task: 15-30 ms over the modules alone, unless they are frozen."""
+    """Spark's worker runs a full collection after every task: 15-30 ms over the modules alone, unless they are frozen.
+
+    With the first batch, since by then everything is imported that a task needs.
+    """
     global _is_frozen
     if not _is_frozen:
         gc.collect()
