@@ -203,6 +203,17 @@ def test_a_length_beyond_the_value_does_not_take_the_neighbours_bytes() -> None:
     assert [row["s"] for row in rows] == ["abc"] * 10 + [None, None] + ["abc"] * 10
 
 
+def test_a_last_value_that_ends_early() -> None:
+    """Behind it is nothing but padding, less than its schema would have."""
+    names = [f"f{index}" for index in range(12)]
+    schema = record(*((name, "double") for name in names), ("n", "long"), ("s", "string"))
+    good = avro_bytes(schema, {**dict.fromkeys(names, 0.5), "n": 1, "s": "x"})
+    for last in (b"", good[:8], good[:-1]):
+        rows, errors = decode([schema_version("AVRO", schema)], [good] * 20 + [last])
+        assert list(errors) == [20]
+        assert [row["n"] for row in rows] == [1] * 20 + [None]
+
+
 def test_text_that_is_no_utf8_is_bad_alone() -> None:
     schema = record(("s", "string"))
     values = [avro_bytes(schema, {"s": f"é{row}"}) for row in range(40)]
