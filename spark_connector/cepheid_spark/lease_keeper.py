@@ -73,7 +73,7 @@ class LeaseKeeper:
         """Forward only."""
         with self._changed:
             for topic, first in firsts.items():
-                if topic in self._at and first > self._at[topic]:
+                if topic in self._at and first > self._moves.get(topic, self._at[topic]):
                     self._moves[topic] = first
             self._changed.notify()
 
