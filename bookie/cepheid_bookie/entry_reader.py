@@ -15,7 +15,7 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,7 +28,8 @@ from cepheid_rpc import MAX_MESSAGE_BYTES, EntryGroup, MissingEntries, ReadAnswe
 
 log = logging.getLogger(__name__)
 
-_MAX_BLOCKS = 256  # of one chunk: bounds a look into the index when blocks are small
+_MAX_BLOCKS = 256  # of one chunk: bounds the looks into the index when blocks are small
+_FIRST_BLOCKS = 8  # of the first look
 _WHOLE_BLOCK_BYTES = 8 << 20  # of a scan's chunk, which with an entry on top must stay below gRPC's bound
 _MAX_PARTS = 512  # of one chunk: cached runs and the gaps between them
 
@@ -267,13 +268,13 @@ def _read_chunk(
     """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked.
 
     With `whole_blocks` the first block comes whole, and another one only if all of it fits."""
-    blocks = index.find(ledger_id, first, last, _MAX_BLOCKS)
     groups: list[EntryGroup] = []
     missing: list[MissingEntries] = []
-    position, left, read_bytes, unreadable = first, max_bytes, 0, 0
-    for count, block in enumerate(blocks):
-        if left <= 0 or (whole_blocks and groups and block.length > left):
-            return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), count, read_bytes, unreadable)
+    position, left, read_blocks, read_bytes, unreadable = first, max_bytes, 0, 0, 0
+    for block in _blocks(index, ledger_id, first, last):
+        if block is None or left <= 0 or (whole_blocks and groups and block.length > left):
+            break
+        read_blocks += 1
         if block.first_entry_id > position:
             missing.append(MissingEntries(position, block.first_entry_id - 1, Status.NO_ENTRY))
             position = block.first_entry_id
@@ -293,10 +294,25 @@ def _read_chunk(
             if position <= min(last, block.last_entry_id):  # cut for size: what follows in the block is neither here nor missing
                 break
     else:
-        if len(blocks) < _MAX_BLOCKS and position <= last:
+        if position <= last:
             missing.append(MissingEntries(position, last, Status.NO_ENTRY))
             position = last + 1
-    return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), len(blocks), read_bytes, unreadable)
+    return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), read_blocks, read_bytes, unreadable)
+
+
+def _blocks(index: BlockIndex, ledger_id: int, first: int, last: int) -> Iterator[BlockRef | None]:
+    """In order; None behind `_MAX_BLOCKS` of them, when there may be more. Few are looked up at first: mostly they fill a chunk,
+    and 256 cost a seventh of what a chunk of 2 MiB costs."""
+    found, wanted = 0, _FIRST_BLOCKS
+    while found < _MAX_BLOCKS:
+        blocks = index.find(ledger_id, first, last, wanted)
+        yield from blocks
+        if len(blocks) < wanted or blocks[-1].last_entry_id >= last:
+            return
+        found += wanted
+        first = blocks[-1].last_entry_id + 1
+        wanted = min(4 * wanted, _MAX_BLOCKS - found)
+    yield None
 
 
 def _read_block(logs: EntryLogReader, block: BlockRef) -> tuple[Status, EntryGroup | None]:
