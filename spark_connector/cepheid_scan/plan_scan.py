@@ -69,7 +69,7 @@ def plan_ranges(request: ScanRequest, plan: HistoryPlan, planner: Planner, probe
     if request.start.subscription is not None:
         # It may stand behind the last entry of a ledger that went since: what it has not acknowledged is not trimmed.
         starts = {history.topic: max(starts[history.topic], first_of(history)) for history in plan.topics}
-    return [_range_of(history, starts, ends, request.spec) for history in plan.topics]
+    return [_range_of(history, starts[history.topic], ends[history.topic], request.spec, planner) for history in plan.topics]
 
 
 def the_schema(schemas: Mapping[str, tuple[SchemaVersion, ...]]) -> tuple[SchemaVersion, ...]:
@@ -91,21 +91,29 @@ def _with_times(request: ScanRequest) -> RowFilter:
     return replace(wanted, publish_from_ms=max(froms, default=None), publish_until_ms=min(untils, default=None))
 
 
-def _range_of(
-    history: TopicHistory, starts: Mapping[str, MessagePosition], ends: Mapping[str, MessagePosition], spec: ScanSpec
-) -> TopicRange:
-    start, end = starts[history.topic], ends[history.topic]
+def _range_of(history: TopicHistory, start: MessagePosition, end: MessagePosition, spec: ScanSpec, planner: Planner) -> TopicRange:
     kept = first_of(history)
     if start < kept and start < end:
-        loss = DataLossError(
-            f"{history.topic}: what lies from {start} to before {min(kept, end)} is not kept any more (how many entries it had is "
-            f"not known): trimmed by retention, or the topic was deleted and made anew. The first that is kept is {kept}",
-            topic=history.topic,
-            start=str(start),
-            first_kept=str(kept),
-        )
+        loss = _loss(history.topic, start, min(kept, end), kept, planner)
         if spec.fail_on_data_loss:
             raise loss
-        log.warning("scan.data_lost", extra={"topic": history.topic, "error": loss.args[0]})
+        log.warning("scan.data_lost", extra={"topic": history.topic, "error": loss.args[0], **loss.facts})
         start = kept
     return TopicRange(history, start, end)
+
+
+def _loss(
+    topic: str, start: MessagePosition, lost_until: MessagePosition, kept: MessagePosition, planner: Planner
+) -> DataLossError:
+    """A ledger's record outlives it for a while, and tells of one at least how many entries went with it."""
+    last = planner.deleted_ledger_end(start.ledger_id)
+    lost = 0 if last is None else max(0, last - start.entry_id + 1)
+    count = f"{lost} entries at least" if lost else "how many entries is not known"
+    return DataLossError(
+        f"{topic}: what lies from {start} to before {lost_until} is not kept any more ({count}): trimmed by retention, or the "
+        f"topic was deleted and made anew. The first that is kept is {kept}",
+        topic=topic,
+        start=str(start),
+        first_kept=str(kept),
+        lost_entries=lost,
+    )

@@ -144,6 +144,16 @@ class PlanServicePlanner:
         ledger_id, entry_id = cursors[subscription]["markDeletePosition"].split(":")
         return MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1)
 
+    # What is gone
+
+    def deleted_ledger_end(self, ledger_id: int) -> int | None:
+        try:
+            ledger = self._http.get(f"/cepheid/v1/ledgers/{ledger_id}")["ledger"]
+        except AdminRefusedError:
+            return None
+        last: int | None = ledger.get("last_entry_id")
+        return last
+
 
 class _Answer:
     def __init__(

@@ -32,6 +32,9 @@ class Planner(Protocol):
     def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
         """The first entry that is not mark-deleted. Raises BadOptionError: the topic has no such subscription."""
 
+    def deleted_ledger_end(self, ledger_id: int) -> int | None:
+        """The last entry of a ledger that was trimmed, as long as its record is kept; None: nobody knows."""
+
     def close(self) -> None: ...
 
 

@@ -18,6 +18,7 @@ from cepheid_metadata import (
     Chain,
     ChainLedger,
     CursorRecord,
+    DeletedLedger,
     LedgerMetadata,
     SchemaDefinition,
     SchemaHistory,
@@ -189,6 +190,12 @@ class ZooKeeperPlanner:
             there = ", ".join(sorted(map(keys.decode_name, self._reads.children([keys.cursors_key(name)])[0]))) or "none at all"
             raise BadOptionError(f"{topic} has no subscription {subscription!r}: it has {there}", topic=topic)
         return MessagePosition(max(0, cursor.mark_delete.ledger_id), cursor.mark_delete.entry_id + 1)
+
+    # What is gone
+
+    def deleted_ledger_end(self, ledger_id: int) -> int | None:
+        (deleted,) = self._reads.records([keys.deleted_ledger_key(ledger_id)], DeletedLedger)
+        return None if deleted is None else deleted.ledger.last_entry_id
 
 
 def _addresses(registered: Iterable[BookieRegistration]) -> dict[str, str]:

@@ -178,6 +178,7 @@ def test_what_was_trimmed_before_the_start(world: World) -> None:
     assert f"from {places[4][0]}:{places[4][1]} to before {left[0][0]}:0" in text
     assert "retention" in text
     assert "failOnDataLoss=false" in text
+    assert "6 entries at least" in text, "the trimmed ledger's record is still there"
     lenient = replace(world.request("trimmed").spec, fail_on_data_loss=False)
     assert planned(world.request("trimmed", start=start, spec=lenient)) == left
     assert planned(world.request("trimmed", start=EARLIEST)) == left

@@ -180,6 +180,21 @@ def test_a_topic_made_anew_is_another_one(world: ScanCluster, planner: Planner) 
     assert new.ledgers[0].ledger_id > old.ledgers[-1].ledger_id
 
 
+def test_how_far_a_trimmed_ledger_went(world: ScanCluster, planner: Planner) -> None:
+    topic = f"went-{type(planner).__name__}"
+    ((ledger_id, _), *_) = world.publish(topic, [b"a"] * 4)
+    world.unload(topic)
+    world.publish(topic, [b"b"])
+    world.admin.request("DELETE", f"{ADMIN}/{topic}/truncate")
+
+    def is_trimmed() -> bool:
+        return ledger_id not in [ledger.ledger_id for ledger in planner.plan([f"{FULL}/{topic}"]).topics[0].ledgers]
+
+    eventually(is_trimmed)
+    eventually(lambda: planner.deleted_ledger_end(ledger_id) == 3)
+    assert planner.deleted_ledger_end(999_999) is None
+
+
 def test_one_ledger_is_found_again(world: ScanCluster) -> None:
     ((ledger_id, _),) = world.publish("sought", [b"a"])
     for source in (world.source(), world.by_zookeeper):
