@@ -23,6 +23,7 @@ class Logical:
     scale: int = 0
 
 
+_JAVA_NUMBERS = ("java.math.BigDecimal", "java.math.BigInteger")
 # What a logical type may stand on; anywhere else it is to be ignored (Avro specification, "Logical Types").
 _STANDS_ON = {
     "date": ("int",),
@@ -43,6 +44,7 @@ _STANDS_ON = {
 class Primitive:
     name: str
     logical: Logical | None = None
+    is_number: bool = False  # a string that is a number to Java, so that its JSON has a number there
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +137,7 @@ class _Parser:
             case "record" | "error" | "enum" | "fixed":
                 return self._named_type(kind, document, namespace)
         if kind in PRIMITIVES:
-            return Primitive(kind, _logical(document, kind, None))
+            return Primitive(kind, _logical(document, kind, None), kind == "string" and document.get("java-class") in _JAVA_NUMBERS)
         return self._reference(kind, namespace)
 
     def _reference(self, name: str, namespace: str) -> Node:

@@ -129,7 +129,7 @@ def _chunks(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 def _column(node: Node) -> _Column:
     """Records inside, and lists of what needs no finish."""
     match node:
-        case Primitive("null"):
+        case Primitive("null") | Primitive(is_number=True):
             raise NoJsonLinesError
         case Primitive(_, logical) | Fixed(logical=logical):
             return _scalar(logical, arrow_type(node))

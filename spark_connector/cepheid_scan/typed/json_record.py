@@ -4,6 +4,7 @@ Fields are known by their exact names; one that is missing is null, one that the
 the last counts (as Jackson and Python do). Numbers and texts are not turned into each other, except:
 - NaN, Infinity and -Infinity may be quoted in float and double (Jackson does), and 3.0 is an int;
 - times may be text in ISO 8601; decimals may be text;
+- a string that is a BigDecimal or BigInteger to Java is a number in its JSON: shown as text, digit by digit;
 - bytes and fixed are the bytes of the text as it was sent. Jackson writes base64: `unbase64(column)` in Spark.
 Of a union of several types the first one that fits counts. Symbols of an enum are not checked.
 """
@@ -38,8 +39,8 @@ class JsonRecordDecoder:
     def __init__(self, node: Node) -> None:
         self.type = arrow_type(node)
         self._convert = converter(node, ())
-        # Exact digits cost time, and only decimals need them.
-        exact = Decimal if has_decimal(node, ()) else None
+        # Exact digits cost time, and only decimals need them, and numbers that are shown as text.
+        exact = Decimal if has_exact(node, ()) else None
         self._parse = json.JSONDecoder(parse_float=exact, parse_constant=_Constant).decode
 
     def decode(self, record: bytes) -> Any:
@@ -55,16 +56,19 @@ class JsonRecordDecoder:
         return self._convert(document)
 
 
-def has_decimal(node: Node, inside: tuple[Node, ...]) -> bool:
+def has_exact(node: Node, inside: tuple[Node, ...]) -> bool:
+    """Whether the digits of a number count, and not only what a double holds of them."""
     match node:
+        case Primitive(is_number=True):
+            return True
         case Primitive(logical=logical) | Fixed(logical=logical):
             return logical is not None and logical.name == "decimal"
         case Array(inner) | Map(inner):
-            return has_decimal(inner, inside)
+            return has_exact(inner, inside)
         case Union(branches):
-            return any(has_decimal(branch, inside) for branch in branches)
+            return any(has_exact(branch, inside) for branch in branches)
         case Record(fields=fields):
-            return node not in inside and any(has_decimal(field.node, (*inside, node)) for field in fields)
+            return node not in inside and any(has_exact(field.node, (*inside, node)) for field in fields)
     return False
 
 
@@ -75,6 +79,8 @@ def converter(node: Node, inside: tuple[Node, ...]) -> Converter:
 
 def _converter(node: Node, inside: tuple[Node, ...]) -> Converter:
     match node:
+        case Primitive(is_number=True):
+            return _number_text
         case Primitive(name, logical):
             return _PRIMITIVES[name] if logical is None else _logical(logical, name)
         case Fixed(logical=logical):
@@ -122,7 +128,7 @@ def _integer(bits: int) -> Converter:
     bound = 1 << (bits - 1)
 
     def convert(value: Any) -> int:
-        if type(value) in (float, Decimal) and abs(value) <= _EXACT and value == int(value):
+        if type(value) in (float, Decimal) and -_EXACT <= value <= _EXACT and value == int(value):
             value = int(value)
         if type(value) is not int or not -bound <= value < bound:
             raise _wrong(value, f"an integer of {bits} bits")
@@ -154,6 +160,10 @@ def _string(value: Any) -> str:
     if not value.isascii():
         _utf8(value)
     return value
+
+
+def _number_text(value: Any) -> str:
+    return str(value) if type(value) in (int, Decimal) else _string(value)
 
 
 def _utf8(value: str) -> bytes:

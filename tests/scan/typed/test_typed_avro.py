@@ -193,14 +193,14 @@ def test_numbers_that_are_none(encoded: bytes, wrong: str) -> None:
     assert [row["x"] for row in rows] == [7] * 20 + [None] + [7] * 20
 
 
-def test_a_length_beyond_the_value_does_not_take_the_neighbours_bytes() -> None:
+@pytest.mark.parametrize("claim", [4, 30, 200, 100_000, 1 << 31, 1 << 62, -1, -(1 << 63)])
+def test_a_length_beyond_the_value_does_not_take_the_neighbours_bytes(claim: int) -> None:
     schema = record(("s", "string"), ("n", "int"))
     good = avro_bytes(schema, {"s": "abc", "n": 1})
-    beyond = bytes([2 * 30]) + good[1:]  # says 30 bytes, has 4
-    negative = bytes([2 * 3 - 1]) + good[1:]
-    rows, errors = decode([schema_version("AVRO", schema)], [good] * 10 + [beyond, negative] + [good] * 10)
-    assert sorted(errors) == [10, 11]
-    assert [row["s"] for row in rows] == ["abc"] * 10 + [None, None] + ["abc"] * 10
+    beyond = avro_bytes("long", claim) + good[1:]
+    rows, errors = decode([schema_version("AVRO", schema)], [good] * 10 + [beyond] + [good] * 10 + [beyond])
+    assert sorted(errors) == [10, 21]
+    assert [row["s"] for row in rows] == ["abc"] * 10 + [None] + ["abc"] * 10 + [None]
 
 
 def test_a_last_value_that_ends_early() -> None:

@@ -182,6 +182,7 @@ def one(kind: Any, text: str) -> Any:
     return errors.get(0, rows[0]["x"])
 
 
+BIG = {"type": "string", "java-class": "java.math.BigDecimal"}
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
 
 
@@ -196,6 +197,10 @@ DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2
         (DECIMAL, "1e999999999", "field 'x': a number does not fit a decimal of 6 digits"),
         (DECIMAL, '"NaN"', "field 'x': a number does not fit a decimal of 6 digits"),
         (DECIMAL, '"abc"', "field 'x': a text is no decimal"),
+        (BIG, "1234567890123456789.123456789012345678900", "1234567890123456789.123456789012345678900"),
+        (BIG, '"0.1"', "0.1"),
+        (BIG, "true", "field 'x': boolean where the schema has text"),
+        (["null", BIG], "10", "10"),
         ("bytes", '"aGk="', b"aGk="),
         ({"type": "fixed", "name": "F", "size": 2}, '"é"', "é".encode()),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, '"B"', "B"),
@@ -214,6 +219,16 @@ DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2
 )
 def test_what_a_text_means(kind: Any, text: str, value: Any) -> None:
     assert one(kind, text) == value
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1e-999999999", "-1e999999999", "1.5", "1" * 5000])
+def test_no_number_is_too_much_for_a_schema_of_exact_digits(text: str) -> None:
+    schema = record(("i", ["null", "int"]), ("f", ["null", "double"]), ("d", ["null", DECIMAL]))
+    values = [f'{{"{name}": {text}}}'.encode() for name in ("i", "f", "d")] + [b'{"i": 1}']
+    rows, errors = decode([schema_version("JSON", schema)], values)
+    assert rows[3] == {"i": 1, "f": None, "d": None}
+    assert 0 in errors
+    assert 3 not in errors
 
 
 def test_a_record_inside_itself_is_the_text_that_was_sent() -> None:
