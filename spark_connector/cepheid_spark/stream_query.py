@@ -68,6 +68,7 @@ class StreamQuery:
         self._keeper: LeaseKeeper | None = None
         self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
         self._last: StreamOffset | None = None  # the end that was given out last
+        self._accepted: dict[str, EntryPosition] = {}  # behind which something is lost
         self.lost_entries = 0
 
     # Where it begins
@@ -80,6 +81,7 @@ class StreamQuery:
             if self._options.has_lease:
                 self._keeper = self._new_keeper(name)
                 self._keeper.hold(starts)
+            self._state.follow(starts)
             self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None)
             log.info("stream.begins", extra={"topics": len(starts), "subscription": self._initial.subscription})
         return self._initial
@@ -120,13 +122,17 @@ class StreamQuery:
         positions: dict[str, EntryPosition] = {}
         for topic, view in snapshot.views.items():
             if topic in start.ends:
-                if self._loss(view, start.ends[topic]) is not None:
-                    view = self._state.look().views.get(topic, view)  # rule 3
-                    self._believe(self._loss(view, start.ends[topic]), is_counted=False)
+                self._check(view, start.ends[topic])
                 positions[topic] = start.ends[topic]
             elif view.earliest is not None and self._is_held(topic, view.earliest):
                 positions[topic] = EntryPosition.before(view.earliest)
         return positions
+
+    def _check(self, view: TopicView, position: EntryPosition) -> None:
+        """Raises DataLossError (rule 3). One that is accepted is skipped when its batch is planned."""
+        if self._loss(view, position) is not None and self._accepted.get(view.topic) != position:
+            self._believe(self._loss(self._state.look().views.get(view.topic, view), position), is_counted=False)
+            self._accepted[view.topic] = position
 
     def _is_held(self, topic: str, first: MessagePosition) -> bool:
         """Of a topic that is new to the stream; if it is not held yet, it soon is."""

@@ -214,10 +214,17 @@ def test_what_was_trimmed_is_an_error_or_skipped_and_counted(fails: bool) -> Non
         with pytest.raises(DataLossError, match="8 entries at least after 7:1"):
             bench.latest(start)
         return
+    bench.known.chains[A] = [ledger(10, 0, is_open=True)]
+    bench.state.look()
+    plans = bench.known.plans
+    for _ in range(5):
+        assert bench.latest(start) is start
+    assert bench.known.plans == plans + 1, "one more look, not one each time"
+    bench.known.moved[A, 10] = 4
     end = bench.latest(start)
-    assert bench.read(start, end) == [("a", 9, 0, 4)]
-    assert bench.query.lost_entries == 8
-    assert bench.query.lag()["lost"] == 8
+    assert bench.read(start, end) == [("a", 10, 0, 4)]
+    assert bench.query.lost_entries == 13
+    assert bench.query.lag()["lost"] == 13
 
 
 @pytest.mark.parametrize("fails", [True, False])
