@@ -65,6 +65,12 @@ def test_it_can_be_stopped_after_any_run() -> None:
     assert len(measured[ONE].runs) == 4
 
 
+def test_what_caught_a_mutant_by_chance_is_shown() -> None:
+    caught = Measured("c", "d", (Run(1, "L3"), Run(2, "H9")))
+    assert medians._by_chance(ONE, caught) == "; LOOK: mutant_rules.py does not expect H9"
+    assert medians._by_chance(ONE, Measured("c", "d", (Run(1, "L3"), Run(9, "")))) == ""
+
+
 def test_the_code_of_a_mutant_is_what_its_seeds_run() -> None:
     codes = codes_of([ONE, OTHER, THIRD])
     assert codes[ONE] == codes[OTHER] != codes[THIRD]  # those are of one module
