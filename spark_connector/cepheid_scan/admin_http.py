@@ -138,7 +138,7 @@ class AdminHttp:
                 text = answer.read()
             except (OSError, HTTPException, ValueError) as error:
                 connection.close()
-                if fresh:
+                if fresh or not isinstance(error, ConnectionError):
                     raise _NoAnswerError(_why(error)) from None
                 continue
             self._keep(origin, connection, answer)
