@@ -28,7 +28,7 @@ ALLOWED_RATIO, ALLOWED_MORE_S = 1.5, 0.003
 
 
 class Scanner:
-    """Use as a context manager; `rows_per_s` is of the last time it ran."""
+    """Use as a context manager. `rows`: read so far, in all."""
 
     def __init__(self, url: str, topic: str, until: str, arguments: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "benchmarks.spark_scanner", url, topic, "--until", until]
@@ -59,7 +59,7 @@ class Scanner:
         self._say("go")
 
     def stop(self) -> int:
-        """Rows read since `start`, by scans that were finished."""
+        """When the scan that runs is over; rows read since `start`."""
         self._say("stop")
         told: dict[str, Any] = json.loads(self._line())
         self.rows += told["rows"]
@@ -105,19 +105,19 @@ def history_end(cluster: Cluster, topic: str) -> str:
 
 def broker_cores(cluster: Cluster, scanner: Scanner, for_s: float) -> tuple[float, float]:
     """While Spark scans alone: the broker's part of a core, and rows a second."""
-    scanner.start()
-    time.sleep(WARMUP_S)
     started, used_s = time.perf_counter(), cluster.cpu_s()
+    scanner.start()
     time.sleep(for_s)
-    elapsed_s, used_s = time.perf_counter() - started, cluster.cpu_s() - used_s
-    return used_s / elapsed_s, scanner.stop() / (elapsed_s + WARMUP_S)
+    rows = scanner.stop()
+    elapsed_s = time.perf_counter() - started
+    return (cluster.cpu_s() - used_s) / elapsed_s, rows / elapsed_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     add_spark_arguments(parser)
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="of history")
+    parser.add_argument("--gigabytes", type=float, default=0.5, help="of history")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rate", type=float, default=2000.0, help="entries a second, evenly spaced")
@@ -140,6 +140,7 @@ def main() -> None:
                 scanned.append(load.run(latency_p99_s(cluster, topic, arguments)))
                 scanner.stop()
             rows_beside = scanner.rows
+            assert rows_beside > 0, "every stop waits for a scan"
             cores, rows_per_s = broker_cores(cluster, scanner, arguments.seconds)
         excess_s = [
             max(0.0, with_scan - max(ALLOWED_RATIO * without, without + ALLOWED_MORE_S))

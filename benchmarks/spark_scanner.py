@@ -1,6 +1,7 @@
 """A Spark driver that scans a topic again and again while it is told to: the other side of `spark_beside_publish`.
 
-Standard input: `go` and `stop`, one a line. Standard output: `ready`; for each `stop` one JSON line, {"scans", "rows", "seconds"}.
+Standard input: `go` and `stop`, one a line. Standard output: `ready`; for each `stop`, once the scan that runs is over, one JSON
+line: {"scans", "rows", "seconds"}.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ def main() -> None:
     print("ready", flush=True)
     running = threading.Event()
     ended = threading.Event()
+    scanning = threading.Lock()
     told: list[float] = []
 
     def scan() -> None:
         while not ended.is_set():
             if not running.wait(0.05):
                 continue
-            started = time.perf_counter()
-            discard(frame(spark, arguments.url, arguments.topic, **options))
-            told.append(time.perf_counter() - started)
+            with scanning:
+                if running.is_set():
+                    started = time.perf_counter()
+                    discard(frame(spark, arguments.url, arguments.topic, **options))
+                    told.append(time.perf_counter() - started)
 
     thread = threading.Thread(target=scan, name="scanner", daemon=True)
     thread.start()
@@ -45,6 +49,8 @@ def main() -> None:
             running.set()
         else:
             running.clear()
+            with scanning:  # else it would go on into what is measured without it
+                pass
             print(json.dumps({"scans": len(told), "rows": rows * len(told), "seconds": sum(told)}), flush=True)
     ended.set()
     thread.join()
