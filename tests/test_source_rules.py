@@ -60,7 +60,7 @@ def test_every_package_has_a_floor_and_is_checked_for_types() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     there = {
         path.parent.name
-        for folder in ("sdk", "metadata", "bookie", "broker_service")
+        for folder in ("sdk", "metadata", "bookie", "broker_service", "spark_connector")
         for path in ROOT.glob(f"{folder}/*/__init__.py")
     }
     shipped = [path.split("/")[-1] for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
