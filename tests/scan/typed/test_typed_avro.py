@@ -119,9 +119,14 @@ def test_columns_are_what_was_written(flat: bool, data: st.DataObject) -> None:
     schema, values = data.draw(records(Names(), flat=flat))
     written = data.draw(st.lists(values, min_size=1, max_size=4))
     repeated = [written[place % len(written)] for place in range(60)]  # enough for lockstep, also in a second round of arrays
-    rows, errors = decode([schema_version("AVRO", schema)], [avro_bytes(schema, value) for value in repeated])
+    encoded = [avro_bytes(schema, value) for value in repeated]
+    rows, errors = decode([schema_version("AVRO", schema)], encoded)
     assert not errors
     assert rows == [shown(schema, value) for value in repeated]
+    wanted = data.draw(st.lists(st.sampled_from(list(rows[0])), unique=True, min_size=1))
+    some, errors = decode([schema_version("AVRO", schema)], encoded, columns=wanted)
+    assert not errors
+    assert some == [{name: row[name] for name in wanted} for row in rows]
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -214,6 +219,26 @@ def test_a_last_value_that_ends_early() -> None:
         assert [row["n"] for row in rows] == [1] * 20 + [None]
 
 
+@pytest.mark.parametrize("repeat", [1, 30])
+def test_of_a_key_that_is_there_twice_the_last_value_counts(repeat: int) -> None:
+    schema = record(("m", {"type": "map", "values": "int"}), ("n", "int"))
+    twice = b"\x06\x02k\x02\x02x\x04\x02k\x06\x00" + b"\x0e"
+    plain = avro_bytes(schema, {"m": {"k": 1, "x": 2}, "n": 7})
+    rows, errors = decode([schema_version("AVRO", schema)], [twice, plain] * repeat)
+    assert not errors
+    assert rows == [{"m": [("k", 3), ("x", 2)], "n": 7}, {"m": [("k", 1), ("x", 2)], "n": 7}] * repeat
+
+
+@pytest.mark.parametrize("repeat", [1, 40])
+def test_blocks_that_tell_their_size(repeat: int) -> None:
+    """As some writers make them: a negative count, the bytes, the items; and more than one block."""
+    schema = record(("a", {"type": "array", "items": "int"}))
+    blocks = b"\x03\x04\x02\x04" + b"\x02\x06" + b"\x00"  # -2 items of 2 bytes: 1, 2; one item: 3; end
+    rows, errors = decode([schema_version("AVRO", schema)], [blocks, b"\x00"] * repeat)
+    assert not errors
+    assert rows == [{"a": [1, 2, 3]}, {"a": []}] * repeat
+
+
 def test_text_that_is_no_utf8_is_bad_alone() -> None:
     schema = record(("s", "string"))
     values = [avro_bytes(schema, {"s": f"é{row}"}) for row in range(40)]
@@ -235,12 +260,14 @@ def test_more_rows_than_one_block() -> None:
         assert rows[row] == {"x": row, "s": None if row % 2 else str(row)}
 
 
-def test_items_without_bytes_cannot_claim_a_quintillion() -> None:
+@pytest.mark.parametrize("repeat", [1, 40])
+def test_items_without_bytes_cannot_claim_a_quintillion(repeat: int) -> None:
     schema = record(("a", {"type": "array", "items": "null"}))
     claim = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f\x00"
-    rows, errors = decode([schema_version("AVRO", schema)], [claim, avro_bytes(schema, {"a": [None, None]})])
-    assert list(errors) == [0]
-    assert rows[1] == {"a": [None, None]}
+    least = b"\xff" * 9 + b"\x01\x00\x00"  # a count that has no positive twin
+    rows, errors = decode([schema_version("AVRO", schema)], [claim, avro_bytes(schema, {"a": [None, None]}), least] * repeat)
+    assert sorted(errors) == [row for row in range(3 * repeat) if row % 3 != 1]
+    assert [row["a"] for row in rows[1::3]] == [[None, None]] * repeat
 
 
 def test_a_record_inside_itself_is_text_there() -> None:

@@ -29,6 +29,17 @@ def test_rows_of_all_versions_in_their_order() -> None:
     assert rows[1::2] == [{"y": "new", "x": row + 0.5} for row in range(40)]
 
 
+def test_only_wanted_fields_are_resolved() -> None:
+    values = [avro_bytes(OLD, {"x": row, "gone": "g"}) for row in range(20)]
+    rows, errors = decode(HISTORY, values, written_with=[version(0)] * 20, columns=["x"])
+    assert not errors
+    assert rows == [{"x": float(row)} for row in range(20)]
+    unshowable = [schema_version("AVRO", record(("x", "string"), ("y", "string")), 0), HISTORY[1]]
+    other = avro_bytes(record(("x", "string"), ("y", "string")), {"x": "no number", "y": "b"})
+    rows, errors = decode(unshowable, [other], written_with=[version(0)], columns=["y"])
+    assert (rows, errors) == ([{"y": "b"}], {})
+
+
 def test_an_older_version_can_be_shown() -> None:
     rows, errors = decode(HISTORY[:1] + HISTORY, [avro_bytes(OLD, {"x": 3, "gone": "g"})], reader_version=version(0))
     assert rows == [{"x": 3, "gone": "g"}]

@@ -237,6 +237,14 @@ def test_a_record_inside_itself_is_the_text_that_was_sent() -> None:
     assert json.loads(rows[0]["next"]) == {"x": 2, "other": [1.5, None]}
 
 
+def test_only_wanted_fields_are_parsed() -> None:
+    values = [json.dumps({"hour": row, "late": True, "at": 0}).encode() for row in range(2 * MIN_ROWS)]
+    rows, errors = decode([schema_version("JSON", FLIGHT)], values, columns=["late", "hour"])
+    assert not errors
+    assert rows == [{"late": True, "hour": row} for row in range(2 * MIN_ROWS)]
+    assert decode([schema_version("JSON", FLIGHT)], values, columns=[])[1] == {}
+
+
 def test_a_later_version_needs_no_defaults() -> None:
     old, new = record(("x", "int")), record(("x", "long"), ("y", "string"))
     schemas = [schema_version("JSON", old, 0), schema_version("JSON", new, 1)]

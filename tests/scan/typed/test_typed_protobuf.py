@@ -162,6 +162,8 @@ def test_flat_messages(syntax: str, values: list[dict[str, Any]]) -> None:
     rows, errors = decode([schema], [make(**value).SerializeToString() for value in values * 12])
     assert not errors
     assert rows == [columns_of(make(**value)) for value in values * 12]
+    some, _ = decode([schema], [make(**value).SerializeToString() for value in values * 12], columns=["color", "text"])
+    assert some == [{name: row[name] for name in ("color", "text")} for row in rows]
 
 
 @settings(max_examples=50)
