@@ -18,33 +18,23 @@ from cepheid_testkit import ProcessCluster
 WAIT_S = 60.0
 
 
-class Streams:
-    """Rows are collected by foreachBatch: with the number of the batch, so that a repeated one replaces itself."""
+class StreamedTopic:
+    """Numbers are sent to it, one entry each; its ledgers are ended, trimmed, deleted."""
 
-    def __init__(self, spark: SparkSession, server: ProcessCluster, client: pulsar.Client, topic: str, path: Path) -> None:
-        self._spark = spark
+    def __init__(self, server: ProcessCluster, client: pulsar.Client, topic: str) -> None:
         self._server = server
         self._client = client
         self.topic = f"persistent://public/default/{topic}"
-        self.checkpoint = path / "checkpoint"
-        self.batches: dict[int, list[int]] = {}
         self._producers: dict[str, pulsar.Producer] = {}
-        self._queries: list[StreamingQuery] = []
-        self.fail_batch: int | None = None  # its rows are refused once
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for query in self._queries:
-            query.stop()
         for producer in self._producers.values():
             producer.close()
 
-    # The topic
-
     def send(self, numbers: Iterable[int], topic: str | None = None, size: int = 0) -> None:
-        """One entry each."""
         name = topic or self.topic
         if name not in self._producers:
             self._producers[name] = self._client.create_producer(name, batching_enabled=False)
@@ -81,7 +71,22 @@ class Streams:
         self._producers.clear()
         self.admin("DELETE", "?force=true")
 
-    # The query
+
+class Streams(StreamedTopic):
+    """Rows are collected by foreachBatch: with the number of the batch, so that a repeated one replaces itself."""
+
+    def __init__(self, spark: SparkSession, server: ProcessCluster, client: pulsar.Client, topic: str, path: Path) -> None:
+        super().__init__(server, client, topic)
+        self._spark = spark
+        self.checkpoint = path / "checkpoint"
+        self.batches: dict[int, list[int]] = {}
+        self._queries: list[StreamingQuery] = []
+        self.fail_batch: int | None = None  # its rows are refused once
+
+    def __exit__(self, *_: object) -> None:
+        for query in self._queries:
+            query.stop()
+        super().__exit__()
 
     def frame(self, **options: object) -> DataFrame:
         reader = self._spark.readStream.format("cepheid").option("service.url", self._server.service_url)
