@@ -213,3 +213,14 @@ def test_a_waiter_that_gave_up_holds_nobody_back() -> None:
         await asyncio.wait_for(turns.wait(), 5)
 
     run_async(main())
+
+
+def test_scans_wait_for_each_other_before_they_send() -> None:
+    async def main() -> None:
+        async with Machine(settings=small_settings(write_cache_bytes=1 << 20)).bookie() as bookie:
+            await added(bookie, *[group_of(7, first) for first in range(4 * CACHED_GROUPS)])
+            for chunks in await asyncio.gather(*[scan(bookie, 0, 4 * CACHED_GROUPS - 1) for _ in range(5)]):
+                assert len(groups_in(chunks)) == 4 * CACHED_GROUPS
+            assert bookie.statistics().scan_waits >= 4
+
+    run_async(main())
