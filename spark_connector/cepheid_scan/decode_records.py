@@ -144,7 +144,7 @@ def plain_form(record: bytes, message: type[Message]) -> bytes | str:
         unknown_fields: Any = UnknownFieldSet(parsed)
         for unknown in unknown_fields:
             # To the library a codec of the future is an unknown field. That does not make the payload one that is not compressed.
-            if unknown.field_number == _COMPRESSION:
+            if unknown.field_number == _COMPRESSION and unknown.wire_type == 0:
                 return f"compression {unknown.data} is not known"
     parsed.DiscardUnknownFields()
     return bytes(parsed.SerializeToString())

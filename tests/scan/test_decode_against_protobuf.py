@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,8 @@ def assert_read_as_protobuf_reads(records: list[bytes], kind: RecordKind) -> Non
             accepted = expected.IsInitialized()
         except DecodeError:
             accepted = False
+        if accepted and any(each.field_number == 8 and each.wire_type == 0 for each in UnknownFieldSet(expected)):
+            continue  # a codec of the future is no unknown field to us: refused, here or when the payload is unpacked
         assert (row not in found.refused) == accepted, (record.hex(), found.refused.get(row))
         if not accepted:
             continue
@@ -261,6 +264,17 @@ def _is_beyond_the_reference(tail: bytes) -> bool:
         return False
     special = ("marker_type", "txnid_least_bits", "num_chunks_from_msg")
     return any(described.HasField(name) for name in special) or len(described.encryption_keys) > 0 or b"\x40" in tail
+
+
+def test_false_places_lead_nowhere_and_end() -> None:
+    """Keys that look like sizes and tags, cut off anywhere: each step forward is one, whatever stands there."""
+    pattern = b"\0\0\x02\x0a\x12\x0a\0\0\0\x12\x12\x7f\0\0\0\x0a\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01" * 3
+    for end in range(1, len(pattern)):
+        tails = [batched([message(pattern[:end], partition_key="k"), message(pattern[end:]), message(pattern)])]
+        assert decode(tails, ["value"]) == [{"value": row["value"]} for row in reference_rows(tails)]
+        broken = encode_tail(metadata(num_messages_in_batch=3), pattern[:end])
+        with pytest.raises(BadRecordError):
+            decode([broken])
 
 
 def test_damage_beside_good_batches_costs_only_itself() -> None:

@@ -170,7 +170,7 @@ BAD = {
     "billions": (single(num_messages_in_batch=2_000_000_000), "a batch of 2000000000 messages in 5 bytes"),
     "one too many": (encode_tail(metadata(num_messages_in_batch=3), encode_batch([message(b"x" * 9)] * 2)), "message 2"),
     "one too few": (encode_tail(metadata(num_messages_in_batch=1), encode_batch([message()] * 2)), "bytes behind a batch of 1"),
-    "something before the messages": (encode_tail(metadata(num_messages_in_batch=2), b"x" + encode_batch([message()] * 2)), "message 0"),
+    "one too early": (encode_tail(metadata(num_messages_in_batch=2), b"x" + encode_batch([message()] * 2)), "message 0"),
     "encrypted": (encode_tail(ENCRYPTED, b"secret"), "its payload is encrypted"),
     "transaction": (single(txnid_least_bits=1, txnid_most_bits=0), "it belongs to a transaction"),
 }  # fmt: skip
