@@ -126,6 +126,19 @@ def test_an_older_look_never_moves_a_stream_back() -> None:
     assert bench.latest(start) is start
 
 
+def test_what_was_seen_of_an_open_ledger_stays_seen() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    start = at(a=(9, 1))
+    assert bench.latest(start) is start
+    bench.known.moved[A, 9] = 4
+    end = bench.latest(start)
+    bench.known.moved.clear()
+    bench.state.look()  # of a broker that knows less
+    assert bench.latest(start) == end
+    assert bench.read(start, end) == [("a", 9, 2, 4)]
+
+
 def test_a_batch_is_repeated_with_the_same_tasks_after_the_topic_has_gone_on() -> None:
     bench = Bench(targetPartitionBytes="1mb")
     bench.known.chains[A] = [ledger(7, 3000), ledger(9, 500, is_open=True)]
@@ -133,7 +146,8 @@ def test_a_batch_is_repeated_with_the_same_tasks_after_the_topic_has_gone_on() -
     end = bench.latest(start)
     tasks = bench.tasks(start, end)
     assert len(tasks) > 2
-    bench.known.chains[A] = [ledger(7, 3000), ledger(9, 9000), ledger(12, 9, is_open=True)]
+    heavier = replace(ledger(9, 9000), size_bytes=9000 * 20 * ENTRY_BYTES)
+    bench.known.chains[A] = [ledger(7, 3000), heavier, ledger(12, 9, is_open=True)]
     bench.begin()
     assert bench.tasks(start, end) == tasks
 
