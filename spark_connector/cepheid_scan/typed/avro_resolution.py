@@ -6,7 +6,7 @@ no value that the reader's schema allows. As everywhere here, a null stays a nul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cepheid_scan.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, arrow_type
+from cepheid_scan.typed.arrow_types import arrow_type
 from cepheid_scan.typed.avro_record import logical_converter
+from cepheid_scan.typed.avro_scalar_resolution import DifferentSchemaError, Plan, plan_scalar, unchanged
 from cepheid_scan.typed.avro_schema import (
     Array,
     Enum,
     Field,
     Fixed,
-    Logical,
     Map,
     Node,
     Primitive,
@@ -29,23 +29,9 @@ from cepheid_scan.typed.avro_schema import (
     Union,
     choices,
     is_null,
+    node_name,
 )
 from cepheid_scan.typed.records import Mask
-from cepheid_scan.typed.utf8 import text_array
-
-Plan = Callable[[pa.Array], tuple[pa.Array, Mask | None]]
-_PROMOTIONS = {
-    "int": ("long", "float", "double"),
-    "long": ("float", "double"),
-    "float": ("double",),
-    "string": ("bytes",),
-    "bytes": ("string",),
-}
-_MICROS_A_MILLI = 1000
-
-
-class DifferentSchemaError(Exception):
-    """Values of the writer's schema cannot be shown by the reader's; the text says at which field."""
 
 
 def plan_resolution(writer: Node, reader: Node, names: Collection[str] | None = None) -> Plan:
@@ -65,7 +51,7 @@ def names_to_read(reader: Node, names: Collection[str] | None) -> Collection[str
 def _plan(writer: Node, reader: Node, around_writer: tuple[Node, ...], around_reader: tuple[Node, ...]) -> Plan:
     if isinstance(writer, Record) and isinstance(reader, Record) and (writer in around_writer or reader in around_reader):
         if writer in around_writer and reader in around_reader:
-            return _same  # both are JSON text
+            return unchanged  # both are JSON text
         raise DifferentSchemaError(f"record '{reader.name}' contains itself in one of the two")
     around = (around_writer, around_reader)
     if isinstance(writer, Union):
@@ -82,12 +68,8 @@ def _plan(writer: Node, reader: Node, around_writer: tuple[Node, ...], around_re
         case Enum(), Enum():
             return _enum(writer, reader)
         case ((Primitive() | Fixed()), (Primitive() | Fixed())):
-            return _scalar(writer, reader)
-    raise DifferentSchemaError(f"{_name(writer)} is not {_name(reader)}")
-
-
-def _same(array: pa.Array) -> tuple[pa.Array, Mask | None]:
-    return array, None
+            return plan_scalar(writer, reader)
+    raise DifferentSchemaError(f"{node_name(writer)} is not {node_name(reader)}")
 
 
 def _or(one: Mask | None, other: Mask | None) -> Mask | None:
@@ -108,7 +90,7 @@ def _from_union(writer: Union, reader: Node, around_writer: tuple[Node, ...], ar
         except DifferentSchemaError:
             plans.append(None)
     if several and not any(plans):
-        raise DifferentSchemaError(f"no branch of a union is {_name(reader)}")
+        raise DifferentSchemaError(f"no branch of a union is {node_name(reader)}")
 
     def resolve(array: pa.Array) -> tuple[pa.Array, Mask | None]:
         parts, wrong = [pa.nulls(1, kind)], np.zeros(len(array), np.bool_)
@@ -137,14 +119,14 @@ def _to_union(writer: Node, reader: Union, around_writer: tuple[Node, ...], arou
     if is_null(writer):
         return lambda array: (pa.nulls(len(array), kind), None)
     # First a branch of the same name or type, then one that it can be promoted to (Avro: "the first schema that matches").
-    ranked = sorted(range(len(several)), key=lambda index: _name(several[index]) != _name(writer))
+    ranked = sorted(range(len(several)), key=lambda index: node_name(several[index]) != node_name(writer))
     for index in ranked:
         try:
             plan = _plan(writer, several[index], around_writer, around_reader)
         except DifferentSchemaError:
             continue
         return plan if len(several) == 1 else partial(_into_member, plan, index, kind)
-    raise DifferentSchemaError(f"{_name(writer)} is no branch of a union")
+    raise DifferentSchemaError(f"{node_name(writer)} is no branch of a union")
 
 
 def _into_member(plan: Plan, index: int, kind: pa.StructType, array: pa.Array) -> tuple[pa.Array, Mask | None]:
@@ -264,7 +246,7 @@ def _parents(bad: Mask | None, lengths: Any) -> Mask | None:
 def _enum(writer: Enum, reader: Enum) -> Plan:
     unknown = set(writer.symbols) - set(reader.symbols)
     if not unknown:
-        return _same
+        return unchanged
 
     def resolve(array: pa.Array) -> tuple[pa.Array, Mask | None]:
         strange = pc.and_(array.is_valid(), pc.invert(pc.is_in(array, pa.array(reader.symbols, pa.string()))))
@@ -273,83 +255,3 @@ def _enum(writer: Enum, reader: Enum) -> Plan:
         return array, strange.to_numpy(zero_copy_only=False)
 
     return resolve
-
-
-def _scalar(writer: Primitive | Fixed, reader: Primitive | Fixed) -> Plan:
-    own, other = _base(writer), _base(reader)
-    if is_null(writer):
-        return lambda array: (pa.nulls(len(array), arrow_type(reader)), None)
-    if isinstance(writer, Fixed) and isinstance(reader, Fixed) and writer.size != reader.size:
-        raise DifferentSchemaError(f"fixed of {writer.size} bytes is not fixed of {reader.size}")
-    if own != other and other not in _PROMOTIONS.get(own, ()):
-        raise DifferentSchemaError(f"{own} is not {other}")
-    kind = arrow_type(reader)
-    if writer.logical != reader.logical:
-        return _relabel(writer.logical, reader.logical, kind, f"{_name(writer)} is not {_name(reader)}")
-    if own == other:
-        return _same
-    if other == "string":
-        return _to_text
-    return lambda array: (array.cast(kind, safe=False), None)
-
-
-def _to_text(array: pa.Array) -> tuple[pa.Array, Mask | None]:
-    text, wrong = text_array(array)
-    bad = np.zeros(len(array), np.bool_)
-    bad[wrong] = True
-    return text, bad
-
-
-def _relabel(writer: Logical | None, reader: Logical | None, kind: pa.DataType, differ: str) -> Plan:
-    """A logical type came, went, or changed. Times stay the same times; what was a plain number is taken at its word."""
-    before, after = (logical.name if logical else "" for logical in (writer, reader))
-    if before.rpartition("-")[0] == after.rpartition("-")[0] and before.endswith(_UNITS) and after.endswith(_UNITS):
-        return _same if "timestamp" in before else _number
-    if not {before, after} & {"decimal", "uuid"} and "nanos" not in before + after:
-        return partial(_renumber, _unit(before), _unit(after), kind)
-    if writer is not None and reader is not None and before == after == "decimal" and _holds(reader, writer):
-        return lambda array: (array.cast(kind), None)
-    raise DifferentSchemaError(differ)
-
-
-def _holds(reader: Logical, writer: Logical) -> bool:
-    return reader.scale >= writer.scale and reader.precision - reader.scale >= writer.precision - writer.scale
-
-
-_UNITS = ("-millis", "-micros", "-nanos")
-
-
-def _number(array: pa.Array) -> tuple[pa.Array, Mask | None]:
-    return array, None
-
-
-def _unit(name: str) -> int:
-    """By how much the stored number was multiplied for its column."""
-    return _MICROS_A_MILLI if name in ("timestamp-millis", "local-timestamp-millis") else 1
-
-
-def _renumber(before: int, after: int, kind: pa.DataType, array: pa.Array) -> tuple[pa.Array, Mask | None]:
-    plain = array.cast(pa.int32()) if pa.types.is_date32(array.type) else array
-    numbers = pc.divide(plain.cast(pa.int64()), before)
-    bad = None
-    if pa.types.is_temporal(kind):
-        first, last = (MIN_DAYS, MAX_DAYS) if pa.types.is_date32(kind) else (MIN_MICROS // after, MAX_MICROS // after)
-        far = pc.fill_null(pc.or_(pc.less(numbers, first), pc.greater(numbers, last)), False)
-        bad = far.to_numpy(zero_copy_only=False)
-        numbers = pc.multiply(pc.if_else(far, pa.scalar(None, pa.int64()), numbers), after)
-    if pa.types.is_date32(kind):
-        return numbers.cast(pa.int32()).cast(kind), bad
-    return numbers.cast(kind, safe=False), bad
-
-
-def _base(node: Primitive | Fixed) -> str:
-    return node.name if isinstance(node, Primitive) else "fixed"
-
-
-def _name(node: Node) -> str:
-    match node:
-        case Primitive(name, logical):
-            return name if logical is None else f"{name} ({logical.name})"
-        case Record(name=name) | Enum(name=name) | Fixed(name=name):
-            return name
-    return type(node).__name__.lower()

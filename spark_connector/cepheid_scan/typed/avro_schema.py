@@ -102,6 +102,16 @@ def is_null(node: Node) -> bool:
     return isinstance(node, Primitive) and node.name == "null"
 
 
+def node_name(node: Node) -> str:
+    """As errors call it, and as branches of a union are told apart."""
+    match node:
+        case Primitive(name, logical):
+            return name if logical is None else f"{name} ({logical.name})"
+        case Record(name=name) | Enum(name=name) | Fixed(name=name):
+            return name
+    return type(node).__name__.lower()
+
+
 def choices(node: Union) -> tuple[Node, ...]:
     """The branches of a union that hold a value."""
     return tuple(branch for branch in node.branches if not is_null(branch))

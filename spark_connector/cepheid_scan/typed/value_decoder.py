@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import SchemaVersion
 from cepheid_scan.typed.avro_decoder import AvroDecoder, ResolvingDecoder
-from cepheid_scan.typed.avro_resolution import DifferentSchemaError
+from cepheid_scan.typed.avro_scalar_resolution import DifferentSchemaError
 from cepheid_scan.typed.avro_schema import parse_avro
 from cepheid_scan.typed.json_decoder import JsonDecoder
 from cepheid_scan.typed.primitive import PRIMITIVE_KINDS, PrimitiveDecoder
