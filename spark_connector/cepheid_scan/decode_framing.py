@@ -100,16 +100,15 @@ def _walk(
 ) -> Ints:
     following = _next_message(data, found, ends[batch])
     link = np.minimum(np.searchsorted(found, following), len(found) - 1)
-    links = np.where(found[link] == following, link, -1).tolist()
+    links = [*np.where(found[link] == following, link, -1).tolist(), -1]  # so that -1 leads to itself
     lost: list[int] = []
     for walked, at in zip(batches.tolist(), np.searchsorted(found, starts[batches]).tolist(), strict=True):
-        chain: list[int] = []
-        count = int(counts[walked])
-        while at >= 0 and len(chain) < count:
-            chain.append(at)
+        chain = [at]
+        for _ in range(int(counts[walked]) - 1):
             at = links[at]
-        if len(chain) == count:
-            places[offsets[walked] : offsets[walked] + count] = found[chain]
+            chain.append(at)
+        if at >= 0:
+            places[offsets[walked] : offsets[walked] + len(chain)] = found[chain]
         else:
             lost.append(walked)
     return np.array(lost, np.int64)
