@@ -31,6 +31,7 @@ def documented(spark: SparkSession) -> Iterator[ProcessCluster]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_block_of_the_page_runs(
     spark: SparkSession, documented: ProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
