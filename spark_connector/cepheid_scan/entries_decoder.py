@@ -14,9 +14,9 @@ from cepheid_rpc import EntryGroup
 from cepheid_scan import entry_metadata as entry_fields
 from cepheid_scan.columns import ENTRY_COLUMNS, arrow_schema
 from cepheid_scan.counters import ScanCounters
+from cepheid_scan.decode_columns import times
 from cepheid_scan.decode_fields import Ints
 from cepheid_scan.decode_gather import as_text, gather
-from cepheid_scan.decode_rows import times
 from cepheid_scan.entry_metadata import EntryTable, parse_entries
 from cepheid_scan.history import Piece
 from cepheid_scan.message_decoder import LookBack, bunches

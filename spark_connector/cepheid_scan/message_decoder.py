@@ -23,10 +23,11 @@ from cepheid_scan.chunked import Chunk, ChunkAssembler
 from cepheid_scan.columns import MESSAGE_COLUMNS, TYPED_PREFIX, arrow_schema
 from cepheid_scan.counters import ScanCounters
 from cepheid_scan.decode_batches import parse_batches
+from cepheid_scan.decode_columns import DecodedMessages
 from cepheid_scan.decode_entries import EntryPlan, plan_entries
 from cepheid_scan.decode_fields import Ints
 from cepheid_scan.decode_payloads import NOT_COMPRESSED, unpack_into
-from cepheid_scan.decode_rows import Alone, DecodedMessages, MessageRows
+from cepheid_scan.decode_rows import Alone, MessageRows
 from cepheid_scan.encryption import encryption_context
 from cepheid_scan.entry_metadata import EntryTable, parse_entries
 from cepheid_scan.errors import BadRecordError
@@ -84,11 +85,11 @@ class MessageDecoder:
             self._join_chunks(piece, entries, plan)
             for chosen in plan.slices(BATCH_BYTES, BATCH_MESSAGES):
                 messages = self._decode_slice(piece, entries, plan, chosen)
-                if messages is not None and len(messages):
+                if len(messages):
                     self._counters.messages += len(messages)
                     yield messages
 
-    def _decode_slice(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> DecodedMessages | None:
+    def _decode_slice(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> DecodedMessages:
         starts, ends = self._unpack(entries, plan, chosen)
         good = np.ones(len(chosen), bool)
         if plan.bad:
