@@ -95,9 +95,11 @@ def decode_present(decoder: ValueDecoder, values: pa.BinaryArray) -> Decoded:
 
 def value_span(values: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The bytes of all values as they lie in memory, and where each starts and ends in them."""
+    if not len(values):  # may be without buffers
+        return np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
     _, offsets_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None and data_buffer.size else np.empty(0, np.uint8)
-    data = data[offsets[0] : offsets[-1]] if len(values) else data[:0]
+    data = data[offsets[0] : offsets[-1]]
     offsets -= offsets[0]
     return data, offsets[:-1], offsets[1:]

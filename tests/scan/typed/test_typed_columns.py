@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cepheid_scan import BadOptionError, BadRecordError, OnBadRecord, ScanCounters
+from cepheid_scan import BadOptionError, BadRecordError, OnBadRecord, ScanCounters, SchemaVersion
 from cepheid_scan.typed import TypedColumns, typed_fields
 from tests.scan.typed.typed_support import avro_bytes, decode, record, schema_version, version
 
@@ -90,6 +90,24 @@ def test_without_bad_rows_there_is_no_mask() -> None:
     assert result.bad is None
     assert result.errors is None
     assert [len(array) for array in result.arrays] == [0, 0]
+
+
+@pytest.mark.parametrize("values", [[], [None], [None] * 40], ids=len)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        HISTORY[0],
+        schema_version("JSON", OLD),
+        *(schema_version(kind) for kind in ("INT8", "BOOLEAN", "STRING", "BYTES", "INSTANT", "LOCAL_DATE_TIME")),
+        schema_version("KEY_VALUE", {"key": "", "value": ""}, **{"key.schema.type": "STRING", "value.schema.type": "INT64"}),
+    ],
+    ids=lambda schema: schema.kind,
+)
+def test_tombstones_and_nothing(schema: SchemaVersion, values: list[None]) -> None:
+    rows, errors = decode([schema], values)
+    assert not errors
+    assert len(rows) == len(values)
+    assert all(field is None for row in rows for field in row.values())
 
 
 @pytest.mark.parametrize(
