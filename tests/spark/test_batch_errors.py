@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pulsar
@@ -10,10 +11,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from cepheid_scan import ScanSpec, ScanTask
+from cepheid_scan import EntriesUnreadableError, ReadSettings, ScanSpec, ScanTask
 from cepheid_scan.history import Fragment, Piece
 from cepheid_scan.scan_request import PlanSource, ReadMode
-from cepheid_spark.partitions import TaskPartition
+from cepheid_spark.options import parse_options
+from cepheid_spark.partitions import TaskPartition, read_partition
+from cepheid_spark.spark_schema import choose_columns, rows_schema
 from tests.e2e.official_client import publish
 
 Load = Callable[..., DataFrame]
@@ -82,30 +85,18 @@ def test_a_sink_is_not_served_yet(spark: SparkSession, server: Any, topic: str) 
     assert "NotServedError: writing to topics from Spark is not served yet" in message
 
 
-def test_a_bookie_that_is_gone_is_named_with_the_entries(
-    topic: str, client: pulsar.Client, server: Any, spark: SparkSession, load: Load
-) -> None:
-    """As when executors have no network to any bookie."""
-    from cepheid_spark.options import parse_options
-
-    publish(client, topic, [b"x"])
-    place = load(topic).first()
-    assert place is not None
-    options = parse_options({"serviceUrl": server.service_url, "topic": topic, "readAttempts": "1"}, streaming=False)
-    fragment = Fragment(0, ("bookie-1",))
-    piece = Piece(f"persistent://public/default/{topic}", -1, place.ledger_id, 0, 0, 1, 1, (fragment,))
-    task = ScanTask((piece,), (("bookie-1", "127.0.0.1:1"),))
-
-    def read() -> list[Any]:
-        from cepheid_scan.scan_task import scan_task
-
-        return list(scan_task(task, options.spec(("value",))))
-
-    from cepheid_scan import EntriesUnreadableError
-
+def test_bookies_that_do_not_answer_are_named_with_the_entries() -> None:
+    """As where executors have no network to them."""
+    fragment = Fragment(0, ("bookie-1", "bookie-2"))
+    piece = Piece("persistent://public/default/t", -1, 12, 3, 45, 2, 2, (fragment,))
+    task = ScanTask((piece,), (("bookie-1", "127.0.0.1:1"), ("bookie-2", "127.0.0.1:2")))
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=ReadSettings(read_attempts=1))
+    options = parse_options({"serviceUrl": "pulsar://127.0.0.1:1", "topic": "t"}, streaming=False)
+    schema = rows_schema(replace(options, columns=("value",)))
+    layout = choose_columns(schema, options)
     with pytest.raises(EntriesUnreadableError) as caught:
-        read()
-    assert all(part in str(caught.value) for part in (topic, f"{place.ledger_id}", "bookie-1", "127.0.0.1:1"))
+        list(read_partition(TaskPartition(task, spec), (), layout, schema, freeze_gc=False))
+    assert all(part in str(caught.value) for part in ("persistent://public/default/t", "12", "bookie-1", "127.0.0.1:1", "bookie-2"))
 
 
 def test_a_partition_shows_its_range_and_no_secret() -> None:
