@@ -167,6 +167,15 @@ def mutate(value: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.parametrize("repeat", [1, 20])
+def test_an_int_has_32_bits(repeat: int) -> None:
+    numbers = [2**31 - 1, 2**31, -(2**31), -(2**31) - 1]
+    values = [avro_bytes(record(("x", "long")), {"x": number}) for number in numbers] * repeat
+    rows, errors = decode([schema_version("AVRO", record(("x", "int")))], values)
+    assert [row["x"] for row in rows] == [2**31 - 1, None, -(2**31), None] * repeat
+    assert "is no int of 32 bits" in errors[1]
+
+
 LONGS = sorted({sign * (1 << bits) + off for bits in range(64) for sign in (1, -1) for off in (-1, 0, 1)})
 
 

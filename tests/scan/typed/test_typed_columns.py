@@ -84,6 +84,17 @@ def test_bad_rows_are_null_and_counted(policy: OnBadRecord) -> None:
     assert rows == [{"x": 1, "gone": "g"}, {"x": None, "gone": None}, {"x": 1, "gone": "g"}]
 
 
+def test_a_bad_row_is_null_in_the_fields_that_could_be_read_too() -> None:
+    more = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+    fewer = {"type": "enum", "name": "E", "symbols": ["A"]}
+    old, new = record(("x", "int"), ("e", more)), record(("x", "int"), ("e", fewer))
+    values = [avro_bytes(old, {"x": 1, "e": symbol}) for symbol in ("A", "B")]
+    history = [schema_version("AVRO", old, 0), schema_version("AVRO", new, 1)]
+    rows, errors = decode(history, values, written_with=[version(0)] * 2)
+    assert rows == [{"x": 1, "e": "A"}, {"x": None, "e": None}]
+    assert list(errors) == [1]
+
+
 def test_without_bad_rows_there_is_no_mask() -> None:
     typed = TypedColumns(HISTORY, None, OnBadRecord.NULL, ScanCounters())
     result = typed.columns(pa.array([], pa.binary()), None, np.array([], np.int32), [b""])
