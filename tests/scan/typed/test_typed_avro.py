@@ -176,6 +176,18 @@ def test_an_int_has_32_bits(repeat: int) -> None:
     assert "is no int of 32 bits" in errors[1]
 
 
+@pytest.mark.parametrize("repeat", [1, 20])
+def test_a_decimal_has_as_many_digits_as_its_schema_says(repeat: int) -> None:
+    schema = record(("d", {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}))
+    unscaled = [9999, 10_000, -9999, -10_000, 2**70, 0]
+    plain = [avro_bytes(record(("d", "bytes")), {"d": number.to_bytes(9, "big", signed=True)}) for number in unscaled]
+    short = [avro_bytes(record(("d", "bytes")), {"d": number.to_bytes(3, "big", signed=True)}) for number in unscaled[:4]]
+    rows, errors = decode([schema_version("AVRO", schema)], (plain + short) * repeat)
+    expected = [Decimal("99.99"), None, Decimal("-99.99"), None, None, Decimal("0.00")]
+    assert [row["d"] for row in rows] == (expected + expected[:4]) * repeat
+    assert "a decimal has more than 4 digits" in errors[1]
+
+
 LONGS = sorted({sign * (1 << bits) + off for bits in range(64) for sign in (1, -1) for off in (-1, 0, 1)})
 
 
