@@ -104,7 +104,7 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "topicDiscoveryInterval": duration(least_s=0.1),
     "metadataRetry": duration(),
 }
-_SAME_AS = {"publishedFrom": "startingTimestamp", "publishedUntil": "endingTimestamp"}
+OTHER_NAMES = {"publishedFrom": "startingTimestamp", "publishedUntil": "endingTimestamp"}
 _SINK = "the sink"
 _NOT_SERVED = {"exactlyOnce": _SINK, "order": _SINK, "sinkId": _SINK, "encode": _SINK, "onTooLarge": _SINK}
 _NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), "authentication plugins (a token is taken: tokenEnv, tokenFile)")
@@ -208,7 +208,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[._]", "", name.lower())
 
 
-_NAMES = {_plain(name): name for name in (*OPTIONS, *_SAME_AS, *_NOT_SERVED)}
+_NAMES = {_plain(name): name for name in (*OPTIONS, *OTHER_NAMES, *_NOT_SERVED)}
 
 
 def _parse_values(options: Mapping[str, str]) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _known_name(written: str) -> str:
         raise BadOptionError(f"there is no option {written}; {advice}", option=written)
     if name in _NOT_SERVED:
         raise BadOptionError(f"option {name} is not served yet: it belongs to {_NOT_SERVED[name]}", option=name)
-    return _SAME_AS.get(name, name)
+    return OTHER_NAMES.get(name, name)
 
 
 def _plan_source(given: Mapping[str, Any]) -> PlanSource:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from cepheid_cli.app import app
 from cepheid_scan.columns import ENTRY_COLUMNS, MESSAGE_COLUMNS
-from cepheid_spark.options import OPTIONS
+from cepheid_spark.option_values import duration, parse_bool, size
+from cepheid_spark.options import OPTIONS, OTHER_NAMES, SourceOptions, parse_options
 from cepheid_testkit import ProcessCluster
 
 PAGE = (Path(__file__).parents[2] / "docs/spark.md").read_text()
@@ -61,6 +62,67 @@ def test_the_table_of_options_has_each_option_once() -> None:
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(listed) == sorted(OPTIONS)
+
+
+def option_rows() -> Iterator[tuple[list[str], str, str]]:
+    """Names, defaults, for."""
+    table = PAGE.partition("## Options")[2].partition("\n## ")[0]
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            names, defaults, kinds = (cell.strip() for cell in line.split("|")[1:4])
+            yield re.findall(r"`(\w+)`", names), defaults, kinds
+
+
+def test_other_names_of_options_are_told() -> None:
+    assert not {name for name in OTHER_NAMES if f"`{name}`" not in PAGE}
+
+
+def defaults_of(options: SourceOptions) -> dict[str, Any]:
+    """Of options that have one that is a plain value."""
+    settings = options.settings
+    return {
+        "failOnMissingTopic": options.topics.fail_on_missing,
+        "timestampSkew": options.timestamp_skew_ms / 1000,
+        "readMode": options.mode.value,
+        "columnStyle": options.column_style,
+        "onBadRecord": options.on_bad_record.value,
+        "failOnDataLoss": options.fail_on_data_loss,
+        "targetPartitionBytes": options.target_task_bytes,
+        "minPartitions": options.min_tasks,
+        "maxTriggerDelay": options.max_trigger_delay_s,
+        "leaseTtl": options.lease_ttl_s,
+        "topicDiscoveryInterval": options.topic_discovery_s,
+        "metadataRetry": options.metadata_retry_s,
+        "bookieReadTimeout": settings.read_timeout_s,
+        "readAttempts": settings.read_attempts,
+        "chunkBytes": settings.chunk_bytes,
+        "decodeBytes": settings.decode_bytes,
+        "verifyChecksum": settings.verify_checksum,
+        "chunkLookback": settings.chunk_lookback,
+        "freezeGc": options.freeze_gc,
+        "filterPushdown": options.filter_pushdown,
+    }
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_defaults_in_the_table_are_those_of_the_code(streaming: bool) -> None:
+    found = defaults_of(parse_options({"service.url": URL, "topics": "t"}, streaming=streaming))
+    told: dict[str, str] = {}
+    for names, defaults, _ in option_rows():
+        texts = [text.strip() for text in defaults.split(",")]
+        if texts[0].startswith("B "):  # one of batches, one of streams
+            texts = [text.partition(" ")[2] for text in texts[streaming : streaming + 1]] * len(names)
+        told |= dict(zip(names, texts if len(texts) == len(names) else texts * len(names), strict=True))
+    assert {name: parse_default(told[name], value) for name, value in found.items()} == found
+    assert not {name for name, text in told.items() if text in ("true", "false") or text[0].isdigit()} - found.keys()
+
+
+def parse_default(text: str, like: Any) -> Any:
+    if isinstance(like, bool):
+        return parse_bool("default", text)
+    if isinstance(like, float):
+        return duration()("default", text)
+    return size()("default", text) if isinstance(like, int) else text
 
 
 def test_every_column_is_named() -> None:
