@@ -13,7 +13,8 @@ Rules
    an application that starts over packs other batches, and what is stored in part is stored again rather than lost. Only what is
    neither is a duplicate.
 4. Of a chunked message the last chunk is recorded: the message is stored when that one is. Until then the chunks of its newest
-   attempt are known, and those sent again are duplicates: consumers of the C++ library drop a message whose chunks they see twice.
+   attempt are known, and saved with the sequence ids; those sent again are duplicates: consumers of the C++ library drop a message
+   whose chunks they see twice.
 5. Ids with the highest bit set (a client's -1) are neither judged nor recorded: one of them would make everything after it a
    duplicate.
 6. A name is followed while somebody uses it. Others are forgotten after `idle_s`, and the longest unused ones beyond `max_names`;
@@ -22,15 +23,15 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
-
-from cepheid_broker.position import Position
 
 MAX_SEQUENCE_ID = (1 << 63) - 1
 NOTHING_PERSISTED = -1
 _BEGINS = "\0"
 """In what is saved, in front of a name: `Mark.begins`, where it differs. No name begins like that (`name_key`)."""
+_CHUNK = "\0\0"
+"""In what is saved, in front of `chunk id/publish time/bytes of the message/name`: the sequence id of `ProducerSequence.chunk`."""
 
 
 class Mark(NamedTuple):
@@ -77,8 +78,6 @@ class ProducerSequence:
         "_pushed_ends",
         "_under_way",
         "chunk",
-        "chunk_at",
-        "chunks_from",
         "is_forgotten",
         "name",
         "persisted",
@@ -96,9 +95,6 @@ class ProducerSequence:
         """Nothing of it is kept any more: whoever still has it asks for the name again."""
         self.chunk: Chunk | None = None
         """The newest that is stored of a message that is not whole; those before it are as well."""
-        self.chunks_from: Position | None = None
-        """They are not before this entry. None: this is not held against a snapshot any more."""
-        self.chunk_at = used_at
         self._under_way: list[Mark] = []  # of each group being appended: few, and mostly none
 
     def __repr__(self) -> str:
@@ -144,12 +140,6 @@ class ProducerSequence:
         self._under_way.remove(mark)
         self._note_stored(mark)
 
-    def note_chunk(self, chunk: Chunk, first: Position, now: float) -> None:
-        """It is stored, at this entry or behind it."""
-        if self.chunk is None or not chunk.is_of_same_attempt(self.chunk):
-            self.chunks_from = first
-        self.chunk, self.chunk_at = chunk, now
-
     def fail(self, mark: Mark) -> None:
         """The group may or may not be stored; if it is, whoever opens the topic next finds it."""
         self._under_way.remove(mark)
@@ -166,7 +156,7 @@ class ProducerSequence:
         self.persisted = mark.or_later(self.persisted)
         self._pushed_begins, self._pushed_ends = self.persisted.or_later(self.pushed)
         if self.chunk is not None and self.chunk.sequence_id <= self.persisted.begins:
-            self.chunk = self.chunks_from = None  # its message is whole, or was given up
+            self.chunk = None  # its message is whole, or was given up
 
 
 class SequenceIds:
@@ -203,19 +193,22 @@ class SequenceIds:
 
     def restore(self, saved: Mapping[str, int], now: float) -> None:
         self.clear()
-        for name, ends in saved.items():
-            if not name.startswith(_BEGINS):
-                self._names[name] = ProducerSequence(name, Mark(saved.get(_BEGINS + name, ends), ends), now)
+        for name, ends in sequence_ids_of(saved).items():
+            self._names[name] = ProducerSequence(name, Mark(saved.get(_BEGINS + name, ends), ends), now)
+        for key, sequence_id in saved.items():
+            if key.startswith(_CHUNK):
+                chunk_id, publish_time_ms, message_bytes, name = key.removeprefix(_CHUNK).split("/", 3)
+                self._known(name, now).chunk = Chunk(sequence_id, int(chunk_id), int(publish_time_ms), int(message_bytes))
 
     def note_stored(self, name: str, mark: Mark, now: float) -> None:
         """An entry that is stored behind what was saved."""
         self._known(name, now)._note_stored(mark)
 
-    def note_stored_chunk(self, name: str, chunk: Chunk, position: Position, now: float) -> None:
+    def note_stored_chunk(self, name: str, chunk: Chunk, now: float) -> None:
         """Likewise, of an entry that is not the last chunk."""
         sequence = self._known(name, now)
         if sequence.is_new(chunk.sequence_id, chunk.sequence_id):
-            sequence.note_chunk(chunk, position, now)
+            sequence.chunk = chunk
 
     def snapshot(self) -> dict[str, int]:
         """Rule 1. Holds for every entry that is confirmed by now."""
@@ -226,16 +219,16 @@ class SequenceIds:
                 saved[name] = ends
                 if begins != ends:
                     saved[_BEGINS + name] = begins
+            if (chunk := sequence.chunk) is not None:
+                saved[f"{_CHUNK}{chunk.chunk_id}/{chunk.publish_time_ms}/{chunk.message_bytes}/{name}"] = chunk.sequence_id
         return saved
 
-    def forget_chunks(self) -> None:
-        """They are deleted."""
-        for sequence in self._names.values():
-            sequence.chunk = sequence.chunks_from = None
-
-    def incomplete(self) -> Iterator[ProducerSequence]:
-        """Some chunks of a message are stored, and a snapshot behind them would not tell of them."""
-        return (sequence for sequence in self._names.values() if sequence.chunks_from is not None)
+    def forget_chunks(self) -> int:
+        """They are deleted. Of how many messages."""
+        incomplete = [sequence for sequence in self._names.values() if sequence.chunk is not None]
+        for sequence in incomplete:
+            sequence.chunk = None
+        return len(incomplete)
 
     def forget_idle(self, unused_since: float, max_names: int) -> int:
         """Rule 6. How many are forgotten."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 
 from cepheid_broker.deduplication import MAX_SEQUENCE_ID, NOTHING, Mark, ProducerSequence, mark_of_batch
-from cepheid_broker.position import Position
 from cepheid_broker.publish_group import PublishGroup
 from cepheid_broker.topic_deduplication import TopicDeduplication, chunk_of, is_recorded, name_key, producer_name_of
 from cepheid_wire import SendCommand
@@ -81,15 +80,15 @@ class Repetitions:
             return None
         return Mark(first, ends)
 
-    def on_answered(self, group: PublishGroup, first: Position | None) -> None:
-        """`first`: where it is stored; None: it may not be. Also when the producer is closed: its successor must know."""
+    def on_answered(self, group: PublishGroup, *, stored: bool) -> None:
+        """False: it may not be. Also when the producer is closed: its successor must know."""
         sequence = group.sequence
         if sequence is not None:
-            if first is None:
+            if not stored:
                 sequence.fail(group.mark)
             else:
                 if group.chunk is not None:
-                    sequence.note_chunk(group.chunk, first, _now())
+                    sequence.chunk = group.chunk
                 sequence.confirm(group.mark)
         self._deduplication.on_answered(len(group.payloads), None if sequence is None else sequence.name)
 

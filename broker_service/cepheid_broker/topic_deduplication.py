@@ -5,12 +5,11 @@
 
 Rules
 1. Position and sequence ids are taken in one step, when every confirmed entry has been told to its producer, and are saved in one
-   write: after a crash the entries behind the position complete them.
+   write: after a crash the entries behind the position complete them. With them goes what is stored of chunked messages that are
+   not whole: these hold no position, as their rest may never come.
 2. The policy may change at any time. Turned on, it holds for what is published from then on. Turned off, the cursor is deleted
    before entries go unjudged: sequence ids from before a gap would call new messages duplicates.
 3. Saving costs as much as there are names, so it happens at most once in as many entries.
-4. The position stays in front of a chunked message that is not whole, so that its chunks are found again after a crash: not for
-   ever, as the rest may never come.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 
 DEDUP_CURSOR = "pulsar.dedup"
 _REPLAY_READ_BYTES = 1 << 20
-_CHUNKS_HOLD_SNAPSHOTS = 10
-"""Snapshots, or as many entries, that a chunked message whose rest does not come keeps from passing it."""
 _NAME_CHARACTERS = 2048  # as many as PRODUCER allows
 
 
@@ -86,7 +83,6 @@ class TopicDeduplication:
         self._switching: asyncio.Task[None] | None = None
         self._settling: dict[str, Callable[[], None]] = {}  # a name belongs to one producer at a time
         self._entries_since_snapshot = 0
-        self._held_back = False  # the last snapshot is of an earlier position than the last entry's
         self._snapshot_at = 0.0
         self._closed = False
 
@@ -110,12 +106,12 @@ class TopicDeduplication:
         position = ledger.next_position(mark_delete)
         while ledger.is_valid(position):
             for group in await ledger.read(position, max_entries=1 << 20, max_bytes=_REPLAY_READ_BYTES):
-                for index, payload in enumerate(group.payloads()):
-                    self._note_stored(payload, Position(group.ledger_id, group.first_entry_id + index))
+                for payload in group.payloads():
+                    self._note_stored(payload)
                 self.entries_replayed += len(group)
                 position = ledger.next_position(Position(group.ledger_id, group.last_entry_id))
 
-    def _note_stored(self, payload: memoryview, position: Position) -> None:
+    def _note_stored(self, payload: memoryview) -> None:
         try:
             metadata = parse_metadata(payload)
             messages = messages_in(metadata)
@@ -129,7 +125,7 @@ class TopicDeduplication:
         if is_recorded(metadata):
             self.sequences.note_stored(producer_name_of(metadata), mark, self._now())
         elif not metadata.HasField("marker_type"):
-            self.sequences.note_stored_chunk(producer_name_of(metadata), chunk_of(metadata), position, self._now())
+            self.sequences.note_stored_chunk(producer_name_of(metadata), chunk_of(metadata), self._now())
 
     # Publishing
 
@@ -172,40 +168,23 @@ class TopicDeduplication:
                 self.snapshot()
         self.on_policies()
 
-    def snapshot(self) -> None:
-        """Saved within `cursor_flush_s`, or when the ledger closes."""
+    def snapshot(self, *, everything_goes: bool = False) -> None:
+        """Saved within `cursor_flush_s`, or when the ledger closes. `everything_goes`: what is stored is about to be deleted."""
         now = self._now()
         forgotten = self.sequences.forget_idle(now - self._settings.idle_s, self._settings.max_names)
+        if everything_goes:
+            forgotten += self.sequences.forget_chunks()
         self._snapshot_at = now
         cursor = self._ledger.cursors.get(DEDUP_CURSOR)  # None: it is being deleted
-        if cursor is not None and (self._entries_since_snapshot or forgotten or self._held_back):
-            position = self._position_to_save(now)
-            self._held_back = position != self._ledger.last_confirmed
-            cursor.advance_to(position)
+        if cursor is not None and (self._entries_since_snapshot or forgotten):
+            cursor.advance_to(self._ledger.last_confirmed)
             cursor.set_sequence_ids(self.sequences.snapshot())
             self._entries_since_snapshot = 0
 
-    def _position_to_save(self, now: float) -> Position:
-        """Rule 4. Sequence ids of entries behind it do no harm: these are read again, and are in it already."""
-        ledger, policies = self._ledger, self._policies()
-        position = last = ledger.last_confirmed
-        behind, most = 0, _CHUNKS_HOLD_SNAPSHOTS * self._entries_between_snapshots
-        for sequence in self.sequences.incomplete():
-            assert sequence.chunks_from is not None
-            before = ledger.previous_position(sequence.chunks_from)
-            entries = ledger.count_between(before, last)
-            if entries > most or now - sequence.chunk_at >= policies.dedup_snapshot_s:
-                sequence.chunks_from = None
-            elif entries > behind:
-                position, behind = before, entries
-        return position
-
     async def save(self, *, everything_goes: bool = False) -> None:
         """At once: its cursor holds as little as possible, or nothing. Raises what saving cursors raises."""
-        if everything_goes:
-            self.sequences.forget_chunks()
         if self.active and (cursor := self._ledger.cursors.get(DEDUP_CURSOR)) is not None:
-            self.snapshot()
+            self.snapshot(everything_goes=everything_goes)
             await cursor.saved()
 
     def close(self) -> None:

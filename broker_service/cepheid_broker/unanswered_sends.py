@@ -140,7 +140,7 @@ class UnansweredSends:
         del self._pending[place]
         self._peer.window.give_back(group.window_bytes)
         if self._repetitions is not None:
-            self._repetitions.on_answered(group, None if isinstance(result, CepheidError) else result)
+            self._repetitions.on_answered(group, stored=not isinstance(result, CepheidError))
         if isinstance(result, CepheidError):
             self._give_up_from(place, f"a publish failed: {result}")
         else:

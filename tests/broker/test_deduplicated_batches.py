@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
+from cepheid_broker.deduplication import sequence_ids_of
 from cepheid_broker.topic_deduplication import DEDUP_CURSOR
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -156,8 +155,8 @@ def test_chunks_under_way_when_the_connection_breaks_are_stored_once(monkeypatch
     run_async(main())
 
 
-def test_a_snapshot_does_not_pass_a_message_that_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its chunks would be forgotten in a crash; but one whose rest never comes holds it for a while only."""
+def test_a_snapshot_knows_the_chunks_of_a_message_that_is_not_whole() -> None:
+    """However much is stored behind them until its producer comes back: they hold no position."""
 
     async def main() -> None:
         async with deduplicating() as (world, client), await world.client() as other:
@@ -165,43 +164,36 @@ def test_a_snapshot_does_not_pass_a_message_that_is_not_whole(monkeypatch: pytes
             await publish(client, 0)
             assert await publish_chunks(client, 1, 0, 1) == [False, False]
             await other.produce_on("t", producer_name="another")
-
-            def sent_by_another(sequence_id: int) -> bytes:
-                return encode_tail(pb.MessageMetadata(producer_name="another", sequence_id=sequence_id, publish_time=1), b"")
-
-            async def publish_others(*sequence_ids: int) -> None:
-                for sequence_id in sequence_ids:
-                    other.send_message(sequence_id, tail=sent_by_another(sequence_id))
-                for _ in sequence_ids:
-                    await other.expect(pb.CommandSendReceipt)
-
-            await publish_others(*range(20))
-            cursor = world.topic("t").ledger.cursors[DEDUP_CURSOR]
+            for sequence_id in range(140):
+                tail = encode_tail(pb.MessageMetadata(producer_name="another", sequence_id=sequence_id, publish_time=1), b"")
+                other.send_message(sequence_id, tail=tail)
+            for _ in range(140):
+                await other.expect(pb.CommandSendReceipt)
             await deduplication(world).save()
-            assert (cursor.mark_delete.entry_id, cursor.sequence_ids) == (0, {NAME: 0, "another": 19})
+            ledger = world.topic("t").ledger
+            assert ledger.cursors[DEDUP_CURSOR].mark_delete == ledger.last_confirmed
             await world.fence("t")
             client.send_message(9)
             await client.expect(pb.CommandCloseProducer)
             assert await reconnect(client, 1) == 0
+            assert deduplication(world).entries_replayed == 0
+            assert sequence_ids_of(world.topic("t").ledger.cursors[DEDUP_CURSOR].sequence_ids) == {NAME: 0, "another": 139}
             assert await publish_chunks(client, 1, 0, 1, 2) == [True, True, False]
-            cursor = world.topic("t").ledger.cursors[DEDUP_CURSOR]
-            await deduplication(world).save()
-            assert cursor.mark_delete == world.topic("t").ledger.last_confirmed
 
-            assert await publish_chunks(client, 2, 0) == [False]
-            before = cursor.mark_delete
+    run_async(main())
+
+
+def test_chunks_that_are_truncated_are_new_when_they_are_sent_again() -> None:
+    async def main() -> None:
+        async with deduplicating() as (world, client):
+            await connect(client)
+            assert await publish_chunks(client, 0, 0, 1) == [False, False]
             await deduplication(world).save()
-            assert cursor.mark_delete == before
-            now = asyncio.get_running_loop().time
-            monkeypatch.setattr(deduplication(world), "_now", lambda: now() + 121)
-            deduplication(world).on_tick()
-            assert cursor.mark_delete == world.topic("t").ledger.last_confirmed, "for so long"
-            monkeypatch.undo()
-            assert await publish_chunks(client, 3, 0) == [False]
-            await other.expect(pb.CommandCloseProducer)
-            await other.produce_on("t", producer_name="another", epoch=1)
-            await publish_others(*range(20, 140))
-            assert cursor.mark_delete.entry_id > 100, "for so many entries"
-            assert await publish_chunks(client, 3, 0, 1, 2) == [True, False, False]
+            await world.topic("t").truncate()
+            await world.fence("t")
+            client.send_message(9)
+            await client.expect(pb.CommandCloseProducer)
+            assert await reconnect(client, 1) == -1
+            assert await publish_chunks(client, 0, 0, 1, 2) == [False, False, False]
 
     run_async(main())

@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cepheid_broker.deduplication import Mark, ProducerSequence, SequenceIds, mark_of_batch
+from cepheid_broker.deduplication import Chunk, Mark, ProducerSequence, SequenceIds, mark_of_batch, sequence_ids_of
 
 
 class Verdict(enum.Enum):
@@ -110,6 +110,29 @@ def test_a_restored_name_goes_on_and_later_entries_complete_it() -> None:
     ids.note_stored("c", one(0), 0.0)
     assert ids.snapshot() == {"a": 6, "b": 9, "c": 0}
     assert judge(ids.follow("a", 0.0), 6) is Verdict.DUPLICATE
+
+
+def test_chunks_of_messages_that_are_not_whole_are_saved_as_long_as_their_name_is_known() -> None:
+    ids, name = SequenceIds(), "a/b"
+    ids.note_stored(name, one(4), 0.0)
+    ids.note_stored_chunk(name, Chunk(5, 0, 17, 300), 0.0)
+    ids.note_stored_chunk(name, Chunk(5, 1, 17, 300), 0.0)
+    ids.note_stored_chunk("new", Chunk(0, -1, 17, -300), 0.0)  # whatever a client writes there
+    saved = ids.snapshot()
+    assert sequence_ids_of(saved) == {name: 4}, "what earlier releases see"
+
+    restored = SequenceIds()
+    restored.restore(saved, 1.0)
+    assert restored.snapshot() == saved
+    sequence, new = restored.follow(name, 1.0), restored.follow("new", 1.0)
+    assert (sequence.persisted, new.persisted) == (one(4), one(-1))
+    assert [sequence.has_chunk(Chunk(5, index, 17, 300)) for index in range(3)] == [True, True, False]
+    assert not sequence.has_chunk(Chunk(5, 0, 18, 300)), "another attempt"
+    assert new.has_chunk(Chunk(0, -1, 17, -300))
+    restored.note_stored(name, one(5), 2.0)
+    restored.leave(new, 2.0)
+    restored.forget_idle(unused_since=3.0, max_names=100)
+    assert restored.snapshot() == {name: 5}
 
 
 Batch = tuple[int, ...]

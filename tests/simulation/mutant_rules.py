@@ -32,7 +32,7 @@ RULES: Mapping[str, Set[str]] = {
     "write the chain again after a conflict": {"M1", "M2", "M3", "M6", "C2", "C3", "C6", "C7", "C8"},
     "name what was pushed when saving sequence ids": {"H3"},
     "believe the snapshot of sequence ids alone": {"H3"},
-    "snapshot in the middle of chunked messages": {"H3"},
+    "save no chunks with sequence ids": {"H3"},
     "let producers in while chunks are under way": {"H3"},
     "take a blank bookie for a new one": {"S11", "S2", "S5"},
     "limbo answers a certain no": {"S2", "S5"},

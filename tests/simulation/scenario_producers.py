@@ -82,6 +82,18 @@ async def sends(scene: Scene, producer: Producing, count: int) -> None:
     await asyncio.sleep(0)
 
 
+@step("{producer} sends a message of {number} chunks; the first is stored when its connection breaks")
+async def sends_a_chunk(scene: Scene, producer: Producing, chunks: int) -> None:
+    """The others do not arrive, and it does not hear of the first: it has all of them to send again."""
+    workload, client = producer.workload, producer.client
+    if client.peer is None:
+        raise ScenarioError("it is not connected")
+    workload.publish(client, chunks=chunks, arrive=1)
+    peer = client.peer
+    await scene.wait_until(lambda: bool(peer.heard), "the first chunk is stored")
+    workload.disconnect(client)
+
+
 @step("{producer} has {number} answers")
 async def has_answers(scene: Scene, producer: Producing, count: int) -> None:
     """Waits until so many of its messages are answered in all: with a position, or as sent before. Answers come in order (H4)."""

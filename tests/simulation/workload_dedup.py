@@ -212,14 +212,15 @@ class DedupWorkload:
             elif client.peer is not None and not self.stopped and len(client.unanswered) < _MOST_UNANSWERED:
                 self.publish(client, rng.choice((1, 1, 2, 3)))
 
-    def publish(self, client: Client, messages: int = 1, *, chunks: int | None = None) -> None:
+    def publish(self, client: Client, messages: int = 1, *, chunks: int | None = None, arrive: int | None = None) -> None:
+        """`arrive`: so many of its SENDs, if not all."""
         sends: list[Send] = []
         for _ in range(messages):
             self._did("publish once")
             sends += _message(client.name, client.sent, chunks or self._random.choice((1, 1, 1, 3)))
             client.sent += self._random.choice((1, 1, 5))
         client.unanswered += sends
-        self._deliver(client, sends)
+        self._deliver(client, sends[:arrive])
 
     async def connect(self, client: Client) -> bool:
         """Resends what is unanswered. False: nobody serves, or not now."""
