@@ -100,6 +100,8 @@ class Connection(asyncio.Protocol):
         self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
         self._gathered_bytes = 0
         self._ready = False
+        self._is_first = True  # whatever comes next; later pieces may begin anywhere within a frame
+        self._left_to_http = False
         self._heard = False
         self._ping_unanswered = False
         self._holds = _Hold(0)
@@ -127,9 +129,11 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(self._settings.handshake_timeout_s, self._on_timer)
 
     def data_received(self, data: bytes) -> None:
-        if not self._heard and is_http(data):
-            self._leave_to_http(data)
-            return
+        if self._is_first:
+            self._is_first = False
+            if is_http(data):
+                self._leave_to_http(data)
+                return
         self._heard = True
         if self._probe is not None and not self._probe.done():
             self._probe.set_result(None)
@@ -157,7 +161,7 @@ class Connection(asyncio.Protocol):
         """It had nothing yet, and is over for everybody but the client."""
         admin_url = self._services.admin_url(self.reached_host)
         redirect = HttpRedirect(admin_url, self._settings.handshake_timeout_s, lambda: self._on_lost(self))
-        self.closed = True
+        self.closed = self._left_to_http = True
         self._log_closed(f"it speaks HTTP: sent to {admin_url or 'nowhere'}")
         self._timer.cancel()
         self._free()
@@ -310,6 +314,8 @@ class Connection(asyncio.Protocol):
     # The end
 
     def close(self, reason: str, **facts: Any) -> None:
+        if self._left_to_http:
+            self._transport.abort()
         if self.closed:
             return
         self.closed = True

@@ -8,6 +8,8 @@ import pytest
 
 from cepheid_broker.http_redirect import MAX_HEAD_BYTES
 from cepheid_broker.settings import ConnectionSettings
+from cepheid_wire import encode_body
+from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.support import run_async, wait_until
 
@@ -106,5 +108,39 @@ def test_clients_of_the_protocol_go_on_beside_it() -> None:
             world.broker.admin_port = lambda: ADMIN_PORT
             await ask(world, b"GET /a HTTP/1.1\r\n\r\n")
             await client.ping()
+
+    run_async(main())
+
+
+def test_a_frame_whose_later_piece_looks_like_http_is_a_frame() -> None:
+    """Also from a client that was silent for a while, as the keepalive sees it."""
+
+    async def main() -> None:
+        quick = ConnectionSettings(keepalive_s=0.3)
+        async with BrokerWorld(connection=quick) as world, await world.client() as client:
+            world.broker.admin_port = lambda: ADMIN_PORT
+            (connection,) = world.broker._listener.connections
+            frame = encode_body(pb.CommandPartitionedTopicMetadata(topic="persistent://public/default/GET /a", request_id=7))
+            cut = frame.index(b"GET ")
+            client.send_bytes(frame[:cut])
+            await client.drain()
+            await wait_until(lambda: connection._ping_unanswered)  # it asks whether the other side is there
+            client.send_bytes(frame[cut:])
+            answer = await client.expect(pb.CommandPartitionedTopicMetadataResponse)
+            assert answer.request_id == 7
+
+    run_async(main())
+
+
+def test_a_broker_that_stops_waits_for_no_head() -> None:
+    async def main() -> None:
+        async with BrokerWorld() as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.broker.port)
+            writer.write(b"GET /a HTTP/1.1\r\n")
+            await wait_until(lambda: any(connection.closed for connection in world.broker._listener.connections))
+        with pytest.raises((ConnectionResetError, EOFError)):
+            async with asyncio.timeout(1.0):
+                await reader.readexactly(1)
+        writer.close()
 
     run_async(main())
