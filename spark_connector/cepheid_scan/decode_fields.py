@@ -26,7 +26,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Spans: TypeAlias = tuple[Ints, Ints]  # starts and ends
 
-_NOWHERE = 1 << 62  # a position behind every end
+_NOWHERE = 1 << 61  # a position behind every end; the sum of two is one, too
 _MAX_LENGTH = (1 << 31) - 1
 
 

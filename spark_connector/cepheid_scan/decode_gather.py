@@ -31,7 +31,7 @@ def gather(data: Bytes, starts: Ints, ends: Ints, present: Bools | None = None) 
         return pa.array([], pa.binary())
     order: Ints | None = None
     if not (starts[1:] >= ends[:-1]).all():
-        order = np.argsort(starts, kind="stable")
+        order = np.lexsort((ends, starts))  # an empty piece before the one that begins at the same place
         starts, ends = starts[order], ends[order]
         assert (starts[1:] >= ends[:-1]).all(), "pieces overlap"
     offsets = np.empty(2 * count, np.int32)

@@ -126,6 +126,7 @@ ODD = {
     "a known number with another wire type": b"\x1a\x01a\x18\x05\x12\x01k\x10\x07",
     "a text of more than there is": b"\x18\x05\x12\x7f",
     "a text of -1 bytes": b"\x18\x05\x12" + varint(-1),
+    "a text whose size does not end": b"\x18\x05\x12" + b"\xff" * 11,
     "a fixed one cut off": b"\x18\x05\x61\x01\x02",
     "a truth that is 2": b"\x18\x05\x20\x02",
     "a truth of 64 bits": b"\x18\x05\x20" + varint(1 << 63),

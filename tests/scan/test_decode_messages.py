@@ -318,3 +318,11 @@ def test_a_payload_of_zeros_is_not_taken_for_messages() -> None:
     for size in (1, 3, 4, 90):
         tails = [batched([message(bytes(size)) for _ in range(50)]), batched([message(b"\0\0\0\x04\x18\x01" * size)] * 5)]
         assert decode(tails) == reference_rows(tails)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_message_without_bytes_at_the_end_of_what_is_stored(codec: int) -> None:
+    """What is unpacked begins where the stored bytes end: there lies the empty one, too."""
+    described = metadata(compression=codec)
+    tails = [encode_tail(described, compress(codec, b"packed", described)), batched([message(b"a"), message(b"")])]
+    assert decode(tails) == reference_rows(tails)
