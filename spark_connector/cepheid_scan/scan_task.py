@@ -101,16 +101,22 @@ class LookBack:
         self._source = source
 
     def __call__(self, piece: Piece, count: int) -> Iterator[EntryGroup]:
-        """Up to `count` of them, oldest first; of the ledger before where this one has fewer."""
+        """Up to `count` of them, oldest first; of the ledger before where this one has fewer. None from where one is gone."""
+        for part in self._parts(piece, count):
+            try:
+                yield from self._source.read(part)
+            except DataLossError as loss:  # nobody asked for its rows: what is lost is a message that began there
+                log.warning("scan.earlier_chunks_gone", extra={"topic": piece.topic, "error": str(loss)})
+
+    def _parts(self, piece: Piece, count: int) -> Iterator[Piece]:
         known_from = piece.fragments[0].first_entry_id if piece.fragments else 0
         first = max(piece.first_entry_id - count, known_from)
         if known_from == 0 and piece.before is not None and count > piece.first_entry_id:
             before = piece.before
-            wanted = count - piece.first_entry_id
-            start = max(before.first_entry_id, before.last_entry_id - wanted + 1)
-            yield from self._source.read(replace(before, first_entry_id=start))
+            start = max(before.first_entry_id, before.last_entry_id - (count - piece.first_entry_id) + 1)
+            yield replace(before, first_entry_id=start)
         if first < piece.first_entry_id:
-            yield from self._source.read(replace(piece, first_entry_id=first, last_entry_id=piece.first_entry_id - 1))
+            yield replace(piece, first_entry_id=first, last_entry_id=piece.first_entry_id - 1)
 
 
 def _timed(batches: Iterator[pa.RecordBatch], counters: ScanCounters) -> Iterator[pa.RecordBatch]:

@@ -181,6 +181,26 @@ def test_looking_back_ends_at_the_ledger_before(bookies: ScanBookies) -> None:
     assert list(look_back(piece_of(0, 9, (0, "a")), 4)) == []
 
 
+def test_a_ledger_before_that_is_gone_costs_the_message_in_chunks_alone(
+    bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_lookup, "find_ledger_and_bookies", lambda *_: (None, {}))
+    last_chunk = entry(b"end", uuid="u", num_chunks_from_msg=2, chunk_id=1, total_chunk_msg_size=6)
+    bookies.add(encode_group(8, 0, -1, 0, [entry(b"a"), last_chunk, entry(b"b")]))
+    bookies.add(encode_group(8, 3, -1, 0, [entry(b"c")]))
+    piece = replace(piece_of(0, 3, (0, "a"), ledger_id=8), before=piece_of(0, 9, (0, "a")))
+    settings = replace(ENTRIES.settings, decode_bytes=1)
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=settings, plan_source=PlanSource(admin_url="http://nobody"))
+    counters = ScanCounters()
+    skipping = replace(spec, on_bad_record=OnBadRecord.SKIP)
+    rows = [row for batch in scan_task(task_of(bookies, piece), skipping, counters) for row in batch["value"].to_pylist()]
+    assert rows == [b"a", b"b", b"c"]
+    assert (counters.bad_records, counters.lost_entries) == (1, 0)
+    for fail in (True, False):
+        with pytest.raises(BadRecordError, match=r"8:1 .* the chunks before the last of 2 were not found"):
+            list(scan_task(task_of(bookies, piece), replace(spec, fail_on_data_loss=fail)))
+
+
 SCHEMA = SchemaVersion(b"\0" * 8, "INT32", b"")
 
 
