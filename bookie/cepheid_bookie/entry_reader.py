@@ -213,7 +213,7 @@ class EntryReader:
             counters.disk_bytes += chunk.read_bytes
             counters.unreadable_blocks += chunk.unreadable
             counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
-        return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks)
+        return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks, max_bytes)
 
     def _read_gaps(self, ledger_id: int, gaps: Sequence[tuple[int, int]], max_bytes: int) -> list[_Chunk]:
         """In a reader thread: one chunk per gap, in order, until `max_bytes`; the last may end before its gap does."""
@@ -240,24 +240,30 @@ class _Chunk:
     unreadable: int
 
 
-def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk]) -> ReadAnswer:
-    """Cached runs and what was found in the gaps between them, as far as the gaps were looked up."""
+def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk], max_bytes: int) -> ReadAnswer:
+    """Cached runs and what was found in the gaps between them, as far as the gaps were looked up, and no more than `max_bytes`
+    together: a full gap and a full cache would be more than a message may have. The first part is a gap."""
     groups: list[EntryGroup] = []
     missing: list[MissingEntries] = []
     found = iter(chunks)
-    next_entry_id = -1
+    next_entry_id, left = -1, max_bytes
     for part in parts:
-        if isinstance(part, EntryGroup):
-            groups.append(part)
-            next_entry_id = part.last_entry_id + 1
-            continue
-        chunk = next(found, None)
-        if chunk is None:
+        if next_entry_id >= 0 and left <= 0:
             break
-        groups += chunk.answer.groups
-        missing += chunk.answer.missing
-        next_entry_id = chunk.answer.next_entry_id
-        if next_entry_id <= part[1]:
+        if isinstance(part, EntryGroup):
+            run = cut_group(part, part.first_entry_id, part.last_entry_id, left)
+            groups.append(run)
+            left -= len(run.data)
+            next_entry_id, until = run.last_entry_id + 1, part.last_entry_id
+        else:
+            chunk = next(found, None)
+            if chunk is None:
+                break
+            groups += chunk.answer.groups
+            missing += chunk.answer.missing
+            left -= sum(len(group.data) for group in chunk.answer.groups)
+            next_entry_id, until = chunk.answer.next_entry_id, part[1]
+        if next_entry_id <= until:
             break
     return ReadAnswer(tuple(groups), tuple(missing), next_entry_id)
 

@@ -7,7 +7,8 @@
 
 Rule 1: scans have their own threads and their own byte budget: neither adds nor brokers' reads wait behind them for a disk.
 Rule 2: all scans together send one chunk per turn of the loop, so an add waits for one chunk at most, however many scans there are.
-Rule 3: every request is shown to `authorize`, before anything of the ledger is told.
+Rule 3: a scan that is not read holds a chunk: the more are open, the smaller are those of a new one, whatever it asks for.
+Rule 4: every request is shown to `authorize`, before anything of the ledger is told.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cepheid_bookie.entry_reader import EntryReader, ReadCounters, refuse_range
-from cepheid_rpc import ReadAnswer, ReadRequest, Status
+from cepheid_rpc import MAX_MESSAGE_BYTES, ReadAnswer, ReadRequest, Status
 
 AuthorizeRead: TypeAlias = Callable[[bytes, int, int, int], Status]
 """`(ticket, ledger_id, first_entry_id, last_entry_id)`: OK, or why not."""
@@ -73,7 +74,8 @@ class ScanCounters:
 
 
 class Scans:
-    """One per bookie. `open` scans are bounded by the settings; each holds one chunk while its reader does not take it."""
+    """One per bookie. `open` scans are bounded by the settings; each holds one chunk while its reader does not take it, and gRPC a
+    copy or two of it. All their chunks have at most 2 MiB for each scan that may be open."""
 
     def __init__(self, reader: EntryReader, *, open_scans: int, retry_s: float) -> None:
         self.authorize: AuthorizeRead = accept_every_ticket
@@ -82,6 +84,7 @@ class Scans:
         self.turns = LoopTurns()
         self._reader = reader
         self._limit = open_scans
+        self._chunk_bytes = 0  # of all open scans
         self._retry_ms = max(1, round(1000 * retry_s))
 
     def __repr__(self) -> str:
@@ -111,6 +114,8 @@ class Scans:
         """Of a request that was not refused, in the same turn."""
         self.counters.requests += 1
         self.open += 1
+        chunk_bytes = self._chunk_bytes_for(request)
+        self._chunk_bytes += chunk_bytes
         try:
             chunks = self._reader.read(
                 request.ledger_id,
@@ -118,7 +123,7 @@ class Scans:
                 request.last_entry_id,
                 request.max_bytes,
                 urgent=False,
-                chunk_bytes=request.chunk_bytes,
+                chunk_bytes=chunk_bytes,
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -127,3 +132,9 @@ class Scans:
                     yield chunk
         finally:
             self.open -= 1
+            self._chunk_bytes -= chunk_bytes
+
+    def _chunk_bytes_for(self, request: ReadRequest) -> int:
+        """Rule 3. What is asked for, while all that are open have less than 1 MiB for each that may be."""
+        room_bytes = self._limit * MAX_MESSAGE_BYTES - self._chunk_bytes
+        return max(MAX_MESSAGE_BYTES, min(request.chunk_bytes, room_bytes))

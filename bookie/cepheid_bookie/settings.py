@@ -71,7 +71,8 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         128,
         ge=1,
         le=65536,
-        description="Reads past the brokers in progress, each with a chunk in memory; beyond it they are told to come later.",
+        description="Reads past the brokers in progress, each with a chunk in memory, together 2 MiB for each of so many; "
+        "beyond it they are told to come later.",
     )
     scan_threads: int = Field(2, ge=1, le=64, description="Threads that read blocks for scans. Brokers' reads have others.")
     scan_bytes: int = Field(

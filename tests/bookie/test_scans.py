@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
 
 from cepheid_bookie import Bookie
 from cepheid_bookie.scans import CACHED_GROUPS, LoopTurns
@@ -73,6 +74,47 @@ def test_a_block_larger_than_a_chunk_comes_whole() -> None:
             chunks = await scan(bookie, 0, 11)
             assert len(chunks) == len(list(machine.index.blocks()))
             assert bookie.statistics().scan_disk_bytes == sum(block.length for block in machine.index.blocks())
+
+    run_async(main())
+
+
+def test_a_chunk_of_blocks_and_cache_is_no_larger_than_one_of_either() -> None:
+    """Together they were more than gRPC carries, and no retry would have changed that."""
+
+    async def main() -> None:
+        machine = Machine(settings=small_settings(write_cache_bytes=32 << 20, block_bytes=1 << 20, log_bytes=64 << 20))
+        async with machine.bookie() as bookie:
+            held = [group_of(7, first, 10, size=95_000) for first in range(0, 160, 10)]  # 15 MB, then as much
+            await added(bookie, *held[:8])
+            await bookie.checkpoint()
+            await added(bookie, *held[8:])
+            chunks = await scan(bookie, 0, 159, chunk_bytes=8 * MAX_MESSAGE_BYTES)
+            assert groups_in(chunks) == entries_of(held)
+            sizes = [sum(len(group.data) for group in chunk.groups) for chunk in chunks]
+            assert max(sizes) <= 9 * MAX_MESSAGE_BYTES, "soft by an entry or a block"
+            assert len(sizes) == 2, "and blocks and cache come together"
+
+    run_async(main())
+
+
+def test_scans_that_nobody_reads_hold_little() -> None:
+    """128 with chunks of 8 MiB took 2.9 GB."""
+
+    async def main() -> None:
+        machine = Machine(settings=small_settings(write_cache_bytes=32 << 20, block_bytes=1 << 20, log_bytes=64 << 20))
+        async with machine.bookie(open_scans=16) as bookie, AsyncExitStack() as opened:
+            await added(bookie, *[group_of(7, first, 10, size=95_000) for first in range(0, 100, 10)])
+            await bookie.checkpoint()
+            request = ReadRequest(7, 0, 99, max_bytes=1 << 40, scan=True, chunk_bytes=8 * MAX_MESSAGE_BYTES)
+            held_bytes = []
+            for _ in range(16):
+                chunks = await opened.enter_async_context(aclosing(bookie.read(request)))
+                held_bytes.append(sum(len(group.data) for group in (await anext(chunks)).groups))
+            assert min(held_bytes[:2]) > 7 * MAX_MESSAGE_BYTES, "a few get what they ask for"
+            assert max(held_bytes[2:]) <= MAX_MESSAGE_BYTES
+            await opened.aclose()
+            assert bookie.statistics().open_scans == 0
+            assert len(await scan(bookie, 0, 99, chunk_bytes=8 * MAX_MESSAGE_BYTES)) == 2, "and so does who comes later"
 
     run_async(main())
 
