@@ -6,7 +6,7 @@
 Rules
 1. A lease is over when its time has come by a clock that cannot jump ahead (SteadyClock), *and* nobody has renewed it for
    `silence_s` by the loop's clock since this broker has the topic open: a broker that was started with a wrong clock takes nothing
-   from a holder that lives, since its renewals are seen, whatever they say.
+   from a holder that lives, since its renewals are seen, whatever they say. A consumer is a sign of life too: it may come again.
 2. The last look and the closing to newcomers are one step: a renewal or a consumer before it saves the lease.
 3. Only open topics are judged: of a closed one nothing is trimmed either.
 """
@@ -102,7 +102,7 @@ class LeaseExpiry:
 
     def _seen_again(self, before: _Sight | None, subscription: Subscription, now: float) -> _Sight:
         text = subscription.cursor.properties[LEASE_PROPERTY]
-        if before is not None and before.subscription is subscription and before.text == text:
+        if before is not None and before.subscription is subscription and before.text == text and not subscription.consumers:
             return before
         return _Sight(subscription, text, now)
 

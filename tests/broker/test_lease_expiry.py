@@ -118,6 +118,46 @@ def test_a_lease_with_a_consumer_or_within_a_seek_stays() -> None:
     run(test)
 
 
+def test_a_consumer_that_is_away_for_a_moment_finds_its_lease() -> None:
+    """A broker's restart, a network's hiccup: else it would find a new subscription at the end of the topic."""
+
+    async def test(bench: Bench) -> None:
+        await bench.lease("s", -1)
+        client = await bench.world.client()
+        await client.subscribe(NAME, "s")
+        await bench.look()
+        await asyncio.sleep(0.4)
+        assert await bench.look() == ["s"]
+        await client.close()
+        await wait_until(lambda: not bench.topic.subscriptions["s"].consumers)
+        assert await bench.look() == ["s"]
+        await looks_until_gone(bench, "s")
+
+    run(test, silence_s=0.3)
+
+
+def test_a_reader_of_that_name_and_one_made_anew_are_not_taken_for_the_lease() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease("s", -1)
+        await bench.look()
+        await asyncio.sleep(0.05)
+        async with bench.topic._changing:  # somebody changes subscriptions just now
+            look = asyncio.ensure_future(bench.look())
+            await asyncio.sleep(0.01)
+            found = bench.topic.subscriptions["s"]
+            found.close("by somebody else")
+            del bench.topic.subscriptions["s"]
+            await bench.topic._delete_cursor("s", found.cursor)
+            cursor = await bench.topic.ledger.create_cursor(
+                "s", bench.topic.ledger.last_confirmed, properties=found.cursor.properties
+            )
+            assert bench.topic.subscriptions["s"].cursor is cursor
+        assert await look == ["s"], "the new one has the same property, and its own time of silence"
+        await looks_until_gone(bench, "s")
+
+    run(test)
+
+
 def test_a_renewal_at_the_last_moment_saves_the_lease() -> None:
     """Between the look that finds it over and the step that deletes."""
 
