@@ -1,6 +1,7 @@
 """Stored entries as rows: their bytes as they are, for archive and export, and of their metadata what says what they are.
 
-Nothing is bad here: of an entry whose metadata cannot be read the columns from it are null.
+Of an entry whose metadata cannot be read the columns from it are null. Bad is only one that is damaged on all of its bookies: it
+comes without bytes, and is left out, or a row whose `entry` is null.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from cepheid_scan import entry_metadata as entry_fields
 from cepheid_scan.columns import ENTRY_COLUMNS, arrow_schema
 from cepheid_scan.counters import ScanCounters
 from cepheid_scan.decode_columns import times
-from cepheid_scan.decode_fields import Ints
+from cepheid_scan.decode_fields import Bools, Ints
 from cepheid_scan.decode_gather import as_text, gather
 from cepheid_scan.entry_metadata import EntryTable, parse_entries
 from cepheid_scan.history import Piece
 from cepheid_scan.message_decoder import LookBack, bunches
 from cepheid_scan.row_pruning import entries_wanted
-from cepheid_scan.scan_request import ScanSpec
+from cepheid_scan.scan_request import OnBadRecord, ScanSpec
 
 _BATCH_BYTES = 16 << 20
 
@@ -37,11 +38,18 @@ class EntriesDecoder:
     def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]:
         for bunch in bunches(groups, _BATCH_BYTES):
             entries = parse_entries(bunch)
-            chosen = np.flatnonzero(entries_wanted(entries, self._spec.row_filter))
+            chosen = np.flatnonzero(self._without_damaged(entries) & entries_wanted(entries, self._spec.row_filter))
             if len(chosen):
                 self._counters.messages += len(chosen)
                 columns = [entry_column(name, piece, entries, chosen) for name in self._spec.columns]
                 yield pa.record_batch(columns, self._schema)
+
+    def _without_damaged(self, entries: EntryTable) -> Bools:
+        is_whole = entries.stored_ends > entries.stored_starts
+        if self._spec.on_bad_record is OnBadRecord.FAIL or is_whole.all():
+            return np.ones(len(entries), bool)
+        self._counters.bad_records += int((~is_whole).sum())
+        return is_whole | (self._spec.on_bad_record is OnBadRecord.NULL)
 
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         return iter(())
@@ -56,7 +64,8 @@ def entry_column(name: str, piece: Piece, entries: EntryTable, chosen: Ints) -> 
     if name == "entry_id":
         return pa.array(entries.entry_ids[chosen])
     if name == "entry":
-        return gather(entries.data, entries.stored_starts[chosen], entries.stored_ends[chosen])
+        starts, ends = entries.stored_starts[chosen], entries.stored_ends[chosen]
+        return gather(entries.data, starts, ends, ends > starts)
     fields = entries.fields
     if name == "publish_time":
         return times(fields.number(entry_fields.PUBLISH_TIME, default=-1)[chosen])

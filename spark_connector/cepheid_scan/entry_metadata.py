@@ -24,6 +24,7 @@ COMPRESSION, UNCOMPRESSED_SIZE, NUM_MESSAGES, EVENT_TIME, ENCRYPTION_KEYS, SCHEM
 KEY_IS_BASE64, ORDERING_KEY, MARKER_TYPE, TRANSACTION, NULL_VALUE = 17, 18, 20, 22, 25
 UUID, NUM_CHUNKS, CHUNKED_BYTES, CHUNK_ID, NULL_KEY = 26, 27, 28, 29, 30
 
+NO_BYTES = "its entry has no bytes that are undamaged: see the warnings of this read"
 _SIZE_BYTES = 4
 _CHECKSUM_BYTES = 6
 _BROKER_PREFIX_BYTES = 6
@@ -70,7 +71,8 @@ def parse_entries(groups: Sequence[EntryGroup]) -> EntryTable:
     records = parse_records(data, metadata_starts, metadata_ends, MESSAGE_METADATA)
     refused = records.refused
     for row in np.flatnonzero(broken).tolist():
-        refused[row] = f"{ends[row] - starts[row]} bytes are too few for the metadata that they announce"
+        size_bytes = ends[row] - starts[row]
+        refused[row] = f"{size_bytes} bytes are too few for the metadata that they announce" if size_bytes else NO_BYTES
     return EntryTable(
         data=records.data,
         entry_ids=entry_ids,

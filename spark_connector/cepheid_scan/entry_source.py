@@ -3,7 +3,8 @@
     piece ──► fragments ──► cover of the liked replicas ──► streams ──► groups
                  ▲               ▲ a replica fails: goes on elsewhere from the next entry
                  │               └── all have failed: a pause (50 ms … 2 s), and the next round
-                 └── no replica has it, or none came back: the metadata is asked once where the ledger lies now
+                 ├── no replica has it, or none came back: the metadata is asked once where the ledger lies now
+                 └── damaged on all of them: an error, or an entry without bytes in its place (`damaged_as_empty`)
 
 Rule 1: entries come in order, each once, none left out: a failure never looks like an end.
 Rule 2: a read gives up when every replica has failed in `read_attempts` rounds, and for as long as `unreachable_s` if one of them
@@ -18,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from cepheid_rpc import SCAN_CHUNK_BYTES, EntryGroup, ReadRequest, Status
+from cepheid_rpc import SCAN_CHUNK_BYTES, EntryGroup, ReadRequest, Status, encode_group
 from cepheid_scan.counters import ScanCounters
-from cepheid_scan.errors import DataLossError, EntriesUnreadableError, PlanUnavailableError
+from cepheid_scan.errors import DamagedEntryError, DataLossError, EntriesUnreadableError, PlanUnavailableError
 from cepheid_scan.history import Fragment, LedgerHistory, Piece
 from cepheid_scan.read_rounds import GivenUpError, ReadRounds
 from cepheid_scan.replica_order import Suspects, last_reachable, plan_cover, positions_by_liking, write_set
@@ -37,7 +38,8 @@ _suspects = Suspects()  # of the process: tasks that share it learn from each ot
 
 class EntrySource:
     """Made per task. `bookies`: addresses by id; one that is not there is not asked. `replan` tells where a piece's ledger lies by
-    now, None when it is gone; it may add to `bookies`."""
+    now, None when it is gone; it may add to `bookies`. `damaged_as_empty`: an entry that is damaged on all of its bookies is given
+    out as one without bytes, which no message is: whoever decodes it does with it what is done with bad records."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class EntrySource:
         *,
         replan: Callable[[Piece], LedgerHistory | None] | None,
         racks: Mapping[str, str] | None = None,
+        damaged_as_empty: bool = False,
     ) -> None:
         self._bookies = bookies
         self._ticket = ticket
@@ -56,6 +59,7 @@ class EntrySource:
         self._replan = replan
         self._rack = settings.rack or os.environ.get(RACK_VARIABLE) or None
         self._racks = racks or {}
+        self._damaged_as_empty = damaged_as_empty
 
     def __repr__(self) -> str:
         return f"<EntrySource of {len(self._bookies)} bookies>"
@@ -63,26 +67,36 @@ class EntrySource:
     def read(self, piece: Piece) -> Iterator[EntryGroup]:
         """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError; both say where."""
         entry_id = piece.first_entry_id
-        looked_at = -1
+        looked_at = damaged_at = -2  # none
         while entry_id <= piece.last_entry_id:
             ensemble, last = fragment_at(piece.fragments, entry_id, piece.last_entry_id)
             if not ensemble:
                 raise ValueError(f"{piece.topic}: no fragment of ledger {piece.ledger_id} has entry {entry_id}")
+            attempts = 1 if entry_id == damaged_at + 1 else self._settings.read_attempts  # a damaged block has many entries
             try:
-                for group in self._read_run(piece, ensemble, entry_id, last):
+                for group in self._read_run(piece, ensemble, entry_id, last, attempts):
                     entry_id = group.last_entry_id + 1
                     self._counters.entries += len(group)
                     yield group
             except GivenUpError as stuck:
-                if looked_at == stuck.entry_id:
-                    raise _unreadable(piece, stuck) from None
-                looked_at = stuck.entry_id
-                piece = self._look_again(piece, stuck)
+                try:
+                    if stuck.entry_id == looked_at or (stuck.is_damaged and stuck.entry_id == damaged_at + 1):
+                        raise _unreadable(piece, stuck) from None
+                    looked_at = stuck.entry_id
+                    piece = self._look_again(piece, stuck)
+                except DamagedEntryError as error:
+                    if not self._damaged_as_empty:
+                        raise
+                    log.warning("scan.entry_damaged", extra=error.facts)
+                    damaged_at = stuck.entry_id
+                    entry_id = damaged_at + 1
+                    self._counters.entries += 1
+                    yield encode_group(piece.ledger_id, damaged_at, -1, 0, [b""])
 
-    def _read_run(self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int) -> Iterator[EntryGroup]:
+    def _read_run(self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int, attempts: int) -> Iterator[EntryGroup]:
         """Entries of one fragment. Raises GivenUpError."""
         settings, quorum = self._settings, piece.write_quorum
-        rounds = ReadRounds(settings.read_attempts, settings.unreachable_s)
+        rounds = ReadRounds(attempts, settings.unreachable_s)
         while entry_id <= last:
             usable = self._usable(ensemble, piece.ledger_id, entry_id, rounds)
             reachable = last_reachable(entry_id, last, len(ensemble), quorum, usable)
@@ -163,7 +177,7 @@ class EntrySource:
         try:
             ledger = self._replan(piece)
         except PlanUnavailableError as error:
-            raise _unreadable(piece, stuck) from error
+            raise _unreadable(piece, stuck) from error  # what is known of its bookies stays true
         if ledger is None:
             raise DataLossError(
                 f"{piece.topic}: entries {stuck.entry_id}..{piece.last_entry_id} of ledger {piece.ledger_id} are gone: the ledger "
@@ -194,9 +208,10 @@ def fragment_at(fragments: Sequence[Fragment], entry_id: int, last: int) -> tupl
 
 
 def _unreadable(piece: Piece, stuck: GivenUpError) -> EntriesUnreadableError:
-    return EntriesUnreadableError(
-        f"entry {piece.ledger_id}:{stuck.entry_id} of {piece.topic} could be read from none of its bookies, "
-        f"in {stuck.rounds} rounds: {stuck.reasons}",
+    entry = f"entry {piece.ledger_id}:{stuck.entry_id} of {piece.topic}"
+    what = "is damaged on all of its bookies" if stuck.is_damaged else "could be read from none of its bookies"
+    return (DamagedEntryError if stuck.is_damaged else EntriesUnreadableError)(
+        f"{entry} {what}, in {stuck.rounds} rounds: {stuck.reasons}",
         topic=piece.topic,
         ledger_id=piece.ledger_id,
         entry_id=stuck.entry_id,

@@ -55,6 +55,13 @@ class EntriesUnreadableError(ScanError):
     hint = "see which bookies are down, and `cepheid ledgers verify`"
 
 
+class DamagedEntryError(EntriesUnreadableError):
+    """Everybody who should have an entry was asked, and nobody's copy matches its digest."""
+
+    retriable = False
+    hint = "onBadRecord=skip leaves such entries out and counts them, onBadRecord=null keeps a row; see `cepheid ledgers verify`"
+
+
 class BadRecordError(ScanError):
     """A stored message that cannot be what the reader asks for: its bytes, its schema, its encryption."""
 

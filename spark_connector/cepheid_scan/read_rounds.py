@@ -27,6 +27,9 @@ class GivenUpError(Exception):
     def __init__(self, entry_id: int, rounds: int, failures: Sequence[ReplicaFailure]) -> None:
         self.entry_id = entry_id
         self.rounds = rounds
+        statuses = [failure.status for failure in failures]
+        known = all(status is not None and (status.certain_no or status is Status.BAD_DIGEST) for status in statuses)
+        self.is_damaged = known and Status.BAD_DIGEST in statuses  # and nobody who may have it whole is only away
         self.reasons = ", ".join(f"{failure.bookie}: {failure.reason}" for failure in failures)
         super().__init__(self.reasons)
 

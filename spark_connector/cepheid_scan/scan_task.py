@@ -21,7 +21,7 @@ from cepheid_scan.counters import ScanCounters
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.errors import DataLossError
 from cepheid_scan.history import LedgerHistory, Piece, ScanTask
-from cepheid_scan.scan_request import PlanSource, ReadMode, ScanSpec
+from cepheid_scan.scan_request import OnBadRecord, PlanSource, ReadMode, ScanSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,10 @@ def scan_task(task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = No
     counters = counters if counters is not None else ScanCounters()
     bookies = dict(task.bookies)
     replan = _replanner(spec.plan_source, bookies)
-    source = EntrySource(bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks))
+    skips = spec.on_bad_record is not OnBadRecord.FAIL
+    source = EntrySource(
+        bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks), damaged_as_empty=skips
+    )
     decoder = _decoder(spec, counters, LookBack(source))
     began = time.monotonic()
     outcome = "stopped by the reader"
