@@ -13,6 +13,8 @@ Rule 1: M is taken before the swap and never again: what is admitted later is in
 Rule 2: an empty cache is no empty checkpoint: fences and LACs are dirty records, and written before M is saved.
 Rule 3: one checkpoint at a time. A failed flush keeps its half and its M: a full disk is retried, anything else stops the bookie.
 Rule 4: C7 only after C6 is durable.
+Rule 5: what a half's blocks take of the entry log is written once, however often the index refuses them (apache/bookkeeper#4114);
+   until it has them, no log of theirs is dead.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import errno
 import logging
 from collections.abc import Callable, Mapping
 
-from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter
 from cepheid_bookie.journal import Journal
@@ -46,14 +48,21 @@ class FlushStore:
         self._index = index
         self._mark = mark
         self._journal_disk = journal_disk
+        self._unindexed: tuple[Half, list[BlockRef]] | None = None  # in the log, and refused by the index
 
     def flush(self, half: Half, records: Mapping[int, LedgerRecord]) -> None:
-        """C2 to C5."""
+        """C2 to C5. Of the same half again after an OSError: C2 and C3 are done, if they were."""
         ledgers = list(half.ledgers.items())  # one step: the loop may drop a deleted ledger meanwhile
-        ledgers.sort()
-        blocks = self._logs.append(ledgers)
+        if self._unindexed is not None and self._unindexed[0] is half:
+            blocks = [block for block in self._unindexed[1] if block.ledger_id in half.ledgers]  # rule 5
+        else:
+            ledgers.sort()
+            blocks = self._logs.append(ledgers)
+            self._unindexed = half, blocks
         if blocks or records:
             self._index.write(blocks, records)
+        self._logs.on_indexed()
+        self._unindexed = None
 
     def save_mark(self, mark: JournalPosition) -> None:
         """C6 and C7."""
@@ -174,6 +183,7 @@ class Checkpointer:
             half = self._cache.swap()  # C1
         else:
             half = self._cache.flushing  # a flush that found the disk full: its half, its mark
+            self._requested = True  # and then what came since: when it touched, the timer of this attempt was set already
         records, size = self._ledgers.take_dirty(), half.used_bytes
 
         def on_done(_: None, error: BaseException | None) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from crc32c import crc32c
 
-from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.disk import Disk, DiskFile
 from cepheid_bookie.entry_block import HEADER_BYTES, block_bytes_at, decode_block, encode_block_to, plan_blocks
 from cepheid_bookie.errors import BlockCorruptError, FormatVersionError
@@ -42,6 +42,12 @@ def list_logs(disk: Disk) -> list[int]:
     return sorted(int(name[:-4], 16) for name in disk.listdir("entrylog") if name.endswith(".log"))
 
 
+def dead_logs(disk: Disk, index: BlockIndex) -> list[int]:
+    """To which nothing refers, by the whole index: a second or so for a million blocks. The writer may need some of them yet."""
+    living = {block.log_id for block in index.blocks()}
+    return [log_id for log_id in list_logs(disk) if log_id not in living]
+
+
 def _encode_header(log_id: int) -> bytes:
     body = log_id.to_bytes(8, "little")
     return _HEADER.pack(_MAGIC, _VERSION, crc32c(body), log_id).ljust(_ALIGNMENT, b"\0")
@@ -58,6 +64,7 @@ class EntryLogWriter:
         self._file: DiskFile | None = None
         self._log_id = 0
         self._offset = 0
+        self._unindexed_from: int | None = None  # the first log of the last `append`, until its blocks are indexed
         self.written_bytes = 0
 
     @property
@@ -65,14 +72,25 @@ class EntryLogWriter:
         """The log being written, or 0."""
         return self._log_id if self._file is not None else 0
 
+    def is_needed(self, log_id: int) -> bool:
+        """Whatever the index says: it is being written, or its blocks are on their way to the index."""
+        return log_id == self.current_log_id or (self._unindexed_from is not None and log_id >= self._unindexed_from)
+
     def append(self, ledgers: Iterable[tuple[int, CachedLedger]]) -> list[BlockRef]:
         """Writes the ledgers' groups as blocks and syncs them. After an OSError nothing of this call is to be indexed."""
         log_id, size_bytes, first_new = self.current_log_id, self._offset, self._next_id
         try:
-            return self._append(ledgers)
+            blocks = self._append(ledgers)
         except OSError:
             self._abandon(log_id, size_bytes, first_new)
             raise
+        if blocks:
+            self._unindexed_from = blocks[0].log_id
+        return blocks
+
+    def on_indexed(self) -> None:
+        """All blocks of the last `append` are in the index."""
+        self._unindexed_from = None
 
     def close(self) -> None:
         if self._file is not None:

@@ -4,7 +4,8 @@
     log with blocks in the index ──the last of its ledgers deleted──► log without ──delete_dead_logs──► gone
 
 Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: no flush is running then, none indexes them again.
-Rule 2: a log is deleted only when the index, read to its end, has no block in it, and it is not the one being written.
+Rule 2: a log is deleted only when the index, read to its end, has no block in it, it is not the one being written, and no
+flush that waits for the index has blocks in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.disk import Disk
-from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter, list_logs, log_path
+from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter, dead_logs, log_path
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
 from cepheid_bookie.write_cache import WriteCache
@@ -84,9 +85,7 @@ class LedgerDeletion:
 
     async def delete_dead_logs(self) -> list[int]:
         def work() -> list[int]:
-            living = {block.log_id for block in self._index.blocks()}
-            living.add(self._logs.current_log_id)
-            dead = [log_id for log_id in list_logs(self._disk) if log_id not in living]
+            dead = [log_id for log_id in dead_logs(self._disk, self._index) if not self._logs.is_needed(log_id)]
             for log_id in dead:
                 self._log_reader.forget(log_id)
                 self._disk.unlink(log_path(log_id))

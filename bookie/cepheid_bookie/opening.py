@@ -4,6 +4,8 @@
 
 Rule 1: the mark passes the replayed journal before a new segment is begun, so a torn tail never gets a successor that would make it
 look like damage.
+Rule 2: before anything replayed goes to the entry log, logs to which nothing refers are deleted: an index that cannot be written
+makes every start fail, and each would leave one more behind (apache/bookkeeper#4114).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from cepheid_bookie.bookie_life import BookieLife, LifeRecords, save_life
 from cepheid_bookie.checkpoint import FlushStore
 from cepheid_bookie.cookie import Cookie, CookieRecords, Found, decide, is_reborn, load_cookie, save_cookie
 from cepheid_bookie.disk import Disk
-from cepheid_bookie.entry_log import EntryLogWriter, list_logs
+from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal_format import EntriesRecord, parse_segment_name
 from cepheid_bookie.journal_mark import MarkFile
@@ -222,6 +224,19 @@ def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
     }
 
 
+def _delete_dead_logs(directories: Directories) -> None:
+    """Reads the whole index: only where a journal has to be replayed, and before this process has a log of its own."""
+    try:
+        dead = dead_logs(directories.data, directories.index)
+    except Exception as error:  # whatever the database raises: a bookie starts with an index of which it can read a part
+        log.warning(
+            "bookie.index_not_read", extra={"error": repr(error), "hint": "logs of starts that failed stay until a collection"}
+        )
+        return
+    for log_id in dead:
+        directories.data.unlink(log_path(log_id))
+
+
 def _stamp(directories: Directories, cookie: Cookie) -> None:
     for disk in directories.disks:
         save_cookie(disk, cookie)
@@ -240,6 +255,14 @@ def replay(
     ledgers.scan_index()
     store = FlushStore(logs, directories.index, mark, directories.journal)
     journal = JournalReplay(directories.journal, mark.current)
+
+    def flush() -> None:
+        if not logs.written_bytes:
+            _delete_dead_logs(directories)  # rule 2
+        store.flush(cache.swap(), ledgers.take_dirty())
+        cache.release()
+        ledgers.on_flushed()
+
     for record in journal.records():
         if isinstance(record, EntriesRecord):
             state = ledgers.get_or_load_now(record.group.ledger_id, record.master_key)
@@ -248,9 +271,7 @@ def replay(
             cache.add(record.group)
             state.last_entry_id = max(state.last_entry_id, record.group.last_entry_id)
             if cache.half_full:  # the mark stays: only the end of the journal moves it
-                store.flush(cache.swap(), ledgers.take_dirty())
-                cache.release()
-                ledgers.on_flushed()
+                flush()
         else:
             state = ledgers.get_or_load_now(record.ledger_id, record.record.master_key)
             merged = state.record().merge(record.record)
@@ -259,9 +280,7 @@ def replay(
                 ledgers.mark_dirty(state)
             state.fence_durable = state.fenced
     if cache.active.ledgers or ledgers.has_dirty:
-        store.flush(cache.swap(), ledgers.take_dirty())
-        cache.release()
-        ledgers.on_flushed()
+        flush()
     if journal.report.end != mark.current:
         store.save_mark(journal.report.end)
     return journal.report

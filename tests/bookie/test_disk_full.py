@@ -225,3 +225,100 @@ def test_a_full_data_disk_is_tried_at_intervals_and_not_at_every_add() -> None:
         await bookie.aclose()
 
     run_async(main())
+
+
+def test_what_the_index_refuses_is_written_to_the_entry_log_once() -> None:
+    """And a ledger that is deleted between two attempts does not come back with the second."""
+
+    async def main() -> None:
+        machine = Machine()
+        bookie = await machine.open()
+        await added(bookie, group_of(7, 0, 20, size=100))
+        await added(bookie, group_of(8, 0, 20, size=100))
+        full = True
+        machine.index.before_sync = lambda: no_space() if full else None
+        with pytest.raises(OSError, match="no space"):
+            await bookie.checkpoint()
+        written = log_bytes(machine)
+        await wait_until(lambda: bookie.statistics().failed_flushes > 20)
+        assert log_bytes(machine) == written
+        await added(bookie, group_of(9, 0), recovery=True)  # it comes while the flush is tried again
+        full = False
+        await bookie.delete_ledgers([8])
+        await wait_until(lambda: bookie.statistics().mark_sequence == bookie._journal.durable.sequence)
+        assert {block.ledger_id for block in machine.index.blocks()} == {7, 9}
+        assert await read_all(bookie, 7, 0, 19) == (entries_of([group_of(7, 0, 20, size=100)]), {})
+        await bookie.aclose()
+
+    run_async(main())
+
+
+def test_no_entry_log_goes_that_waits_for_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half in several logs: to none of them anything refers, until the index has room again."""
+
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await added(bookie, group_of(7, 0, 20, size=10_000))
+            monkeypatch.setattr(machine.index, "write", lambda *_: no_space())
+            with pytest.raises(OSError, match="no space"):
+                await bookie.checkpoint()
+            logs = machine.disk.listdir("entrylog")
+            assert len(logs) > 2
+            assert await bookie.reclaim() == []
+            monkeypatch.undo()
+            await wait_until(lambda: bookie.statistics().mark_sequence == bookie._journal.durable.sequence)
+            await bookie.delete_ledgers([7])
+            assert len(await bookie.reclaim()) == len(logs) - 1, "but the one being written"
+
+    run_async(main())
+
+
+def test_starts_that_fail_leave_one_entry_log_behind() -> None:
+    async def main() -> None:
+        machine, promises = Machine(), Promises()
+        bookie = await machine.open()
+        await promises.add(bookie, group_of(7, 0, 20, size=500))
+        for _ in range(5):
+            machine.restart()
+            machine.index.before_sync = fails
+            with pytest.raises(OSError, match="no index"):
+                await machine.open()
+        assert len(machine.disk.listdir("entrylog")) == 1
+        machine.restart()
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
+            assert len(machine.disk.listdir("entrylog")) == 1
+
+    run_async(main())
+
+
+def test_an_index_that_cannot_be_read_to_its_end_keeps_no_bookie_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read then is unknown, and all logs stay."""
+
+    async def main() -> None:
+        machine, promises = Machine(), Promises()
+        bookie = await machine.open()
+        await promises.add(bookie, group_of(7, 0, 20, size=500))
+        await bookie.checkpoint()
+        await promises.add(bookie, group_of(8, 0, 20, size=500))
+        machine.restart()
+        before = machine.disk.listdir("entrylog")
+        monkeypatch.setattr(machine.index, "blocks", fails)
+        async with machine.bookie() as bookie:
+            assert set(before) < set(machine.disk.listdir("entrylog"))
+            await promises.check(bookie)
+
+    run_async(main())
+
+
+def no_space() -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+def fails() -> None:
+    raise OSError(errno.EIO, "no index")
+
+
+def log_bytes(machine: Machine) -> int:
+    return sum(machine.disk.open(f"entrylog/{name}").size() for name in machine.disk.listdir("entrylog"))

@@ -46,7 +46,13 @@ from tests.simulation.mutants_topics import (
     choose_positions_while_trimming,
     look_for_lost_sequence_ids_behind_the_position_alone,
 )
-from tests.simulation.mutants_upkeep import UPKEEP_MUTANTS, retry_a_flush_whatever_failed
+from tests.simulation.mutants_upkeep import (
+    UPKEEP_MUTANTS,
+    forget_what_came_while_a_flush_was_tried_again,
+    leave_the_logs_of_starts_that_failed,
+    retry_a_flush_whatever_failed,
+    write_the_entry_log_again_for_every_attempt,
+)
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -396,6 +402,9 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "count what departed bookies acknowledged": count_what_departed_bookies_acknowledged,
     "retry a flush whatever failed": retry_a_flush_whatever_failed,
     "look for lost sequence ids behind the position alone": look_for_lost_sequence_ids_behind_the_position_alone,
+    "forget what came while a flush was tried again": forget_what_came_while_a_flush_was_tried_again,
+    "leave the logs of starts that failed": leave_the_logs_of_starts_that_failed,
+    "write the entry log again for every attempt": write_the_entry_log_again_for_every_attempt,
     "choose positions while trimming": choose_positions_while_trimming,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
@@ -406,5 +415,6 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "choose positions": a subscription has to be made in the moment in which a trim is recorded
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing
 - "look for lost sequence ids": nobody deletes a ledger of a topic that removes duplicates
-- "retry a flush": a fault has to last for ever, and in worlds all of them end
+- "retry a flush", "leave the logs", "write the entry log again", "forget what came": a fault has to last, and in worlds all of them
+  end, with more appends behind them
 """

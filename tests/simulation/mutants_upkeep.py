@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from cepheid_bookie import opening
 from cepheid_bookie.admission import Admission
-from cepheid_bookie.checkpoint import Checkpointer
+from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_bookie.ledger_deletion import LedgerDeletion
+from cepheid_bookie.ledger_record import LedgerRecord
+from cepheid_bookie.write_cache import Half
 from cepheid_broker.bundle_tenures import BundleTenures
 from cepheid_broker.managed_ledger import ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.ack_set import AckSet
@@ -47,6 +50,39 @@ def retry_a_flush_whatever_failed() -> Iterator[None]:
         retry_or_fail(self, OSError(errno.ENOSPC, str(error)) if isinstance(error, OSError) else error)
 
     with mock.patch.object(Checkpointer, "_retry_or_fail", retry):
+        yield
+
+
+@contextlib.contextmanager
+def leave_the_logs_of_starts_that_failed() -> Iterator[None]:
+    """Until one succeeds, and a collection comes round."""
+    with mock.patch.object(opening, "_delete_dead_logs"):
+        yield
+
+
+@contextlib.contextmanager
+def write_the_entry_log_again_for_every_attempt() -> Iterator[None]:
+    """A flush that the index refused begins from the beginning (apache/bookkeeper#4114)."""
+    flush = FlushStore.flush
+
+    def from_the_beginning(self: FlushStore, half: Half, records: Mapping[int, LedgerRecord]) -> None:
+        self._unindexed = None
+        flush(self, half, records)
+
+    with mock.patch.object(FlushStore, "flush", from_the_beginning):
+        yield
+
+
+@contextlib.contextmanager
+def forget_what_came_while_a_flush_was_tried_again() -> Iterator[None]:
+    """It asked for a checkpoint while the timer of the next attempt was set, and counts on that one."""
+    start = Checkpointer._start
+
+    def start_once(self: Checkpointer) -> None:
+        start(self)
+        self._requested = False
+
+    with mock.patch.object(Checkpointer, "_start", start_once):
         yield
 
 

@@ -116,6 +116,25 @@ async def starts_and_stops(scene: Scene, bookie: SimBookie) -> None:
     await stops(scene, bookie)
 
 
+@step("{bookie} has {number} entry (log|logs)")
+def has_logs(scene: Scene, bookie: SimBookie, count: int) -> None:
+    """On its disks, whatever is in them."""
+    found = [path for disk in bookie.disks for path in disk.durable_files() if path.startswith("entrylog/")]
+    scene.require(len(found) == count, f"it has {found}")
+
+
+@step("the block index of {bookie} is full")
+def index_full(scene: Scene, bookie: SimBookie) -> None:
+    """Its file system has no room; that of the entry logs has."""
+    bookie.index.full = True
+
+
+@step("the block index of {bookie} has room again")
+def index_has_room(scene: Scene, bookie: SimBookie) -> None:
+    """Somebody made some."""
+    bookie.index.full = False
+
+
 @step("{bookie} has let go of all that it does not need")
 async def has_let_go(scene: Scene, bookie: SimBookie) -> None:
     """Within 5 s its log mark is at the end of the journal; within 30 s its index refers to something in every entry log (V6)."""
