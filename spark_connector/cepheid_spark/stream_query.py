@@ -80,7 +80,7 @@ class StreamQuery:
             name = self._options.subscription or new_lease_name()
             if self._options.has_lease:
                 self._keeper = self._new_keeper(name)
-                self._keeper.hold(starts)
+                self._keeper.hold({topic: _held_from(first) for topic, first in starts.items()})
             self._state.follow(starts)
             self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None)
             log.info("stream.begins", extra={"topics": len(starts), "subscription": self._initial.subscription})
@@ -288,7 +288,7 @@ class StreamQuery:
         unused, self._keeper = self._keeper, self._new_keeper(name or new_lease_name())
         self._state.follow(offset.ends)
         views = self._state.current().views
-        firsts = {topic: end.next for topic, end in offset.ends.items() if topic in views}
+        firsts = {topic: _held_from(end.next) for topic, end in offset.ends.items() if topic in views}
         self._keeper.hold(firsts, must_exist=offset.subscription is not None)
         if unused is not None:
             unused.drop()
@@ -312,6 +312,11 @@ class StreamQuery:
         if is_counted:
             self.lost_entries += loss.entries or 0
             log.warning("stream.data_lost", extra={"topic": loss.topic, "error": str(loss)})
+
+
+def _held_from(first: MessagePosition) -> MessagePosition:
+    """Where a lease begins for what is read from `first` on: as in `commit`, the ledger of the position stays in the chain."""
+    return MessagePosition(first.ledger_id, max(0, first.entry_id - 1))
 
 
 def _last_before(end: MessagePosition) -> EntryPosition:
