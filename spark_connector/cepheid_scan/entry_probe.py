@@ -23,7 +23,7 @@ class BookieProbe:
 
     def __init__(self, plan: HistoryPlan, settings: ReadSettings, replan: Replan | None = None) -> None:
         self._bookies: Mapping[str, str] = plan.bookies
-        self._ticket = plan.ticket or b" ".join(plan.tickets.values())
+        self._plan = plan
         self._settings = settings
         self._replan = replan
         self.probes = 0
@@ -40,7 +40,8 @@ class BookieProbe:
             fragments_of(ledger, entry_id, entry_id),
         )
         self.probes += 1
-        source = EntrySource(self._bookies, self._ticket, self._settings, ScanCounters(), replan=self._replan)
+        ticket = self._plan.ticket_of(history.topic, history.partition)  # all of hundreds of topics would be more than fits
+        source = EntrySource(self._bookies, ticket, self._settings, ScanCounters(), replan=self._replan)
         try:
             (group,) = source.read(piece)
         except DataLossError:

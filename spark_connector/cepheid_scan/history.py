@@ -68,6 +68,10 @@ class HistoryPlan:
     tickets: Mapping[str, bytes] = field(default_factory=dict)
     racks: Mapping[str, str] = field(default_factory=dict)  # of the bookies that say where they stand
 
+    def ticket_of(self, topic: str, partition: int) -> bytes:
+        base, mark, _ = topic.rpartition("-partition-")
+        return self.tickets.get(base if mark and partition >= 0 else topic, self.ticket)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

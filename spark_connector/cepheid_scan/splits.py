@@ -290,8 +290,7 @@ class _Pickled:
         return b" ".join(self._tickets) or self._plan.ticket
 
     def _ticket_of(self, piece: Piece) -> bytes:
-        base, mark, _ = piece.topic.rpartition("-partition-")
-        return self._plan.tickets.get(base if mark and piece.partition >= 0 else piece.topic, self._plan.ticket)
+        return self._plan.ticket_of(piece.topic, piece.partition)
 
 
 def _bookies_of(piece: Piece) -> Iterator[str]:

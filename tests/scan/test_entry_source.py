@@ -11,9 +11,21 @@ from typing import Any
 import pytest
 
 from cepheid_rpc import EntryGroup, Status
-from cepheid_scan import DataLossError, EntriesUnreadableError, Fragment, LedgerHistory, Piece, ReadSettings, ScanCounters
+from cepheid_scan import (
+    BadRecordError,
+    DataLossError,
+    EntriesUnreadableError,
+    Fragment,
+    HistoryPlan,
+    LedgerHistory,
+    Piece,
+    ReadSettings,
+    ScanCounters,
+    TopicHistory,
+)
 from cepheid_scan import entry_source as module
 from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.entry_probe import BookieProbe
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.replica_order import Suspects
 from tests.scan.scan_bookies import LEDGER, TOPIC, ScanBookies, damaged, groups_of, payload, piece_of
@@ -349,3 +361,22 @@ def test_a_slow_reader_holds_the_bookie_back(two: ScanBookies) -> None:
         time.sleep(0.01)
     assert 1 << 20 <= sent <= 40 << 20
     assert ids_and_payloads(list(reading))[59_999] == payload(59_999)
+
+
+def test_a_probe_shows_the_ticket_of_its_topic_among_a_thousand_topics(two: ScanBookies) -> None:
+    """All of them together are more than the 64 KB that a request has for a ticket."""
+    two.add(groups_of(1)[0])
+    ledger = LedgerHistory(LEDGER, 0, False, 1, 1, 2, 2, (Fragment(0, ("a", "b")),), b"")
+    tickets = {f"persistent://public/default/t{number}": b"x" * 140 for number in range(1_000)} | {TOPIC: b"mine"}
+    shown: list[bytes] = []
+
+    def authorize(ticket: bytes, ledger_id: int, first: int, last: int) -> Status:
+        shown.append(ticket)
+        return Status.OK
+
+    for bookie in two.bookies.values():
+        bookie.authorize_reads(authorize)
+    probe = BookieProbe(HistoryPlan((), two.addresses, tickets=tickets), QUICK)
+    with pytest.raises(BadRecordError):  # what is stored here is no message
+        probe.publish_time_ms(TopicHistory(TOPIC, -1, "x", (ledger,)), ledger, 0)
+    assert shown == [b"mine"]
