@@ -15,6 +15,7 @@ from cepheid_scan.entry_metadata import EntryTable
 from cepheid_scan.row_pruning import entries_wanted
 from cepheid_scan.scan_request import RowFilter
 
+MAX_BATCH_MESSAGES = 1 << 21  # two thousand times what clients put into a batch by default: a reader keeps numbers of each
 _TRANSACTION = "it belongs to a transaction, and whether that was committed is not written in the entries"
 
 
@@ -117,8 +118,9 @@ def plan_entries(entries: EntryTable, row_filter: RowFilter) -> EntryPlan:
 def _refuse_some(entries: EntryTable, plan: EntryPlan, judged: Bools, is_chunk: Bools) -> None:
     """What the metadata alone says against an entry. Python looks only at those that are special."""
     fields = entries.fields
-    for row in np.flatnonzero(judged & fields.present(entry_fields.NUM_MESSAGES) & (plan.counts < 1)).tolist():
-        plan.bad[row] = f"a batch of {plan.counts[row]} messages"
+    unfit = fields.present(entry_fields.NUM_MESSAGES) & ((plan.counts < 1) | (plan.counts > MAX_BATCH_MESSAGES))
+    for row in np.flatnonzero(judged & unfit).tolist():
+        plan.bad[row] = f"a batch of {plan.counts[row]} messages: 1 to {MAX_BATCH_MESSAGES} are read"
         plan.counts[row] = 1  # a batch, for who asks
     limits = np.where(is_chunk, MAX_CHUNKED_BYTES, MAX_PAYLOAD_BYTES)
     unpacked = (plan.compressions > 0) & (plan.compressions <= MAX_COMPRESSION) & (plan.sizes <= limits)

@@ -6,7 +6,8 @@ rows             m0 m1 s0 m2 m3 s1                           picked from both, i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,17 @@ class MessageRows:
         """Only the rows that are `wanted`."""
         if not wanted.all():
             self.pick = np.flatnonzero(wanted) if self.pick is None else self.pick[wanted]
+
+    def parts(self, limit: int) -> Iterator[MessageRows]:
+        """The same rows, so many at a time."""
+        if len(self) <= limit:
+            yield self
+            return
+        pick = np.arange(len(self)) if self.pick is None else self.pick
+        for start in range(0, len(pick), limit):
+            part = copy(self)
+            part.pick = pick[start : start + limit]
+            yield part
 
     def __len__(self) -> int:
         return len(self.batch_entries) + len(self.alone.entries) if self.pick is None else len(self.pick)

@@ -41,6 +41,8 @@ BATCH_BYTES = 16 << 20
 """Of payloads unpacked at once; soft by one entry. Measured best at 1 to 16 MB."""
 BATCH_MESSAGES = 1 << 15
 """Of messages decoded at once; soft by one entry. More, and the arrays of their numbers leave the processor's cache."""
+MAX_ROWS = 1 << 17
+"""Of columns made at once, whatever a batch holds: a topic's name in each of ten million rows is more than a column can take."""
 _BUNCH_BYTES = 64 << 20  # of stored entries in one buffer
 _CHECKED = ("key", "key_bytes", "producer_name", "properties", "replicated_from")  # columns that a message may not be fit for
 
@@ -84,12 +86,14 @@ class MessageDecoder:
             self._counters.markers += plan.markers
             self._join_chunks(piece, entries, plan)
             for chosen in plan.slices(BATCH_BYTES, BATCH_MESSAGES):
-                messages = self._decode_slice(piece, entries, plan, chosen)
-                if len(messages):
-                    self._counters.messages += len(messages)
-                    yield messages
+                for part in self._decode_slice(piece, entries, plan, chosen).parts(MAX_ROWS):
+                    messages = DecodedMessages(part)
+                    self._check_columns(piece, messages)
+                    if len(messages):
+                        self._counters.messages += len(messages)
+                        yield messages
 
-    def _decode_slice(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> DecodedMessages:
+    def _decode_slice(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> MessageRows:
         starts, ends = self._unpack(entries, plan, chosen)
         good = np.ones(len(chosen), bool)
         if plan.bad:
@@ -119,9 +123,7 @@ class MessageDecoder:
         )
         self._counters.compacted_out += keep_not_compacted(rows)
         keep_wanted(rows, self._spec.row_filter)
-        messages = DecodedMessages(rows)
-        self._check_columns(piece, messages)
-        return messages
+        return rows
 
     def _unpack(self, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> tuple[Ints, Ints]:
         """Where the payloads of the `chosen` entries lie, not compressed: behind the others those that were, or came in chunks."""

@@ -8,6 +8,7 @@ import pytest
 
 from cepheid_scan import BadRecordError, OnBadRecord, RowFilter, ScanCounters, message_decoder
 from cepheid_scan.columns import DEFAULT_MESSAGE_COLUMNS
+from cepheid_scan.decode_entries import MAX_BATCH_MESSAGES
 from cepheid_wire import encode_batch, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.scan.decode_reference import (
@@ -167,7 +168,11 @@ BAD = {
     "a codec of the future": (b"\x00\x00\x00\x09\x0a\x01p\x10\x00\x18\x01\x40\x07value", "compression 7 is not known"),
     "no messages": (single(num_messages_in_batch=0), "a batch of 0 messages"),
     "fewer than none": (single(num_messages_in_batch=-3), "a batch of -3 messages"),
-    "billions": (single(num_messages_in_batch=2_000_000_000), "a batch of 2000000000 messages in 5 bytes"),
+    "a million": (single(num_messages_in_batch=1_000_000), "a batch of 1000000 messages in 5 bytes"),
+    "more than are read": (
+        single(num_messages_in_batch=MAX_BATCH_MESSAGES + 1),
+        "a batch of 2097153 messages: 1 to 2097152 are read",
+    ),
     "one too many": (encode_tail(metadata(num_messages_in_batch=3), encode_batch([message(b"x" * 9)] * 2)), "message 2"),
     "one too few": (encode_tail(metadata(num_messages_in_batch=1), encode_batch([message()] * 2)), "bytes behind a batch of 1"),
     "one too early": (encode_tail(metadata(num_messages_in_batch=2), b"x" + encode_batch([message()] * 2)), "message 0"),
@@ -326,3 +331,21 @@ def test_a_message_without_bytes_at_the_end_of_what_is_stored(codec: int) -> Non
     described = metadata(compression=codec)
     tails = [encode_tail(described, compress(codec, b"packed", described)), batched([message(b"a"), message(b"")])]
     assert decode(tails) == reference_rows(tails)
+
+
+def test_a_batch_with_more_messages_than_columns_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    tails = [single(b"alone", partition_key="k"), batched(some_messages(130, 1)), batched(some_messages(7, 2))]
+    whole = decode(tails)
+    assert whole == reference_rows(tails)
+    sizes: list[int] = []
+    count_rows = message_decoder.DecodedMessages.__init__
+
+    def counted(self: Any, rows: Any) -> None:
+        sizes.append(len(rows))
+        count_rows(self, rows)
+
+    monkeypatch.setattr(message_decoder, "MAX_ROWS", 50)
+    monkeypatch.setattr(message_decoder.DecodedMessages, "__init__", counted)
+    assert decode(tails) == whole
+    assert max(sizes) == 50
+    assert decode(tails, row_filter=RowFilter(keys=frozenset({"k"}))) == [row for row in whole if row["key"] == "k"]
