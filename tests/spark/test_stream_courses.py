@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from cepheid_scan import DataLossError
 from tests.spark.stream_courses import MANY, Course, ProcessDied, World
 
 COURSES = 200  # of each kind
@@ -125,6 +124,7 @@ def test_a_start_at_latest_keeps_its_ledger_until_something_newer_was_read() -> 
         if course.offsets:
             raise ProcessDied
 
+    course.state.look()
     course.disturb = die
     with pytest.raises(ProcessDied):
         course.run(1)
