@@ -37,6 +37,11 @@ def _place(first: MessagePosition) -> dict[str, int]:
     return {"ledgerId": first.ledger_id, "entryId": max(0, first.entry_id)}
 
 
+def _topic_path(topic: str) -> str:
+    name = TopicName.parse(topic)
+    return f"/admin/v2/persistent/{name.namespace}/{quote(name.local_name, safe='')}"
+
+
 def new_lease_name(kind: str = "") -> str:
     return f"spark-{kind}{uuid.uuid4()}"
 
@@ -84,13 +89,21 @@ class Lease:
         """For one that nobody will ever ask for."""
         self._call("DELETE", topic, "", accept=(_NOT_FOUND, _NO_SUCH_PLACE))
 
+    def is_topic_there(self, topic: str) -> bool:
+        """`hold` would make it, where topics may be made by whoever uses them."""
+        try:
+            self._http.request("GET", f"{_topic_path(topic)}/subscriptions")
+        except AdminRefusedError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return False
+        return True
+
     def _expires(self) -> str:
         return str(self._now_ms() + self._ttl_ms)
 
     def _path(self, topic: str, what: str) -> str:
-        name = TopicName.parse(topic)
-        local = quote(name.local_name, safe="")
-        return f"/admin/v2/persistent/{name.namespace}/{local}/subscription/{quote(self.name, safe='')}{what}"
+        return f"{_topic_path(topic)}/subscription/{quote(self.name, safe='')}{what}"
 
     def _call(self, method: str, topic: str, what: str, body: Any = None, *, accept: tuple[int, ...]) -> int | None:
         """None: done; else the status of the refusal, one of `accept`."""

@@ -6,6 +6,8 @@ Rules
 1. `covers` a topic: the subscription is there; a topic is read only then.
 2. `has_held`: it was there without a gap since the query's start. One that vanished (expired while the query was away, or deleted
    by somebody) is made again where the query stands, but what lay before it may be gone.
+3. What fails for one topic fails for that one alone: the leases of all others are renewed and moved.
+4. No topic is made for the sake of its lease: the broker's call would do that, also for one that was just deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from cepheid_ports import CepheidError
 from cepheid_scan import MessagePosition
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 60.0
 _RETRY_S = 2.0
+_ANYWHERE = MessagePosition(0, 0)  # of a lease that was found: behind where the query stands
 
 
 class LeaseKeeper:
@@ -30,9 +34,11 @@ class LeaseKeeper:
         self._lease = lease
         self._renew_s = renew_s
         self._changed = threading.Condition()
-        self._wanted: dict[str, MessagePosition] = {}
+        self._wanted: dict[str, tuple[MessagePosition, bool]] = {}
         self._moves: dict[str, MessagePosition] = {}
-        self._at: dict[str, MessagePosition] = {}  # where it stands, as far as known; its keys are covered
+        self._at: dict[str, MessagePosition] = {}  # where it is made again; its keys are covered
+        self._stands: dict[str, MessagePosition] = {}  # where it stands, as far as this process has put it there
+        self._new: set[str] = set()  # made by this process
         self._broken: set[str] = set()  # rule 2
         self._renewed_at = time.monotonic()
         self._closed = False
@@ -62,10 +68,16 @@ class LeaseKeeper:
                 self._hold(topic, firsts[topic], must_exist=must_exist)
         self._start()
 
-    def want(self, topic: str, first: MessagePosition) -> None:
+    def doubt(self) -> None:
+        """The query has run before: what this process had to make was missing."""
+        with self._changed:
+            self._broken |= self._new
+
+    def want(self, topic: str, first: MessagePosition, *, must_exist: bool = False) -> None:
+        """As `hold`, in the background."""
         with self._changed:
             if topic not in self._at and topic not in self._wanted:
-                self._wanted[topic] = first
+                self._wanted[topic] = first, must_exist
                 self._changed.notify()
         self._start()
 
@@ -73,7 +85,7 @@ class LeaseKeeper:
         """Forward only."""
         with self._changed:
             for topic, first in firsts.items():
-                if topic in self._at and first > self._moves.get(topic, self._at[topic]):
+                if topic in self._at and first > self._moves.get(topic, self._stands.get(topic, _ANYWHERE)):
                     self._moves[topic] = first
             self._changed.notify()
 
@@ -81,8 +93,11 @@ class LeaseKeeper:
         """They are gone."""
         with self._changed:
             for topic in topics:
-                for places in (self._wanted, self._moves, self._at):
+                self._wanted.pop(topic, None)
+                for places in (self._moves, self._at, self._stands):
                     places.pop(topic, None)
+                self._new.discard(topic)
+                self._broken.discard(topic)
 
     def drop(self) -> None:
         """Deletes it: for one that this process made, and that no offset names."""
@@ -110,10 +125,11 @@ class LeaseKeeper:
             pause_s: float | None = None
             try:
                 self._work()
-            except CepheidError as error:
+            except Exception as error:  # a defect of ours must not end the leases of a query that goes on
                 self.failures += 1
                 pause_s = _RETRY_S
-                log.warning("lease.failed", extra={"subscription": self.name, "failures": self.failures, "error": str(error)})
+                facts = {"subscription": self.name, "failures": self.failures, "error": str(error)}
+                log.warning("lease.failed", extra=facts, exc_info=not isinstance(error, CepheidError))
             with self._changed:
                 if self._closed or (pause_s is None and (self._wanted or self._moves)):
                     continue
@@ -125,38 +141,61 @@ class LeaseKeeper:
         with self._changed:
             wanted, moves = dict(self._wanted), dict(self._moves)
             renewed = sorted(self._at) if is_renewal else []
-        for topic, first in wanted.items():
-            self._hold(topic, first, must_exist=False)
-        for topic, first in moves.items():
-            self._move(topic, first)
-        for topic in renewed:
-            if not self._lease.renew(topic):
-                self._hold_again(topic)
+        calls: list[Callable[[], None]] = [partial(self._hold_wanted, topic) for topic in wanted]
+        calls += [partial(self._move, topic, first) for topic, first in moves.items()]
+        calls += [partial(self._renew, topic) for topic in renewed]
         if is_renewal:
-            self._renewed_at = time.monotonic()
+            self._renewed_at = time.monotonic()  # those that fail are renewed the next time
+        failures: list[Exception] = []
+        for call in calls:
+            if self._closed:
+                return
+            try:
+                call()
+            except Exception as error:  # rule 3
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _hold_wanted(self, topic: str) -> None:
+        with self._changed:
+            wanted = self._wanted.get(topic)
+        if wanted is None:
+            return
+        if self._lease.is_topic_there(topic):
+            self._hold(topic, wanted[0], must_exist=wanted[1])
+        else:
+            self.forget([topic])  # whoever finds it again wants it again
+
+    def _renew(self, topic: str) -> None:
+        if not self._lease.renew(topic):
+            self._hold_again(topic)
 
     def _hold(self, topic: str, first: MessagePosition, *, must_exist: bool) -> None:
         existed = self._lease.hold(topic, first)
         with self._changed:
             self._wanted.pop(topic, None)
             self._at[topic] = first
+            if not existed:
+                self._stands[topic] = first
+                self._new.add(topic)
             if must_exist and not existed:
                 self._broken.add(topic)
         if must_exist and not existed:
             log.warning("lease.made_again", extra={"topic": topic, "subscription": self.name, "position": str(first)})
 
     def _move(self, topic: str, first: MessagePosition) -> None:
-        if not self._lease.move(topic, first) and not self._lease.renew(topic):
-            self._hold_again(topic)
+        if not self._lease.move(topic, first):
+            self._renew(topic)
         self.moved += 1
         with self._changed:
             if self._moves.get(topic) == first:
                 del self._moves[topic]
             if topic in self._at:
-                self._at[topic] = first
+                self._at[topic] = self._stands[topic] = first
 
     def _hold_again(self, topic: str) -> None:
         with self._changed:
             first = self._at.get(topic)
-        if first is not None:
+        if first is not None and self._lease.is_topic_there(topic):
             self._hold(topic, first, must_exist=True)

@@ -66,6 +66,7 @@ class StreamQuery:
         self._targets: Mapping[str, EntryPosition] | None = None  # of AvailableNow
         self._initial: StreamOffset | None = None
         self._keeper: LeaseKeeper | None = None
+        self._is_adopted = False  # an offset has named the lease, or agreed with it
         self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
         self._last: StreamOffset | None = None  # the end that was given out last
         self._accepted: dict[str, EntryPosition] = {}  # behind which something is lost
@@ -124,6 +125,8 @@ class StreamQuery:
             if topic in start.ends:
                 self._check(view, start.ends[topic])
                 positions[topic] = start.ends[topic]
+                if self._keeper is not None and not self._keeper.covers(topic):  # it was not found when the lease was taken up
+                    self._keeper.want(topic, _held_from(start.ends[topic].next), must_exist=True)
             elif view.earliest is not None and self._is_held(topic, view.earliest):
                 positions[topic] = EntryPosition.before(view.earliest)
         return positions
@@ -190,7 +193,7 @@ class StreamQuery:
     def plan(self, start: StreamOffset, end: StreamOffset) -> list[ScanTask]:
         from cepheid_scan.splits import cut_ranges
 
-        self._adopt(end)
+        self._adopt(end, start)
         snapshot = self._state.current()
         is_typed = self._options.mode is ReadMode.TYPED  # a message may name a schema version that is younger than the last look
         if is_typed or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
@@ -277,19 +280,26 @@ class StreamQuery:
         assert self._admin is not None
         return LeaseKeeper(Lease(self._admin, name, self._options.lease_ttl_s))
 
-    def _adopt(self, offset: StreamOffset) -> None:
-        """The lease that the offsets name is the query's. One that this process made for a start that was never used goes."""
+    def _adopt(self, offset: StreamOffset, start: StreamOffset | None = None) -> None:
+        """The lease that the offsets name is the query's. One that this process made for a start that was never used goes.
+
+        `start`: of the batch that ends with `offset` and is still to be read."""
         if not self._options.has_lease:
             self._state.follow(offset.ends)
             return
         name = self._options.subscription or offset.subscription
         if self._keeper is not None and (name is None or self._keeper.name == name):
+            if not self._is_adopted and self._initial is not None and offset.starts != self._initial.starts:
+                self._keeper.doubt()
+            self._is_adopted = True
             return
         unused, self._keeper = self._keeper, self._new_keeper(name or new_lease_name())
+        self._is_adopted = True
         self._state.follow(offset.ends)
         views = self._state.current().views
-        firsts = {topic: _held_from(end.next) for topic, end in offset.ends.items() if topic in views}
-        self._keeper.hold(firsts, must_exist=offset.subscription is not None)
+        firsts = {topic: end.next if start is None else offset.first_message(topic, start) for topic, end in offset.ends.items()}
+        held = {topic: _held_from(first) for topic, first in firsts.items() if topic in views}
+        self._keeper.hold(held, must_exist=offset.subscription is not None)
         if unused is not None:
             unused.drop()
 

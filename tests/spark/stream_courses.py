@@ -188,6 +188,9 @@ class ModelLease:
         self._world.cursors[topic, self.name] = place
         return True
 
+    def is_topic_there(self, topic: str) -> bool:
+        return topic in self._world.chains
+
     def drop(self, topic: str) -> None:
         self._world.cursors.pop((topic, self.name), None)
 
