@@ -82,6 +82,16 @@ def expand(counts: Mapping[str, int], partitions: frozenset[int] | None) -> list
     return sorted(names, key=_in_order_of_partitions)
 
 
+def expand_named(counts: Mapping[str, int], selection: TopicSelection) -> list[str]:
+    """Of topics that were named. Raises NoSuchTopicError for a partition that none of them has: an empty answer would hide it."""
+    most = max(counts.values(), default=0)
+    absent = sorted(index for index in selection.partitions or () if index >= most)
+    if most and absent and selection.fail_on_missing:
+        topic = next(name for name, count in counts.items() if count == most)
+        raise NoSuchTopicError(f"there is no partition {absent[0]}: {topic} has {most}, from 0 to {most - 1}", topic=topic)
+    return expand(counts, selection.partitions)
+
+
 def _in_order_of_partitions(topic: str) -> tuple[str, int]:
     name = TopicName.parse(topic)
     return str(name.base), name.partition_index

@@ -72,6 +72,9 @@ def scan(
     """
     from cepheid_scan.plan_scan import plan_scan
 
+    twice = sorted(name for name in set(columns or ()) if list(columns or ()).count(name) > 1)
+    if twice:
+        raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
     names = tuple(map(full_name, [topic] if isinstance(topic, str) else topic))
     chosen = None if partitions is None else frozenset(partitions)
     edge_topic = _only_topic(names, chosen)

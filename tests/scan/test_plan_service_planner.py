@@ -165,3 +165,13 @@ def test_another_format_is_refused_by_name(http: ScriptedHttp, planner: PlanServ
     http.ledgers[TOPIC], http.format = [ledger(1, None)], 2
     with pytest.raises(PlanUnavailableError, match="format 2, this release reads format 1"):
         planner.plan([TOPIC])
+
+
+def test_a_partition_that_no_topic_has_is_an_error(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    http.counts = {TOPIC: 3, f"{TOPIC}2": 8, f"{TOPIC}0": 0}
+    with pytest.raises(NoSuchTopicError, match=r"no partition 3: .* has 3, from 0 to 2"):
+        planner.topics(TopicSelection((TOPIC,), partitions=frozenset({1, 3})))
+    both = TopicSelection((TOPIC, f"{TOPIC}2"), partitions=frozenset({7}))
+    assert planner.topics(both) == [f"{TOPIC}2-partition-7"], "one of them has it"
+    assert planner.topics(TopicSelection((f"{TOPIC}0",), partitions=frozenset({7}))) == [f"{TOPIC}0"], "not partitioned"
+    assert planner.topics(TopicSelection((TOPIC,), partitions=frozenset({3}), fail_on_missing=False)) == []

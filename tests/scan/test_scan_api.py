@@ -157,6 +157,8 @@ def test_entries_and_typed_rows(server: ProcessCluster) -> None:
         ({"mode": "rows"}, BadOptionError, "there is messages, entries, typed"),
         ({"on_bad_record": "drop"}, BadOptionError, "fail, null, skip"),
         ({"columns": ["vlaue"]}, BadOptionError, "no column 'vlaue'"),
+        ({"columns": ["key", "value", "key"]}, BadOptionError, "columns names key twice"),
+        ({"topic": "parts", "partitions": [0, 9]}, NoSuchTopicError, "no partition 9"),
         ({"start": "2026-01-02", "end": "2026-01-01"}, BadOptionError, "later than the end"),
         ({"start": "soon"}, BadOptionError, "write earliest, latest"),
         ({"topic": "nobody-made-this"}, NoSuchTopicError, "nobody-made-this"),
