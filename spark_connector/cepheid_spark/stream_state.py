@@ -6,8 +6,10 @@
 Rules
 1. A snapshot never knows less of an open ledger than the one before.
 2. What the thread cannot find out, it tries again; only when that lasts for `retry_s`, the next question gets the failure.
-3. A plan costs the broker work: the pause between two is twenty times what the last one took, and a second at least. While the
-   topics move it is shorter, since bookies hear of the last entry before a pause of the writers late (`explicit_lac_interval_s`).
+3. A plan costs the broker work: the pause between two is twenty times what one takes, and a second at least. While the topics
+   move it is shorter, since bookies hear of the last entry before a pause of the writers late (`explicit_lac_interval_s`).
+   One that waited for a broker to come back took long, but cost nothing: the faster of the last two counts. The pause is bounded,
+   since until it is over no new ledger is seen.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cepheid_ports import CepheidError
-from cepheid_scan import HistoryPlan, NoSuchTopicError, TopicSelection
+from cepheid_scan import HistoryPlan, NoSuchTopicError, PlanUnavailableError, TopicSelection
 from cepheid_spark.data_loss import SeenLedgers
 from cepheid_spark.discovery import Discovery
 from cepheid_spark.lag import Sightings
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 _LEAST_PAUSE_S, _LEAST_PAUSE_MOVING_S = 1.0, 0.25
 _MOVING_S = 10.0  # after the last sight of a new entry
 _PAUSE_PER_PLAN = 20.0
+_MOST_PAUSE_S = 30.0
 _ATTEMPTS = 3  # of a plan whose topics vanish while it is made
 
 
@@ -159,6 +162,7 @@ class StreamState:
 
     def _run(self) -> None:
         pause_s = _LEAST_PAUSE_S
+        took_s: float | None = None
         while not self._stopped.wait(pause_s):
             began = time.monotonic()
             try:
@@ -167,13 +171,25 @@ class StreamState:
                 self._on_failure(error, began)
                 pause_s = _LEAST_PAUSE_S
                 continue
+            except Exception as error:  # a defect of ours must not look like topics in which nothing happens
+                log.exception("stream.look_failed")
+                self._on_failure(PlanUnavailableError(f"the look at the topics failed: {error!r}"), began)
+                pause_s = _LEAST_PAUSE_S
+                continue
             self._failure = None
             now = time.monotonic()
-            least_s = _LEAST_PAUSE_MOVING_S if now - self._moved_at < _MOVING_S else _LEAST_PAUSE_S
-            pause_s = max(least_s, _PAUSE_PER_PLAN * (now - began))
+            before_s, took_s = took_s, now - began
+            pause_s = pause_after(took_s, before_s, is_moving=now - self._moved_at < _MOVING_S)
 
     def _on_failure(self, error: CepheidError, began: float) -> None:
         if self._failure is None:
             log.warning("stream.plan_failed", extra={"error": str(error)})
             self._failing_since = began
         self._failure = error
+
+
+def pause_after(took_s: float, before_s: float | None, *, is_moving: bool) -> float:
+    """Rule 3. `before_s`: what the plan before took."""
+    usual_s = took_s if before_s is None else min(took_s, before_s)
+    least_s = _LEAST_PAUSE_MOVING_S if is_moving else _LEAST_PAUSE_S
+    return min(_MOST_PAUSE_S, max(least_s, _PAUSE_PER_PLAN * usual_s))

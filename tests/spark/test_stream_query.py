@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from cepheid_scan import (
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.options import parse_options
 from cepheid_spark.stream_query import StreamQuery
-from cepheid_spark.stream_state import Snapshot, StreamState
+from cepheid_spark.stream_state import Snapshot, StreamState, pause_after
 
 A, B = "persistent://public/default/a", "persistent://public/default/b"
 ENTRY_BYTES = 1000
@@ -290,3 +291,36 @@ def test_an_idle_question_takes_no_time() -> None:
     for _ in range(100):
         bench.latest(start)
     assert (time.perf_counter() - began) / 100 < 0.01  # 0.1 ms on an idle machine, the target is 2
+
+
+def test_one_slow_look_does_not_close_the_eyes_for_long() -> None:
+    """A broker was away for half a minute: it is back with a new ledger, which only a look can show."""
+    assert pause_after(30.0, 0.01, is_moving=False) == 1.0
+    assert pause_after(0.01, 30.0, is_moving=True) == 0.25
+    assert pause_after(0.2, 0.3, is_moving=True) == pytest.approx(4.0), "what it costs the broker each time"
+    assert pause_after(30.0, None, is_moving=False) == pause_after(30.0, 30.0, is_moving=False) == 30.0
+
+
+def test_a_look_that_breaks_ends_the_query_instead_of_showing_an_old_picture_for_ever() -> None:
+    class Broken(Known):
+        def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
+            raise KeyError("ledgers")
+
+    broken = Broken()
+    state = StreamState(broken, broken, TopicSelection(names=(A,)), discovery_s=0.0, retry_s=0.0)  # type: ignore[arg-type]
+    broken.chains[A] = [ledger(9, 2, is_open=True)]
+    state._snapshot = Snapshot(1, {}, HistoryPlan((), {}))
+    failed = threading.Event()
+    on_failure = state._on_failure
+
+    def on_failure_and_stop(error: Any, began: float) -> None:
+        on_failure(error, began)
+        state._stopped.set()
+        failed.set()
+
+    state._on_failure = on_failure_and_stop  # type: ignore[method-assign]
+    state._start()
+    assert failed.wait(30)
+    with pytest.raises(PlanUnavailableError, match="KeyError"):
+        state.current()
+    state.close()
