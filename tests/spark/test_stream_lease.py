@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pulsar
 import pytest
 
-from cepheid_scan import MessagePosition, PlanSource
+from cepheid_scan import MessagePosition, PlanSource, TopicSelection
 from cepheid_scan.admin_http import AdminHttp
+from cepheid_scan.plan_service import PlanServicePlanner
 from cepheid_spark.lease import LEASE_PROPERTY, Lease, new_lease_name, pin_batch
 from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_testkit import ProcessCluster
@@ -150,3 +152,29 @@ def test_a_lease_follows_the_topic_that_is_wanted_in_the_background(streamed: St
     wait_until(lambda: keeper.covers(streamed.topic), "covered")
     assert keeper.name in streamed.admin("GET", "/subscriptions")
     keeper.close()
+
+
+def test_a_topic_that_was_deleted_stays_deleted_though_its_lease_is_renewed(
+    server: ProcessCluster, streamed: StreamedTopic, http: AdminHttp
+) -> None:
+    """The broker makes a topic for whoever makes a subscription in it."""
+    streamed.send(range(3))
+    keeper = LeaseKeeper(Lease(http, new_lease_name(), 3600.0), renew_s=0.05)
+    try:
+        keeper.hold({streamed.topic: first(streamed.ledgers()[0])})
+        streamed.delete_topic()
+        renewed = threading.Event()
+        work = keeper._work
+
+        def work_and_say() -> None:
+            work()
+            renewed.set()
+
+        keeper._work = work_and_say  # type: ignore[method-assign]
+        assert renewed.wait(30)
+        renewed.clear()
+        assert renewed.wait(30)
+        with closing(PlanServicePlanner(PlanSource(service_url=server.service_url))) as planner:
+            assert streamed.topic not in planner.topics(TopicSelection(pattern=".*", fail_on_missing=False))
+    finally:
+        keeper.close()
