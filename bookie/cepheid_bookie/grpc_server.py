@@ -23,8 +23,7 @@ import grpc.aio
 from pydantic import BaseModel, Field, PositiveInt
 
 from cepheid_bookie.errors import PortInUseError
-from cepheid_bookie.large_buffers import keep_large_buffers
-from cepheid_ports import host_port
+from cepheid_ports import host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,

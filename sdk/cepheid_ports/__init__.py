@@ -3,6 +3,7 @@
 from cepheid_ports.addresses import HOST_PATTERN, host_port
 from cepheid_ports.errors import CepheidError
 from cepheid_ports.first_failure import ProcessFailedError
+from cepheid_ports.large_buffers import keep_large_buffers
 from cepheid_ports.ports import Ports
 from cepheid_ports.role import Role
 from cepheid_ports.single_flight import SingleFlight
@@ -23,4 +24,5 @@ __all__ = [
     "ThreadWorker",
     "Worker",
     "host_port",
+    "keep_large_buffers",
 ]

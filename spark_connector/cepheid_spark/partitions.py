@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from cepheid_ports import CepheidError
+from cepheid_ports import CepheidError, keep_large_buffers
 from cepheid_scan import ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.column_styles import RowLayout
 
@@ -53,6 +53,7 @@ def read_partition(
 
     from cepheid_scan.scan_task import scan_task
 
+    keep_large_buffers()
     spec = replace(partition.spec, schemas=(*known, *partition.spec.schemas))
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     try:
