@@ -72,7 +72,7 @@ class EntrySource:
             ensemble, last = fragment_at(piece.fragments, entry_id, piece.last_entry_id)
             if not ensemble:
                 raise ValueError(f"{piece.topic}: no fragment of ledger {piece.ledger_id} has entry {entry_id}")
-            attempts = 1 if entry_id == damaged_at + 1 else self._settings.read_attempts  # a damaged block has many entries
+            attempts = 1 if entry_id == damaged_at + 1 else self._settings.read_attempts  # damage comes in runs
             try:
                 for group in self._read_run(piece, ensemble, entry_id, last, attempts):
                     entry_id = group.last_entry_id + 1
@@ -87,11 +87,13 @@ class EntrySource:
                 except DamagedEntryError as error:
                     if not self._damaged_as_empty:
                         raise
-                    log.warning("scan.entry_damaged", extra=error.facts)
-                    damaged_at = stuck.entry_id
+                    # Of a damaged block all at once, where all of its entries have the same bookies.
+                    damaged_at = min(stuck.until, last) if piece.write_quorum == len(ensemble) else stuck.entry_id
+                    log.warning("scan.entries_damaged", extra={**error.facts, "last_entry_id": damaged_at})
+                    group = encode_group(piece.ledger_id, stuck.entry_id, -1, 0, [b""] * (damaged_at + 1 - stuck.entry_id))
                     entry_id = damaged_at + 1
-                    self._counters.entries += 1
-                    yield encode_group(piece.ledger_id, damaged_at, -1, 0, [b""])
+                    self._counters.entries += len(group)
+                    yield group
 
     def _read_run(self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int, attempts: int) -> Iterator[EntryGroup]:
         """Entries of one fragment. Raises GivenUpError."""

@@ -27,6 +27,8 @@ class GivenUpError(Exception):
     def __init__(self, entry_id: int, rounds: int, failures: Sequence[ReplicaFailure]) -> None:
         self.entry_id = entry_id
         self.rounds = rounds
+        said_until = min((failure.until for failure in failures), default=-1)
+        self.until = max(entry_id, said_until)  # of entries up to this one all of them said the same
         statuses = [failure.status for failure in failures]
         known = all(status is not None and (status.certain_no or status is Status.BAD_DIGEST) for status in statuses)
         self.is_damaged = known and Status.BAD_DIGEST in statuses  # and nobody who may have it whole is only away

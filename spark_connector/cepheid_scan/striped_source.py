@@ -24,7 +24,7 @@ from cepheid_scan.scan_request import ReadSettings
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
-    """Why one bookie did not give one entry. `status` is its own word; None: no answer came."""
+    """Why one bookie did not give one entry. `status` is its own word, for entries up to `until`; None: no answer came."""
 
     position: int
     bookie: str
@@ -33,6 +33,7 @@ class ReplicaFailure:
     status: Status | None = None
     retry_after_s: float = 0.0
     for_good: bool = False
+    until: int = -1
 
     @property
     def may_pass(self) -> bool:
@@ -125,7 +126,7 @@ class _Lane:
                 return groups[0]
             for run in self._missing:
                 if run.first_entry_id <= entry_id <= run.last_entry_id:
-                    raise self._not_given(entry_id, run.status.name, run.status)
+                    raise self._not_given(entry_id, run.status.name, run.status, run.last_entry_id)
             if entry_id < self._until:
                 raise self._not_given(entry_id, "an answer that says nothing of the entry")
             self._next_chunk(entry_id)
@@ -151,5 +152,6 @@ class _Lane:
         self._groups.extend(sorted(chunk.groups, key=lambda group: group.first_entry_id))
         self._missing, self._retry_after_s = chunk.missing, chunk.retry_after_s
 
-    def _not_given(self, entry_id: int, reason: str, status: Status | None = None) -> _NotGivenError:
-        return _NotGivenError(ReplicaFailure(self.position, self.read.bookie, entry_id, reason, status, self._retry_after_s))
+    def _not_given(self, entry_id: int, reason: str, status: Status | None = None, until: int = -1) -> _NotGivenError:
+        failure = ReplicaFailure(self.position, self.read.bookie, entry_id, reason, status, self._retry_after_s, until=until)
+        return _NotGivenError(failure)
