@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from cepheid_broker.lease_expiry import LEASE_PROPERTY, LeaseExpiry
+from cepheid_broker.managed_ledger import ManagedLedgerSettings
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.position import EARLIEST
 from cepheid_wire import TopicName
@@ -182,5 +183,28 @@ def test_the_broker_looks_by_itself_and_shows_what_it_did() -> None:
             await topic.create_subscription("s", EARLIEST, properties={LEASE_PROPERTY: "1"})
             await wait_until(lambda: not topic.subscriptions)
             await wait_until(lambda: world.broker.leases.expired == 1)
+
+    run_async(main())
+
+
+def test_what_an_expired_lease_held_is_trimmed() -> None:
+    async def main() -> None:
+        ledgers = ManagedLedgerSettings(ledger_max_entries=2, ledger_min_age_s=0)
+        async with BrokerWorld(ledgers=ledgers, lease_check_s=0.01, lease_silence_s=0.3, rate_window_s=0.01) as world:
+            topic = await world.broker.topics.get(TopicName.parse(NAME), may_create=True)
+            assert isinstance(topic, PersistentTopic)
+            now_ms = topic.ledger.steady_ms()
+            await topic.create_subscription("spark", EARLIEST, properties={LEASE_PROPERTY: str(now_ms + FAR_MS)})
+            async with await world.client() as client:
+                await client.produce_on(NAME)
+                for number in range(9):
+                    await client.publish(1, first_sequence_id=number)
+            topic.ledger.tick()
+            held = len(topic.ledger.chain.ledgers)
+            assert held >= 4, "the lease holds all that was published"
+            await topic.set_subscription_properties("spark", {LEASE_PROPERTY: str(now_ms - 1)})
+            await wait_until(lambda: not topic.subscriptions)
+            topic.ledger.tick()
+            await wait_until(lambda: len(topic.ledger.chain.ledgers) <= 2)
 
     run_async(main())
