@@ -24,7 +24,6 @@ from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import ScanTask
 from cepheid_scan.read_ahead import read_in_order
 from cepheid_scan.scan_request import (
-    Edge,
     OnBadRecord,
     PlanSource,
     ReadMode,
@@ -98,7 +97,7 @@ def scan(
         target_task_bytes=TASK_BYTES,
         min_tasks=1,
     )
-    _check_order(request.start, request.end)
+    request.start.check_before(request.end)
     tasks, spec, _ = plan_scan(request)
     spec = spec if spec.columns else replace(spec, columns=_default_columns(spec))
     return _open_reader(tasks, spec, threads, ScanCounters() if counters is None else counters)
@@ -150,12 +149,6 @@ def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str 
     if partitions is None:
         return names[0]
     return f"{names[0]}-partition-{next(iter(partitions))}" if len(partitions) == 1 else None
-
-
-def _check_order(start: Edge, end: Edge) -> None:
-    """An empty range by mistake looks like a topic without messages."""
-    if start.publish_time_ms is not None and end.publish_time_ms is not None and start.publish_time_ms > end.publish_time_ms:
-        raise BadOptionError(f"the start ({start.publish_time_ms} ms) is later than the end ({end.publish_time_ms} ms)")
 
 
 def _one_of(kind: Any, word: str, option: str) -> Any:

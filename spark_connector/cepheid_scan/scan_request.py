@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import SchemaVersion
 from cepheid_scan.positions import MessagePosition
 
@@ -54,6 +55,16 @@ class Edge:
     positions: tuple[tuple[str, MessagePosition], ...] = ()
     subscription: str | None = None
     earliest: bool = False
+
+    def check_before(self, end: Edge) -> None:
+        """Raises BadOptionError: an empty range by mistake would look like a topic without messages."""
+        start_ms, end_ms = self.publish_time_ms, end.publish_time_ms
+        if start_ms is not None and end_ms is not None and start_ms > end_ms:
+            raise BadOptionError(f"the start ({start_ms} ms) is later than the end ({end_ms} ms)")
+        ends = {} if start_ms is not None or end_ms is not None else dict(end.positions)
+        for topic, first in self.positions:
+            if topic in ends and first > ends[topic]:
+                raise BadOptionError(f"the start {first} of {topic} is later than the end {ends[topic]}", topic=topic)
 
 
 EARLIEST = Edge(earliest=True)

@@ -311,8 +311,7 @@ def _edges(given: Mapping[str, Any], *, streaming: bool) -> tuple[Edge, Edge]:
     end = LATEST if ending is None or ending.lower() == "latest" else _positions("endingOffsets", ending, word="latest")
     if "endingTimestamp" in given:
         end = Edge(publish_time_ms=given["endingTimestamp"])
-    if start.publish_time_ms is not None and end.publish_time_ms is not None and start.publish_time_ms > end.publish_time_ms:
-        raise BadOptionError(f"startingTimestamp ({start.publish_time_ms}) is later than endingTimestamp ({end.publish_time_ms})")
+    start.check_before(end)
     return start, end
 
 

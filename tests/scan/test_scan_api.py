@@ -160,6 +160,7 @@ def test_entries_and_typed_rows(server: ProcessCluster) -> None:
         ({"columns": ["key", "value", "key"]}, BadOptionError, "columns names key twice"),
         ({"topic": "parts", "partitions": [0, 9]}, NoSuchTopicError, "no partition 9"),
         ({"start": "2026-01-02", "end": "2026-01-01"}, BadOptionError, "later than the end"),
+        ({"start": "1:2", "end": "1:1"}, BadOptionError, "later than the end 1:1"),
         ({"start": "soon"}, BadOptionError, "write earliest, latest"),
         ({"topic": "nobody-made-this"}, NoSuchTopicError, "nobody-made-this"),
         ({"topic": ["orders", "parts"], "start": "1:2"}, BadOptionError, "names no topic"),

@@ -162,6 +162,10 @@ def test_a_timestamp_wins_over_offsets() -> None:
 def test_a_range_that_ends_before_it_starts_is_refused() -> None:
     assert "later than" in refusal({**NEEDED, "startingTimestamp": "6", "endingTimestamp": "5"})
     assert "later than" in refusal({**NEEDED, "eventTimeFrom": "6", "eventTimeUntil": "5"})
+    late, early = '{"t": "3:1", "u": "1:1"}', '{"t": "3:0", "u": "1:1"}'
+    text = refusal({**NEEDED, "startingOffsets": late, "endingOffsets": early})
+    assert "the start 3:1 of persistent://public/default/t is later than the end 3:0" in text
+    assert parse(startingOffsets=early, endingOffsets=late).start.positions
 
 
 def test_a_subscription_as_start_needs_its_name() -> None:
