@@ -1,6 +1,7 @@
 """`doctor(spark)`: will this Spark read topics well? Says what is wrong, and which settings to change.
 
 settings        of the session: what costs milliseconds per task, what gives wrong rows
+neighbours      installed modules pyspark_…: one that fails to import takes every Python source away
 workers         their Python, pyarrow, grpc and this package: a missing one ends a worker with no useful word
 bookies         whether every worker reaches each of them (when options say where the cluster is)
 
@@ -9,7 +10,9 @@ Only a DataFrame is used, so it works over Connect too.
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import platform
 import sys
 from collections.abc import Mapping
@@ -43,7 +46,7 @@ class Finding:
 
 def doctor(spark: Any, options: Mapping[str, str] | None = None) -> list[Finding]:
     """Prints what it finds and returns it. With the `options` of a read it also looks for the cluster and its bookies."""
-    findings = [_check_version(spark), *(_check_setting(spark, *setting) for setting in _SETTINGS)]
+    findings = [_check_version(spark), *(_check_setting(spark, *setting) for setting in _SETTINGS), *_check_neighbours()]
     bookies: Mapping[str, str] = {}
     if options is not None:
         finding, bookies = _find_bookies(options)
@@ -61,6 +64,18 @@ def _check_version(spark: Any) -> Finding:
 def _check_setting(spark: Any, name: str, wanted: str, default: str, why: str) -> Finding:
     value = str(spark.conf.get(name, default)).lower()
     return Finding(name, value == wanted, value if value == wanted else f"is {value}, set it to {wanted}: {why}")
+
+
+def _check_neighbours() -> list[Finding]:
+    """Here: over Connect it is the server's that count."""
+    findings: list[Finding] = []
+    for name in sorted(module.name for module in pkgutil.iter_modules() if module.name.startswith("pyspark_")):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            why = f"fails to import ({type(error).__name__}: {error}): Spark then finds no Python source; repair or uninstall it"
+            findings.append(Finding(f"module {name}", False, why))
+    return findings
 
 
 def _find_bookies(options: Mapping[str, str]) -> tuple[Finding, Mapping[str, str]]:

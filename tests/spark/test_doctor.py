@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
 
 import pulsar
 import pytest
 from pyspark.sql import SparkSession
 
 from cepheid_spark import doctor
-from cepheid_spark.doctor import Finding, _judge_worker
+from cepheid_spark.doctor import Finding, _check_neighbours, _judge_worker
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
@@ -42,6 +43,15 @@ def test_settings_that_cost_are_said_with_what_they_should_be(spark: SparkSessio
 def test_a_cluster_that_is_not_there_is_a_finding(spark: SparkSession) -> None:
     findings = doctor(spark, {"service.url": "pulsar://127.0.0.1:1", "topic": "t", "metadataRetry": "100ms"})
     assert any(finding.what == "cluster" and finding.is_good is False and "127.0.0.1:1" in finding.text for finding in findings)
+
+
+def test_a_neighbour_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark says DATA_SOURCE_NOT_FOUND of every Python source then, and not why."""
+    (tmp_path / "pyspark_broken_neighbour.py").write_text("raise RuntimeError('wrong version')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (finding,) = _check_neighbours()
+    assert (finding.what, finding.is_good) == ("module pyspark_broken_neighbour", False)
+    assert "RuntimeError: wrong version" in finding.text
 
 
 def test_what_a_worker_lacks() -> None:
