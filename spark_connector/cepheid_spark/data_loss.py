@@ -3,8 +3,9 @@
 Chains are trimmed from their heads; from within only ledgers vanish that were empty when their owner went. So a position whose
 ledger is not in the chain any more means loss, except where
 1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
-2. it was seen closed up to the position, or empty: nothing of it was left to read;
-3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed.
+2. it was seen closed up to the position, or empty, and so was what went with it: nothing of it was left to read;
+3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed. That of a topic which was
+   made anew while we looked went with the topic.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ class SeenLedgers:
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, int], LedgerHistory] = OrderedDict()
+        self._made_anew: set[str] = set()
 
     def on_view(self, before: TopicHistory | None, now: TopicHistory) -> None:
         """Remembers the ledgers that went between two looks."""
         if before is None:
             return
+        if before.incarnation != now.incarnation:
+            self._made_anew.add(now.topic)
         kept = {ledger.ledger_id for ledger in now.ledgers}
         for ledger in before.ledgers:
             if ledger.ledger_id not in kept:
@@ -61,6 +65,9 @@ class SeenLedgers:
 
     def get(self, topic: str, ledger_id: int) -> LedgerHistory | None:
         return self._seen.get((topic, ledger_id))
+
+    def was_made_anew(self, topic: str) -> bool:
+        return topic in self._made_anew
 
     def entries_after(self, topic: str, position: EntryPosition) -> int | None:
         """Of ledgers that went, as far as they are known."""
@@ -83,11 +90,12 @@ def find_loss(view: TopicView, position: EntryPosition, seen: SeenLedgers, *, is
     if not kept or kept[-1] < position.ledger_id:
         what = f"its ledgers are {kept[0]} to {kept[-1]}, it was made anew" if kept else "it has no ledgers any more"
         return Loss(view.topic, position, kept[0] if kept else None, what)
-    if position.entry_id < 0 and (kept[0] < position.ledger_id or is_held):
+    if position.entry_id < 0 and (kept[0] < position.ledger_id or (is_held and not seen.was_made_anew(view.topic))):
         return None  # 1, 3
     last_seen = seen.get(view.topic, position.ledger_id)
-    if last_seen is not None and last_seen.last_entry_id <= position.entry_id and (not last_seen.is_open or position.entry_id < 0):
+    lost_entries = seen.entries_after(view.topic, position)
+    if last_seen is not None and not lost_entries and (not last_seen.is_open or position.entry_id < 0):
         return None  # 2
     first_kept = next(ledger_id for ledger_id in kept if ledger_id > position.ledger_id)
     what = f"ledger {position.ledger_id} was trimmed, or the topic was deleted and made anew"
-    return Loss(view.topic, position, first_kept, what, seen.entries_after(view.topic, position))
+    return Loss(view.topic, position, first_kept, what, lost_entries)

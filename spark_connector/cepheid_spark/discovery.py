@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_LOOKS_BEFORE_GONE = 2
+LOOKS_BEFORE_GONE = 2
 
 
 class Discovery:
@@ -23,7 +23,7 @@ class Discovery:
 
     def is_due(self, now: float) -> bool:
         """A look that missed a topic is repeated at once."""
-        unsure = any(looks < _LOOKS_BEFORE_GONE for looks in self._missing.values())
+        unsure = any(looks < LOOKS_BEFORE_GONE for looks in self._missing.values())
         return unsure or self._looked_at is None or now - self._looked_at >= self._interval_s
 
     def on_found(self, found: Sequence[str], read: Iterable[str], now: float) -> None:
@@ -35,4 +35,4 @@ class Discovery:
 
     @property
     def gone(self) -> frozenset[str]:
-        return frozenset(topic for topic, looks in self._missing.items() if looks >= _LOOKS_BEFORE_GONE)
+        return frozenset(topic for topic, looks in self._missing.items() if looks >= LOOKS_BEFORE_GONE)

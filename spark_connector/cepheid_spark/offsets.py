@@ -5,7 +5,8 @@
 | key | meaning |
 |---|---|
 | `t` | the last entry included; entry -1: none of this ledger. Batches end where entries end |
-| `from` | the first message, of topics that no earlier offset has: of all in the first batch, later of those found since |
+| `from` | the first message, where an earlier offset does not say it: of all topics in the first batch, later of those found since,
+|        | or gone on with behind a loss, and of one that begins within an entry until it has moved |
 | `cut` | entries per task, of the topics that this batch moves: so a repeated batch has the same tasks |
 | `sub` | the subscription that is the query's lease; absent: there is none |
 
@@ -87,7 +88,12 @@ class StreamOffset:
         gone: frozenset[str] = frozenset(),
     ) -> StreamOffset:
         """The end of the batch that starts here: `ends` of the topics that moved, `found`: starts of those that are new here."""
-        starts = {**(self.starts if self.is_initial else {}), **found}
+        waiting = {  # a start within a batch of messages, which `ends` cannot say
+            topic: first
+            for topic, first in self.starts.items()
+            if first.batch_index >= 0 and self.ends.get(topic) == EntryPosition.before(first)
+        }
+        starts = {**(self.starts if self.is_initial else waiting), **found}
         merged = {topic: end for topic, end in {**self.ends, **ends}.items() if topic not in gone}
         kept_starts = {topic: first for topic, first in starts.items() if topic in merged}
         return StreamOffset(merged, kept_starts, dict(cut), self.subscription)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cepheid_scan import BadOptionError, MessagePosition, ReadMode, ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit
 from cepheid_spark.data_loss import Loss, find_loss
+from cepheid_spark.discovery import LOOKS_BEFORE_GONE
 from cepheid_spark.lag import lag_report, waiting_since_ms
 from cepheid_spark.lease import Lease, new_lease_name
 from cepheid_spark.lease_keeper import LeaseKeeper
@@ -100,6 +101,7 @@ class StreamQuery:
         snapshot = self._state.current()
         if self._idle == (snapshot.number, start):
             return start
+        snapshot = self._sure_of_missing(snapshot, start)
         gone = self._gone(snapshot, start)
         positions = self._positions(snapshot, start)
         backlogs = [self._backlog(snapshot.views[topic], position) for topic, position in positions.items()]
@@ -118,24 +120,33 @@ class StreamQuery:
         self._last = self._end_of(snapshot, start, positions, taken, gone)
         return self._last
 
+    def _sure_of_missing(self, snapshot: Snapshot, start: StreamOffset) -> Snapshot:
+        """A run of AvailableNow would be over before the looks in the background have missed a topic often enough."""
+        looks = 0
+        while self._targets is not None and looks < LOOKS_BEFORE_GONE and start.ends.keys() - snapshot.views.keys() - snapshot.gone:
+            snapshot, looks = self._state.look(), looks + 1
+        return snapshot
+
     def _positions(self, snapshot: Snapshot, start: StreamOffset) -> dict[str, EntryPosition]:
         """Where to go on, in every topic that can be read now. Raises DataLossError."""
         positions: dict[str, EntryPosition] = {}
         for topic, view in snapshot.views.items():
             if topic in start.ends:
-                self._check(view, start.ends[topic])
-                positions[topic] = start.ends[topic]
+                positions[topic] = self._kept(view, start.ends[topic])
                 if self._keeper is not None and not self._keeper.covers(topic):  # it was not found when the lease was taken up
-                    self._keeper.want(topic, _held_from(start.ends[topic].next), must_exist=True)
+                    self._keeper.want(topic, _held_from(positions[topic].next), must_exist=True)
             elif view.earliest is not None and self._is_held(topic, view.earliest):
                 positions[topic] = EntryPosition.before(view.earliest)
         return positions
 
-    def _check(self, view: TopicView, position: EntryPosition) -> None:
-        """Raises DataLossError (rule 3). One that is accepted is skipped when its batch is planned."""
-        if self._loss(view, position) is not None and self._accepted.get(view.topic) != position:
-            self._believe(self._loss(self._state.look().views.get(view.topic, view), position), is_counted=False)
+    def _kept(self, view: TopicView, position: EntryPosition) -> EntryPosition:
+        """`position`, or behind what is lost where that is accepted. Raises DataLossError (rule 3)."""
+        loss = self._loss(view, position)
+        if loss is not None and self._accepted.get(view.topic) != position:
+            loss = self._loss(self._state.look().views.get(view.topic, view), position)
+            self._believe(loss, is_counted=False)
             self._accepted[view.topic] = position
+        return position if loss is None or loss.first_kept is None else EntryPosition(loss.first_kept, -1)
 
     def _is_held(self, topic: str, first: MessagePosition) -> bool:
         """Of a topic that is new to the stream; if it is not held yet, it soon is."""
@@ -181,11 +192,14 @@ class StreamQuery:
         if self._options.min_tasks == 1:
             task_bytes = float(self._options.target_task_bytes)
         cut = {topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}
-        found = {topic: positions[topic].next for topic in taken if topic not in start.ends}
+        found = {topic: positions[topic].next for topic in taken if positions[topic] != start.ends.get(topic)}
+        behind_losses = found.keys() & start.ends.keys()
+        for topic in sorted(behind_losses):
+            self._believe(self._loss(snapshot.views[topic], start.ends[topic]), is_counted=True)
         self._state.follow([*start.ends, *ends])
         name = self._keeper.name if self._keeper is not None else None
-        if gone and self._keeper is not None:
-            self._keeper.forget(gone)
+        if self._keeper is not None:
+            self._keeper.forget(gone | behind_losses)  # it is wanted again where the stream goes on
         return replace(start.moved_to(ends, cut=cut, found=found, gone=gone), subscription=name)
 
     # In which tasks
@@ -212,7 +226,7 @@ class StreamQuery:
         from cepheid_scan.splits import TopicRange
 
         position = EntryPosition.before(first)
-        view = snapshot.views.get(topic)
+        view = snapshot.views.get(topic) or self._state.look().views.get(topic)
         if view is None:
             self._believe(Loss(topic, position, None, "the topic was deleted"), is_counted=True)
             return None
@@ -222,6 +236,11 @@ class StreamQuery:
             loss = self._loss(view, position)
             self._believe(loss, is_counted=True)
         view = view.with_end(last.ledger_id, last.entry_id)
+        if loss is None and not _reaches(view, last):
+            view = self._state.look().views.get(topic, view).with_end(last.ledger_id, last.entry_id)
+            if not _reaches(view, last):  # fewer rows than the offsets promise would look like a batch
+                what = f"its history ends before {last.ledger_id}:{last.entry_id}, where the batch does"
+                self._believe(Loss(topic, position, None, what), is_counted=True)
         if loss is not None:
             if loss.first_kept is None or loss.first_kept > last.ledger_id:
                 return None
@@ -322,6 +341,11 @@ class StreamQuery:
         if is_counted:
             self.lost_entries += loss.entries or 0
             log.warning("stream.data_lost", extra={"topic": loss.topic, "error": str(loss)})
+
+
+def _reaches(view: TopicView, last: EntryPosition) -> bool:
+    ledger = view.ledger(last.ledger_id)
+    return last.entry_id < 0 or (ledger is not None and ledger.last_entry_id >= last.entry_id)
 
 
 def _held_from(first: MessagePosition) -> MessagePosition:

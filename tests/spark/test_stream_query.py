@@ -21,10 +21,12 @@ from cepheid_scan import (
     TopicHistory,
     TopicSelection,
 )
+from cepheid_spark.data_loss import SeenLedgers, find_loss
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.options import parse_options
 from cepheid_spark.stream_query import StreamQuery
 from cepheid_spark.stream_state import Snapshot, StreamState, pause_after
+from cepheid_spark.topic_view import TopicView
 
 A, B = "persistent://public/default/a", "persistent://public/default/b"
 ENTRY_BYTES = 1000
@@ -324,3 +326,78 @@ def test_a_look_that_breaks_ends_the_query_instead_of_showing_an_old_picture_for
     with pytest.raises(PlanUnavailableError, match="KeyError"):
         state.current()
     state.close()
+
+
+def test_a_ledger_that_went_together_with_the_one_that_was_read_is_missed() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(7, 5), ledger(8, 3), ledger(9, 1, is_open=True)]
+    bench.state.look()
+    bench.known.chains[A] = [ledger(9, 1, is_open=True)]
+    bench.state.look()
+    with pytest.raises(DataLossError, match="3 entries at least after 7:4"):
+        bench.latest(at(a=(7, 4)))
+
+
+def test_what_was_not_read_of_a_topic_goes_with_it_though_a_lease_held_it() -> None:
+    """It was deleted and made anew between two looks; before the next renewal the lease looks as if nothing was wrong."""
+    seen = SeenLedgers()
+    was = TopicHistory(A, -1, "i", (ledger(7, 5, is_open=True),))
+    now = TopicHistory(A, -1, "j", (ledger(9, 5, is_open=True),))
+    assert find_loss(TopicView.of(now), EntryPosition(7, -1), seen, is_held=True) is None
+    seen.on_view(was, now)
+    assert find_loss(TopicView.of(now), EntryPosition(7, -1), seen, is_held=True) is not None
+
+
+def test_a_start_within_an_entry_holds_until_its_topic_moves() -> None:
+    bench = Bench(topics="a,b", maxEntriesPerTrigger="1")
+    bench.known.chains = {A: [ledger(7, 2, is_open=True)], B: [ledger(9, 2, is_open=True)]}
+    bench.query._resolve_start = lambda _: {A: MessagePosition(7, 0, 3), B: MessagePosition(9, 1, 5)}
+    offset, firsts = bench.query.initial(), []
+    while (end := bench.latest(offset)) is not offset:
+        document = end.to_json()
+        assert StreamOffset.from_json(document) == end
+        for task in bench.query.plan(offset, end):
+            firsts += [(piece.topic[-1], piece.first_entry_id, piece.first_batch_index) for piece in task.pieces]
+        offset = end
+    assert sorted(firsts) == [("a", 0, 3), ("a", 1, 0), ("b", 1, 5)]
+    assert offset.starts == {B: MessagePosition(9, 1, 5)}, "of the batch in which it moved"
+
+
+def test_a_topic_made_anew_with_lower_ids_is_read_on_where_that_is_accepted() -> None:
+    """Of another broker's block of ids, or of a server that was set up again."""
+    bench = Bench(failOnDataLoss="false")
+    bench.known.chains[A] = [ledger(57, 5, is_open=True)]
+    start = at(a=(57, 3))
+    bench.state.look()
+    bench.known.chains[A] = [ledger(3, 4, is_open=True)]
+    bench.state.look()
+    end = bench.latest(start)
+    assert (end.ends, end.starts) == ({A: EntryPosition(3, 3)}, {A: MessagePosition(3, 0)})
+    assert bench.read(start, end) == [("a", 3, 0, 3)]
+    bench.begin()
+    assert bench.read(start, end) == [("a", 3, 0, 3)], "again, by another process"
+    assert bench.latest(end) is end
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_plan_that_knows_less_than_the_offsets_makes_no_short_batch(heals: bool) -> None:
+    bench = Bench()
+    full, short = [ledger(7, 5), ledger(9, 2), ledger(11, 0, is_open=True)], [ledger(7, 5), ledger(11, 0, is_open=True)]
+    bench.known.chains[A] = short
+    start, end = at(a=(7, 2)), at(a=(9, 1))
+    end = replace(end, cut={A: 100})
+    bench.state.look()
+    if heals:
+        bench.known.chains[A] = full
+        assert bench.read(start, end) == [("a", 7, 3, 4), ("a", 9, 0, 1)]
+    else:
+        with pytest.raises(DataLossError, match="ends before 9:1"):
+            bench.query.plan(start, end)
+
+
+def test_a_run_of_available_now_is_not_over_before_it_knows_that_a_topic_was_deleted() -> None:
+    bench = Bench(topics="a,b")
+    bench.known.chains[B] = [ledger(9, 5, is_open=True)]
+    bench.query.prepare_available_now()
+    with pytest.raises(DataLossError, match="deleted"):
+        bench.latest(at(a=(7, 4), b=(9, 4)))
