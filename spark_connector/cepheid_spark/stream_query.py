@@ -242,8 +242,8 @@ class StreamQuery:
                 what = f"its history ends before {last.ledger_id}:{last.entry_id}, where the batch does"
                 self._believe(Loss(topic, position, None, what), is_counted=True)
         if loss is not None:
-            if loss.first_kept is None or loss.first_kept > last.ledger_id:
-                return None
+            if loss.first_kept is None or not position.ledger_id <= loss.first_kept <= last.ledger_id:
+                return None  # what is left is the next batches'
             first = MessagePosition(loss.first_kept, 0)
         end = last.next
         if topic in self._bounds and self._bounds[topic] == last:

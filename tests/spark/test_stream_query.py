@@ -377,6 +377,7 @@ def test_a_topic_made_anew_with_lower_ids_is_read_on_where_that_is_accepted() ->
     bench.begin()
     assert bench.read(start, end) == [("a", 3, 0, 3)], "again, by another process"
     assert bench.latest(end) is end
+    assert bench.read(start, replace(at(a=(57, 4)), cut={A: 100})) == [], "a batch that was logged before has nothing left"
 
 
 @pytest.mark.parametrize("heals", [True, False])
