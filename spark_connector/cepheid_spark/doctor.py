@@ -101,11 +101,15 @@ def _check_workers(spark: Any, bookies: Mapping[str, str]) -> list[Finding]:
         spark.dataSource.register(DoctorSource)
         rows = spark.read.format(DoctorSource.name()).option("bookies", json.dumps(dict(bookies))).load().distinct().collect()
     except Exception as error:
-        # Whatever Spark wraps a dead worker in: the lines of its text that name errors say what happened there.
-        named = [line.strip() for line in str(error).splitlines() if "Error" in line][-2:]
-        text = "; ".join(named) or type(error).__name__
+        text = _named_errors(str(error)) or type(error).__name__
         return [Finding("workers", False, f"{text} (are cepheid[spark] and pyarrow installed in the workers' PYSPARK_PYTHON?)")]
     return [finding for row in rows for finding in _judge_worker(json.loads(row["found"]), bool(bookies))]
+
+
+def _named_errors(text: str) -> str:
+    """Of whatever Spark wraps a dead worker in: the last lines that name an error, Java's frames left out."""
+    lines = (line.strip(" \t:") for line in text.splitlines())
+    return "; ".join([line for line in lines if not line.startswith("at ") and ("Error" in line or "Exception" in line)][-2:])
 
 
 def _judge_worker(found: Mapping[str, Any], asked_bookies: bool) -> list[Finding]:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cepheid_spark import doctor
-from cepheid_spark.doctor import Finding, _check_neighbours, _judge_worker
+from cepheid_spark.doctor import Finding, _check_neighbours, _judge_worker, _named_errors
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
@@ -52,6 +52,15 @@ def test_a_neighbour_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: 
     (finding,) = _check_neighbours()
     assert (finding.what, finding.is_good) == ("module pyspark_broken_neighbour", False)
     assert "RuntimeError: wrong version" in finding.text
+
+
+def test_of_what_spark_says_the_errors_are_shown() -> None:
+    """A worker without pyarrow; a PYSPARK_PYTHON that is not there: Java's frames have names like errors."""
+    crashed = "An error occurred while calling o65.collectToPython.\n: org.apache.spark.SparkException: Python worker exited (crashed)."
+    frames = "\n\tat org.apache.spark.QueryExecution$.withInternalError(QueryExecution.scala:927)"
+    assert _named_errors(crashed + frames) == "org.apache.spark.SparkException: Python worker exited (crashed)."
+    missing = 'Caused by: java.io.IOException: Cannot run program "./env/bin/python": error=2'
+    assert _named_errors(crashed + frames + "\n" + missing + frames).endswith(missing)
 
 
 def test_what_a_worker_lacks() -> None:
