@@ -183,11 +183,11 @@ class _Subscription:
         if self._type in ORDERED:
             consumer.opening.restarts += 1
             consumer.held.clear()
-        elif event.position is None:
-            consumer.held.clear()
         else:
-            for rank in self._stored.ranks.get(event.position[:2], ()):
-                consumer.held.pop(rank, None)
+            named = list(consumer.held) if event.position is None else self._stored.ranks.get(event.position[:2], ())
+            for rank in named:
+                if consumer.held.pop(rank, None) is not None:  # what it does not hold it cannot give back
+                    consumer.opening.counts[rank] = consumer.opening.counts.get(rank, 0) + 1
 
     # Moves
 
@@ -345,7 +345,7 @@ class _Subscription:
                     return
         before = opening.counts.get(ranks[0], 0)
         if event.redelivery_count < before and not self._moving.get(opening.name):
-            text = f"redelivery count of {event.position} fell from {before} to {event.redelivery_count}"
+            text = f"redelivery count of {event.position} is {event.redelivery_count}, and was to be {before} at least"
             yield Violation("H9", text, (event,))
         opening.counts.update(dict.fromkeys(ranks, event.redelivery_count))
 

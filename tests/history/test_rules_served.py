@@ -106,9 +106,9 @@ def test_an_active_consumer_starts_where_something_is_owed() -> None:
 def test_nothing_is_held_by_two() -> None:
     held = Story("Shared").open("a").open("b").got("a", 0)
     assert held.got("b", 0).acks("b", *range(5)).broken() == ["H9"]
-    for way in ("close", "nack"):
-        given = Story("Shared").open("a").open("b").got("a", 0).note(way, "a")
-        assert given.got("b", *range(5)).acks("b", *range(5)).broken() == [], way
+    for way, count in (("close", 0), ("nack", 1)):
+        given = Story("Shared").open("a").open("b").got("a", 0).note(way, "a").got("b", 0, redelivery_count=count)
+        assert given.got("b", *range(1, 5)).acks("b", *range(5)).broken() == [], way
     deposed = Story("Shared").open("a").got("a", 0).open("b", SECOND)
     assert deposed.all_of("b").broken() == [], "a deposed server may not know yet"
 
@@ -116,6 +116,19 @@ def test_nothing_is_held_by_two() -> None:
 def test_delivery_counts_do_not_fall_within_an_opening() -> None:
     told = Story("Shared").open("a").got("a", 0, redelivery_count=1).note("nack", "a").all_of("a")
     assert told.broken() == ["H9"]
+
+
+@pytest.mark.parametrize(("counts", "broken"), [((1, 2), []), ((1, 1), ["H9"]), ((0,), ["H9"]), ((3, 4), [])])
+def test_what_is_given_back_comes_again_with_a_higher_count(counts: tuple[int, ...], broken: list[str]) -> None:
+    told = Story("Key_Shared").open("a").got("a", 0)
+    for count in counts:
+        told.note("nack", "a", position=(1, 0, -1)).got("a", 0, redelivery_count=count)
+    assert told.got("a", 1, 2, 3, 4).acks("a", *range(5)).broken() == broken
+
+
+def test_who_gives_back_what_it_does_not_hold_changes_no_count() -> None:
+    told = Story("Shared").open("a").open("b").got("a", 0).note("nack", "b", position=(1, 0, -1)).note("close", "a")
+    assert told.all_of("b").broken() == []
 
 
 def test_a_key_waits_for_who_holds_earlier_messages_of_it() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from cepheid_broker import consumer_acks
+from cepheid_broker import consumer_acks, dispatch_key_shared, dispatch_shared
 from cepheid_broker.ack_saver import AckSaver, OnSaved
 from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
@@ -152,6 +152,16 @@ def spend_no_permits() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def tell_no_delivery_counts() -> Iterator[None]:
+    """They are kept, and consumers of Shared and Key_Shared subscriptions never hear of them: nothing becomes a dead letter."""
+    with (
+        mock.patch.object(dispatch_shared, "counts_of", return_value={}),
+        mock.patch.object(dispatch_key_shared, "counts_of", return_value={}),
+    ):
+        yield
+
+
 DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     skip_what_did_not_fit_into_a_read,
     permits_wake_nobody,
@@ -168,6 +178,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     ignore_parts_of_batches,
     say_saved_before_it_is,
     spend_no_permits,
+    tell_no_delivery_counts,
 )
 
 DISPATCH_RULES: dict[str, set[str]] = {
@@ -186,4 +197,5 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "ignore parts of batches": {"H7", "C2"},
     "say saved before it is": {"H7"},
     "spend no permits": {"H14"},
+    "tell no delivery counts": {"H9"},
 }
