@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import itertools
 import random
 from typing import Any
@@ -13,6 +14,8 @@ from cepheid_wire import encode_batch, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.scan.decode_reference import (
     ALL_COLUMNS,
+    EPOCH,
+    MAX_TIME_MS,
     batched,
     compress,
     decode,
@@ -349,3 +352,26 @@ def test_a_batch_with_more_messages_than_columns_are_made_of(monkeypatch: pytest
     assert decode(tails) == whole
     assert max(sizes) == 50
     assert decode(tails, row_filter=RowFilter(keys=frozenset({"k"}))) == [row for row in whole if row["key"] == "k"]
+
+
+def test_a_batch_shown_as_one_row_has_nothing_of_its_first_message() -> None:
+    """What clients copy from the first message into the batch's metadata says nothing about the others."""
+    of_first = {"partition_key": "k", "ordering_key": b"o", "event_time": 1_600_000_000_000, "properties": {"a": "b"}}
+    tails = [encode_tail(metadata(num_messages_in_batch=2, **of_first), b"no batch")]
+    names = ["key", "key_bytes", "ordering_key", "event_time", "value"]
+    (row,) = decode(tails, [*names, "properties"], on_bad_record=OnBadRecord.NULL)
+    assert row == {**dict.fromkeys(names), "properties": {}}
+
+
+def test_times_end_with_the_last_millisecond_of_the_year_9999() -> None:
+    times = [decode([single(publish_time=ms, event_time=ms)])[0] for ms in (1, MAX_TIME_MS, MAX_TIME_MS + 1)]
+    shown = [EPOCH + datetime.timedelta(milliseconds=ms) for ms in (1, MAX_TIME_MS)]
+    assert [row["event_time"] for row in times] == [row["publish_time"] for row in times] == [*shown, None]
+
+
+def test_a_key_that_is_null_is_none_of_the_keys_that_are_wanted() -> None:
+    tails = [
+        batched([message(b"0", partition_key="k"), message(b"1", partition_key="k", null_partition_key=True)]),
+        single(b"2", partition_key="k", null_partition_key=True),
+    ]
+    assert [row["value"] for row in decode(tails, row_filter=RowFilter(keys=frozenset({"k"})))] == [b"0"]

@@ -138,6 +138,13 @@ def test_bounds_inside_a_batch_are_at_the_ends_alone(wanted: list[TopicRange], t
             assert piece.end_batch_index == (each.end.batch_index if at_end else -1)
 
 
+def test_an_end_inside_a_batch_is_that_of_the_last_piece_alone() -> None:
+    history = TopicHistory("t", -1, "", (ledger(1, 30, 30_000),))
+    whole = TopicRange(history, MessagePosition(1, 2, 4), MessagePosition(1, 25, 3))
+    pieces = [p for task in cut_ranges([whole], plan_of(history), target_bytes=10_000) for p in task.pieces]
+    assert [(p.first_batch_index, p.end_batch_index) for p in pieces] == [(4, -1), (0, -1), (0, 3)]
+
+
 @given(ranges(), st.integers(1, 5_000))
 def test_pieces_know_where_their_entries_and_those_before_lie(wanted: list[TopicRange], target_bytes: int) -> None:
     tasks = cut_ranges(wanted, plan_of(*(each.history for each in wanted)), target_bytes=target_bytes)
