@@ -4,8 +4,8 @@ Chains are trimmed from their heads; from within only ledgers vanish that were e
 ledger is not in the chain any more means loss, except where
 1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
 2. it was seen closed up to the position, or empty, and so was what went with it: nothing of it was left to read;
-3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed. That of a topic which was
-   made anew while we looked went with the topic.
+3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed.
+For a topic that was made anew while we looked 1 and 3 say nothing.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def find_loss(view: TopicView, position: EntryPosition, seen: SeenLedgers, *, is
     if not kept or kept[-1] < position.ledger_id:
         what = f"its ledgers are {kept[0]} to {kept[-1]}, it was made anew" if kept else "it has no ledgers any more"
         return Loss(view.topic, position, kept[0] if kept else None, what)
-    if position.entry_id < 0 and (kept[0] < position.ledger_id or (is_held and not seen.was_made_anew(view.topic))):
+    if position.entry_id < 0 and not seen.was_made_anew(view.topic) and (kept[0] < position.ledger_id or is_held):
         return None  # 1, 3
     last_seen = seen.get(view.topic, position.ledger_id)
     lost_entries = seen.entries_after(view.topic, position)
     if last_seen is not None and not lost_entries and (not last_seen.is_open or position.entry_id < 0):
         return None  # 2
-    first_kept = next(ledger_id for ledger_id in kept if ledger_id > position.ledger_id)
+    first_kept = kept[0]  # also of a topic that was made anew with lower ids: its head is no older than the position
     what = f"ledger {position.ledger_id} was trimmed, or the topic was deleted and made anew"
     return Loss(view.topic, position, first_kept, what, lost_entries)

@@ -82,6 +82,14 @@ def test_what_a_missing_ledger_means(position: tuple[int, int], ledgers: list[Le
     assert (find_loss(view(*ledgers), EntryPosition(*position), SeenLedgers(), is_held=False) is not None) is lost
 
 
+@pytest.mark.parametrize("kept", [(3, 9), (3, 5), (9, 12)])
+def test_behind_a_loss_is_the_head_of_what_is_kept(kept: tuple[int, int]) -> None:
+    """Ids of a topic that was made anew may be lower, and higher later."""
+    loss = find_loss(view(*(ledger(ledger_id, 1) for ledger_id in kept)), EntryPosition(7, 2), SeenLedgers(), is_held=False)
+    assert loss is not None
+    assert loss.first_kept == kept[0]
+
+
 def test_an_empty_ledger_of_a_held_topic_was_never_needed() -> None:
     assert find_loss(view(ledger(9, 1)), EntryPosition(7, -1), SeenLedgers(), is_held=True) is None
     assert find_loss(view(ledger(9, 1)), EntryPosition(7, 0), SeenLedgers(), is_held=True) is not None, "the lease must have failed"
