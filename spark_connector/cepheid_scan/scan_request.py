@@ -84,7 +84,7 @@ class RowFilter:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How bytes come from bookies to rows. Sizes in bytes. Memory of a task: about 3 × `decode_bytes` + 2 × `chunk_bytes`."""
+    """How bytes come from bookies to rows. Sizes in bytes. Memory of a task: about 80 MB + 7 × `decode_bytes`, as measured."""
 
     rack: str | None = None
     read_timeout_s: float = 10.0  # per chunk

@@ -4,7 +4,7 @@
                    ▲ a thread reads on meanwhile
 
 Rule 1: order is that of the pieces, and within them of the entries; every row once.
-Rule 2: memory is bounded by what is collected, what is read ahead and what is being decoded: about 3 × `decode_bytes`.
+Rule 2: memory is bounded by what is collected, what is read ahead and what is being decoded, each of about `decode_bytes`.
 Rule 3: one log line, at the end, however it ends.
 """
 
