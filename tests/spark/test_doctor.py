@@ -56,7 +56,7 @@ def test_a_neighbour_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: 
 
 def test_of_what_spark_says_the_errors_are_shown() -> None:
     """A worker without pyarrow; a PYSPARK_PYTHON that is not there: Java's frames have names like errors."""
-    crashed = "An error occurred while calling o65.collectToPython.\n: org.apache.spark.SparkException: Python worker exited (crashed)."
+    crashed = "An error occurred while calling o65.load.\n: org.apache.spark.SparkException: Python worker exited (crashed)."
     frames = "\n\tat org.apache.spark.QueryExecution$.withInternalError(QueryExecution.scala:927)"
     assert _named_errors(crashed + frames) == "org.apache.spark.SparkException: Python worker exited (crashed)."
     missing = 'Caused by: java.io.IOException: Cannot run program "./env/bin/python": error=2'
