@@ -143,9 +143,11 @@ class StreamQuery:
         """`position`, or behind what is lost where that is accepted. Raises DataLossError (rule 3)."""
         loss = self._loss(view, position)
         if loss is not None and self._accepted.get(view.topic) != position:
-            loss = self._loss(self._state.look().views.get(view.topic, view), position)
-            self._believe(loss, is_counted=False)
-            self._accepted[view.topic] = position
+            now = self._loss(self._state.look().views.get(view.topic, view), position)
+            if now is None:
+                return position
+            self._believe(now, is_counted=False)
+            self._accepted[view.topic] = position  # but the batch is one of this snapshot, from its first entry on
         return position if loss is None or loss.first_kept is None else EntryPosition(loss.first_kept, -1)
 
     def _is_held(self, topic: str, first: MessagePosition) -> bool:

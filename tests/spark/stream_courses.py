@@ -53,10 +53,11 @@ class World:
         self.places: dict[str, list[tuple[int, int]]] = {}  # of them
         self.cursors: dict[tuple[str, str], MessagePosition] = {}  # first entry that is held, by topic and subscription
         self._numbers = 0
-        self._next_ledger_id = 5
+        self._next_ids = [1000, 5]  # of two blocks: ids are given out once, and rise within a chain
 
-    def create(self, topic: str) -> None:
-        self.chains[topic] = [self._ledger()]
+    def create(self, topic: str, *, low_id: bool = False) -> None:
+        """`low_id`: as when a broker with an older block of ids makes a topic anew."""
+        self.chains[topic] = [self._ledger(low_id)]
         self.written.setdefault(topic, [])
         self.places.setdefault(topic, [])
 
@@ -65,13 +66,9 @@ class World:
         for key in [key for key in self.cursors if key[0] == topic]:
             del self.cursors[key]
 
-    def _ledger(self) -> Ledger:
-        self._next_ledger_id += self.chance.randrange(1, 4)
-        return Ledger(self._next_ledger_id)
-
-    def lower_ids(self) -> None:
-        """As when another broker, with an older block of ids, makes a topic anew."""
-        self._next_ledger_id = 0
+    def _ledger(self, low_id: bool = False) -> Ledger:
+        self._next_ids[low_id] += self.chance.randrange(1, 4)
+        return Ledger(self._next_ids[low_id])
 
     def write(self, topic: str, count: int) -> None:
         ledger = self.chains[topic][-1]
@@ -175,6 +172,8 @@ class ModelLease:
     def hold(self, topic: str, first: MessagePosition) -> bool:
         if (topic, self.name) in self._world.cursors:
             return True
+        if topic not in self._world.chains:
+            self._world.create(topic)
         self._world.cursors[topic, self.name] = self._place(topic, first) or self._earliest(topic)
         return False
 
@@ -182,8 +181,10 @@ class ModelLease:
         return (topic, self.name) in self._world.cursors
 
     def move(self, topic: str, first: MessagePosition) -> bool:
+        if (topic, self.name) not in self._world.cursors:
+            return False
         place = self._place(topic, first)
-        if (topic, self.name) not in self._world.cursors or place is None:
+        if place is None:
             return False
         self._world.cursors[topic, self.name] = place
         return True

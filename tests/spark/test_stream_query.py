@@ -380,6 +380,20 @@ def test_a_topic_made_anew_with_lower_ids_is_read_on_where_that_is_accepted() ->
     assert bench.read(start, replace(at(a=(57, 4)), cut={A: 100})) == [], "a batch that was logged before has nothing left"
 
 
+def test_a_batch_behind_a_loss_is_of_one_picture() -> None:
+    """The second look, for the loss, may show yet another topic: a batch from there to the end of the first would be anything."""
+    bench = Bench(failOnDataLoss="false")
+    bench.known.chains[A] = [ledger(45, 1, is_open=True)]
+    bench.state.look()
+    bench.known.chains[A] = [ledger(9, 7, is_open=True)]
+    start = at(a=(17, 1))
+    end = bench.latest(start)
+    assert (end.starts, end.ends) == ({A: MessagePosition(45, 0)}, {A: EntryPosition(45, 0)})
+    assert bench.read(start, end) == []
+    again = bench.latest(end)
+    assert bench.read(end, again) == [("a", 9, 0, 6)]
+
+
 @pytest.mark.parametrize("heals", [True, False])
 def test_a_plan_that_knows_less_than_the_offsets_makes_no_short_batch(heals: bool) -> None:
     bench = Bench()
