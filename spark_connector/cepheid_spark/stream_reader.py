@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cepheid_scan import SchemaVersion
+from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.offsets import StreamOffset
 from cepheid_spark.options import SourceOptions
 from cepheid_spark.partitions import partitions_of, read_partition
@@ -50,9 +51,11 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = open_stream_query(self._options)
         return self._opened
 
+    @brief_errors
     def initialOffset(self) -> dict[str, Any]:
         return self._query.initial().to_json()
 
+    @brief_errors
     def prepareForTriggerAvailableNow(self) -> None:
         self._query.prepare_available_now()
 
@@ -65,6 +68,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options.max_entries_per_trigger)
         return ReadMinRows(1) if options.min_bytes_per_trigger is not None else ReadAllAvailable()
 
+    @brief_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """`start`, the very dict, if nothing is new: Spark compares texts."""
         if self._start_json != start:  # while nothing is new it comes 69 times a second
@@ -73,9 +77,11 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._query.latest(begin, is_limited=not isinstance(limit, ReadAllAvailable))
         return start if end is begin or end == begin else end.to_json()
 
+    @brief_errors
     def reportLatestOffset(self) -> dict[str, Any]:
         return self._query.lag()
 
+    @brief_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = self._query.plan(StreamOffset.from_json(start), StreamOffset.from_json(end))
         return partitions_of(tasks, self._query.spec(self._layout.scan_columns, self._schemas), self._schemas)
@@ -83,6 +89,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)
 
+    @brief_errors
     def commit(self, end: dict[str, Any]) -> None:
         self._query.commit(StreamOffset.from_json(end))
 

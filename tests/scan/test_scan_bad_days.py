@@ -1,0 +1,141 @@
+"""Bad days of a real cluster while a scan reads: every row that was planned comes, once, or an error says which cannot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cepheid_scan import (
+    ReadMode,
+    ReadSettings,
+    ScanCounters,
+    ScanRequest,
+    ScanSpec,
+    ScanTask,
+    TopicSelection,
+)
+from cepheid_scan import entry_source as source_module
+from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.plan_scan import plan_scan
+from cepheid_scan.replica_order import Suspects
+from cepheid_scan.scan_task import scan_task
+from tests.scan.scan_cluster import FULL, ScanCluster, running_cluster
+
+COUNT = 48
+SMALL = ReadSettings(chunk_bytes=1 << 20, decode_bytes=1 << 20, read_timeout_s=2.0, unreachable_s=30.0)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScanCluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as world:
+        yield world
+    close_channels()
+
+
+@pytest.fixture(autouse=True)
+def _no_memory_of_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "_suspects", Suspects())
+
+
+@pytest.fixture(scope="module")
+def large(world: ScanCluster) -> str:
+    """A topic that is not on its way as a whole when its first rows are there."""
+    filled(world, "large", COUNT, size_bytes=1 << 20)
+    return "large"
+
+
+def filled(world: ScanCluster, topic: str, count: int, first: int = 0, size_bytes: int = 100) -> set[int]:
+    """Publishes numbers; the ledgers they are in."""
+    placed = world.publish(topic, [str(number).encode().ljust(size_bytes, b"~") for number in range(first, first + count)])
+    return {ledger_id for ledger_id, _ in placed}
+
+
+def planned(world: ScanCluster, topic: str, tasks: int = 1) -> tuple[list[ScanTask], ScanSpec]:
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=SMALL)
+    request = ScanRequest(world.source(), TopicSelection((f"{FULL}/{topic}",)), spec, min_tasks=tasks)
+    found, completed, _ = plan_scan(request)
+    return found, completed
+
+
+def rows_of(tasks: list[ScanTask], spec: ScanSpec, counters: ScanCounters | None = None) -> Iterator[Any]:
+    for task in tasks:
+        yield from scan_task(task, spec, counters)
+
+
+def numbers(batches: Iterator[Any]) -> list[int]:
+    return [int(value.rstrip(b"~")) for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def first_asked(counters: ScanCounters) -> str:
+    (bookie,) = counters.by_bookie
+    return bookie
+
+
+@pytest.mark.parametrize("end", ["kill", "pause"])
+def test_a_bookie_that_ends_in_the_middle_of_a_scan(world: ScanCluster, large: str, end: str) -> None:
+    tasks, spec = planned(world, large, COUNT)
+    assert len(tasks) > 20, "of which some would ask it first"
+    counters = ScanCounters()
+    batches = rows_of(tasks, spec, counters)
+    read = numbers(iter([next(batches)]))
+    assert len(read) < COUNT / 2, "the rest is still to come"
+    bookie = member_of(world, first_asked(counters))
+    getattr(world.cluster, end)(bookie)
+    try:
+        read += numbers(batches)
+    finally:
+        world.cluster.start(bookie) if end == "kill" else world.cluster.resume(bookie)
+    assert read == list(range(COUNT))
+    assert counters.retries >= 1
+    assert len(counters.by_bookie) > 1
+
+
+def member_of(world: ScanCluster, bookie: str) -> str:
+    names = [name for name, port in world.cluster.bookie_ports.items() if name == bookie or bookie.endswith(f":{port}")]
+    assert names, f"{bookie} is none of {world.cluster.bookie_ports}"
+    return names[0]
+
+
+def test_all_bookies_may_be_gone_for_five_seconds(world: ScanCluster, large: str) -> None:
+    tasks, spec = planned(world, large, COUNT)
+    assert len(tasks) > 20, "of which some would ask it first"
+    counters = ScanCounters()
+    batches = rows_of(tasks, spec, counters)
+    read = numbers(iter([next(batches)]))
+    bookies = list(world.cluster.bookie_ports)
+    for bookie in bookies:
+        world.cluster.kill(bookie)
+
+    def bring_back() -> None:
+        for bookie in bookies:
+            world.cluster.start(bookie)
+
+    timer = threading.Timer(5.0, bring_back)
+    timer.start()
+    try:
+        read += numbers(batches)
+    finally:
+        timer.join()
+    assert read == list(range(COUNT))
+    assert counters.wait_s > 1
+
+
+def test_an_ensemble_that_changes_between_planning_and_reading(world: ScanCluster) -> None:
+    """A bookie of the ledger goes while it is written: what follows lies on others. The plan knows the place before it, or both."""
+    if len(world.cluster.bookie_ports) < 4:
+        world.cluster.add("bookie")
+    ledgers = filled(world, "moves", 50)
+    before, spec = planned(world, "moves")
+    bookie = member_of(world, before[0].pieces[0].fragments[0].ensemble[0])
+    world.cluster.kill(bookie)
+    try:
+        ledgers |= filled(world, "moves", 50, 50)
+        after, _ = planned(world, "moves")
+        assert numbers(rows_of(before, spec)) == list(range(50))
+        assert numbers(rows_of(after, spec)) == list(range(100))
+    finally:
+        world.cluster.start(bookie)
+    assert len(ledgers) > 1 or len(after[0].pieces[0].fragments) > 1, "the ensemble changed"
