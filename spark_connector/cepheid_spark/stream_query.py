@@ -70,6 +70,8 @@ class StreamQuery:
         self._is_adopted = False  # an offset has named the lease, or agreed with it
         self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
         self._last: StreamOffset | None = None  # the end that was given out last
+        self._waiting: tuple[int, StreamOffset, float] | None = None  # as `_idle`, with what is there: not enough
+        self._lag: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._accepted: dict[str, EntryPosition] = {}  # behind which something is lost
         self.lost_entries = 0
 
@@ -99,7 +101,7 @@ class StreamQuery:
         """The end of the next batch; `start` itself if there is none."""
         self._adopt(start)
         snapshot = self._state.current()
-        if self._idle == (snapshot.number, start):
+        if self._idle == (snapshot.number, start) or self._is_waiting(snapshot, start):
             return start
         snapshot = self._sure_of_missing(snapshot, start)
         gone = self._gone(snapshot, start)
@@ -111,7 +113,8 @@ class StreamQuery:
             return start
         limits = self._limits if is_limited else NO_LIMITS
         waits = is_limited and self._targets is None and not gone
-        if waits and not self._patience.is_due(sum(backlog.size_bytes for backlog in backlogs), time.monotonic()):
+        self._waiting = (snapshot.number, start, sum(backlog.size_bytes for backlog in backlogs)) if waits else None
+        if self._is_waiting(snapshot, start):
             return start
         taken = admit(backlogs, limits)
         if not taken and not gone:
@@ -119,6 +122,11 @@ class StreamQuery:
         self._patience.on_batch(time.monotonic())
         self._last = self._end_of(snapshot, start, positions, taken, gone)
         return self._last
+
+    def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
+        if self._waiting is None or self._waiting[:2] != (snapshot.number, start):
+            return False
+        return not self._patience.is_due(self._waiting[2], time.monotonic())
 
     def _sure_of_missing(self, snapshot: Snapshot, start: StreamOffset) -> Snapshot:
         """A run of AvailableNow would be over before the looks in the background have missed a topic often enough."""
@@ -285,9 +293,14 @@ class StreamQuery:
         self._keeper.move(firsts)
 
     def lag(self) -> dict[str, Any]:
-        views = self._state.current().views
-        now_ms = time.time() * 1000
-        return lag_report(views, self._last or self._initial, self._state.sightings, lost_entries=self.lost_entries, now_ms=now_ms)
+        """Asked for at every look of Spark's, new or not: counted once a snapshot."""
+        snapshot, read = self._state.current(), self._last or self._initial
+        key = (snapshot.number, read, self.lost_entries)
+        if self._lag is None or self._lag[0] != key:
+            now_ms = time.time() * 1000
+            report = lag_report(snapshot.views, read, self._state.sightings, lost_entries=self.lost_entries, now_ms=now_ms)
+            self._lag = key, report
+        return self._lag[1]
 
     def close(self) -> None:
         """Connections and threads; the lease stays."""

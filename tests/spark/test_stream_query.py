@@ -288,11 +288,18 @@ def test_an_idle_question_takes_no_time() -> None:
     bench = Bench()
     bench.known.chains = {f"{A}-partition-{number}": [ledger(number, 5, is_open=True)] for number in range(1000)}
     start = StreamOffset({topic: EntryPosition(chain[0].ledger_id, 4) for topic, chain in bench.known.chains.items()})
+    fewer = StreamOffset({**start.ends, f"{A}-partition-7": EntryPosition(7, 3)})
+    waiting = Bench(minBytesPerTrigger="1gb")
+    waiting.known.chains = bench.known.chains
+    for ask in (lambda: bench.latest(start), bench.query.lag, lambda: waiting.latest(fewer)):
+        ask()
+        began = time.perf_counter()
+        for _ in range(100):
+            ask()
+        assert (time.perf_counter() - began) / 100 < 0.003  # 0.1 ms on an idle machine
     assert bench.latest(start) is start
-    began = time.perf_counter()
-    for _ in range(100):
-        bench.latest(start)
-    assert (time.perf_counter() - began) / 100 < 0.01  # 0.1 ms on an idle machine, the target is 2
+    assert bench.query.lag()["lagEntries"] == 0
+    assert waiting.latest(fewer) is fewer
 
 
 def test_one_slow_look_does_not_close_the_eyes_for_long() -> None:
