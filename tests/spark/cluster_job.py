@@ -1,0 +1,105 @@
+"""What a user submits: it reads a topic in batch and as a stream, and with bookies that executors do not reach. For tests.
+
+spark-submit cluster_job.py SERVICE_URL TOPIC RESULT_FILE CHECKPOINT REFUSING_ADDRESS SILENT_ADDRESS
+
+Nothing is registered, and nothing of the repository is imported: Spark finds the format in what is installed. But for reads with
+bookies out of reach: their source is this file's, and travels to the executors by value.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from cepheid_scan import ScanTask
+from cepheid_spark.batch_reader import CepheidBatchReader
+from cepheid_spark.partitions import TaskPartition
+from cepheid_spark.source import CepheidDataSource
+
+
+class OutOfReachReader(CepheidBatchReader):
+    place = ""
+
+    def partitions(self) -> list[InputPartition]:
+        return [TaskPartition(self._moved(partition.task), partition.spec) for partition in super().partitions()]
+
+    def _moved(self, task: ScanTask) -> ScanTask:
+        (first, _), *others = sorted(task.bookies)
+        return replace(task, bookies=((first, self.place), *others))
+
+
+class OutOfReachSource(CepheidDataSource):
+    """Executors are told the option `place` for one bookie's address."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._place = options["place"]
+        super().__init__({name: value for name, value in options.items() if name != "place"})
+
+    @classmethod
+    def name(cls) -> str:
+        return "cepheid_out_of_reach"
+
+    def reader(self, schema: StructType) -> CepheidBatchReader:
+        reader = super().reader(schema)
+        reader.__class__, reader.place = OutOfReachReader, self._place
+        return reader
+
+
+def main(service_url: str, topic: str, result: str, checkpoint: str, refusing: str, silent: str) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    options = {"service.url": service_url, "topics": topic, "minPartitions": "8"}
+    found: dict[str, Any] = {}
+
+    def measure(name: str, action: Callable[[], Any]) -> None:
+        before, began = tasks_of(spark), time.monotonic()
+        rows = action()
+        after = tasks_of(spark)
+        used = [executor for executor in after if after[executor] > before.get(executor, 0)]
+        found[name] = {"rows": rows, "executors": len(used), "seconds": time.monotonic() - began}
+
+    def stream() -> list[int]:
+        reader = spark.readStream.format("cepheid").options(**options, startingOffsets="earliest", maxEntriesPerTrigger="300")
+        numbers: list[int] = []
+
+        def keep(batch: DataFrame, _: int) -> None:
+            numbers.extend(numbers_of(batch))
+
+        writer = reader.load().writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return sorted(numbers)
+
+    def out_of_reach(place: str) -> list[int]:
+        return numbers_of(spark.read.format("cepheid_out_of_reach").options(**options, place=place).load())
+
+    measure("batch", lambda: numbers_of(spark.read.format("cepheid").options(**options).load()))
+    measure("stream", stream)
+    spark.dataSource.register(OutOfReachSource)
+    measure("refusing", lambda: out_of_reach(refusing))
+    measure("silent", lambda: out_of_reach(silent))
+    Path(result).write_text(json.dumps(found))
+    spark.stop()
+
+
+def numbers_of(frame: DataFrame) -> list[int]:
+    return sorted(int(row.value) for row in frame.select("value").collect())
+
+
+def tasks_of(spark: SparkSession) -> dict[str, int]:
+    """Completed tasks by executor, the driver left out."""
+    store = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    executors = [store.apply(index) for index in range(store.size())]
+    return {executor.id(): executor.completedTasks() for executor in executors if executor.id() != "driver"}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
