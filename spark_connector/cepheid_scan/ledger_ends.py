@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 5.0  # of a bookie, beyond what it is asked to wait
 _LEAST_PAUSE_S, _PAUSE_PER_POLL_S = 0.05, 0.002
 _FAILED_PAUSE_S = 1.0
+_AT_ONCE = 200  # questions: of thousands at once gRPC's server drops any, brokers' reads as well
+_FIRST_PAUSE_S, _LONGEST_FIRST_ROUND_S = 0.001, 20.0
 
 LedgerKey = tuple[str, int]  # topic with partition, ledger id
 
@@ -104,19 +106,24 @@ def newest_end(ledger: LedgerHistory, bookies: Mapping[str, str], timeout_s: flo
 def newest_ends(
     ledgers: Sequence[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None
 ) -> list[LedgerEnd]:
-    """Of many ledgers, all asked together."""
+    """Of many ledgers, hundreds of which are asked together."""
     own = calls or LacCalls()
     deadline = time.monotonic() + timeout_s
+    ends: list[LedgerEnd] = []
     try:
-        asked = [
-            {
-                bookie: own.ask(bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key), timeout_s)
-                for bookie in ledger.fragments[-1].ensemble
-                if bookie in bookies
-            }
-            for ledger in ledgers
-        ]
-        return [_largest(ledger, futures, deadline) for ledger, futures in zip(ledgers, asked, strict=True)]
+        for first in range(0, len(ledgers), _AT_ONCE):
+            together = ledgers[first : first + _AT_ONCE]
+            left_s = max(0.1, deadline - time.monotonic())
+            asked = [
+                {
+                    bookie: own.ask(bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key), left_s)
+                    for bookie in ledger.fragments[-1].ensemble
+                    if bookie in bookies
+                }
+                for ledger in together
+            ]
+            ends += [_largest(ledger, futures, deadline) for ledger, futures in zip(together, asked, strict=True)]
+        return ends
     finally:
         if calls is None:
             own.close()
@@ -237,6 +244,9 @@ class EndWatch:
         }
         for key in [key for key in self._watched if key not in open_now]:
             del self._watched[key]
+        polls = sum(len(ledger.fragments[-1].ensemble) for ledger in open_now.values())
+        pause_s = min(_FIRST_PAUSE_S, _LONGEST_FIRST_ROUND_S / max(1, polls))
+        due = now
         for key, ledger in open_now.items():
             watched = self._watched.get(key)
             if watched is None:
@@ -244,7 +254,8 @@ class EndWatch:
             watched.ledger, watched.end = ledger, max(watched.end, ledger.last_entry_id)
             for bookie in ledger.fragments[-1].ensemble:
                 if (key, bookie) not in self._polls:
-                    self._schedule(key, bookie, now)
+                    self._schedule(key, bookie, due)
+                    due += pause_s
         self._ends = {key: watched.end for key, watched in self._watched.items()}
 
     def _schedule(self, key: LedgerKey, bookie: str, at: float, *, parked: bool = True) -> None:
