@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cepheid_scan import BadRecordError, OnBadRecord, RowFilter, ScanCounters
+from cepheid_rpc import EntryGroup
+from cepheid_scan import BadRecordError, OnBadRecord, Piece, ReadMode, RowFilter, ScanCounters, ScanSpec
 from cepheid_scan.chunked import Chunk, ChunkAssembler
+from cepheid_scan.message_decoder import MessageDecoder
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
-from tests.scan.decode_reference import compress, decode, metadata, piece, single
+from tests.scan.decode_reference import compress, decode, groups_of, metadata, piece, single
 
 
 def chunks(payload: bytes, count: int, uuid: str = "p-1", *, codec: int = pb.NONE, **fields: Any) -> list[bytes]:
@@ -120,3 +123,25 @@ def test_what_is_held_of_incomplete_messages_is_bounded() -> None:
     assert assembler.held_bytes <= 100
     assert assembler.add(Chunk(b"29", 1, 2, 20, b"y" * 10)) == b"x" * 10 + b"y" * 10
     assert assembler.add(Chunk(b"0", 1, 2, 20, b"y" * 10)) == "the chunks before the last of 2 were not found"
+
+
+def test_the_chunks_of_a_message_may_lie_on_both_sides_of_a_cut() -> None:
+    first, second, third = chunks(b"0123456789ab", 3)
+    of_piece = piece(2, first_entry_id=10, last_entry_id=11)
+    rows = decode([second, third], ["value", "entry_id"], of_piece=of_piece, before=[first])
+    assert rows == [{"value": b"0123456789ab", "entry_id": 11}]
+
+
+def test_every_piece_of_a_task_looks_back() -> None:
+    messages = {10: chunks(b"of the one", 2, "p-1"), 20: chunks(b"of the other", 2, "p-2")}
+
+    def look_back(asked: Piece, _: int) -> Iterator[EntryGroup]:
+        yield from groups_of(messages[asked.first_entry_id][:1], first_entry_id=asked.first_entry_id - 1)
+
+    decoder = MessageDecoder(ScanSpec(ReadMode.MESSAGES, ("value",)), ScanCounters(), look_back)
+    found = []
+    for entry_id, (_, last) in messages.items():
+        of_piece = piece(1, first_entry_id=entry_id, last_entry_id=entry_id)
+        for batch in (*decoder.decode(of_piece, groups_of([last], first_entry_id=entry_id)), *decoder.finish(of_piece)):
+            found += batch["value"].to_pylist()
+    assert found == [b"of the one", b"of the other"]
