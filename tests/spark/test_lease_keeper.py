@@ -144,3 +144,18 @@ def test_a_named_lease_that_is_missing_after_the_first_offset_is_known_for_a_gap
     course.query._adopt(end, initial)
     assert course.query._keeper is not None
     assert course.query._keeper.has_held(A) is not died
+
+
+def test_the_lease_of_a_start_that_is_not_used_goes_again() -> None:
+    world = World(random.Random(0))
+    world.create(A)
+    world.write(A, 5)
+    world.settle(A)
+    course = Course(world, from_latest=False, disturb=lambda _: None)
+    initial = course.query.initial()
+    end = course.query.latest(initial, is_limited=True)
+    course.begin()
+    again = course.query.initial()
+    assert len(world.cursors) == 2
+    course.query.plan(again, end)
+    assert list(world.cursors) == [(A, end.subscription)]
