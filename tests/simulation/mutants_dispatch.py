@@ -184,7 +184,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
 DISPATCH_RULES: dict[str, set[str]] = {
     "skip what did not fit into a read": {"V7", "H5", "H8"},
     "permits wake nobody": {"V7"},
-    "forget what is given back": {"V7", "H5", "H6"},
+    "forget what is given back": {"H9", "V7", "H5", "H6"},
     "forget what a leaver held": {"V7", "H5", "H6"},
     "deliver to a newcomer what others hold": {"H9"},
     "give a key to two consumers": {"H10"},
