@@ -6,6 +6,7 @@
 
 Publish times come from clients' clocks: they do not quite rise, by `skew_ms` at most. Then nothing before such a start is as new
 as T, and nothing from such an end on is older, whichever entries were looked at. The rows between are filtered by their own times.
+An entry that cannot be read tells nothing: the next one that can is looked at, and those before it are in the range.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from cepheid_scan.errors import BadOptionError
+from cepheid_scan.errors import BadOptionError, BadRecordError, DamagedEntryError
 from cepheid_scan.history import HistoryPlan, LedgerHistory, TopicHistory
 from cepheid_scan.planner import parse_topic
 from cepheid_scan.positions import MessagePosition
@@ -25,6 +26,8 @@ from cepheid_scan.scan_request import Edge
 R = TypeVar("R")
 
 _AT_ONCE = 8  # topics that are searched together
+_MOST_UNREADABLE = 100
+"""In a row, before a search by time gives up."""
 _BEFORE_ALL = MessagePosition(0, 0)
 
 
@@ -32,7 +35,7 @@ class EntryProbe(Protocol):
     """Safe to call from several threads."""
 
     def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int) -> int | None:
-        """None: the entry is not kept any more."""
+        """None: the entry is not kept any more. Raises BadRecordError, DamagedEntryError when it is, and does not tell."""
 
 
 def resolve_edge(
@@ -107,11 +110,19 @@ class _Entries:
         ledger, entry_id = self._find(number)
         return MessagePosition(ledger.ledger_id, entry_id)
 
-    def is_older(self, number: int, time_ms: int) -> bool:
-        """What is gone is older than what is kept."""
-        ledger, entry_id = self._find(number)
-        published_ms = self._probe.publish_time_ms(self._history, ledger, entry_id)
-        return published_ms is None or published_ms < time_ms
+    def look(self, number: int, end: int, time_ms: int) -> tuple[int, bool]:
+        """The first entry from `number` on that tells its time, and whether it is older; `end`, as one that is not, if none before
+        it does. What is gone is older than what is kept."""
+        for place in range(number, end):
+            ledger, entry_id = self._find(place)
+            try:
+                published_ms = self._probe.publish_time_ms(self._history, ledger, entry_id)
+            except (BadRecordError, DamagedEntryError):
+                if place - number >= _MOST_UNREADABLE:
+                    raise
+                continue
+            return place, published_ms is None or published_ms < time_ms
+        return end, False
 
     def _find(self, number: int) -> tuple[LedgerHistory, int]:
         place = bisect_right(self._ends, number)
@@ -121,7 +132,7 @@ class _Entries:
 def _search_start(history: TopicHistory, probe: EntryProbe, time_ms: int, skew_ms: int) -> MessagePosition:
     kept = [ledger for ledger in history.ledgers if ledger.closed_at_ms is None or ledger.closed_at_ms >= time_ms - skew_ms]
     entries = _Entries(history, kept, probe)
-    number = _first_not_older(entries, time_ms - skew_ms)
+    number, _ = _first_not_older(entries, time_ms - skew_ms)
     return entries.position(number) if number < len(entries) else end_of(history)
 
 
@@ -133,22 +144,25 @@ def _search_end(history: TopicHistory, probe: EntryProbe, time_ms: int, skew_ms:
         if ledger.closed_at_ms is not None and ledger.closed_at_ms >= time_ms + skew_ms:
             break
     entries = _Entries(history, kept, probe)
-    number = _first_not_older(entries, time_ms + skew_ms)
+    _, number = _first_not_older(entries, time_ms + skew_ms)
     if number < len(entries):
         return entries.position(number)
     return MessagePosition(kept[-1].ledger_id, kept[-1].last_entry_id + 1) if kept else _BEFORE_ALL
 
 
-def _first_not_older(entries: _Entries, time_ms: int) -> int:
-    """Just behind an entry that is older than `time_ms` (or 0), and at one that is not (or the end)."""
+def _first_not_older(entries: _Entries, time_ms: int) -> tuple[int, int]:
+    """Just behind an entry that is older than `time_ms` (or 0), and one that is not (or the end). What is between is unreadable."""
     low, high = 0, len(entries)
+    not_older = high
     while low < high:
         middle = (low + high) // 2
-        if entries.is_older(middle, time_ms):
-            low = middle + 1
+        place, is_older = entries.look(middle, high, time_ms)
+        if is_older:
+            low = place + 1
         else:
+            not_older = place if place < high else not_older
             high = middle
-    return low
+    return low, not_older
 
 
 def _in_threads(histories: Sequence[TopicHistory], ask: Callable[[TopicHistory], R]) -> list[R]:

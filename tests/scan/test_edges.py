@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepheid_scan import EARLIEST, LATEST, BadOptionError, Edge, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory
+from cepheid_scan import (
+    EARLIEST,
+    LATEST,
+    BadOptionError,
+    BadRecordError,
+    Edge,
+    Fragment,
+    HistoryPlan,
+    LedgerHistory,
+    MessagePosition,
+    TopicHistory,
+)
 from cepheid_scan.edges import end_of, first_of, resolve_edge
 
 TOPIC = "persistent://public/default/t"
@@ -16,14 +27,17 @@ SKEW_MS = 50
 
 
 class ScriptedProbe:
-    """Publish times by ledger; counts what is asked."""
+    """Publish times by ledger; counts what is asked. `unreadable`: entries that tell nothing."""
 
-    def __init__(self, times: dict[int, list[int | None]]) -> None:
+    def __init__(self, times: dict[int, list[int | None]], unreadable: frozenset[tuple[int, int]] = frozenset()) -> None:
         self.times = times
+        self.unreadable = unreadable
         self.asked: list[tuple[int, int]] = []
 
     def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int) -> int | None:
         self.asked.append((ledger.ledger_id, entry_id))
+        if (ledger.ledger_id, entry_id) in self.unreadable:
+            raise BadRecordError(f"{ledger.ledger_id}:{entry_id} is damaged")
         return self.times[ledger.ledger_id][entry_id]
 
 
@@ -56,7 +70,9 @@ def topics(draw: st.DrawFn) -> tuple[HistoryPlan, ScriptedProbe]:
         times[number * 3] = mine
         is_last = number == len(sizes) - 1
         ledgers.append(ledger(number * 3, entries, None if is_last else now + draw(st.integers(-SKEW_MS // 2, 30))))
-    return plan_of(*ledgers), ScriptedProbe(times)
+    places = [(ledger_id, entry_id) for ledger_id, mine in times.items() for entry_id in range(len(mine))]
+    unreadable = draw(st.sets(st.sampled_from(places), max_size=len(places))) if places else set()
+    return plan_of(*ledgers), ScriptedProbe(times, frozenset(unreadable))
 
 
 @settings(max_examples=300)
@@ -156,3 +172,20 @@ def test_a_subscription_is_asked_for_each_topic() -> None:
     assert all(earlier < later for earlier, later in pairwise(found.values()))
     with pytest.raises(BadOptionError, match="billing"):
         resolve_edge(edge, many, ScriptedProbe({}), is_end=False, skew_ms=0)
+
+
+def test_entries_that_tell_nothing_are_in_the_range() -> None:
+    plan = plan_of(ledger(5, 8, None))
+    probe = ScriptedProbe({5: [10, 20, 30, 40, 50, 60, 70, 80]}, frozenset({(5, 3), (5, 4), (5, 5)}))
+    assert resolve(Edge(publish_time_ms=55), plan, probe, is_end=False, skew_ms=0) == MessagePosition(5, 3)
+    assert resolve(Edge(publish_time_ms=35), plan, probe, is_end=True, skew_ms=0) == MessagePosition(5, 6)
+    probe.unreadable = frozenset((5, entry_id) for entry_id in range(8))
+    assert resolve(Edge(publish_time_ms=55), plan, probe, is_end=False, skew_ms=0) == MessagePosition(5, 0)
+    assert resolve(Edge(publish_time_ms=55), plan, probe, is_end=True, skew_ms=0) == MessagePosition(5, 8)
+
+
+def test_a_search_among_nothing_but_damage_gives_up() -> None:
+    plan = plan_of(ledger(5, 1000, None))
+    probe = ScriptedProbe({5: [0] * 1000}, frozenset((5, entry_id) for entry_id in range(1000)))
+    with pytest.raises(BadRecordError, match="is damaged"):
+        resolve(Edge(publish_time_ms=55), plan, probe, is_end=False)
