@@ -34,11 +34,16 @@ class BlockRef(NamedTuple):
 
 
 class BlockIndex(Protocol):
+    """What it shows when it is opened is synced."""
+
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
         """Adds blocks and replaces ledger records, in one synced batch."""
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         """Removes the ledgers' blocks and summaries, and their records or puts the given ones (tombstones), in one synced batch."""
+
+    def sync(self) -> None:
+        """Whatever is visible is synced when it returns, also what a batch left behind whose sync failed."""
 
     def find(self, ledger_id: int, first_entry_id: int, last_entry_id: int, max_blocks: int) -> list[BlockRef]:
         """Blocks that together hold every indexed entry of the range, in order, from its beginning; at most `max_blocks`.

@@ -86,6 +86,8 @@ class LedgerDeletion:
     async def delete_dead_logs(self) -> list[int]:
         def work() -> list[int]:
             dead = [log_id for log_id in dead_logs(self._disk, self._index) if not self._logs.is_needed(log_id)]
+            if dead:
+                self._index.sync()  # of a deletion whose sync failed a power loss leaves nothing, and the index would lead nowhere
             for log_id in dead:
                 self._log_reader.forget(log_id)
                 self._disk.unlink(log_path(log_id))

@@ -32,7 +32,8 @@ class _Content:
 
 
 class MemoryBlockIndex(BlockIndex):
-    """`write` is visible, then synced: between the two `before_sync` is called, and what it raises leaves the write unsynced.
+    """`write` is visible, then synced: between the two `before_sync` is called, and what it raises leaves the write unsynced, until
+    a later sync: they are one log.
 
     `crash()` goes back to what was synced last, as a power loss does to a database with a log of its own.
     """
@@ -42,26 +43,27 @@ class MemoryBlockIndex(BlockIndex):
         self._lock = threading.Lock()  # readers are other threads
         self._now = _Content()
         self._synced = _Content()
+        self._unsynced: list[Callable[[_Content], None]] = []
         self.closed = False
 
     def crash(self) -> None:
         with self._lock:
             self._now = self._synced.copy()
+            self._unsynced.clear()
             self.closed = False
 
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
-        with self._lock:
-            self._apply(self._now, blocks, records)
-        self.before_sync()
-        with self._lock:
-            self._apply(self._synced, blocks, records)
+        self._change(lambda content: self._apply(content, blocks, records))
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
-        with self._lock:
-            self._delete(self._now, ledgers)
+        self._change(lambda content: self._delete(content, ledgers))
+
+    def sync(self) -> None:
         self.before_sync()
         with self._lock:
-            self._delete(self._synced, ledgers)
+            for change in self._unsynced:
+                change(self._synced)
+            self._unsynced.clear()
 
     def find(self, ledger_id: int, first_entry_id: int, last_entry_id: int, max_blocks: int) -> list[BlockRef]:
         with self._lock:
@@ -100,12 +102,19 @@ class MemoryBlockIndex(BlockIndex):
         return self._now.stamp
 
     def put_stamp(self, stamp: bytes) -> None:
-        self._now.stamp = stamp
-        self.before_sync()
-        self._synced.stamp = stamp
+        def put(content: _Content) -> None:
+            content.stamp = stamp
+
+        self._change(put)
 
     def close(self) -> None:
         self.closed = True
+
+    def _change(self, change: Callable[[_Content], None]) -> None:
+        with self._lock:
+            change(self._now)
+            self._unsynced.append(change)
+        self.sync()
 
     @staticmethod
     def _apply(content: _Content, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:

@@ -98,6 +98,9 @@ class RocksBlockIndex(BlockIndex):
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(tombstone))
         self._write_synced(batch)
 
+    def sync(self) -> None:
+        self._db.flush_wal(True)
+
     def find(self, ledger_id: int, first_entry_id: int, last_entry_id: int, max_blocks: int) -> list[BlockRef]:
         summary = self._summary(ledger_id)
         last_entry_id = min(last_entry_id, summary.last_entry_id)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Collection
 
 import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers
 from cepheid_bookie import bookie as bookie_module
+from cepheid_bookie.entry_log import list_logs
 from cepheid_metadata import DeletedLedgers, Found, Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, Status
@@ -212,6 +214,36 @@ def test_logs_go_when_the_last_of_their_ledgers_has_gone() -> None:
             assert len(machine.disk.listdir("entrylog")) == len(logs) - len(result.deleted_logs)
             entries, missing = await read_all(bookie, 2, 0, 79)
             assert (len(entries), missing) == (80, {})
+
+    run_async(main())
+
+
+def test_a_log_stays_until_the_deletion_of_its_ledgers_is_synced() -> None:
+    """Visible, and lost with the power: the index would lead to a log that is gone."""
+
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            for ledger_id in (1, 2):
+                for first in range(0, 80, 5):
+                    await added(bookie, group_of(ledger_id, first, 5, size=KiB))
+                await bookie.checkpoint()
+            logs = machine.disk.listdir("entrylog")
+
+            def refuse() -> None:
+                raise OSError(errno.ENOSPC, "no room for the index")
+
+            machine.index.before_sync = refuse
+            with pytest.raises(OSError, match="no room"):
+                await bookie.delete_ledgers([1])
+            with pytest.raises(OSError, match="no room"):
+                await bookie.reclaim()
+            assert machine.disk.listdir("entrylog") == logs
+            machine.index.before_sync = lambda: None
+            assert await bookie.reclaim()
+            machine.index.crash()
+            left = {block.log_id for block in machine.index.blocks()}
+            assert left <= set(list_logs(machine.disk))
 
     run_async(main())
 

@@ -337,8 +337,8 @@ class ClientWorkload:
     def note_audit(self, topic: TopicName, entries: list[tuple[Place, bytes]]) -> None:
         """What a reader found: all of it, in order."""
         self._stored[topic] = [((position.ledger_id, position.entry_id), bytes(tail)) for position, tail in entries]
-        if topic == self.ending:
-            end = self._operators.ends[topic]
+        end = self._operators.ends.get(topic)
+        if topic == self.ending and end is not None:  # else whoever terminated it was told of no end
             last = entries[-1][0] if entries else end
             self._history.check("M10", last <= end, lambda: f"{topic} ends at {last}, and was terminated at {end}")
         for position, tail in entries:
