@@ -59,7 +59,6 @@ RULES: Mapping[str, Set[str]] = {
     },  # H8: a reader is given what the topic does not have
     "take ledgers of this opening for orphans": {"M7", "SimulationError"},  # or the chain refuses to name it twice
     "look for no orphans": {"M8"},
-    "keep what is open when the session is lost": {"O1"},
     "serve bundles whose record is gone": {"O1"},
     "give bundles away before topics are unloaded": {"O1"},
     "put adds into the cache behind their answers": {"S2", "S4", "S5", "S6"},

@@ -38,6 +38,7 @@ from tests.simulation.mutants_bookies import (
 from tests.simulation.mutants_cluster import (
     CLUSTER_MUTANTS,
     count_what_departed_bookies_acknowledged,
+    keep_what_is_open_when_the_session_is_lost,
     resend_from_the_lac_at_the_end_of_the_change,
 )
 from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
@@ -406,12 +407,14 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "leave the logs of starts that failed": leave_the_logs_of_starts_that_failed,
     "write the entry log again for every attempt": write_the_entry_log_again_for_every_attempt,
     "choose positions while trimming": choose_positions_while_trimming,
+    "keep what is open when the session is lost": keep_what_is_open_when_the_session_is_lost,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
 - "resend from the LAC": no answer is wrong in whatever world
 - "ask any follower", "begin the versions again", "report the end": two processes have to meet in one moment of a third one's write
 - "count what departed bookies acknowledged": a change has to be decided between two answers, and a third one has to be later
+- "keep what is open": a session has to be lost, nobody to take over, and somebody to write (100 to 300 seeds)
 - "choose positions": a subscription has to be made in the moment in which a trim is recorded
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing
 - "look for lost sequence ids": nobody deletes a ledger of a topic that removes duplicates

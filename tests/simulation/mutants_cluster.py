@@ -417,7 +417,6 @@ CLUSTER_MUTANTS: Iterable[Mutant] = (
     answer_what_lies_above_the_recovered_end,
     take_ledgers_of_this_opening_for_orphans,
     look_for_no_orphans,
-    keep_what_is_open_when_the_session_is_lost,
     serve_bundles_whose_record_is_gone,
     give_bundles_away_before_topics_are_unloaded,
 )
