@@ -13,8 +13,11 @@ T = TypeVar("T")
 
 
 def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
-    """Runs `work` on a new loop; fails when it takes longer than `timeout_s` or leaves a task behind."""
-    return asyncio.run(_guarded(work, timeout_s))
+    """Runs `work` on a new loop; fails when it takes longer than `timeout_s` or leaves a task behind.
+
+    A task that is about to end, as those of gRPC's server are when its `stop` has returned, has a second for it.
+    """
+    return asyncio.run(_guarded(work, timeout_s, grace_s=1.0))
 
 
 def run_virtual(work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
@@ -22,13 +25,15 @@ def run_virtual(work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
 
     For tests without threads and sockets: timeouts of milliseconds mean what they say, however long the machine is away.
     """
-    return VirtualLoop().run(_guarded(work, timeout_s))
+    return VirtualLoop().run(_guarded(work, timeout_s, grace_s=0.0))
 
 
-async def _guarded(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+async def _guarded(work: Coroutine[Any, Any, T], timeout_s: float, grace_s: float) -> T:
     async with asyncio.timeout(timeout_s):
         result = await work
-    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left and grace_s:
+        _, left = await asyncio.wait(left, timeout=grace_s)
     assert not left, f"tasks left running: {left}"
     return result
 
