@@ -65,7 +65,7 @@ RULES: Mapping[str, Set[str]] = {
     "take a repeated add in spite of the fence": {"S3"},
     "move the mark although the flush failed": {"S6", "S2", "S3", "S5"},
     "let the mark move back": {"S7", "S8"},
-    "take restored disks for the present ones": {"S2", "S3", "S5"},
+    "take restored disks for the present ones": {"S2", "S3", "S5", "S11"},
     "take one denial for enough": {"L5", "L10"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
     "take the length of a ledger from its last fragment": {"L12"},

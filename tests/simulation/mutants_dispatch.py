@@ -120,6 +120,18 @@ def take_a_part_of_a_batch_for_all_of_it() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def acknowledge_all_of_a_batch_up_to_whose_middle_it_is() -> Iterator[None]:
+    """A cumulative acknowledgement that ends inside a batch takes the rest of it along."""
+    acknowledge_cumulative = Subscription.acknowledge_cumulative
+
+    def wholly(self: Subscription, consumer: Any, position: Position, part: Any = None) -> None:
+        acknowledge_cumulative(self, consumer, position, None)
+
+    with mock.patch.object(Subscription, "acknowledge_cumulative", wholly):
+        yield
+
+
+@contextlib.contextmanager
 def ignore_parts_of_batches() -> Iterator[None]:
     """A consumer that acknowledged some messages of a batch gets them again: the ack set is not sent along."""
     with mock.patch.object(Cursor, "unacked_words", return_value=None):
@@ -175,6 +187,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     seek_one_off,
     acknowledge_cumulatively_on_shared_subscriptions,
     take_a_part_of_a_batch_for_all_of_it,
+    acknowledge_all_of_a_batch_up_to_whose_middle_it_is,
     ignore_parts_of_batches,
     say_saved_before_it_is,
     spend_no_permits,
@@ -194,6 +207,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "seek one off": {"H13", "C4", "H5", "H6", "V7"},
     "acknowledge cumulatively on shared subscriptions": {"H5", "H6"},
     "take a part of a batch for all of it": {"H5", "H6", "H8"},
+    "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8"},
     "ignore parts of batches": {"H7", "C2"},
     "say saved before it is": {"H7"},
     "spend no permits": {"H14"},

@@ -61,7 +61,7 @@ def test_it_stops_when_it_may_run_no_more() -> None:
 def test_nothing_happens_by_a_fault_that_is_left_out() -> None:
     whole = run_seed(3)
     bare = run_seed(3, cuts=Cuts(faults=frozenset(range(100_000))))
-    assert sum(whole.faults.values()) > 20
+    assert sum(whole.faults.values()) > 10
     assert not bare.faults
     assert bare.failure is None
 

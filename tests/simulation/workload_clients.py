@@ -58,6 +58,7 @@ class Subscribed:
     kind: str
     sticky: bool = False
     consumers: list[SimConsumer] = field(default_factory=list)
+    held: dict[str, list[Delivery]] = field(default_factory=dict)  # taken and not settled, by consumer
 
 
 class ClientWorkload:
@@ -220,16 +221,17 @@ class ClientWorkload:
             subscribed.consumers.append(consumer)
             self._run(client, consumer.stay_connected(), f"connect {consumer.name}")
             ends_s = self._history.now_s + rng.choice((0.5, 2.0, 8.0))
-            held: list[Delivery] = []
+            held = subscribed.held[name] = []
             while self._history.now_s < ends_s and not (self.stopped or consumer.ended):
-                await self._one_act(consumer, held)
+                await self._one_act(subscribed, consumer, held)
             if self.stopped and not consumer.ended:
                 await self._drain(consumer)
             subscribed.consumers.remove(consumer)
+            del subscribed.held[name]
             consumer.close()
             await asyncio.sleep(rng.random() * 0.3)
 
-    async def _one_act(self, consumer: SimConsumer, held: list[Delivery]) -> None:
+    async def _one_act(self, subscribed: Subscribed, consumer: SimConsumer, held: list[Delivery]) -> None:
         rng = self._random
         if rng.random() < 0.02:
             await asyncio.sleep(rng.choice((0.5, 2.0)))  # it hangs
@@ -244,6 +246,9 @@ class ClientWorkload:
             await asyncio.sleep(0.005)
         if held and rng.random() < 0.8:
             held[:] = [delivery for delivery in held if delivery.connection is consumer.connection]
+            others = [delivery for name, of_other in subscribed.held.items() if name != consumer.name for delivery in of_other]
+            if others and rng.random() < 0.05:
+                consumer.acknowledge([rng.choice(others)])  # its application has it by another way, and is done with it
             if held:
                 await self._settle(consumer, held)
 
@@ -254,10 +259,13 @@ class ClientWorkload:
         response = rng.random() < 0.3
         answer: Any = None
         if draw < 0.2:
-            last = max(some, key=lambda delivery: delivery.position)
-            answer = consumer.acknowledge([last], cumulative=True, response=response)
+            batches = [delivery for delivery in held if delivery.is_batch and consumer.ordered]
+            last = rng.choice(batches) if batches else max(some, key=lambda delivery: delivery.position)
+            keep = _from(last, rng.randrange(1, last.messages)) if batches and rng.random() < 0.7 else 0
+            answer = consumer.acknowledge([last], cumulative=True, keep=keep, response=response)
             if consumer.ordered:
-                held[:] = [delivery for delivery in held if delivery.position > last.position]
+                held[:] = [delivery for delivery in held if delivery.position > last.position or (keep and delivery is last)]
+                last.left = keep or last.left
         elif draw < 0.3 and some[0].is_batch:
             keep = some[0].left & rng.randrange(1, 1 << some[0].messages)
             if keep:
@@ -374,6 +382,11 @@ class ClientWorkload:
         for number, read in enumerate(reader.read.items()):
             due = stored[number] if number < len(stored) else None
             history.check("H8", read == due, lambda read=read, due=due: f"{reader!r} read {read}, and {due} was next")
+
+
+def _from(delivery: Delivery, message: int) -> int:
+    """Of what is left of a batch, this message and all behind it."""
+    return delivery.left >> message << message
 
 
 async def _arrives(consumer: SimConsumer, patience_s: float) -> None:
