@@ -1,8 +1,9 @@
 """What does a scan of a topic by Spark cost those who publish to it? And what does it cost the broker, past which the bytes go?
 
-A topic with history on a cluster of processes; 2,000 entries/s of 1 KB go to it, by turns with and without a Spark driver
+A topic with history on a cluster of processes; 2,000 entries/s of 1 KB go to it, by turns without and with a Spark driver
 in a process of its own that scans the history again and again. At the end Spark scans alone: what does the broker do meanwhile?
 On one machine Spark takes processor time from everybody: `--spark-nice` says how much it yields, as a Spark elsewhere would.
+What it takes all the same is measured too: `busy` is the same load beside processes as nice, one per core, that only spin.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,11 +37,13 @@ class Scanner:
         command += ["--spark-cores", str(arguments.spark_cores), f"--java-options={arguments.java_options}"]
         self._process = subprocess.Popen(
             ["nice", "-n", str(arguments.spark_nice), *command],
+            start_new_session=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sys.stderr if arguments.verbose else subprocess.DEVNULL,
             text=True,
         )
+        yield_to_others(self._process.pid, arguments.spark_nice)
         self._expect("ready")
         self.rows = 0
 
@@ -77,6 +81,35 @@ class Scanner:
     def _line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+
+class BusyLoops:
+    """Processes that spin, as nice as Spark is: what sharing the processors costs by itself. Use as a context manager."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._nice = arguments.spark_nice
+        self._count = arguments.spark_cores
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        for _ in range(self._count):
+            command = ["nice", "-n", str(self._nice), sys.executable, "-c", "while True: pass"]
+            process = subprocess.Popen(command, start_new_session=True)
+            self._processes.append(process)
+            yield_to_others(process.pid, self._nice)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def yield_to_others(pid: int, nice: int) -> None:
+    """Linux weighs whole sessions against each other where it groups them (sched(7), autogroup): `nice` counts within one alone."""
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text(str(nice))
 
 
 async def latency_p99_s(cluster: Cluster, topic: str, arguments: argparse.Namespace) -> float:
@@ -118,7 +151,7 @@ def main() -> None:
     add_arguments(parser)
     add_spark_arguments(parser)
     parser.add_argument("--gigabytes", type=float, default=0.5, help="of history")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5, help="rounds of quiet, busy, scanned")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rate", type=float, default=2000.0, help="entries a second, evenly spaced")
     parser.add_argument("--entry-bytes", type=int, default=1000)
@@ -126,6 +159,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="show what Spark says")
     arguments = parser.parse_args()
     quiet: list[float] = []
+    busy: list[float] = []
     scanned: list[float] = []
     with Cluster(arguments) as cluster:
         keep_everything(cluster.processes.admin_urls[0])
@@ -136,6 +170,8 @@ def main() -> None:
         with Scanner(cluster.url, topic, history_end(cluster, topic), arguments) as scanner:
             for _ in range(arguments.pairs):
                 quiet.append(load.run(latency_p99_s(cluster, topic, arguments)))
+                with BusyLoops(arguments):
+                    busy.append(load.run(latency_p99_s(cluster, topic, arguments)))
                 scanner.start()
                 scanned.append(load.run(latency_p99_s(cluster, topic, arguments)))
                 scanner.stop()
@@ -151,6 +187,7 @@ def main() -> None:
             figures={
                 "p99_excess_ms": round(1000 * percentile(excess_s, 0.5), 3),
                 "quiet_ms_p99": round(1000 * percentile(quiet, 0.5), 3),
+                "busy_ms_p99": round(1000 * percentile(busy, 0.5), 3),
                 "scanned_ms_p99": round(1000 * percentile(scanned, 0.5), 3),
                 "ratio": round(percentile([bad / good for good, bad in zip(quiet, scanned, strict=True)], 0.5), 3),
                 "broker_cores": round(cores, 4),
@@ -158,7 +195,7 @@ def main() -> None:
                 "scan_rows_beside": rows_beside,
             },
             load={
-                "pairs": [[round(1000 * value, 2) for value in pair] for pair in zip(quiet, scanned, strict=True)],
+                "rounds": [[round(1000 * p99, 2) for p99 in each] for each in zip(quiet, busy, scanned, strict=True)],
                 "entries_per_s": arguments.rate,
                 "entry_bytes": arguments.entry_bytes,
                 "history_gigabytes": arguments.gigabytes,
