@@ -1,13 +1,18 @@
-"""Leases end when their time is over and nobody renews them; a clock that jumps takes none from a holder that lives."""
+"""Leases end when their time is over and nobody renews them; a clock that jumps takes none from a holder that lives.
+
+How long nothing was heard of a lease is counted by a clock that only these tests move (`Bench.look`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
-from cepheid_broker.lease_expiry import LEASE_PROPERTY, LeaseExpiry
+from cepheid_broker.admin.broker_metrics import broker_families
+from cepheid_broker.lease_expiry import LEASE_PROPERTY, LeaseExpiry, _Sight
 from cepheid_broker.managed_ledger import ManagedLedgerSettings
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.position import EARLIEST
@@ -17,15 +22,25 @@ from tests.support import run_async, wait_until
 
 NAME = "persistent://public/default/t"
 FAR_MS = 3600_000
+SILENCE_S = 300.0
+
+
+class LeaseExpiryByHand(LeaseExpiry):
+    """Its loop's clock stands at `now_s`."""
+
+    now_s = 0.0
+
+    def _due(self, now: float) -> list[tuple[PersistentTopic, _Sight]]:
+        return super()._due(self.now_s)
 
 
 class Bench:
     """A topic with one subscription; looks at the times that a test says."""
 
-    def __init__(self, world: BrokerWorld, topic: PersistentTopic, silence_s: float) -> None:
+    def __init__(self, world: BrokerWorld, topic: PersistentTopic) -> None:
         self.world = world
         self.topic = topic
-        self.expiry = LeaseExpiry(world.broker.topics.loaded, world.broker._tasks, 1000.0, silence_s)
+        self.expiry = LeaseExpiryByHand(world.broker.topics.loaded, world.broker._tasks, 1000.0, SILENCE_S)
 
     async def lease(self, name: str, expires_in_ms: int | str) -> None:
         text = expires_in_ms if isinstance(expires_in_ms, str) else str(self.topic.ledger.steady_ms() + expires_in_ms)
@@ -34,26 +49,29 @@ class Bench:
     async def renew(self, name: str, expires_in_ms: int) -> None:
         await self.topic.set_subscription_properties(name, {LEASE_PROPERTY: str(self.topic.ledger.steady_ms() + expires_in_ms)})
 
-    async def look(self) -> list[str]:
+    async def look(self, after_s: float = 0.0) -> list[str]:
+        """What is left after the look that comes `after_s` later than the one before."""
+        self.expiry.now_s += after_s
         await self.expiry.check()
         return sorted(self.topic.subscriptions)
 
+    @asynccontextmanager
+    async def look_that_waits(self, after_s: float) -> AsyncIterator[asyncio.Task[list[str]]]:
+        """While the body runs the look has found what is due, and waits for somebody else who changes subscriptions."""
+        async with self.topic._changing:
+            look = asyncio.ensure_future(self.look(after_s))
+            await wait_until(lambda: bool(self.topic._changing._waiters), what="a look that found something due")
+            yield look
 
-def run(test: Callable[[Bench], Awaitable[None]], silence_s: float = 0.02) -> None:
+
+def run(test: Callable[[Bench], Awaitable[None]]) -> None:
     async def main() -> None:
         async with BrokerWorld() as world:
             topic = await world.broker.topics.get(TopicName.parse(NAME), may_create=True)
             assert isinstance(topic, PersistentTopic)
-            await test(Bench(world, topic, silence_s))
+            await test(Bench(world, topic))
 
     run_async(main())
-
-
-async def looks_until_gone(bench: Bench, name: str) -> None:
-    deadline = asyncio.get_running_loop().time() + 10
-    while name in await bench.look():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.005)
 
 
 def test_a_lease_whose_time_is_over_goes_and_others_stay() -> None:
@@ -63,8 +81,9 @@ def test_a_lease_whose_time_is_over_goes_and_others_stay() -> None:
         await bench.lease("misspelt", "soon")
         await bench.topic.create_subscription("plain", EARLIEST)
         assert await bench.look() == ["held", "misspelt", "over", "plain"], "not at the first sight"
-        await looks_until_gone(bench, "over")
-        assert await bench.look() == ["held", "misspelt", "plain"]
+        assert await bench.look(SILENCE_S - 1) == ["held", "misspelt", "over", "plain"], "nor before the silence is over"
+        assert await bench.look(1) == ["held", "misspelt", "plain"]
+        assert await bench.look(1) == ["held", "misspelt", "plain"]
         assert (bench.expiry.expired, bench.expiry.leases) == (1, 1)
 
     run(test)
@@ -75,17 +94,13 @@ def test_a_renewal_is_a_sign_of_life_even_when_by_the_brokers_clock_it_is_over()
 
     async def test(bench: Bench) -> None:
         await bench.lease("s", -FAR_MS)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 1.0
-        renewals = 0
-        while loop.time() < end:
-            renewals += 1
-            await bench.renew("s", -FAR_MS + renewals)
-            assert await bench.look() == ["s"]
-            await asyncio.sleep(0.005)
-        assert renewals > 3
+        for renewal in range(5):
+            await bench.renew("s", -FAR_MS + 1000 * renewal)
+            assert await bench.look(SILENCE_S - 1) == ["s"]
+        assert await bench.look(SILENCE_S - 1) == ["s"]
+        assert await bench.look(1) == [], "the last one was a silence ago"
 
-    run(test, silence_s=0.5)
+    run(test)
 
 
 def test_a_wall_clock_that_jumps_ahead_ends_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +109,8 @@ def test_a_wall_clock_that_jumps_ahead_ends_no_lease(monkeypatch: pytest.MonkeyP
         ports = bench.world.broker.ports
         was = ports.wall_ms
         monkeypatch.setattr(bench.topic.ledger._clock, "_wall_ms", lambda: was() + 10 * FAR_MS)
-        await bench.look()
-        await asyncio.sleep(0.05)
         assert await bench.look() == ["s"]
+        assert await bench.look(2 * SILENCE_S) == ["s"]
 
     run(test)
 
@@ -105,16 +119,15 @@ def test_a_lease_with_a_consumer_or_within_a_seek_stays() -> None:
     async def test(bench: Bench) -> None:
         await bench.lease("s", -1)
         await bench.look()
-        await asyncio.sleep(0.05)
         bench.topic.subscriptions["s"].begin_seek()
-        assert await bench.look() == ["s"]
+        assert await bench.look(2 * SILENCE_S) == ["s"]
         bench.topic.subscriptions["s"].end_seek()
         client = await bench.world.client()
         await client.subscribe(NAME, "s")
-        assert await bench.look() == ["s"]
+        assert await bench.look(2 * SILENCE_S) == ["s"]
         await client.close()
         await wait_until(lambda: not bench.topic.subscriptions["s"].consumers)
-        await looks_until_gone(bench, "s")
+        assert await bench.look(SILENCE_S) == []
 
     run(test)
 
@@ -127,24 +140,20 @@ def test_a_consumer_that_is_away_for_a_moment_finds_its_lease() -> None:
         client = await bench.world.client()
         await client.subscribe(NAME, "s")
         await bench.look()
-        await asyncio.sleep(0.4)
-        assert await bench.look() == ["s"]
+        assert await bench.look(2 * SILENCE_S) == ["s"]
         await client.close()
         await wait_until(lambda: not bench.topic.subscriptions["s"].consumers)
-        assert await bench.look() == ["s"]
-        await looks_until_gone(bench, "s")
+        assert await bench.look(SILENCE_S - 1) == ["s"], "the consumer was a sign of life"
+        assert await bench.look(1) == []
 
-    run(test, silence_s=0.3)
+    run(test)
 
 
 def test_a_reader_of_that_name_and_one_made_anew_are_not_taken_for_the_lease() -> None:
     async def test(bench: Bench) -> None:
         await bench.lease("s", -1)
         await bench.look()
-        await asyncio.sleep(0.05)
-        async with bench.topic._changing:  # somebody changes subscriptions just now
-            look = asyncio.ensure_future(bench.look())
-            await asyncio.sleep(0.01)
+        async with bench.look_that_waits(SILENCE_S) as look:
             found = bench.topic.subscriptions["s"]
             found.close("by somebody else")
             del bench.topic.subscriptions["s"]
@@ -154,7 +163,8 @@ def test_a_reader_of_that_name_and_one_made_anew_are_not_taken_for_the_lease() -
             )
             assert bench.topic.subscriptions["s"].cursor is cursor
         assert await look == ["s"], "the new one has the same property, and its own time of silence"
-        await looks_until_gone(bench, "s")
+        assert await bench.look() == ["s"], "which begins at the first look at it"
+        assert await bench.look(SILENCE_S) == []
 
     run(test)
 
@@ -165,10 +175,7 @@ def test_a_renewal_at_the_last_moment_saves_the_lease() -> None:
     async def test(bench: Bench) -> None:
         await bench.lease("s", -1)
         await bench.look()
-        await asyncio.sleep(0.05)
-        async with bench.topic._changing:  # somebody changes subscriptions just now
-            look = asyncio.ensure_future(bench.look())
-            await asyncio.sleep(0.01)
+        async with bench.look_that_waits(SILENCE_S) as look:
             await bench.renew("s", FAR_MS)
         assert await look == ["s"]
         assert bench.expiry.expired == 0
@@ -180,9 +187,13 @@ def test_the_broker_looks_by_itself_and_shows_what_it_did() -> None:
     async def main() -> None:
         async with BrokerWorld(lease_check_s=0.01, lease_silence_s=0.02, rate_window_s=0.01) as world:
             topic = await world.broker.topics.get(TopicName.parse(NAME), may_create=True)
-            await topic.create_subscription("s", EARLIEST, properties={LEASE_PROPERTY: "1"})
-            await wait_until(lambda: not topic.subscriptions)
-            await wait_until(lambda: world.broker.leases.expired == 1)
+            await topic.create_subscription("held", EARLIEST, properties={LEASE_PROPERTY: str(10**15)})
+            await topic.create_subscription("over", EARLIEST, properties={LEASE_PROPERTY: "1"})
+            leases = world.broker.leases
+            await wait_until(lambda: (leases.leases, leases.expired) == (1, 1), what="the look behind the deletion")
+            assert list(topic.subscriptions) == ["held"]
+            shown = {family.name: [sample.value for sample in family.samples] for family in broker_families(world.broker)}
+            assert shown["cepheid_broker_leases"] == shown["cepheid_broker_leases_expired_total"] == [1]
 
     run_async(main())
 
