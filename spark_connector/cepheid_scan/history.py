@@ -78,8 +78,8 @@ class Piece:
     """Entries `first_entry_id..last_entry_id` (inclusive) of one ledger.
 
     Of the first entry, the messages before `first_batch_index` are left out; of the last one, those from `end_batch_index` on
-    (-1: none). `before`: where the entries before the ledger's first lie, for messages in chunks that began there; its range is the
-    tail of the ledger before, or None.
+    (-1: none). `before`: where the entries before the ledger's first lie, for messages in chunks that began there: the tails of
+    ledgers before, the oldest first. Pieces of a task share them, so that pickled they take little.
     """
 
     topic: str
@@ -92,7 +92,7 @@ class Piece:
     fragments: tuple[Fragment, ...]
     first_batch_index: int = 0
     end_batch_index: int = -1
-    before: Piece | None = None
+    before: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

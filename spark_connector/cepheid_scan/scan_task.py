@@ -104,7 +104,7 @@ class LookBack:
         self._source = source
 
     def __call__(self, piece: Piece, count: int) -> Iterator[EntryGroup]:
-        """Up to `count` of them, oldest first; of the ledger before where this one has fewer. None from where one is gone."""
+        """Up to `count` of them, oldest first; of ledgers before where this one has fewer. None from where one is gone."""
         for part in self._parts(piece, count):
             try:
                 yield from self._source.read(part)
@@ -114,12 +114,22 @@ class LookBack:
     def _parts(self, piece: Piece, count: int) -> Iterator[Piece]:
         known_from = piece.fragments[0].first_entry_id if piece.fragments else 0
         first = max(piece.first_entry_id - count, known_from)
-        if known_from == 0 and piece.before is not None and count > piece.first_entry_id:
-            before = piece.before
-            start = max(before.first_entry_id, before.last_entry_id - (count - piece.first_entry_id) + 1)
-            yield replace(before, first_entry_id=start)
+        if known_from == 0:
+            yield from _last_entries(piece.before, count - piece.first_entry_id)
         if first < piece.first_entry_id:
             yield replace(piece, first_entry_id=first, last_entry_id=piece.first_entry_id - 1)
+
+
+def _last_entries(tails: Sequence[Piece], count: int) -> list[Piece]:
+    """Of consecutive ledgers' tails, the oldest first, the last `count` entries."""
+    wanted: list[Piece] = []
+    for tail in reversed(tails):
+        if count <= 0:
+            break
+        first = max(tail.first_entry_id, tail.last_entry_id - count + 1)
+        wanted.append(replace(tail, first_entry_id=first))
+        count -= tail.last_entry_id - first + 1
+    return wanted[::-1]
 
 
 def _timed(batches: Iterator[pa.RecordBatch], counters: ScanCounters) -> Iterator[pa.RecordBatch]:

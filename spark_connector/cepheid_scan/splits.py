@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
@@ -23,12 +23,13 @@ from cepheid_scan.positions import MessagePosition
 
 MAX_TASK_BYTES = 4096
 BEFORE_ENTRIES = 1000
-"""Of the ledger before, for messages in chunks that began there (`ReadSettings.chunk_lookback`)."""
+"""Of the ledgers before, for messages in chunks that began there (`ReadSettings.chunk_lookback`)."""
 
 MAX_STREAM_PIECES = 12
 
 _ROOM_BYTES = MAX_TASK_BYTES - 500  # for what pickle itself takes
 _PIECE_BYTES, _FRAGMENT_BYTES, _REFERENCE_BYTES, _STRING_BYTES = 60, 25, 5, 12  # about, of one pickled each
+_BEFORE_BYTES = 800  # of ledgers before, pickled: eight; of more, each of a few entries, the oldest are not looked back at
 _SLIVER = 1 / 4
 
 
@@ -102,7 +103,7 @@ class _Run:
     last: int  # inclusive
     first_batch_index: int
     end_batch_index: int
-    before: Piece | None
+    before: tuple[Piece, ...]  # tails of the ledgers before, the oldest first
 
     @property
     def topic(self) -> str:
@@ -130,13 +131,13 @@ class _Run:
             fragments=fragments_of(ledger, max(0, first - BEFORE_ENTRIES), last),
             first_batch_index=self.first_batch_index if first == self.first else 0,
             end_batch_index=self.end_batch_index if last == self.last else -1,
-            before=self.before if first < BEFORE_ENTRIES else None,
+            before=_reaching(self.before, BEFORE_ENTRIES - first),
         )
 
 
 def _runs(wanted: TopicRange) -> Iterator[_Run]:
     first, end = wanted.first, wanted.end
-    before: LedgerHistory | None = None
+    before: tuple[Piece, ...] = ()
     for ledger in wanted.history.ledgers:
         if ledger.last_entry_id < 0:
             continue
@@ -155,14 +156,31 @@ def _runs(wanted: TopicRange) -> Iterator[_Run]:
                 last_entry,
                 max(0, first.batch_index) if starts_here else 0,
                 end_index,
-                _tail(wanted.history, before),
+                before,
             )
-        before = ledger
+        if ledger.ledger_id <= end.ledger_id:
+            before = _bounded(_reaching((*before, _tail(wanted.history, ledger)), BEFORE_ENTRIES))
 
 
-def _tail(history: TopicHistory, ledger: LedgerHistory | None) -> Piece | None:
-    if ledger is None:
-        return None
+def _reaching(tails: tuple[Piece, ...], entries: int) -> tuple[Piece, ...]:
+    """As many of them, from the last one on back, as so many entries need."""
+    start = len(tails)
+    while start and entries > 0:
+        start -= 1
+        entries -= tails[start].last_entry_id - tails[start].first_entry_id + 1
+    return tails[start:]
+
+
+def _bounded(tails: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """Without the oldest that a task has no room for. The last one stays in any case."""
+    sizes = [_piece_bytes(tail) for tail in tails]
+    start = 0
+    while start < len(tails) - 1 and sum(sizes[start:]) > _BEFORE_BYTES:
+        start += 1
+    return tails[start:]
+
+
+def _tail(history: TopicHistory, ledger: LedgerHistory) -> Piece:
     first = max(0, ledger.last_entry_id + 1 - BEFORE_ENTRIES)
     return Piece(
         history.topic,
@@ -231,9 +249,12 @@ class _Packer:
             if self._pieces:
                 return None
             own = [fragment for fragment in piece.fragments if fragment.first_entry_id > first]
-            if not own:
+            if own:
+                piece = run.piece(first, own[len(own) // 2].first_entry_id - 1)
+            elif len(piece.before) > 1:
+                piece = replace(piece, before=piece.before[1:])
+            else:
                 return piece  # names so long that one piece alone is too large
-            piece = run.piece(first, own[len(own) // 2].first_entry_id - 1)
         return piece
 
     def _end_task(self) -> None:
@@ -251,11 +272,12 @@ class _Packer:
 
 
 class _Pickled:
-    """About how large a task is, pickled: every string counts once, later mentions are references."""
+    """About how large a task is, pickled: strings, and tails of ledgers before, count once; later mentions are references."""
 
     def __init__(self, plan: HistoryPlan) -> None:
         self._plan = plan
         self._strings: dict[str, None] = {}
+        self._tails: dict[tuple[str, int], None] = {}  # by topic and ledger
         self._bookies: dict[str, None] = {}
         self._tickets: dict[bytes, None] = {}
         self._size_bytes = 0
@@ -263,12 +285,14 @@ class _Pickled:
     def add(self, piece: Piece) -> None:
         self._size_bytes = self.size_with(piece)
         self._strings |= dict.fromkeys([piece.topic])
+        self._tails |= dict.fromkeys(map(_place_of, piece.before))
         self._bookies |= dict.fromkeys(_bookies_of(piece))
         if ticket := self._ticket_of(piece):
             self._tickets[ticket] = None
 
     def size_with(self, piece: Piece) -> int:
-        added = sum(_PIECE_BYTES + sum(map(_fragment_bytes, part.fragments)) for part in (piece, piece.before) if part is not None)
+        added = _piece_bytes(piece) + _REFERENCE_BYTES * len(piece.before)
+        added += sum(_piece_bytes(tail) for tail in piece.before if _place_of(tail) not in self._tails)
         if piece.topic not in self._strings:
             added += _STRING_BYTES + len(piece.topic.encode())
         for bookie in dict.fromkeys(_bookies_of(piece)):
@@ -294,10 +318,17 @@ class _Pickled:
 
 
 def _bookies_of(piece: Piece) -> Iterator[str]:
-    for part in (piece, piece.before):
-        if part is not None:
-            for fragment in part.fragments:
-                yield from fragment.ensemble
+    for part in (piece, *piece.before):
+        for fragment in part.fragments:
+            yield from fragment.ensemble
+
+
+def _place_of(piece: Piece) -> tuple[str, int]:
+    return piece.topic, piece.ledger_id
+
+
+def _piece_bytes(piece: Piece) -> int:
+    return _PIECE_BYTES + sum(map(_fragment_bytes, piece.fragments))
 
 
 def _fragment_bytes(fragment: Fragment) -> int:

@@ -1,8 +1,9 @@
-"""A message in chunks whose ledger ended between them: read from real bookies, planned as any scan is."""
+"""Messages in chunks between which one ledger ended, or several: read from real bookies, planned as any scan is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ from cepheid_scan import (
     LedgerHistory,
     MessagePosition,
     OnBadRecord,
+    PlanSource,
     ReadMode,
     ReadSettings,
     ScanCounters,
     ScanSpec,
     TopicHistory,
+    plan_lookup,
 )
 from cepheid_scan import entry_source as source_module
 from cepheid_scan.bookie_reads import close_channels
@@ -70,4 +73,72 @@ def test_it_is_one_row_wherever_tasks_are_cut(bookies: ScanBookies, tasks: int) 
 def test_beyond_the_look_back_it_is_a_bad_record(bookies: ScanBookies) -> None:
     rows, counters = read(bookies, 3, lookback=1)
     assert rows == []
+    assert counters.bad_records == 1
+
+
+PARTS = [f"part {number} ".encode() for number in range(5)]
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScanBookies]:
+    """Two messages that lie among each other, a chunk a ledger: `a` over ledgers 10, 11, 13, 15, 16, `b` over 11, 13, 16."""
+    monkeypatch.setattr(source_module, "_suspects", Suspects())
+    a, b = chunks(b"".join(PARTS), 5, uuid="a"), chunks(PAYLOAD, 3, uuid="b")
+    with ScanBookies(tmp_path, "a") as bookies:
+        for ledger_id, entries in STORED.items():
+            bookies.add(encode_group(ledger_id, 0, -1, 0, [{"a": a, "b": b}[name][number] for name, number in entries]))
+        yield bookies
+    close_channels()
+
+
+STORED = {10: [("a", 0)], 11: [("a", 1), ("b", 0)], 13: [("a", 2), ("b", 1)], 15: [("a", 3)], 16: [("a", 4), ("b", 2)]}
+EMPTY = (12, 14)
+WHOLE = [(16, 0, b"".join(PARTS)), (16, 1, PAYLOAD)]
+
+
+def read_many(bookies: ScanBookies, tasks: int, **settings: int) -> tuple[list[tuple[int, int, bytes]], int]:
+    """Rows and bad records."""
+    found = (ledger(number, len(STORED.get(number, ())) - 1) for number in range(10, 17))
+    history = TopicHistory(TOPIC, -1, "i", tuple(found))
+    whole = TopicRange(history, MessagePosition(10, 0), MessagePosition(16, 2))
+    cut = cut_ranges([whole], HistoryPlan((history,), bookies.addresses), target_bytes=1 << 20, min_tasks=tasks)
+    assert len(cut) == tasks
+    spec = ScanSpec(
+        ReadMode.MESSAGES,
+        ("ledger_id", "entry_id", "value"),
+        settings=ReadSettings(**settings),
+        on_bad_record=OnBadRecord.SKIP,
+        plan_source=PlanSource(admin_url="http://nobody"),
+    )
+    counters = ScanCounters()
+    rows = [row for task in cut for batch in scan_task(task, spec, counters) for row in batch.to_pylist()]
+    return [(row["ledger_id"], row["entry_id"], row["value"]) for row in rows], counters.bad_records
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 8])
+def test_chunks_over_many_ledgers_and_empty_ones_between(many: ScanBookies, tasks: int) -> None:
+    assert {number for number in range(10, 17) if number not in STORED} == set(EMPTY)
+    assert read_many(many, tasks) == (WHOLE, 0)
+
+
+def test_over_many_ledgers_the_look_back_counts_entries(many: ScanBookies) -> None:
+    assert read_many(many, 8, chunk_lookback=6) == (WHOLE, 0)
+    assert read_many(many, 8, chunk_lookback=5) == (WHOLE[1:], 1), "the first chunk of one message is six entries before its last"
+
+
+def test_a_ledger_between_that_was_trimmed_costs_what_lies_in_it_alone(many: ScanBookies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ledger is read when 10 is gone, and 15 as well."""
+    history = TopicHistory(TOPIC, -1, "i", tuple(ledger(number, len(STORED[number]) - 1) for number in STORED))
+    last = TopicRange(history, MessagePosition(16, 0), MessagePosition(16, 2))
+    (task,) = cut_ranges([last], HistoryPlan((history,), many.addresses), target_bytes=1 << 20)
+    gone = tuple(
+        replace(tail, ledger_id=90 + tail.ledger_id) if tail.ledger_id in (10, 15) else tail for tail in task.pieces[0].before
+    )
+    task = replace(task, pieces=(replace(task.pieces[0], before=gone),))
+    monkeypatch.setattr(plan_lookup, "find_ledger_and_bookies", lambda *_: (None, {}))
+    spec = ScanSpec(
+        ReadMode.MESSAGES, ("value",), on_bad_record=OnBadRecord.SKIP, plan_source=PlanSource(admin_url="http://nobody")
+    )
+    counters = ScanCounters()
+    assert [row for batch in scan_task(task, spec, counters) for row in batch["value"].to_pylist()] == [PAYLOAD]
     assert counters.bad_records == 1

@@ -161,11 +161,9 @@ def test_a_bookie_that_came_up_at_another_address_is_found(bookies: ScanBookies,
         assert sum(batch.num_rows for batch in batches) == 10
 
 
-def test_looking_back_ends_at_the_ledger_before(bookies: ScanBookies) -> None:
-    store(bookies, [b"x"] * 50)
-    store(bookies, [b"x"] * 50, ledger_id=8)
-    before = piece_of(20, 49, (0, "a"))
-    piece = replace(piece_of(5, 9, (0, "a"), ledger_id=8), before=before)
+def test_looking_back_ends_with_the_ledgers_before() -> None:
+    earliest, before = piece_of(2, 3, (0, "a"), ledger_id=6), piece_of(20, 49, (0, "a"))
+    piece = replace(piece_of(5, 9, (0, "a"), ledger_id=8), before=(earliest, before))
 
     class Source:
         def read(self, piece: Piece) -> Iterator[EntryGroup]:
@@ -175,8 +173,10 @@ def test_looking_back_ends_at_the_ledger_before(bookies: ScanBookies) -> None:
     assert list(look_back(piece, 3)) == [(8, 2, 4)]
     assert list(look_back(piece, 5)) == [(8, 0, 4)]
     assert list(look_back(piece, 12)) == [(7, 43, 49), (8, 0, 4)]
-    assert list(look_back(piece, 1_000)) == [(7, 20, 49), (8, 0, 4)]
-    assert list(look_back(replace(piece, before=None), 1_000)) == [(8, 0, 4)]
+    assert list(look_back(piece, 35)) == [(7, 20, 49), (8, 0, 4)]
+    assert list(look_back(piece, 36)) == [(6, 3, 3), (7, 20, 49), (8, 0, 4)]
+    assert list(look_back(piece, 1_000)) == [(6, 2, 3), (7, 20, 49), (8, 0, 4)]
+    assert list(look_back(replace(piece, before=()), 1_000)) == [(8, 0, 4)]
     assert list(look_back(replace(piece, first_entry_id=0), 4)) == [(7, 46, 49)]
     assert list(look_back(piece_of(0, 9, (0, "a")), 4)) == []
 
@@ -188,7 +188,7 @@ def test_a_ledger_before_that_is_gone_costs_the_message_in_chunks_alone(
     last_chunk = entry(b"end", uuid="u", num_chunks_from_msg=2, chunk_id=1, total_chunk_msg_size=6)
     bookies.add(encode_group(8, 0, -1, 0, [entry(b"a"), last_chunk, entry(b"b")]))
     bookies.add(encode_group(8, 3, -1, 0, [entry(b"c")]))
-    piece = replace(piece_of(0, 3, (0, "a"), ledger_id=8), before=piece_of(0, 9, (0, "a")))
+    piece = replace(piece_of(0, 3, (0, "a"), ledger_id=8), before=(piece_of(0, 9, (0, "a")),))
     settings = replace(ENTRIES.settings, decode_bytes=1)
     spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=settings, plan_source=PlanSource(admin_url="http://nobody"))
     counters = ScanCounters()

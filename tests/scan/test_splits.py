@@ -155,14 +155,33 @@ def test_pieces_know_where_their_entries_and_those_before_lie(wanted: list[Topic
             place = next(index for index, part in enumerate(ledgers) if part.ledger_id == piece.ledger_id)
             assert piece.fragments == fragments_of(ledgers[place], 0, piece.last_entry_id), "all before it is looked back at"
             assert {name for fragment in piece.fragments for name in fragment.ensemble} <= {bookie for bookie, _ in task.bookies}
-            if place == 0:
-                assert piece.before is None
-            else:
-                assert piece.before is not None
-                assert (piece.before.ledger_id, piece.before.last_entry_id) == (
-                    ledgers[place - 1].ledger_id,
-                    ledgers[place - 1].last_entry_id,
-                )
+            tails = [(tail.ledger_id, tail.last_entry_id) for tail in piece.before]
+            assert tails == [(part.ledger_id, part.last_entry_id) for part in ledgers[place - len(tails) : place]], "without a gap"
+            assert all(tail.fragments and not tail.before for tail in piece.before)
+            found = piece.first_entry_id + sum(tail.last_entry_id - tail.first_entry_id + 1 for tail in piece.before)
+            is_simple = all(len(part.fragments) == 1 for part in ledgers[:place])
+            assert found >= BEFORE_ENTRIES or len(tails) >= (min(place, 5) if is_simple else min(place, 1)), (
+                "as the look-back needs"
+            )
+
+
+def test_the_look_back_goes_over_eight_small_ledgers_and_no_further() -> None:
+    history = topic_of(*(ledger(number, 1) for number in range(40)))
+    ranges = [TopicRange(history, MessagePosition(number, 0), MessagePosition(number, 1)) for number in (5, 39)]
+    tasks = cut_ranges(ranges, plan_of(history), target_bytes=1)
+    early, late = (task.pieces[0].before for task in tasks)
+    assert [tail.ledger_id for tail in early] == list(range(5))
+    assert [tail.ledger_id for tail in late] == list(range(39 - len(late), 39))
+    assert len(late) == 8
+    assert max(len(pickle.dumps(task)) for task in tasks) < MAX_TASK_BYTES
+
+
+def test_pieces_of_a_task_share_the_ledgers_before() -> None:
+    history = topic_of(*(ledger(number, 5, 500) for number in range(12)))
+    (task,) = cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 20)
+    assert [len(piece.before) for piece in task.pieces] == [min(index, 8) for index in range(12)]
+    assert len({id(tail) for piece in task.pieces for tail in piece.before}) == 11
+    assert len(pickle.dumps(task)) < MAX_TASK_BYTES
 
 
 def test_a_stream_counts_pieces_wherever_they_lie() -> None:
@@ -249,9 +268,9 @@ def test_the_lookback_is_bounded() -> None:
         ]
         for wanted in (1, 2)
     )
-    assert before.before is None
-    assert after.before is not None
-    assert after.before.last_entry_id - after.before.first_entry_id + 1 == BEFORE_ENTRIES
+    assert before.before == ()
+    (tail,) = after.before
+    assert tail.last_entry_id - tail.first_entry_id + 1 == BEFORE_ENTRIES
     assert all(earlier.ledger_id <= later.ledger_id for earlier, later in pairwise([before, after]))
 
 
