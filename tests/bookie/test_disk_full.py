@@ -187,9 +187,11 @@ def test_a_close_on_a_full_disk_ends_and_the_journal_has_it_all() -> None:
 
         machine.disk.on_operation = on_operation
         await bookie.aclose()
+        assert bookie.statistics().failed_flushes > 0, "the close tried to write them out"
         machine.restart()
         machine.disk.on_operation = None
         async with machine.bookie() as bookie:
+            assert await read_all(bookie, 7, 0, 19) == (entries_of([group_of(7, 0, 20, size=500)]), {})
             await promises.check(bookie)
 
     run_async(main())

@@ -10,7 +10,7 @@ from cepheid_bookie import Bookie
 from cepheid_bookie.scans import CACHED_GROUPS, LoopTurns
 from cepheid_rpc import MAX_MESSAGE_BYTES, MissingEntries, ReadAnswer, ReadRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, added, entries_of, group_of, read_all, settle, small_settings
-from tests.support import run_async, wait_until
+from tests.support import run_async
 
 
 async def scan(bookie: Bookie, first: int, last: int, **fields: object) -> list[ReadAnswer]:
@@ -251,8 +251,13 @@ def test_a_waiter_that_gave_up_holds_nobody_back() -> None:
         await asyncio.sleep(0)
         tasks[0].cancel()
         tasks[1].cancel()
-        await wait_until(tasks[2].done)
-        await asyncio.wait_for(turns.wait(), 5)
+        for _ in range(3):  # the turn, the third waiter, and whoever looks at it
+            await asyncio.sleep(0)
+        assert [task.done() and not task.cancelled() for task in tasks] == [False, False, True], "it has the first turn"
+        assert turns.waits == 2
+        async with asyncio.timeout(10):
+            await turns.wait()
+        assert turns.waits == 2, "nobody was before the next one"
 
     run_async(main())
 

@@ -106,8 +106,11 @@ def test_clients_of_the_protocol_go_on_beside_it() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             world.broker.admin_port = lambda: ADMIN_PORT
-            await ask(world, b"GET /a HTTP/1.1\r\n\r\n")
-            await client.ping()
+            await client.produce_on("t")
+            assert (await ask(world, b"GET /a HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 307 ")
+            receipts = await client.publish(3)
+            assert [receipt.body.message_id.entryId for receipt in receipts] == [0, 1, 2]
+            assert world.broker.statistics().connections_accepted == 2
 
     run_async(main())
 

@@ -211,10 +211,20 @@ def test_a_cut_or_changed_record_is_never_an_unexpected_exception(data: st.DataO
         value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
     del value[data.draw(st.integers(0, len(value))) :]
     for record_type in {type(record): None for record in RECORDS}:
-        try:
-            record_type.decode(bytes(value), "/k")
-        except (CorruptRecordError, NewerFormatError):
-            pass
+        found = decoded_or_refused(record_type, bytes(value))
+        if isinstance(found, Record):
+            assert type(found) is record_type
+            assert record_type.decode(found.encode(), "/k") == found, "what is accepted can be written and read again"
+        else:
+            assert found.facts["key"] == "/k"
+            assert str(found).startswith("/k holds ")
+
+
+def decoded_or_refused(record_type: type[Record], value: bytes) -> Record | CorruptRecordError | NewerFormatError:
+    try:
+        return record_type.decode(value, "/k")
+    except (CorruptRecordError, NewerFormatError) as error:
+        return error
 
 
 BOOKIES = st.lists(st.text(min_size=1, max_size=8), min_size=3, max_size=3, unique=True)

@@ -141,7 +141,10 @@ def test_two_objects_in_one_value_and_half_of_one_in_another_do_not_cancel_out(p
     """As many objects as values, yet not one in each."""
     encoded = [json.dumps({"hour": row}).encode() for row in range(2 * MIN_ROWS)]
     encoded[10], encoded[11] = ODD[pair[0]], ODD[pair[1]]
-    same_as_one_by_one(decoder_of(FLIGHT), encoded)
+    decoder = decoder_of(FLIGHT)
+    assert set(same_as_one_by_one(decoder, encoded)) == {10, 11}
+    hours = decoder.decode(pa.array(encoded, pa.binary())).array.field("hour").to_pylist()
+    assert hours[:10] + hours[12:] == [*range(10), *range(12, 2 * MIN_ROWS)], "the neighbours are where they were"
 
 
 @settings(max_examples=60)
@@ -149,8 +152,11 @@ def test_two_objects_in_one_value_and_half_of_one_in_another_do_not_cancel_out(p
 def test_mutated_bytes_give_what_one_by_one_gives(seed: int, values: list[dict[str, Any]]) -> None:
     rng = random.Random(seed)
     encoded = [bytearray(json.dumps(value, indent=rng.choice([None, 1])).encode()) for value in values * MIN_ROWS]
+    mutated: set[int] = set()
     for _ in range(rng.randrange(1, 5)):
-        value = rng.choice(encoded)
+        row = rng.randrange(len(encoded))
+        mutated.add(row)
+        value = encoded[row]
         place = rng.randrange(len(value) + 1)
         match rng.randrange(4):
             case 0:
@@ -161,7 +167,8 @@ def test_mutated_bytes_give_what_one_by_one_gives(seed: int, values: list[dict[s
                 value[place:place] = rng.choice([b'{"hour":1}', b"}{", b"}\n{", b'","', b"\xff"])
             case _:
                 del value[place : place + 2]
-    same_as_one_by_one(decoder_of(FLIGHT), [bytes(value) for value in encoded])
+    errors = same_as_one_by_one(decoder_of(FLIGHT), [bytes(value) for value in encoded])
+    assert set(errors) <= mutated, "a broken value breaks itself alone"
 
 
 def test_more_than_one_chunk_with_an_odd_value_in_each() -> None:
