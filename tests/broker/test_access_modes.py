@@ -380,9 +380,12 @@ def test_evicting_quotas_hold_no_producer() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:
             await client.produce_on("t", producer_name="p")
-            world.topic("t").set_publish_blocked(QuotaAction.EVICT)
-            await client.publish(1)
-            await client.produce_on("t", 1)
+            topic = world.topic("t")
+            topic.set_publish_blocked(QuotaAction.EVICT)
+            (receipt,) = await client.publish(1)
+            assert receipt.body.message_id.entryId == 0
+            await client.produce_on("t", 1, producer_name="q")
+            assert sorted(topic.producers) == ["p", "q"]
 
     run_async(main())
 

@@ -172,7 +172,9 @@ def test_a_client_that_vanishes_in_a_seek_leaves_a_subscription_that_works() -> 
                 rude.abort()
             await wait_until(lambda: world.broker.statistics().connections == 1)
             await client.subscribe("t", "s", permits=10)
-            await client.expect_message()
+            received = [message.body.message_id.entryId for message in await client.expect_messages(5)]
+            assert received == [0, 1, 2, 3, 4]
+            assert len(world.topic("t").subscriptions["s"].consumers) == 1
 
     run_async(main())
 

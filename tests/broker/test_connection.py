@@ -322,6 +322,8 @@ def test_a_lost_connection_frees_names_and_exclusive_slots_at_once() -> None:
             async with await world.client() as second:
                 await second.produce_on("t", producer_name="p")
                 await second.subscribe("t", "s")
+                topic = world.topic("t")
+                assert (list(topic.producers), len(topic.subscriptions["s"].consumers)) == (["p"], 1)
 
     run_async(main())
 

@@ -352,6 +352,7 @@ def test_without_creation_by_use_what_exists_and_readers_are_served() -> None:
             await topic.create_subscription("s", Position(*EARLIEST))
             await client.subscribe("t", "s", 0)
             await client.subscribe("t", "r", 1, durable=False)
+            assert {name: found.durable for name, found in topic.subscriptions.items()} == {"s": True, "r": False}
 
     run_async(main())
 
@@ -396,7 +397,9 @@ def test_a_readers_subscription_can_be_deleted_and_its_name_used_again() -> None
             await client.subscribe("t", "r", durable=False)
             await world.topic("t").delete_subscription("r")
             await client.expect(pb.CommandCloseConsumer)
+            assert "r" not in world.topic("t").subscriptions
             await client.subscribe("t", "r", durable=False)
+            assert len(world.topic("t").subscriptions["r"].consumers) == 1
 
     run_async(main())
 

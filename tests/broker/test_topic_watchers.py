@@ -140,10 +140,10 @@ def test_a_lost_connection_leaves_no_watcher() -> None:
             async with await world.client() as client:
                 await watch(client, ".*")
                 await watch(client, ".*", 1)
+                assert len(world.broker.topic_watches) == 2
             async with await world.client() as other:
                 await other.ping()
-                while len(world.broker.topic_watches):
-                    await other.ping()
+                await wait_until(lambda: len(world.broker.topic_watches) == 0, what="no watcher")
 
     run_async(main())
 

@@ -286,6 +286,8 @@ def test_no_compare_and_set_is_lost_among_many(harness: Harness) -> None:
 def test_sync_is_allowed_on_keys_that_are_not_there(harness: Harness) -> None:
     async def scenario(store: MetadataStore) -> None:
         await store.sync("/nothing/here")
+        assert await store.get("/nothing/here") is None
+        assert await store.get("/nothing") is None
 
     on_store(harness, scenario)
 

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_wire import BadCommandError, Receipt, encode_command, encode_send_receipt, encode_send_receipts, parse_send
+from cepheid_wire import (
+    BadCommandError,
+    Receipt,
+    SendCommand,
+    encode_command,
+    encode_send_receipt,
+    encode_send_receipts,
+    parse_send,
+)
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.wire.strategies import messages, shuffled
 
@@ -36,10 +44,18 @@ def test_a_broken_send_is_refused(command: str) -> None:
 
 @given(st.binary(max_size=40))
 def test_random_bytes_are_a_send_or_refused(noise: bytes) -> None:
+    parsed = parsed_or_refused(noise)
+    if isinstance(parsed, BadCommandError):
+        assert parsed.facts["command_bytes"] == len(noise)
+    else:
+        assert parsed == parse_send(pb.BaseCommand.FromString(noise).SerializeToString())
+
+
+def parsed_or_refused(command: bytes) -> SendCommand | BadCommandError:
     try:
-        parse_send(noise)
-    except BadCommandError:
-        pass
+        return parse_send(command)
+    except BadCommandError as error:
+        return error
 
 
 def by_protobuf(receipt: Receipt) -> bytes:
