@@ -3,6 +3,7 @@
     ScanRequest ──► Planner: topics, where they lie ──► edges as positions ──► what was trimmed ──► ranges ──► tasks
 
 A publish time as an edge is exact in the rows: the positions that it leads to are wide, and the times go into the row filter.
+A start that was given as a position and lies behind the end is refused: its empty range would look like a topic without news.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 
-from cepheid_scan.edges import EntryProbe, first_of, resolve_edge
+from cepheid_scan.edges import EntryProbe, end_of, first_of, resolve_edge
 from cepheid_scan.entry_probe import BookieProbe
 from cepheid_scan.errors import BadOptionError, DataLossError
 from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, ScanTask, SchemaVersion, TopicHistory
@@ -55,8 +56,13 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
     return tasks, spec, plan
 
 
-def plan_ranges(request: ScanRequest, plan: HistoryPlan, planner: Planner, probe: EntryProbe | None = None) -> list[TopicRange]:
-    """What is read of each topic, in the order of the plan. Raises DataLossError, BadOptionError."""
+def plan_ranges(
+    request: ScanRequest, plan: HistoryPlan, planner: Planner, probe: EntryProbe | None = None, *, is_stream: bool = False
+) -> list[TopicRange]:
+    """What is read of each topic, in the order of the plan. `is_stream`: what is still to come may be meant, too.
+
+    Raises DataLossError, BadOptionError.
+    """
     if probe is None:
 
         def replan(piece: Piece) -> LedgerHistory | None:
@@ -69,6 +75,10 @@ def plan_ranges(request: ScanRequest, plan: HistoryPlan, planner: Planner, probe
     if request.start.subscription is not None:
         # It may stand behind the last entry of a ledger that went since: what it has not acknowledged is not trimmed.
         starts = {history.topic: max(starts[history.topic], first_of(history)) for history in plan.topics}
+    if request.start.positions:
+        is_early = is_stream or request.source.metadata is not None  # ZooKeeper's plan may miss the last second
+        for history in plan.topics:
+            _check_start(history, starts[history.topic], may_come=is_early, fails=request.spec.fail_on_data_loss)
     return [_range_of(history, starts[history.topic], ends[history.topic], request.spec, planner) for history in plan.topics]
 
 
@@ -100,6 +110,30 @@ def _range_of(history: TopicHistory, start: MessagePosition, end: MessagePositio
         log.warning("scan.data_lost", extra={"topic": history.topic, "error": loss.args[0], **loss.facts})
         start = kept
     return TopicRange(history, start, end)
+
+
+def _check_start(history: TopicHistory, start: MessagePosition, *, may_come: bool, fails: bool) -> None:
+    """`may_come`: entries of the open ledger that are not there yet. Ledgers that are not there yet nobody can know.
+
+    Raises BadOptionError; without `fails` it is told in the log.
+    """
+    end = end_of(history)
+    if (start.ledger_id, start.entry_id) <= (end.ledger_id, end.entry_id):
+        return
+    last = history.ledgers[-1] if history.ledgers else None
+    what = f"the start {start} of {history.topic} lies behind its end, {end}"
+    if may_come and last is not None and last.is_open and last.ledger_id == start.ledger_id:
+        log.warning("scan.start_behind_end", extra={"topic": history.topic, "error": f"{what}: what comes before it is left out"})
+        return
+    what += ": it is a position of another topic, or the topic was deleted and made anew since"
+    if fails:
+        raise BadOptionError(
+            f"{what}. Give a position that is there, earliest or a time; failOnDataLoss=false takes it as it is",
+            topic=history.topic,
+            start=str(start),
+            end=str(end),
+        )
+    log.warning("scan.start_behind_end", extra={"topic": history.topic, "error": what})
 
 
 def _loss(

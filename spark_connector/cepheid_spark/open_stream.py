@@ -21,10 +21,10 @@ def open_stream_query(options: SourceOptions) -> StreamQuery:
     admin = AdminHttp(source) if source.service_url or source.admin_url else None
 
     def resolve_start(snapshot: Snapshot) -> dict[str, MessagePosition]:
-        """Raises BadOptionError, DataLossError: the options name a place that is not kept any more."""
+        """Raises BadOptionError, DataLossError: the options name a place that is not kept any more, or will never be."""
         request = replace(options.request(()), end=LATEST)
         with closing(open_planner(source)) as planner:
-            ranges = plan_ranges(request, snapshot.plan, planner)
+            ranges = plan_ranges(request, snapshot.plan, planner, is_stream=True)
         return {found.history.topic: found.first for found in ranges if found.history.ledgers}
 
     state = StreamState(

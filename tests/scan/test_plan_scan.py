@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,8 @@ from cepheid_scan import (
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.bookie_reads import close_channels
 from cepheid_scan.entry_source import EntrySource
-from cepheid_scan.plan_scan import plan_scan, the_schema
+from cepheid_scan.plan_scan import plan_ranges, plan_scan, the_schema
+from cepheid_scan.planner import open_planner
 from cepheid_testkit import ProcessCluster
 from tests.support import free_port
 
@@ -114,6 +116,44 @@ def test_ranges_by_position(world: World) -> None:
     assert planned(world.request("ranges", start=edge(12), end=edge(3))) == []
     assert planned(world.request("ranges", start=edge(5, 3), end=edge(15, 2))) == places[5:16], "filtered within both"
     assert planned(world.request("ranges", start=LATEST)) == []
+
+
+def test_a_start_behind_the_end_is_refused_and_not_an_empty_range(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    places = world.publish("behind", 3, 3)
+    ledger_id, last = places[-1]
+
+    def request(ledger_id: int, entry_id: int, index: int = -1, *, fails: bool = True) -> ScanRequest:
+        start = Edge(positions=((f"{FULL}/behind", MessagePosition(ledger_id, entry_id, index)),))
+        spec = ScanSpec(ReadMode.ENTRIES, ("topic",), fail_on_data_loss=fails)
+        return world.request("behind", start=start, spec=spec)
+
+    assert planned(request(ledger_id, last + 1)) == [], "the next message: nothing is new"
+    assert planned(request(ledger_id, last + 1, 3)) == []
+    assert planned(request(places[0][0], 99)) == places[3:], "behind its ledger's end, so in the next one"
+    for place in ((ledger_id, last + 2), (ledger_id + 1000, 0)):
+        with pytest.raises(BadOptionError, match=rf"start {place[0]}:{place[1]} of {FULL}/behind .* end, {ledger_id}:{last + 1}"):
+            plan_scan(request(*place))
+        assert planned(request(*place, fails=False)) == []
+        assert [record.error for record in caplog.records if record.msg == "scan.start_behind_end"][-1].startswith("the start")  # type: ignore[attr-defined]
+    assert planned(world.request("behind", start=LATEST)) == []
+
+
+def test_a_stream_may_start_in_the_open_ledger_before_it_is_written(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    ledger_id, last = world.publish("to-come", 3)[-1]
+    with closing(open_planner(world.source)) as planner:
+        plan = planner.plan([f"{FULL}/to-come"])
+
+        def ranges(ledger_id: int, entry_id: int) -> list[MessagePosition]:
+            start = Edge(positions=((f"{FULL}/to-come", MessagePosition(ledger_id, entry_id)),))
+            found = plan_ranges(world.request("to-come", start=start), plan, planner, is_stream=True)
+            return [each.first for each in found]
+
+        assert ranges(ledger_id, last + 1) == [MessagePosition(ledger_id, last + 1)]
+        assert "scan.start_behind_end" not in caplog.text
+        assert ranges(ledger_id, last + 9) == [MessagePosition(ledger_id, last + 9)]
+        assert "scan.start_behind_end" in caplog.text
+        with pytest.raises(BadOptionError, match="made anew since"):
+            ranges(ledger_id + 1, 0)
 
 
 def test_ranges_by_time(world: World) -> None:
