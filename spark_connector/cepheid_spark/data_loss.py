@@ -1,11 +1,14 @@
 """Whether what a stream has still to read is gone: trimmed before it was read, or its topic deleted.
 
+A position in another incarnation of the topic means loss. So it is told whatever the ids of its ledgers are, since offsets name it.
+
 Chains are trimmed from their heads; from within only ledgers vanish that were empty when their owner went. So a position whose
-ledger is not in the chain any more means loss, except where
+ledger is not in the chain any more means loss, too, except where
 1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
 2. it was seen closed up to the position, or empty, and so was what went with it: nothing of it was left to read;
 3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed.
-For a topic that was made anew while we looked 1 and 3 say nothing.
+Of an offset of format 1 the incarnation is not known: then for a topic that was made anew while we looked 1 and 3 say nothing, and
+of one that was made anew before that the chain tells, unless 1 or 3 is taken for the reason, or the ids are the same.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from cepheid_spark.offsets import EntryPosition
 from cepheid_spark.topic_view import TopicView
 
 _REMEMBERED_LEDGERS = 10_000
+_MADE_ANEW = "it was deleted and made anew"
 _ADVICE = "What a query has still to read is kept by its lease, a subscription (options subscription and leaseTtl), if it has one"
 
 
@@ -78,8 +82,19 @@ class SeenLedgers:
         return max(0, first.last_entry_id - position.entry_id) + sum(ledger.last_entry_id + 1 for ledger in later)
 
 
-def find_loss(view: TopicView, position: EntryPosition, seen: SeenLedgers, *, is_held: bool) -> Loss | None:
-    """`is_held`: a lease has held the topic since before `position`."""
+def is_another(view: TopicView, incarnation: str | None) -> bool:
+    """Certainly: the topic was deleted and made anew since. False where one of the two is not known."""
+    now = view.history.incarnation
+    return bool(incarnation and now) and incarnation != now
+
+
+def find_loss(
+    view: TopicView, position: EntryPosition, seen: SeenLedgers, *, is_held: bool, incarnation: str | None = None
+) -> Loss | None:
+    """`is_held`: a lease has held the topic since before `position`. `incarnation`: what `position` is of, if known."""
+    if is_another(view, incarnation):
+        first = view.ledger_ids[0] if view.ledger_ids else None
+        return Loss(view.topic, position, first, _MADE_ANEW, seen.entries_after(view.topic, position))
     ledger = view.ledger(position.ledger_id)
     if ledger is not None:
         if ledger.is_open or position.entry_id <= ledger.last_entry_id:
@@ -90,7 +105,8 @@ def find_loss(view: TopicView, position: EntryPosition, seen: SeenLedgers, *, is
     if not kept or kept[-1] < position.ledger_id:
         what = f"its ledgers are {kept[0]} to {kept[-1]}, it was made anew" if kept else "it has no ledgers any more"
         return Loss(view.topic, position, kept[0] if kept else None, what)
-    if position.entry_id < 0 and not seen.was_made_anew(view.topic) and (kept[0] < position.ledger_id or is_held):
+    is_same = incarnation is not None or not seen.was_made_anew(view.topic)
+    if position.entry_id < 0 and is_same and (kept[0] < position.ledger_id or is_held):
         return None  # 1, 3
     last_seen = seen.get(view.topic, position.ledger_id)
     lost_entries = seen.entries_after(view.topic, position)

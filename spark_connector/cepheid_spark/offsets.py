@@ -1,6 +1,6 @@
-"""Spark's offsets of a stream, format v1 (docs/spark.md): where a micro-batch ends in each topic partition.
+"""Spark's offsets of a stream, format v2 (docs/spark.md): where a micro-batch ends in each topic partition.
 
-    {"cut":{T:entries per task},"from":{T:[ledger,entry(,index)]},"sub":"spark-…","t":{T:[ledger,entry]},"v":1}
+    {"cut":{T:entries per task},"from":{T:[ledger,entry(,index)]},"inc":{T:"5d1f0c…"},"sub":"spark-…","t":{T:[ledger,entry]},"v":2}
 
 | key | meaning |
 |---|---|
@@ -8,11 +8,12 @@
 | `from` | the first message, where an earlier offset does not say it: of all topics in the first batch, later of those found since,
 |        | or gone on with behind a loss, and of one that begins within an entry until it has moved |
 | `cut` | entries per task, of the topics that this batch moves: so a repeated batch has the same tasks |
+| `inc` | the incarnation of the topic that its `t` and `from` are places in, if known: format 1, which is read on, had none |
 | `sub` | the subscription that is the query's lease; absent: there is none |
 
 Rules
 1. Spark compares offsets as JSON strings. So there is one way to write a value: keys in order at every level, whole numbers,
-   no empty `cut`, `from`, `sub`; and where nothing is new the very dict that came from Spark goes back to it.
+   no empty `cut`, `from`, `inc`, `sub`; and where nothing is new the very dict that came from Spark goes back to it.
 2. `initialOffset` is not kept by Spark, which asks for it again after a crash: so the end of the first batch carries `from`,
    and what an end says in `from` counts for that batch, whatever its start says.
 3. A position is not rewritten into another one of equal meaning ([7, last] and [8, -1]): that would be a batch of nothing.
@@ -27,8 +28,9 @@ from typing import Any, NamedTuple, Self
 from cepheid_ports import CepheidError
 from cepheid_scan import MessagePosition
 
-FORMAT = 1
-_KEYS = frozenset(("cut", "from", "sub", "t", "v"))
+FORMAT = 2
+_KEYS_1 = frozenset(("cut", "from", "sub", "t", "v"))
+_KEYS = {1: _KEYS_1, FORMAT: _KEYS_1 | {"inc"}}  # of all formats that are read
 
 
 class BadOffsetError(CepheidError):
@@ -59,10 +61,14 @@ class StreamOffset:
     starts: Mapping[str, MessagePosition] = field(default_factory=dict)  # `from`
     cut: Mapping[str, int] = field(default_factory=dict)
     subscription: str | None = None
+    incarnations: Mapping[str, str] = field(default_factory=dict)  # of topics in `ends`, as far as they are known
 
     @classmethod
-    def initial(cls, starts: Mapping[str, MessagePosition], subscription: str | None) -> StreamOffset:
-        return cls({topic: EntryPosition.before(first) for topic, first in starts.items()}, starts, {}, subscription)
+    def initial(
+        cls, starts: Mapping[str, MessagePosition], subscription: str | None, incarnations: Mapping[str, str]
+    ) -> StreamOffset:
+        ends = {topic: EntryPosition.before(first) for topic, first in starts.items()}
+        return cls(ends, starts, {}, subscription, incarnations)
 
     @property
     def is_initial(self) -> bool:
@@ -85,9 +91,11 @@ class StreamOffset:
         *,
         cut: Mapping[str, int],
         found: Mapping[str, MessagePosition],
+        incarnations: Mapping[str, str],
         gone: frozenset[str] = frozenset(),
     ) -> StreamOffset:
-        """The end of the batch that starts here: `ends` of the topics that moved, `found`: starts of those that are new here."""
+        """The end of the batch that starts here: `ends` of the topics that moved, `found`: starts of those that are new here,
+        `incarnations` that are new, or known for the first time."""
         waiting = {  # a start within a batch of messages, which `ends` cannot say
             topic: first
             for topic, first in self.starts.items()
@@ -96,7 +104,8 @@ class StreamOffset:
         starts = {**(self.starts if self.is_initial else waiting), **found}
         merged = {topic: end for topic, end in {**self.ends, **ends}.items() if topic not in gone}
         kept_starts = {topic: first for topic, first in starts.items() if topic in merged}
-        return StreamOffset(merged, kept_starts, dict(cut), self.subscription)
+        known = {topic: each for topic, each in {**self.incarnations, **incarnations}.items() if topic in merged}
+        return StreamOffset(merged, kept_starts, dict(cut), self.subscription, known)
 
     def to_json(self) -> dict[str, Any]:
         """Rule 1."""
@@ -105,6 +114,8 @@ class StreamOffset:
             document["cut"] = {topic: int(self.cut[topic]) for topic in sorted(self.cut)}
         if self.starts:
             document["from"] = {topic: _numbers(self.starts[topic]) for topic in sorted(self.starts)}
+        if self.incarnations:
+            document["inc"] = {topic: self.incarnations[topic] for topic in sorted(self.incarnations)}
         if self.subscription is not None:
             document["sub"] = self.subscription
         document["t"] = {topic: [int(number) for number in self.ends[topic]] for topic in sorted(self.ends)}
@@ -116,23 +127,26 @@ class StreamOffset:
         """Raises BadOffsetError: another format, or none that we wrote."""
         if not isinstance(document, dict) or "v" not in document:
             raise BadOffsetError(f"this is no offset of a Cepheid stream: {_short(document)}")
-        if document["v"] != FORMAT:
+        number = document["v"]
+        if number not in tuple(_KEYS):
+            known = " and ".join(map(str, _KEYS))
             raise BadOffsetError(
-                f"the checkpoint has offsets of format {document['v']!r}, this version of cepheid_spark knows format {FORMAT}",
-                found=document["v"],
-                known=FORMAT,
+                f"the checkpoint has offsets of format {number!r}, this version of cepheid_spark knows formats {known}",
+                found=number,
+                known=known,
             )
-        if unknown := sorted(document.keys() - _KEYS):
-            raise BadOffsetError(f"an offset of format {FORMAT} has no {', '.join(unknown)}: {_short(document)}")
+        if unknown := sorted(document.keys() - _KEYS[number]):
+            raise BadOffsetError(f"an offset of format {number} has no {', '.join(unknown)}: {_short(document)}")
         try:
             return cls(
                 {topic: EntryPosition(*_whole(pair, 2, 2)) for topic, pair in document["t"].items()},
                 {topic: MessagePosition(*_whole(place, 2, 3)) for topic, place in document.get("from", {}).items()},
                 {topic: _whole([entries], 1, 1)[0] for topic, entries in document.get("cut", {}).items()},
                 document.get("sub"),
+                {topic: _text(each) for topic, each in document.get("inc", {}).items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BadOffsetError(f"an offset of format {FORMAT} that cannot be read ({error}): {_short(document)}") from None
+            raise BadOffsetError(f"an offset of format {number} that cannot be read ({error}): {_short(document)}") from None
 
 
 def _numbers(position: MessagePosition) -> list[int]:
@@ -147,6 +161,12 @@ def _whole(numbers: Any, at_least: int, at_most: int) -> list[int]:
     if not all(isinstance(number, int) and not isinstance(number, bool) and number >= -1 for number in numbers):
         raise ValueError(f"{numbers!r} are no whole numbers from -1 on")
     return numbers
+
+
+def _text(incarnation: Any) -> str:
+    if not isinstance(incarnation, str) or not incarnation:
+        raise ValueError(f"{incarnation!r} is no incarnation")
+    return incarnation
 
 
 def _short(document: Any, limit: int = 200) -> str:

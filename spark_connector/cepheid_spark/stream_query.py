@@ -6,6 +6,7 @@ Rules
 1. Nothing new: the start itself is the answer. Never less than the start, whatever a look at the metadata says.
 2. What Spark repeats gives the same: the first offset within a process, the tasks of a batch from its offsets.
 3. A loss is believed when a fresh look shows it, too; then it is an error, or skipped and counted (failOnDataLoss).
+4. A position means something in one incarnation of its topic. Of another one nothing is ranked, read or let go by it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepheid_scan import BadOptionError, MessagePosition, ReadMode, ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit
-from cepheid_spark.data_loss import Loss, find_loss
+from cepheid_spark.data_loss import Loss, find_loss, is_another
 from cepheid_spark.discovery import LOOKS_BEFORE_GONE
 from cepheid_spark.lag import lag_report, waiting_since_ms
 from cepheid_spark.lease import Lease, new_lease_name
@@ -72,7 +73,7 @@ class StreamQuery:
         self._last: StreamOffset | None = None  # the end that was given out last
         self._waiting: tuple[int, StreamOffset, float] | None = None  # as `_idle`, with what is there: not enough
         self._lag: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._accepted: dict[str, EntryPosition] = {}  # behind which something is lost
+        self._accepted: dict[str, tuple[EntryPosition, str | None]] = {}  # with their incarnations; behind which something is lost
         self.lost_entries = 0
 
     # Where it begins
@@ -86,7 +87,8 @@ class StreamQuery:
                 self._keeper = self._new_keeper(name)
                 self._keeper.hold({topic: _held_from(first) for topic, first in starts.items()})
             self._state.follow(starts)
-            self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None)
+            incarnations = {topic: snapshot.views[topic].history.incarnation for topic in starts}
+            self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None, incarnations)
             log.info("stream.begins", extra={"topics": len(starts), "subscription": self._initial.subscription})
         return self._initial
 
@@ -140,22 +142,23 @@ class StreamQuery:
         positions: dict[str, EntryPosition] = {}
         for topic, view in snapshot.views.items():
             if topic in start.ends:
-                positions[topic] = self._kept(view, start.ends[topic])
+                positions[topic] = self._kept(view, start)
                 if self._keeper is not None and not self._keeper.covers(topic):  # it was not found when the lease was taken up
                     self._keeper.want(topic, _held_from(positions[topic].next), must_exist=True)
             elif view.earliest is not None and self._is_held(topic, view.earliest):
                 positions[topic] = EntryPosition.before(view.earliest)
         return positions
 
-    def _kept(self, view: TopicView, position: EntryPosition) -> EntryPosition:
-        """`position`, or behind what is lost where that is accepted. Raises DataLossError (rule 3)."""
-        loss = self._loss(view, position)
-        if loss is not None and self._accepted.get(view.topic) != position:
-            now = self._loss(self._state.look().views.get(view.topic, view), position)
+    def _kept(self, view: TopicView, start: StreamOffset) -> EntryPosition:
+        """The position of `start`, or behind what is lost where that is accepted. Raises DataLossError (rule 3)."""
+        position, incarnation = start.ends[view.topic], start.incarnations.get(view.topic)
+        loss = self._loss(view, position, incarnation)
+        if loss is not None and self._accepted.get(view.topic) != (position, incarnation):
+            now = self._loss(self._state.look().views.get(view.topic, view), position, incarnation)
             if now is None:
                 return position
             self._believe(now, is_counted=False)
-            self._accepted[view.topic] = position  # but the batch is one of this snapshot, from its first entry on
+            self._accepted[view.topic] = position, incarnation  # but the batch is one of this snapshot, from its first entry on
         return position if loss is None or loss.first_kept is None else EntryPosition(loss.first_kept, -1)
 
     def _is_held(self, topic: str, first: MessagePosition) -> bool:
@@ -202,15 +205,20 @@ class StreamQuery:
         if self._options.min_tasks == 1:
             task_bytes = float(self._options.target_task_bytes)
         cut = {topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}
-        found = {topic: positions[topic].next for topic in taken if positions[topic] != start.ends.get(topic)}
+        gone_on_with = {topic for topic in positions if _goes_on(snapshot.views[topic], start, positions[topic])}
+        found = {topic: positions[topic].next for topic in taken if topic not in gone_on_with}
         behind_losses = found.keys() & start.ends.keys()
         for topic in sorted(behind_losses):
-            self._believe(self._loss(snapshot.views[topic], start.ends[topic]), is_counted=True)
+            loss = self._loss(snapshot.views[topic], start.ends[topic], start.incarnations.get(topic))
+            self._believe(loss, is_counted=True)
         self._state.follow([*start.ends, *ends])
         name = self._keeper.name if self._keeper is not None else None
         if self._keeper is not None:
             self._keeper.forget(gone | behind_losses)  # it is wanted again where the stream goes on
-        return replace(start.moved_to(ends, cut=cut, found=found, gone=gone), subscription=name)
+        there = {topic: snapshot.views[topic].history.incarnation for topic in gone_on_with.union(taken)}
+        incarnations = {topic: incarnation for topic, incarnation in there.items() if incarnation}
+        end = start.moved_to(ends, cut=cut, found=found, incarnations=incarnations, gone=gone)
+        return replace(end, subscription=name)
 
     # In which tasks
 
@@ -227,24 +235,26 @@ class StreamQuery:
             first = end.first_message(topic, start)
             if end.ends[topic].next <= first:
                 continue
-            found = self._range_of(snapshot, topic, first, end.ends[topic])
+            found = self._range_of(snapshot, topic, first, end)
             if found is not None:
                 ranges.append(found)
         return cut_ranges(ranges, snapshot.plan, target_bytes=self._options.target_task_bytes, entries_per_task=end.cut)
 
-    def _range_of(self, snapshot: Snapshot, topic: str, first: MessagePosition, last: EntryPosition) -> TopicRange | None:
+    def _range_of(self, snapshot: Snapshot, topic: str, first: MessagePosition, end: StreamOffset) -> TopicRange | None:
         from cepheid_scan.splits import TopicRange
 
-        position = EntryPosition.before(first)
+        position, last, incarnation = EntryPosition.before(first), end.ends[topic], end.incarnations.get(topic)
         view = snapshot.views.get(topic) or self._state.look().views.get(topic)
         if view is None:
             self._believe(Loss(topic, position, None, "the topic was deleted"), is_counted=True)
             return None
-        loss = self._loss(view, position)
+        loss = self._loss(view, position, incarnation)
         if loss is not None:
             view = self._state.look().views.get(topic, view)  # rule 3
-            loss = self._loss(view, position)
+            loss = self._loss(view, position, incarnation)
             self._believe(loss, is_counted=True)
+        if is_another(view, incarnation):
+            return None  # rule 4
         view = view.with_end(last.ledger_id, last.entry_id)
         if loss is None and not _reaches(view, last):
             view = self._state.look().views.get(topic, view).with_end(last.ledger_id, last.entry_id)
@@ -255,10 +265,10 @@ class StreamQuery:
             if loss.first_kept is None or not position.ledger_id <= loss.first_kept <= last.ledger_id:
                 return None  # what is left is the next batches'
             first = MessagePosition(loss.first_kept, 0)
-        end = last.next
+        until = last.next
         if topic in self._bounds and self._bounds[topic] == last:
-            end = dict(self._options.end.positions)[topic]
-        return TopicRange(view.history, first, end)
+            until = dict(self._options.end.positions)[topic]
+        return TopicRange(view.history, first, until)
 
     def _is_unknown(self, snapshot: Snapshot, topic: str, last: EntryPosition) -> bool:
         view = snapshot.views.get(topic)
@@ -286,8 +296,10 @@ class StreamQuery:
         firsts: dict[str, MessagePosition] = {}
         for topic, last in end.ends.items():
             view = views.get(topic)
-            rank = view.rank(last) - back + 1 if view is not None else 0
-            if view is not None and 1 <= rank <= view.total_entries:
+            if view is None or is_another(view, end.incarnations.get(topic)):
+                continue  # rule 4
+            rank = view.rank(last) - back + 1
+            if 1 <= rank <= view.total_entries:
                 place = view.at_rank(rank)
                 firsts[topic] = MessagePosition(place.ledger_id, place.entry_id)
         self._keeper.move(firsts)
@@ -344,9 +356,9 @@ class StreamQuery:
             self._believe(Loss(topic, start.ends[topic], None, what), is_counted=True)
         return frozenset(gone)
 
-    def _loss(self, view: TopicView, position: EntryPosition) -> Loss | None:
+    def _loss(self, view: TopicView, position: EntryPosition, incarnation: str | None) -> Loss | None:
         is_held = self._keeper is not None and self._keeper.has_held(view.topic)
-        return find_loss(view, position, self._state.seen, is_held=is_held)
+        return find_loss(view, position, self._state.seen, is_held=is_held, incarnation=incarnation)
 
     def _believe(self, loss: Loss | None, *, is_counted: bool) -> None:
         if loss is None:
@@ -356,6 +368,11 @@ class StreamQuery:
         if is_counted:
             self.lost_entries += loss.entries or 0
             log.warning("stream.data_lost", extra={"topic": loss.topic, "error": str(loss)})
+
+
+def _goes_on(view: TopicView, start: StreamOffset, position: EntryPosition) -> bool:
+    """Whether `position` is where `start` ended, with nothing lost behind it."""
+    return start.ends.get(view.topic) == position and not is_another(view, start.incarnations.get(view.topic))
 
 
 def _reaches(view: TopicView, last: EntryPosition) -> bool:

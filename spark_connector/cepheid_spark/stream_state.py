@@ -4,7 +4,7 @@
     EndWatch:   LAC of the open ledgers, by long polls ─────────────────────────┴──► Snapshot ──► current(): from memory, at once
 
 Rules
-1. A snapshot never knows less of an open ledger than the one before.
+1. A snapshot never knows less of an open ledger than the one before, unless the topic was made anew.
 2. What the thread cannot find out, it tries again; only when that lasts for `retry_s`, the next question gets the failure.
 3. A plan costs the broker work: the pause between two is twenty times what one takes, and a second at least. While the topics
    move it is shorter, since bookies hear of the last entry before a pause of the writers late (`explicit_lac_interval_s`).
@@ -132,7 +132,8 @@ class StreamState:
                 known = before.views.get(history.topic) if before is not None else None
                 self.seen.on_view(known.history if known is not None else None, history)
                 view = TopicView.of(history)
-                if known is not None and known.ledger_ids:  # rule 1
+                is_same = known is not None and known.history.incarnation == history.incarnation
+                if known is not None and is_same and known.ledger_ids:  # rule 1
                     view = view.with_end(known.ledger_ids[-1], known.history.ledgers[-1].last_entry_id)
                 views[history.topic] = self._sighted(view)
             number = 1 if before is None else before.number + 1

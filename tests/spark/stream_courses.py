@@ -52,12 +52,14 @@ class World:
         self.written: dict[str, list[int]] = {}  # acknowledged, of each topic, in order
         self.places: dict[str, list[tuple[int, int]]] = {}  # of them
         self.cursors: dict[tuple[str, str], MessagePosition] = {}  # first entry that is held, by topic and subscription
+        self.incarnations: dict[str, int] = {}
         self._numbers = 0
         self._next_ids = [1000, 5]  # of two blocks: ids are given out once, and rise within a chain
 
     def create(self, topic: str, *, low_id: bool = False) -> None:
         """`low_id`: as when a broker with an older block of ids makes a topic anew."""
         self.chains[topic] = [self._ledger(low_id)]
+        self.incarnations[topic] = self.incarnations.get(topic, 0) + 1
         self.written.setdefault(topic, [])
         self.places.setdefault(topic, [])
 
@@ -129,7 +131,10 @@ class World:
         return sorted(self.chains)
 
     def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
-        return HistoryPlan(tuple(TopicHistory(topic, -1, "i", tuple(self._shown(topic))) for topic in topics), {"bookie": "h:1"})
+        return HistoryPlan(tuple(self._history(topic) for topic in topics), {"bookie": "h:1"})
+
+    def _history(self, topic: str) -> TopicHistory:
+        return TopicHistory(topic, -1, f"i{self.incarnations[topic]}", tuple(self._shown(topic)))
 
     def _shown(self, topic: str) -> list[LedgerHistory]:
         return [

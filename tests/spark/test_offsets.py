@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cepheid_scan import MessagePosition
 from cepheid_spark.offsets import BadOffsetError, EntryPosition, StreamOffset
 
-GOLDEN = (Path(__file__).parent / "golden" / "offsets_v1.jsonl").read_text().splitlines()
+GOLDEN_1, GOLDEN = ((Path(__file__).parent / "golden" / f"offsets_v{number}.jsonl").read_text().splitlines() for number in (1, 2))
 A, B, C = (f"persistent://public/default/{name}" for name in "abc")
 
 
@@ -31,8 +31,14 @@ def shuffled(document: Any, random: Any) -> Any:
 
 
 @pytest.mark.parametrize("line", GOLDEN)
-def test_every_offset_of_format_1_is_read_and_written_as_it_is(line: str) -> None:
+def test_every_offset_of_format_2_is_read_and_written_as_it_is(line: str) -> None:
     assert json.dumps(StreamOffset.from_json(json.loads(line)).to_json(), separators=(",", ":")) == line
+
+
+@pytest.mark.parametrize("line", GOLDEN_1)
+def test_every_offset_of_format_1_is_read_and_says_nothing_of_incarnations(line: str) -> None:
+    document = json.loads(line)
+    assert StreamOffset.from_json(document).to_json() == {**document, "v": 2}
 
 
 @given(st.sampled_from(GOLDEN), st.randoms(use_true_random=False))
@@ -51,17 +57,22 @@ topics = st.text(min_size=1, max_size=20)
     st.dictionaries(topics, positions),
     st.dictionaries(topics, st.integers(1, 2**40)),
     st.none() | topics,
+    st.dictionaries(topics, st.text(min_size=1)),
 )
-def test_what_is_written_is_read_again(t: Any, starts: Any, cut: Any, subscription: str | None) -> None:
-    offset = StreamOffset(t, starts, cut, subscription)
+def test_what_is_written_is_read_again(t: Any, starts: Any, cut: Any, subscription: str | None, incarnations: Any) -> None:
+    offset = StreamOffset(t, starts, cut, subscription, incarnations)
     assert StreamOffset.from_json(json.loads(text(offset))) == offset
 
 
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"v": 2, "t": {}}, r"format 2.* knows format 1"),
-        ({"v": "1", "t": {}}, r"format '1'.* knows format 1"),
+        ({"v": 3, "t": {}}, r"format 3.* knows formats 1 and 2"),
+        ({"v": "1", "t": {}}, r"format '1'.* knows formats 1 and 2"),
+        ({"v": [1], "t": {}}, r"format \[1\].* knows formats 1 and 2"),
+        ({"v": 1, "t": {}, "inc": {}}, "format 1 has no inc"),
+        ({"v": 2, "t": {}, "inc": {A: ""}}, "no incarnation"),
+        ({"v": 2, "t": {}, "inc": {A: 7}}, "no incarnation"),
         ({"t": {}}, "no offset of a Cepheid stream"),
         ([], "no offset of a Cepheid stream"),
         ({"v": 1, "t": {}, "extra": 1}, "has no extra"),
@@ -82,30 +93,33 @@ def test_another_offset_is_refused(document: Any, said: str) -> None:
 
 def test_the_first_batch_carries_where_it_began_and_later_ones_do_not() -> None:
     starts = {A: MessagePosition(7, 5, 2), B: MessagePosition(8, 0)}
-    initial = StreamOffset.initial(starts, "s")
+    initial = StreamOffset.initial(starts, "s", {A: "i", B: "j"})
     assert initial.ends == {A: EntryPosition(7, 4), B: EntryPosition(8, -1)}
     assert initial.is_initial
-    first = initial.moved_to({A: EntryPosition(7, 9)}, cut={A: 10}, found={})
+    first = initial.moved_to({A: EntryPosition(7, 9)}, cut={A: 10}, found={}, incarnations={A: "i"})
     assert first.starts == starts
     assert not first.is_initial
-    second = first.moved_to({B: EntryPosition(8, 3), C: EntryPosition(20, 1)}, cut={B: 10}, found={C: MessagePosition(20, 0)})
+    moved, found = {B: EntryPosition(8, 3), C: EntryPosition(20, 1)}, {C: MessagePosition(20, 0)}
+    second = first.moved_to(moved, cut={B: 10}, found=found, incarnations={B: "j", C: "k"})
     assert second.starts == {C: MessagePosition(20, 0)}
     assert second.cut == {B: 10}
     assert second.subscription == "s"
+    assert second.incarnations == {A: "i", B: "j", C: "k"}
 
 
 def test_a_batch_begins_where_its_end_says_whatever_spark_thinks_the_start_is() -> None:
-    initial = StreamOffset.initial({A: MessagePosition(7, 5)}, "s")
-    end = initial.moved_to({A: EntryPosition(7, 9)}, cut={A: 10}, found={})
-    computed_anew = StreamOffset.initial({A: MessagePosition(7, 8)}, "another")
+    initial = StreamOffset.initial({A: MessagePosition(7, 5)}, "s", {A: "i"})
+    end = initial.moved_to({A: EntryPosition(7, 9)}, cut={A: 10}, found={}, incarnations={})
+    computed_anew = StreamOffset.initial({A: MessagePosition(7, 8)}, "another", {A: "i"})
     assert end.first_message(A, computed_anew) == MessagePosition(7, 5)
-    later = end.moved_to({A: EntryPosition(9, 0)}, cut={A: 10}, found={})
+    later = end.moved_to({A: EntryPosition(9, 0)}, cut={A: 10}, found={}, incarnations={})
     assert later.first_message(A, end) == MessagePosition(7, 10)
 
 
 def test_a_topic_that_is_gone_leaves_the_offset() -> None:
-    start = StreamOffset({A: EntryPosition(1, 1), B: EntryPosition(2, 2)})
-    assert start.moved_to({}, cut={}, found={}, gone=frozenset([A])).ends == {B: EntryPosition(2, 2)}
+    start = StreamOffset({A: EntryPosition(1, 1), B: EntryPosition(2, 2)}, incarnations={A: "i", B: "j"})
+    left = start.moved_to({}, cut={}, found={}, incarnations={}, gone=frozenset([A]))
+    assert (left.ends, left.incarnations) == ({B: EntryPosition(2, 2)}, {B: "j"})
 
 
 def test_a_batch_whose_beginning_nobody_knows_is_an_error() -> None:

@@ -182,6 +182,6 @@ def test_an_offset_of_another_format_is_refused_with_both_named(streams: Streams
     streams.send(range(5))
     streams.run_available(**EVERYTHING)
     (path,) = (path for path in (streams.checkpoint / "offsets").iterdir() if path.name == "0")
-    path.write_text(path.read_text().replace('"v": 1', '"v": 9').replace('"v":1', '"v":9'))
+    path.write_text(path.read_text().replace('"v": 2', '"v": 9').replace('"v":2', '"v":9'))
     (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
-    assert "format 9, this version of cepheid_spark knows format 1" in streams.failure(streams.start(**EVERYTHING))
+    assert "format 9, this version of cepheid_spark knows formats 1 and 2" in streams.failure(streams.start(**EVERYTHING))

@@ -42,6 +42,7 @@ class Known:
 
     def __init__(self) -> None:
         self.chains: dict[str, list[LedgerHistory]] = {}
+        self.incarnation = "i"
         self.moved: dict[tuple[str, int], int] = {}
         self.failure: PlanUnavailableError | None = None
         self.plans = 0
@@ -53,7 +54,10 @@ class Known:
         self.plans += 1
         if self.failure is not None:
             raise self.failure
-        return HistoryPlan(tuple(TopicHistory(topic, -1, "i", tuple(self.chains[topic])) for topic in topics), {"bookie": "h:1"})
+        return HistoryPlan(tuple(map(self._history, topics)), {"bookie": "h:1"})
+
+    def _history(self, topic: str) -> TopicHistory:
+        return TopicHistory(topic, -1, self.incarnation, tuple(self.chains[topic]))
 
     def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
         raise NotImplementedError
@@ -423,3 +427,97 @@ def test_a_run_of_available_now_is_not_over_before_it_knows_that_a_topic_was_del
     bench.query.prepare_available_now()
     with pytest.raises(DataLossError, match="deleted"):
         bench.latest(at(a=(7, 4), b=(9, 4)))
+
+
+def of(incarnation: str, **positions: Iterable[int]) -> StreamOffset:
+    offset = at(**positions)
+    return replace(offset, incarnations=dict.fromkeys(offset.ends, incarnation))
+
+
+ANEW = pytest.mark.parametrize(
+    ("position", "chain"),
+    [
+        ((7, -1), [ledger(5, 3), ledger(9, 2, is_open=True)]),  # lower and higher ids: of one topic it would mean that 7 was empty
+        ((7, 2), [ledger(7, 9, is_open=True)]),  # the same id: of a cluster that was set up again
+        ((7, -1), [ledger(7, 2, is_open=True)]),  # and nothing was read of it
+        ((7, 2), [ledger(9, 1, is_open=True)]),
+        ((7, 2), [ledger(3, 1, is_open=True)]),
+    ],
+)
+
+
+@ANEW
+@pytest.mark.parametrize("is_noticed_while_running", [True, False])
+def test_a_topic_made_anew_is_loss_whatever_its_ledgers_ids_are(
+    position: tuple[int, int], chain: list[LedgerHistory], is_noticed_while_running: bool
+) -> None:
+    bench = Bench()
+    start = of("i", a=position)
+    if is_noticed_while_running:
+        bench.known.chains[A] = [ledger(7, position[1] + 1, is_open=True)]
+        assert bench.latest(start) is start
+    bench.known.chains[A], bench.known.incarnation = chain, "j"
+    if is_noticed_while_running:
+        bench.state.look()
+    with pytest.raises(DataLossError, match=f"deleted and made anew.* after 7:{position[1]}"):
+        bench.latest(start)
+
+
+@ANEW
+def test_a_topic_made_anew_is_read_from_its_first_entry_where_that_is_accepted(
+    position: tuple[int, int], chain: list[LedgerHistory]
+) -> None:
+    bench = Bench(failOnDataLoss="false")
+    bench.known.chains[A], bench.known.incarnation = chain, "j"
+    start = of("i", a=position)
+    end = bench.latest(start)
+    everything = [("a", each.ledger_id, 0, each.last_entry_id) for each in chain]
+    assert (end.incarnations, end.starts) == ({A: "j"}, {A: MessagePosition(chain[0].ledger_id, 0)})
+    assert bench.read(start, end) == everything
+    assert bench.latest(end) is end
+    bench.begin()
+    assert bench.read(start, end) == everything, "again, by another process"
+    assert bench.latest(end) is end
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_batch_of_a_topic_that_was_made_anew_since_it_was_logged_reads_none_of_the_new_one(fails: bool) -> None:
+    bench = Bench(failOnDataLoss=str(fails))
+    bench.known.chains[A], bench.known.incarnation = [ledger(5, 3), ledger(8, 9, is_open=True)], "j"
+    start, end = of("i", a=(7, -1)), replace(of("i", a=(8, 4)), cut={A: 100})
+    if fails:
+        with pytest.raises(DataLossError, match="deleted and made anew"):
+            bench.query.plan(start, end)
+    else:
+        assert bench.read(start, end) == []
+        again = bench.latest(end)
+        assert bench.read(end, again) == [("a", 5, 0, 2), ("a", 8, 0, 8)]
+
+
+def test_offsets_of_format_1_are_read_on_and_the_next_batch_says_of_which_incarnation_all_are() -> None:
+    bench = Bench(topics="a,b")
+    bench.known.chains = {A: [ledger(7, 5, is_open=True)], B: [ledger(9, 2, is_open=True)]}
+    old = StreamOffset.from_json({"v": 1, "t": {A: [7, 2], B: [9, 1]}})
+    end = bench.latest(old)
+    assert bench.read(old, end) == [("a", 7, 3, 4)]
+    assert end.incarnations == {A: "i", B: "i"}, "also of the one that did not move"
+    bench.known.chains[B], bench.known.incarnation = [ledger(9, 3, is_open=True)], "j"
+    bench.begin()
+    with pytest.raises(DataLossError, match="deleted and made anew"):
+        bench.latest(end)
+
+
+def test_a_lease_is_not_moved_by_positions_of_a_topic_that_is_no_more() -> None:
+    bench = Bench()
+    moves: dict[str, MessagePosition] = {}
+
+    class Keeper:
+        def move(self, firsts: dict[str, MessagePosition]) -> None:
+            moves.update(firsts)
+
+    bench.query._keeper = Keeper()  # type: ignore[assignment]
+    bench.known.chains[A], bench.known.incarnation = [ledger(9, 2000, is_open=True)], "j"
+    bench.query.commit(of("i", a=(9, 1500)))
+    assert moves == {}
+    bench.query.commit(of("j", a=(9, 1500)))
+    assert moves == {A: MessagePosition(9, 501)}
