@@ -633,6 +633,33 @@ def test_a_session_that_ends_in_the_middle_of_it_fails_what_waits() -> None:
     run_virtual(main())
 
 
+def test_a_session_that_ends_while_all_topics_are_closed_fails_what_waits() -> None:
+    """Nobody listened to the session any more: what was recovered afterwards was told OK by an owner of the past."""
+
+    async def main() -> None:
+        async with topic_world("a", "b", "c") as world:
+            broker = world.broker()
+            ledger = await broker.open(THREE_BOOKIES)
+            await append(ledger, b"a")
+            for bookie in world.cluster.bookies.values():
+                bookie.lac_down = True
+            fence(world, current(ledger))
+            pending = append(ledger, b"x")
+            await wait_until(lambda: ledger._appender is not None and ledger._appender.is_broken)
+            closing = asyncio.ensure_future(broker.ledgers.aclose())
+            await wait_until(lambda: ledger.state is State.CLOSED)
+            assert not pending.done()
+            broker.store.expire_session()
+            broker.store.renew_session()
+            for bookie in world.cluster.bookies.values():
+                bookie.lac_down = False
+            with pytest.raises(ManagedLedgerFailedError, match="session"):
+                await pending
+            await closing
+
+    run_virtual(main())
+
+
 def test_many_appends_go_to_the_next_ledger_in_turns_and_in_order() -> None:
     async def main() -> None:
         async with topic_world() as world:

@@ -109,11 +109,11 @@ class ManagedLedgers:
     async def aclose(self) -> None:
         """Closes all of them: saves cursors, ends ledgers."""
         self._closed = True
-        self._unsubscribe()
         await self._flights.aclose()
         opened = list(self._open.values())
         for start in range(0, len(opened), _CLOSED_AT_ONCE):
             await asyncio.gather(*(managed_ledger.aclose() for managed_ledger in opened[start : start + _CLOSED_AT_ONCE]))
+        self._unsubscribe()  # not before: a session may end while appends on their way are waited for
         await self._shared.flusher.aclose()
         await self._tasks.aclose()
 
