@@ -135,7 +135,7 @@ def test_giving_up_names_every_address_and_what_it_said(sites: list[Site]) -> No
     with closing(AdminHttp(PlanSource(admin_url=f"http://127.0.0.1:{port},{site.address}", token=TOKEN, retry_s=0.3))) as http:
         with pytest.raises(PlanUnavailableError) as failed:
             http.get("/x")
-    assert 0.1 < time.monotonic() - began < 5
+    assert 0.1 < time.monotonic() - began < 30
     text = str(failed.value)
     assert f"127.0.0.1:{port}: nobody listens there" in text
     assert f"{site.address}: status 503, loading" in text

@@ -30,7 +30,8 @@ from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.replica_order import Suspects
 from tests.scan.scan_bookies import LEDGER, TOPIC, ScanBookies, damaged, groups_of, payload, piece_of
 
-QUICK = ReadSettings(read_timeout_s=2.0, read_attempts=2, unreachable_s=0.2)
+QUICK = ReadSettings(read_timeout_s=10.0, read_attempts=2, unreachable_s=0.2)
+PATIENT = ReadSettings(unreachable_s=60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +156,7 @@ def test_a_bookie_that_stops_in_the_middle_costs_nothing(two: ScanBookies) -> No
         two.add(group)
     two.checkpoint()
     counters = ScanCounters()
-    settings = ReadSettings(read_timeout_s=2.0, decode_bytes=1 << 20)
+    settings = ReadSettings(decode_bytes=1 << 20)
     reading = source_of(two, settings, counters=counters).read(piece_of(0, 29_999, (0, "ab")))
     read = [next(reading)]
     (first,) = counters.by_bookie
@@ -249,8 +250,8 @@ def test_a_ledger_that_is_gone_is_data_loss_at_once(two: ScanBookies) -> None:
     two.delete(LEDGER, "a", "b")
     began = time.monotonic()
     with pytest.raises(DataLossError, match=rf"{TOPIC}: entries 0\.\.49 of ledger {LEDGER}"):
-        list(source_of(two, ReadSettings(), replan=lambda _: None).read(piece_of(0, 49, (0, "ab"))))
-    assert time.monotonic() - began < 5.0, "nobody waits for what is certain"
+        list(source_of(two, PATIENT, replan=lambda _: None).read(piece_of(0, 49, (0, "ab"))))
+    assert time.monotonic() - began < PATIENT.unreachable_s / 2, "nobody waits for what is certain"
 
 
 def test_a_ledger_that_metadata_still_has_where_nobody_knows_it_is_no_loss(two: ScanBookies) -> None:
@@ -299,8 +300,8 @@ def test_a_ticket_is_shown_and_its_refusal_ends_the_read(two: ScanBookies) -> No
     assert seen == [(b"good", LEDGER, 2, 9)]
     began = time.monotonic()
     with pytest.raises(EntriesUnreadableError, match="a: UNAUTHORIZED"):
-        list(source_of(two, ReadSettings(), ticket=b"bad").read(piece_of(2, 9, (0, "ab"))))
-    assert time.monotonic() - began < 5.0
+        list(source_of(two, PATIENT, ticket=b"bad").read(piece_of(2, 9, (0, "ab"))))
+    assert time.monotonic() - began < PATIENT.unreachable_s / 2
     assert sum(bookie.statistics().scans_unauthorized for bookie in two.bookies.values()) >= 2
 
 
@@ -323,13 +324,14 @@ def test_an_overloaded_bookie_is_asked_again_when_it_says(tmp_path: Path) -> Non
         began = time.monotonic()
         reader.start()
         while not bookies.bookies["a"].statistics().scans_refused:
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 60
             time.sleep(0.005)
         first.close()
-        reader.join(20)
+        reader.join(60)
         assert result == [expected(0, 19_999)]
-        assert time.monotonic() - began >= 0.3
-        assert counters.retries == bookies.bookies["a"].statistics().scans_refused == 1
+        refused = bookies.bookies["a"].statistics().scans_refused  # once, if the first scan's end reached it within 0.3 s
+        assert time.monotonic() - began >= 0.3 * refused
+        assert counters.retries == refused
 
 
 def test_a_reader_that_goes_away_leaves_no_scan_behind(two: ScanBookies) -> None:
@@ -340,7 +342,7 @@ def test_a_reader_that_goes_away_leaves_no_scan_behind(two: ScanBookies) -> None
     next(reading)
     assert sum(bookie.statistics().open_scans for bookie in two.bookies.values()) == 1
     reading.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(bookie.statistics().open_scans for bookie in two.bookies.values()):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -355,11 +357,12 @@ def test_a_slow_reader_holds_the_bookie_back(two: ScanBookies) -> None:
     reading = source_of(two, ReadSettings(decode_bytes=1)).read(piece_of(0, 59_999, (0, "ab")))
     next(reading)
     sent, since = -1, time.monotonic()
-    while time.monotonic() - since < 0.3:  # until nothing more comes
+    while sent < 1 << 20 or time.monotonic() - since < 0.3:  # until nothing more comes
+        assert time.monotonic() - since < 60, f"{sent} bytes were sent"
         now = sum(bookie.statistics().scan_sent_bytes for bookie in two.bookies.values())
         sent, since = (now, time.monotonic()) if now != sent else (sent, since)
         time.sleep(0.01)
-    assert 1 << 20 <= sent <= 40 << 20
+    assert sent <= 40 << 20
     assert ids_and_payloads(list(reading))[59_999] == payload(59_999)
 
 

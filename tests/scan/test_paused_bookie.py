@@ -39,14 +39,14 @@ def test_a_paused_bookie_costs_one_timeout(paused: tuple[str, subprocess.Popen[s
     with ScanBookies(tmp_path, "a") as bookies:
         for group in groups_of(100):
             bookies.add(group)
-        settings = ReadSettings(read_timeout_s=0.5)
+        settings = ReadSettings(read_timeout_s=2.0)  # what a bookie that is well may take on a busy machine
         counters = ScanCounters()
         source = EntrySource({**bookies.addresses, "p": paused[0]}, b"", settings, counters, replan=None)
         began = time.monotonic()
         for first in range(20):  # of which about half would ask it first
             entries = sum(len(group) for group in source.read(piece_of(first, 99, (0, "ap"))))
             assert entries == 100 - first
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 15.0, "half of the reads would have waited 2 s each"
         assert counters.retries == 1, "then it is a suspect, and asked last"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -235,11 +236,9 @@ def test_a_watch_tells_from_memory(world: ScanCluster) -> None:
         eventually(lambda: watch.ends() == {(topic, ledger_id): 1})
         for more in range(3):
             world.publish("watched", [b"b"])
-            eventually(lambda: watch.ends() == {(topic, ledger_id): 2 + more}, 5.0)  # noqa: B023
-        began = time.perf_counter()
-        for _ in range(1000):
-            watch.ends()
-        assert time.perf_counter() - began < 0.2, "0.2 ms each, at most"
+            eventually(lambda: watch.ends() == {(topic, ledger_id): 2 + more})  # noqa: B023
+        rounds = [timeit.timeit(watch.ends, number=100) for _ in range(20)]
+        assert min(rounds) < 100 * 0.0002, "0.2 ms each, at most, when nothing else runs"
         world.unload("watched")
         world.publish("watched", [b"c"])
         watch.update(planner.plan([topic]))

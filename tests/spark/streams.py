@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from cepheid_testkit import ProcessCluster
 
-WAIT_S = 60.0
+WAIT_S = 180.0  # a JVM that starts on a busy machine takes its time
 
 
 class StreamedTopic:
@@ -38,9 +38,16 @@ class StreamedTopic:
         name = topic or self.topic
         if name not in self._producers:
             self._producers[name] = self._client.create_producer(name, batching_enabled=False)
+        failures: list[pulsar.Result] = []
+
+        def on_receipt(result: pulsar.Result, _: pulsar.MessageId) -> None:
+            if result != pulsar.Result.Ok:
+                failures.append(result)
+
         for number in numbers:
-            self._producers[name].send_async(str(number).encode().ljust(size), lambda *_: None)
+            self._producers[name].send_async(str(number).encode().ljust(size), on_receipt)
         self._producers[name].flush()
+        assert not failures, f"{name}: {failures}"
 
     def admin(self, method: str, what: str, body: Any = None, topic: str | None = None) -> Any:
         """`what`: what follows the topic's path."""
@@ -112,7 +119,7 @@ class Streams(StreamedTopic):
         """One AvailableNow run to its end; the numbers of its batches."""
         before = set(self.batches)
         query = self.start({"availableNow": True}, **options)
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(int(WAIT_S))
         return sorted(self.batches.keys() - before)
 
     def failure(self, query: StreamingQuery) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pulsar
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from cepheid_spark import ProgressListener
 from cepheid_testkit import ProcessCluster
@@ -24,6 +25,11 @@ def streams(spark: SparkSession, server: ProcessCluster, client: pulsar.Client, 
         yield streams
 
 
+def shown_batch(query: StreamingQuery) -> int | None:
+    """Progress is shown a moment after the batch that it is of."""
+    return None if query.lastProgress is None else query.lastProgress["batchId"]
+
+
 def test_what_is_there_and_what_comes_is_read_once_and_an_idle_stream_runs_no_batches(streams: Streams) -> None:
     streams.send(range(10))
     query = streams.start(**EVERYTHING)
@@ -34,7 +40,7 @@ def test_what_is_there_and_what_comes_is_read_once_and_an_idle_stream_runs_no_ba
     asked = time.monotonic()
     streams.wait_until(lambda: time.monotonic() - asked > 2.0, lambda: "")
     assert len(streams.batches) == batches == len(streams.offsets())
-    assert query.lastProgress is not None
+    streams.wait_until(lambda: shown_batch(query) == batches - 1, lambda: f"{query.lastProgress}")
     lag = json.loads(query.lastProgress["sources"][0]["latestOffset"])
     assert (lag["lagEntries"], lag["lost"], list(lag["t"])) == (0, 0, [streams.topic])
     query.stop()

