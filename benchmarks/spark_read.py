@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3, help="of which the best counts, where nothing is compared")
     parser.add_argument("--tasks", type=int, default=200, help="for what a task costs")
+    parser.add_argument("--task-rounds", type=int, default=8, help="of which the best counts; the JVM compiles during the first ones")
     parser.add_argument("--micro-batches", type=int, default=50)
     arguments = parser.parse_args()
     with Server(arguments) as server:
@@ -169,7 +170,7 @@ def main() -> None:
         load.run(fill(server.url, topics["tiny"], b"x", arguments.tasks, num_messages=None))
         spark = open_session(arguments.spark_cores, arguments.java_options)
         figures: dict[str, Any] = read_figures(spark, server, topics, rows, arguments.rounds)
-        overhead_ms = task_overhead_ms(spark, server, topics["tiny"], arguments.tasks, arguments.spark_cores, arguments.rounds)
+        overhead_ms = task_overhead_ms(spark, server, topics["tiny"], arguments.tasks, arguments.spark_cores, arguments.task_rounds)
         figures["task_overhead_ms"] = overhead_ms
         figures["micro_batch_ms_p50"] = percentile(micro_batch_ms(spark, server, topics["stream"], arguments.micro_batches), 0.5)
         figures |= sums(spark, server, topics["100b"], rows["100b"], arguments)
