@@ -5,7 +5,8 @@ A position in another incarnation of the topic means loss. So it is told whateve
 Chains are trimmed from their heads; from within only ledgers vanish that were empty when their owner went. So a position whose
 ledger is not in the chain any more means loss, too, except where
 1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
-2. it was seen closed up to the position, or empty, and so was what went with it: nothing of it was left to read;
+2. it was seen closed up to the position, and what went with it had no entries. Looks that follow each other tell that if the last
+   ledger of each chain is in the next one, too: else it got entries unseen, perhaps, or others came and went behind it;
 3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed.
 Of an offset of format 1 the incarnation is not known: then for a topic that was made anew while we looked 1 and 3 say nothing, and
 of one that was made anew before that the chain tells, unless 1 or 3 is taken for the reason, or the ids are the same.
@@ -36,7 +37,7 @@ class Loss:
     entries: int | None = None
 
     def __str__(self) -> str:
-        count = "an unknown number of entries" if self.entries is None else f"{self.entries} entries at least"
+        count = f"{self.entries} entries at least" if self.entries else "an unknown number of entries"
         until = "" if self.first_kept is None else f" and before ledger {self.first_kept}"
         return (
             f"{self.topic}: {self.what}: {count} after {self.after.ledger_id}:{self.after.entry_id}{until} cannot be read any more"
@@ -48,19 +49,28 @@ class Loss:
 
 
 class SeenLedgers:
-    """What ledgers held when this process saw them last."""
+    """What ledgers held when this process saw them last, and where its looks at a topic do not tell all that was written."""
 
     def __init__(self) -> None:
+        self._unsure_before: dict[str, int] = {}  # a ledger: of those before it there may have been more than was seen
         self._seen: OrderedDict[tuple[str, int], LedgerHistory] = OrderedDict()
         self._made_anew: set[str] = set()
+        self._missing: dict[str, TopicHistory] = {}  # as they were seen last
+
+    def on_missing(self, before: TopicHistory) -> None:
+        """A look did not find the topic: the next one that does is compared with the one before."""
+        self._missing[before.topic] = before
 
     def on_view(self, before: TopicHistory | None, now: TopicHistory) -> None:
         """Remembers the ledgers that went between two looks."""
+        before = self._missing.pop(now.topic, None) or before
         if before is None:
             return
         if before.incarnation != now.incarnation:
             self._made_anew.add(now.topic)
         kept = {ledger.ledger_id for ledger in now.ledgers}
+        if before.ledgers and before.ledgers[-1].ledger_id not in kept:
+            self._unsure_before[now.topic] = now.ledgers[0].ledger_id if now.ledgers else before.ledgers[-1].ledger_id + 1
         for ledger in before.ledgers:
             if ledger.ledger_id not in kept:
                 self._seen[before.topic, ledger.ledger_id] = ledger
@@ -69,6 +79,10 @@ class SeenLedgers:
 
     def get(self, topic: str, ledger_id: int) -> LedgerHistory | None:
         return self._seen.get((topic, ledger_id))
+
+    def is_sure(self, topic: str, ledger_id: int) -> bool:
+        """What was seen of this ledger and those behind it is all that was written, unless they are open."""
+        return ledger_id >= self._unsure_before.get(topic, 0)
 
     def was_made_anew(self, topic: str) -> bool:
         return topic in self._made_anew
@@ -110,8 +124,10 @@ def find_loss(
         return None  # 1, 3
     last_seen = seen.get(view.topic, position.ledger_id)
     lost_entries = seen.entries_after(view.topic, position)
-    if last_seen is not None and not lost_entries and (not last_seen.is_open or position.entry_id < 0):
+    if last_seen is not None and not lost_entries and seen.is_sure(view.topic, position.ledger_id):
         return None  # 2
     first_kept = kept[0]  # also of a topic that was made anew with lower ids: its head is no older than the position
-    what = f"ledger {position.ledger_id} was trimmed, or the topic was deleted and made anew"
+    what = f"ledger {position.ledger_id} was trimmed"
+    if incarnation is None:
+        what += ", or the topic was deleted and made anew"
     return Loss(view.topic, position, first_kept, what, lost_entries)

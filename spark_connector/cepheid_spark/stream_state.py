@@ -136,6 +136,9 @@ class StreamState:
                 if known is not None and is_same and known.ledger_ids:  # rule 1
                     view = view.with_end(known.ledger_ids[-1], known.history.ledgers[-1].last_entry_id)
                 views[history.topic] = self._sighted(view)
+            for topic, known in before.views.items() if before is not None else ():
+                if topic not in views:
+                    self.seen.on_missing(known.history)
             number = 1 if before is None else before.number + 1
             self._snapshot = Snapshot(number, views, plan, self._discovery.gone)
             return self._snapshot

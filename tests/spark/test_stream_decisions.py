@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -100,17 +101,56 @@ def test_an_empty_ledger_of_a_held_topic_was_never_needed() -> None:
     [
         (ledger(7, 5), (7, 4), None),  # read to its end
         (ledger(7, 5), (7, 3), 1),
-        (ledger(7, 5, is_open=True), (7, 4), 0),  # more may have come
-        (ledger(7, 0, is_open=True), (7, -1), None),
     ],
 )
 def test_what_was_seen_of_a_ledger_before_it_went_decides(
     was: LedgerHistory, position: tuple[int, int], entries: int | None
 ) -> None:
     seen = SeenLedgers()
-    seen.on_view(history(was), history(ledger(9, 1)))
+    seen.on_view(history(was, ledger(9, 1)), history(ledger(9, 1)))
     loss = find_loss(view(ledger(9, 1)), EntryPosition(*position), seen, is_held=False)
     assert (loss.entries if loss is not None else None) == entries
+
+
+@pytest.mark.parametrize(
+    ("was", "position"),
+    [
+        ((ledger(7, 5, is_open=True),), (7, 4)),  # more may have come
+        ((ledger(7, 0, is_open=True),), (7, -1)),  # it may have got its first entries
+        ((ledger(7, 5), ledger(8, 0, is_open=True)), (7, 4)),  # so may the one behind it
+        ((ledger(7, 5),), (7, 4)),  # another one may have come and gone
+    ],
+)
+@pytest.mark.parametrize("incarnation", ["i", None])
+@pytest.mark.parametrize("is_missed_between", [True, False])
+def test_what_two_looks_did_not_see_may_have_been_something(
+    was: tuple[LedgerHistory, ...], position: tuple[int, int], incarnation: str | None, is_missed_between: bool
+) -> None:
+    seen, now = SeenLedgers(), history(ledger(9, 1, is_open=True))
+    if is_missed_between:
+        seen.on_missing(history(*was))
+    seen.on_view(None if is_missed_between else history(*was), now)
+    loss = find_loss(TopicView.of(now), EntryPosition(*position), seen, is_held=False, incarnation=incarnation)
+    assert loss is not None
+    assert "an unknown number of entries" in str(loss)
+    assert ("made anew" in str(loss)) is (incarnation is None)
+    held = find_loss(TopicView.of(now), EntryPosition(*position), seen, is_held=True, incarnation=incarnation)
+    assert (held is None) is (position[1] < 0), "a lease keeps what was not read"
+
+
+def test_looks_of_which_each_shows_the_last_ledger_of_the_one_before_see_everything() -> None:
+    looks = [
+        history(ledger(7, 5, is_open=True)),
+        history(ledger(7, 5), ledger(8, 0, is_open=True)),
+        history(ledger(8, 0, is_open=True)),
+        history(ledger(8, 3, is_open=True)),
+    ]
+    seen = SeenLedgers()
+    for before, now in pairwise(looks):
+        seen.on_view(before, now)
+        assert find_loss(TopicView.of(now), EntryPosition(7, 4), seen, is_held=False) is None
+    seen.on_view(looks[-1], history(ledger(9, 0, is_open=True)))
+    assert find_loss(view(ledger(9, 0, is_open=True)), EntryPosition(7, 4), seen, is_held=False) is not None
 
 
 def test_a_loss_says_what_where_and_what_to_do() -> None:
