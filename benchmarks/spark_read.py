@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3, help="of which the best counts, where nothing is compared")
     parser.add_argument("--tasks", type=int, default=200, help="for what a task costs")
-    parser.add_argument("--task-rounds", type=int, default=8, help="of which the best counts; the JVM compiles during the first ones")
+    parser.add_argument("--task-rounds", type=int, default=8, help="of which the best counts: the JVM compiles at first")
     parser.add_argument("--micro-batches", type=int, default=50)
     arguments = parser.parse_args()
     with Server(arguments) as server:
