@@ -15,6 +15,8 @@ TIMEOUT_MS = 30_000
 OPERATION_TIMEOUT_S = 30
 AT_ONCE_S = 25.0
 """What takes less did not wait for the client's timeout, whatever the machine does besides."""
+SAVED_S = 4.0
+"""After so long what the broker shows as acknowledged is saved too: every 500 ms, and nothing of it is seen from outside."""
 POLL_S = 0.005
 EARLIEST = pulsar.InitialPosition.Earliest
 

@@ -10,7 +10,17 @@ import pulsar
 import pytest
 
 from cepheid_testkit import ProcessCluster
-from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, payloads_of, publish, receive, wait_for, wait_for_backlog
+from tests.e2e.official_client import (
+    EARLIEST,
+    SAVED_S,
+    TIMEOUT_MS,
+    client_of,
+    payloads_of,
+    publish,
+    receive,
+    wait_for,
+    wait_for_backlog,
+)
 
 
 @pytest.mark.parametrize("bookies", [1, 3])
@@ -47,7 +57,7 @@ def test_a_consumer_goes_on_through_a_kill_and_old_acknowledgements_stay(tmp_pat
             consumer.acknowledge(message)
             before.append(int(message.data()))
         wait_for_backlog(cluster.admin_url, "t", count - len(before))
-        time.sleep(1.5)  # saved by the broker within 500 ms
+        time.sleep(SAVED_S)
         cluster.kill()
         cluster.start()
         after: list[int] = []

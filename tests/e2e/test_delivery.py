@@ -15,6 +15,7 @@ from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import (
     AT_ONCE_S,
     EARLIEST,
+    SAVED_S,
     TIMEOUT_MS,
     assert_silent,
     client_of,
@@ -64,7 +65,7 @@ def test_trap_33_a_dead_letter_policy_counts_on_through_a_restart_of_the_broker(
             assert counts == [0, 1, 2]
             message = consumer.receive(TIMEOUT_MS)
             assert (message.data(), message.redelivery_count()) == (b"poison", 3)
-            time.sleep(1.5)  # saved by the broker within half a second
+            time.sleep(SAVED_S)
         cluster.kill() if ending == "kill" else cluster.stop()
         cluster.start()
         with client_of(cluster.service_url) as client:
@@ -189,7 +190,7 @@ def test_trap_29_and_30_parts_of_batches_stay_acknowledged(tmp_path: Path, endin
             if number % 3 == 0:
                 consumer.acknowledge(message)
         consumer.close()  # with the acknowledgements that it groups
-        time.sleep(1.5)  # saved by the broker within 500 ms
+        time.sleep(SAVED_S)
         if ending == "kill":
             cluster.kill()
             cluster.start()
