@@ -7,30 +7,48 @@
 Rules
 1. Nobody consumes from it, so a reset disturbs no one. It never moves forward beyond what was committed, and always leaves one
    entry of what was read: the ledger of the query's position stays in the chain.
-2. A subscription that somebody made for the query (it has no such property) is moved, and never gets an expiry.
+2. A subscription that somebody made for the query (it has no such property) is moved, and never gets an expiry. A batch read does
+   not move it: it may have consumers.
 3. Nothing here runs inside a micro-batch: one thread does it, the newest position of a topic replaces older ones.
+4. One that stands further on than where the query starts is moved back to there: it would hold nothing of what lies between.
+5. One query at a time has it (lease_holder.py). Batch reads have no mark: they move nothing forward, and may share a name.
 """
 
 from __future__ import annotations
 
-import time
+import logging
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource
+from cepheid_spark.lease_holder import HOLDER_PROPERTY, Holder, wall_ms
+from cepheid_spark.many_calls import call_all
 from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
     from cepheid_scan.admin_http import AdminHttp
+
+log = logging.getLogger(__name__)
 
 LEASE_PROPERTY = "cepheid-lease-expires"
 """Wall-clock ms since 1970, as text; the broker drops an expired subscription of this property (lease_expiry.py)."""
 
 _EARLIEST = {"ledgerId": -1, "entryId": -1}
 _CONFLICT, _NOT_FOUND, _NO_SUCH_PLACE = 409, 404, 412
+_ATTEMPTS = 3  # to make a subscription that is there, and is gone at the next question
+
+
+class Held(Enum):
+    """How a lease came to hold a topic."""
+
+    MADE = "made"
+    FOUND = "found"  # it stood there, or held more
+    MOVED_BACK = "moved back"  # until then it held less
 
 
 def _place(first: MessagePosition) -> dict[str, int]:
@@ -46,40 +64,67 @@ def new_lease_name(kind: str = "") -> str:
     return f"spark-{kind}{uuid.uuid4()}"
 
 
-def wall_ms() -> int:
-    return int(time.time() * 1000)
-
-
 class Lease:
-    """The calls, one topic each; all of them may be repeated."""
+    """The calls, one topic each; all of them may be repeated, and made from several threads. `holder` None: of a batch read."""
 
-    def __init__(self, http: AdminHttp, name: str, ttl_s: float, now_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(
+        self, http: AdminHttp, name: str, ttl_s: float, now_ms: Callable[[], int] = wall_ms, *, holder: Holder | None = None
+    ) -> None:
         self._http = http
         self._ttl_ms = int(ttl_s * 1000)
         self._now_ms = now_ms
+        self._holder = holder
         self.name = name
 
     def __repr__(self) -> str:
         return f"<Lease {self.name}>"
 
-    def hold(self, topic: str, first: MessagePosition) -> bool:
-        """From `first` on everything stays. Returns whether there was such a subscription already: then it stays where it is."""
-        expiry = {"properties": {LEASE_PROPERTY: self._expires()}}
-        refusal = self._call("PUT", topic, "", {**_place(first), **expiry}, accept=(_CONFLICT, _NO_SUCH_PLACE))
+    def hold(self, topic: str, first: MessagePosition, *, takes: bool = False) -> Held:
+        """From `first` on everything stays. `takes`: also from another query, which hears of it.
+
+        Raises LeaseTakenError: another query that lives has it.
+        """
+        for _ in range(_ATTEMPTS):
+            if self._make(topic, first):
+                return Held.MADE
+            found = self.properties(topic)
+            if found is not None:
+                return self._take_up(topic, first, found, takes=takes)
+        raise AdminRefusedError(f"subscription {self.name!r} of {topic} comes and goes: somebody deletes it", status=_CONFLICT)
+
+    def _make(self, topic: str, first: MessagePosition) -> bool:
+        """False: there is such a subscription already."""
+        marks = {"properties": self._marks({LEASE_PROPERTY: ""})}
+        refusal = self._call("PUT", topic, "", {**_place(first), **marks}, accept=(_CONFLICT, _NO_SUCH_PLACE))
         if refusal == _NO_SUCH_PLACE:  # the ledger went meanwhile: rather too much than nothing
-            refusal = self._call("PUT", topic, "", {**_EARLIEST, **expiry}, accept=(_CONFLICT,))
-        if refusal == _CONFLICT:
-            self.renew(topic)
-        return refusal == _CONFLICT
+            refusal = self._call("PUT", topic, "", {**_EARLIEST, **marks}, accept=(_CONFLICT,))
+        return refusal is None
+
+    def _take_up(self, topic: str, first: MessagePosition, found: Mapping[str, str], *, takes: bool) -> Held:
+        other = self._other(found)
+        if other is not None and not takes:
+            raise other.taken(self.name, topic, self._now_ms())
+        self._mark(topic, found)
+        stands = self._stands(topic)
+        if stands is None or stands <= first:
+            return Held.FOUND
+        facts = {"topic": topic, "subscription": self.name, "stood": str(stands), "position": str(first)}
+        if self._holder is None and LEASE_PROPERTY not in found:  # rule 2
+            log.warning("lease.holds_less", extra=facts)
+            return Held.FOUND
+        log.warning("lease.moved_back", extra=facts)
+        self.move(topic, first)
+        return Held.MOVED_BACK
 
     def renew(self, topic: str) -> bool:
-        """False: there is no such subscription."""
-        found = self._properties(topic)
+        """False: there is no such subscription. Raises LeaseTakenError."""
+        found = self.properties(topic)
         if found is None:
             return False
-        if LEASE_PROPERTY not in found:
-            return True  # rule 2
-        return self._call("PUT", topic, "/properties", {**found, LEASE_PROPERTY: self._expires()}, accept=(_NOT_FOUND,)) is None
+        other = self._other(found)
+        if other is not None and self._holder is not None:
+            raise other.taken(self.name, topic, self._now_ms())
+        return self._mark(topic, found)
 
     def move(self, topic: str, first: MessagePosition) -> bool:
         """What lies before `first` is not needed any more. False: there is no such subscription, or no such place."""
@@ -99,8 +144,46 @@ class Lease:
             return False
         return True
 
-    def _expires(self) -> str:
-        return str(self._now_ms() + self._ttl_ms)
+    def properties(self, topic: str) -> dict[str, str] | None:
+        """None: there is no such subscription."""
+        try:
+            return dict(self._http.request("GET", self._path(topic, "/properties")) or {})
+        except AdminRefusedError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
+
+    def _mark(self, topic: str, found: Mapping[str, str]) -> bool:
+        """False: it went meanwhile."""
+        marks = self._marks(found)
+        return not marks or self._call("PUT", topic, "/properties", {**found, **marks}, accept=(_NOT_FOUND,)) is None
+
+    def _marks(self, found: Mapping[str, str]) -> dict[str, str]:
+        """What is written anew into properties that are there, or `found` of those that a new one gets."""
+        now_ms = self._now_ms()
+        marks: dict[str, str] = {}
+        if LEASE_PROPERTY in found:  # rule 2
+            text = found[LEASE_PROPERTY]
+            ends_ms = int(text) if self._holder is None and text.isascii() and text.isdigit() else 0
+            marks[LEASE_PROPERTY] = str(max(ends_ms, now_ms + self._ttl_ms))  # a batch shortens no stream's
+        if self._holder is not None:
+            marks[HOLDER_PROPERTY] = self._holder.text(now_ms)
+        return marks
+
+    def _other(self, found: Mapping[str, str]) -> Holder | None:
+        """Another query that holds it, and lives."""
+        holder = Holder.parse(found.get(HOLDER_PROPERTY))
+        if holder is None or (self._holder is not None and holder.holder_id == self._holder.holder_id):
+            return None
+        return holder if holder.lives(self._now_ms()) else None
+
+    def _stands(self, topic: str) -> MessagePosition | None:
+        """The first entry that it holds."""
+        cursors = self._http.request("GET", f"{_topic_path(topic)}/internalStats")["cursors"]
+        if self.name not in cursors:
+            return None
+        ledger_id, entry_id = cursors[self.name]["markDeletePosition"].split(":")
+        return MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1)
 
     def _path(self, topic: str, what: str) -> str:
         return f"{_topic_path(topic)}/subscription/{quote(self.name, safe='')}{what}"
@@ -115,14 +198,6 @@ class Lease:
             return error.status
         return None
 
-    def _properties(self, topic: str) -> dict[str, str] | None:
-        try:
-            return dict(self._http.request("GET", self._path(topic, "/properties")) or {})
-        except AdminRefusedError as error:
-            if error.status != _NOT_FOUND:
-                raise
-            return None
-
 
 def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_s: float, name: str | None = None) -> str:
     """A lease at the start positions of a batch read; its name. It ends by its time to live, whatever becomes of the job."""
@@ -130,6 +205,11 @@ def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_
 
     with closing(AdminHttp(source)) as http:
         lease = Lease(http, name or new_lease_name("batch-"), ttl_s)
-        for topic in sorted(starts):
-            lease.hold(topic, starts[topic])
+        failures = call_all([partial(_hold, lease, topic, starts[topic]) for topic in sorted(starts)])
+    if failures:
+        raise failures[0]
     return lease.name
+
+
+def _hold(lease: Lease, topic: str, first: MessagePosition) -> None:
+    lease.hold(topic, first)

@@ -1,6 +1,6 @@
 """Keeps a query's lease in the background: makes it for new topics, renews it, moves it behind what Spark has committed.
 
-    hold (waits)   want, move (at once, coalesced) ──► one thread ──► Lease's calls, a failed one again after a pause
+    hold (waits)   want, move (at once, coalesced) ──► one thread ──► Lease's calls, some at a time; what fails is tried again
 
 Rules
 1. `covers` a topic: the subscription is there; a topic is read only then.
@@ -8,6 +8,7 @@ Rules
    by somebody) is made again where the query stands, but what lay before it may be gone.
 3. What fails for one topic fails for that one alone: the leases of all others are renewed and moved.
 4. No topic is made for the sake of its lease: the broker's call would do that, also for one that was just deleted.
+5. Once another query has the lease, nothing more is done to it: `check` says so.
 """
 
 from __future__ import annotations
@@ -20,19 +21,24 @@ from functools import partial
 
 from cepheid_ports import CepheidError
 from cepheid_scan import MessagePosition
-from cepheid_spark.lease import Lease
+from cepheid_spark.lease import Held, Lease
+from cepheid_spark.lease_holder import LeaseTakenError
+from cepheid_spark.many_calls import AT_ONCE, call_all
 
 log = logging.getLogger(__name__)
 
 RENEW_S = 60.0
 _RETRY_S = 2.0
+_LOOK_AGAIN_S = 0.2
 _ANYWHERE = MessagePosition(0, 0)  # of a lease that was found: behind where the query stands
 
 
 class LeaseKeeper:
-    def __init__(self, lease: Lease, *, renew_s: float = RENEW_S) -> None:
+    def __init__(self, lease: Lease, *, renew_s: float = RENEW_S, at_once: int = AT_ONCE, patience_s: float = 5.0) -> None:
         self._lease = lease
         self._renew_s = renew_s
+        self._at_once = at_once
+        self._patience_s = patience_s
         self._changed = threading.Condition()
         self._wanted: dict[str, tuple[MessagePosition, bool]] = {}
         self._moves: dict[str, MessagePosition] = {}
@@ -40,6 +46,7 @@ class LeaseKeeper:
         self._stands: dict[str, MessagePosition] = {}  # where it stands, as far as this process has put it there
         self._new: set[str] = set()  # made by this process
         self._broken: set[str] = set()  # rule 2
+        self._taken: LeaseTakenError | None = None
         self._renewed_at = time.monotonic()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -61,12 +68,29 @@ class LeaseKeeper:
         with self._changed:
             return topic in self._at and topic not in self._broken
 
-    def hold(self, firsts: Mapping[str, MessagePosition], *, must_exist: bool = False) -> None:
-        """Returns when all of them are covered. `must_exist`: the query has run before, with this lease. Raises CepheidError."""
-        for topic in sorted(firsts):
-            if not self.covers(topic):
-                self._hold(topic, firsts[topic], must_exist=must_exist)
+    def hold(self, firsts: Mapping[str, MessagePosition], *, must_exist: bool = False, takes: bool = True) -> None:
+        """Returns when all of them are covered. `must_exist`: the query has run before, with this lease. Raises CepheidError.
+
+        `takes`: also from another query. Else `check` raises if there is one, and `take` takes it then.
+        """
+        missing = [topic for topic in sorted(firsts) if not self.covers(topic)]
+        calls = [partial(self._hold, topic, firsts[topic], must_exist=must_exist, takes=takes) for topic in missing]
+        if failures := call_all(calls, self._at_once):
+            raise failures[0]
         self._start()
+
+    def check(self) -> None:
+        """Raises LeaseTakenError: another query has it."""
+        if self._taken is not None:
+            raise self._taken
+
+    def take(self) -> None:
+        """It was this query's before: so whoever has it is its own process of before, or must hear of it."""
+        if self._taken is not None:
+            with self._changed:
+                self._taken = None
+                firsts, self._at = self._at, {}
+            self.hold(firsts, must_exist=True)
 
     def doubt(self) -> None:
         """The query has run before: what this process had to make was missing."""
@@ -104,8 +128,7 @@ class LeaseKeeper:
         with self._changed:
             topics = sorted(self._at)
         self.close()
-        for topic in topics:
-            self._lease.drop(topic)
+        call_all([partial(self._lease.drop, topic) for topic in topics], self._at_once)
 
     def close(self) -> None:
         """The subscription stays."""
@@ -137,6 +160,8 @@ class LeaseKeeper:
                 self._changed.wait(until_renewal_s if pause_s is None else pause_s)
 
     def _work(self) -> None:
+        if self._taken is not None:
+            return  # rule 5
         is_renewal = time.monotonic() - self._renewed_at >= self._renew_s
         with self._changed:
             wanted, moves = dict(self._wanted), dict(self._moves)
@@ -146,16 +171,24 @@ class LeaseKeeper:
         calls += [partial(self._renew, topic) for topic in renewed]
         if is_renewal:
             self._renewed_at = time.monotonic()  # those that fail are renewed the next time
-        failures: list[Exception] = []
-        for call in calls:
-            if self._closed:
-                return
-            try:
-                call()
-            except Exception as error:  # rule 3
-                failures.append(error)
+        failures = call_all([partial(self._unless_ended, call) for call in calls], self._at_once)  # rule 3
         if failures:
             raise failures[0]
+
+    def _unless_ended(self, call: Callable[[], None]) -> None:
+        if self._closed or self._taken is not None:
+            return
+        try:
+            call()
+        except LeaseTakenError as error:
+            self._on_taken(error)
+
+    def _on_taken(self, error: LeaseTakenError) -> None:
+        log.warning("lease.taken", extra={"subscription": self.name, "error": str(error)})
+        with self._changed:
+            self._taken = error
+            self._wanted.clear()
+            self._moves.clear()
 
     def _hold_wanted(self, topic: str) -> None:
         with self._changed:
@@ -163,7 +196,7 @@ class LeaseKeeper:
         if wanted is None:
             return
         if self._lease.is_topic_there(topic):
-            self._hold(topic, wanted[0], must_exist=wanted[1])
+            self._hold(topic, wanted[0], must_exist=wanted[1], takes=True)
         else:
             self.forget([topic])  # whoever finds it again wants it again
 
@@ -171,24 +204,37 @@ class LeaseKeeper:
         if not self._lease.renew(topic):
             self._hold_again(topic)
 
-    def _hold(self, topic: str, first: MessagePosition, *, must_exist: bool) -> None:
-        existed = self._lease.hold(topic, first)
+    def _hold(self, topic: str, first: MessagePosition, *, must_exist: bool, takes: bool) -> None:
+        held = self._ask_to_hold(topic, first, takes=takes)
         with self._changed:
             self._wanted.pop(topic, None)
             self._at[topic] = first
-            if not existed:
+            if held is not Held.FOUND:
                 self._stands[topic] = first
+            if held is Held.MADE:
                 self._new.add(topic)
-            if must_exist and not existed:
+            if held is Held.MOVED_BACK or (must_exist and held is Held.MADE):
                 self._broken.add(topic)
-        if must_exist and not existed:
+        if must_exist and held is Held.MADE:
             log.warning("lease.made_again", extra={"topic": topic, "subscription": self.name, "position": str(first)})
+
+    def _ask_to_hold(self, topic: str, first: MessagePosition, *, takes: bool) -> Held:
+        """The process of a query that was just stopped may take a moment to end."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._lease.hold(topic, first, takes=takes)
+            except LeaseTakenError as error:
+                if self._taken is not None or time.monotonic() >= deadline:
+                    self._on_taken(error)
+                    return Held.FOUND
+            time.sleep(_LOOK_AGAIN_S)
 
     def _move(self, topic: str, first: MessagePosition) -> None:
         if not self._lease.move(topic, first):
             self._renew(topic)
-        self.moved += 1
         with self._changed:
+            self.moved += 1
             if self._moves.get(topic) == first:
                 del self._moves[topic]
             if topic in self._at:
@@ -198,4 +244,4 @@ class LeaseKeeper:
         with self._changed:
             first = self._at.get(topic)
         if first is not None and self._lease.is_topic_there(topic):
-            self._hold(topic, first, must_exist=True)
+            self._hold(topic, first, must_exist=True, takes=True)

@@ -24,6 +24,7 @@ from cepheid_spark.data_loss import Loss, find_loss, is_another
 from cepheid_spark.discovery import LOOKS_BEFORE_GONE
 from cepheid_spark.lag import lag_report, waiting_since_ms
 from cepheid_spark.lease import Lease, new_lease_name
+from cepheid_spark.lease_holder import Holder, wall_ms
 from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.options import SourceOptions
@@ -64,9 +65,12 @@ class StreamQuery:
             options.max_trigger_delay_s,
         )
         self._patience = Patience(self._limits, time.monotonic())
-        self._bounds = {topic: _last_before(end) for topic, end in options.end.positions}  # a stream may have an end: then it idles
+        self._bounds = {
+            topic: EntryPosition.before(end) for topic, end in options.end.positions
+        }  # a stream may have an end: then it idles
         self._targets: Mapping[str, EntryPosition] | None = None  # of AvailableNow
         self._initial: StreamOffset | None = None
+        self._holder = Holder.this_process(wall_ms())
         self._keeper: LeaseKeeper | None = None
         self._is_adopted = False  # an offset has named the lease, or agreed with it
         self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
@@ -85,7 +89,7 @@ class StreamQuery:
             name = self._options.subscription or new_lease_name()
             if self._options.has_lease:
                 self._keeper = self._new_keeper(name)
-                self._keeper.hold({topic: _held_from(first) for topic, first in starts.items()})
+                self._keeper.hold({topic: _held_from(first) for topic, first in starts.items()}, takes=False)
             self._state.follow(starts)
             incarnations = {topic: snapshot.views[topic].history.incarnation for topic in starts}
             self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None, incarnations)
@@ -102,6 +106,8 @@ class StreamQuery:
     def latest(self, start: StreamOffset, *, is_limited: bool) -> StreamOffset:
         """The end of the next batch; `start` itself if there is none."""
         self._adopt(start)
+        if self._keeper is not None:
+            self._keeper.check()
         snapshot = self._state.current()
         if self._idle == (snapshot.number, start) or self._is_waiting(snapshot, start):
             return start
@@ -265,25 +271,20 @@ class StreamQuery:
             if loss.first_kept is None or not position.ledger_id <= loss.first_kept <= last.ledger_id:
                 return None  # what is left is the next batches'
             first = MessagePosition(loss.first_kept, 0)
-        until = last.next
-        if topic in self._bounds and self._bounds[topic] == last:
-            until = dict(self._options.end.positions)[topic]
-        return TopicRange(view.history, first, until)
+        return TopicRange(view.history, first, last.next)
 
     def _is_unknown(self, snapshot: Snapshot, topic: str, last: EntryPosition) -> bool:
         view = snapshot.views.get(topic)
         return view is None or not view.ledger_ids or view.ledger_ids[-1] < last.ledger_id
 
     def spec(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...]) -> ScanSpec:
-        """For the tasks of the batch that was planned last. Publish times of the options are exact in the rows."""
+        """For the tasks of the batch that was planned last. The publish time of the start is exact in the rows."""
         spec = self._options.spec(columns, schemas)
         if spec.mode is ReadMode.TYPED:
             from cepheid_scan.plan_scan import the_schema
 
             spec = replace(spec, schemas=the_schema(self._state.current().plan.schemas))
-        start, end = self._options.start, self._options.end
-        times = replace(spec.row_filter, publish_from_ms=start.publish_time_ms, publish_until_ms=end.publish_time_ms)
-        return replace(spec, row_filter=times)
+        return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=self._options.start.publish_time_ms))
 
     # What is not needed any more
 
@@ -324,7 +325,7 @@ class StreamQuery:
 
     def _new_keeper(self, name: str) -> LeaseKeeper:
         assert self._admin is not None
-        return LeaseKeeper(Lease(self._admin, name, self._options.lease_ttl_s))
+        return LeaseKeeper(Lease(self._admin, name, self._options.lease_ttl_s, holder=self._holder))
 
     def _adopt(self, offset: StreamOffset, start: StreamOffset | None = None) -> None:
         """The lease that the offsets name is the query's. One that this process made for a start that was never used goes.
@@ -337,6 +338,8 @@ class StreamQuery:
         if self._keeper is not None and (name is None or self._keeper.name == name):
             if not self._is_adopted and self._initial is not None and offset.starts != self._initial.starts:
                 self._keeper.doubt()
+            if not self._is_adopted and start is not None:  # a batch of the checkpoint: the query has run before
+                self._keeper.take()
             self._is_adopted = True
             return
         unused, self._keeper = self._keeper, self._new_keeper(name or new_lease_name())
@@ -345,7 +348,7 @@ class StreamQuery:
         views = self._state.current().views
         firsts = {topic: end.next if start is None else offset.first_message(topic, start) for topic, end in offset.ends.items()}
         held = {topic: _held_from(first) for topic, first in firsts.items() if topic in views}
-        self._keeper.hold(held, must_exist=offset.subscription is not None)
+        self._keeper.hold(held, must_exist=offset.subscription is not None, takes=offset.subscription == self._keeper.name)
         if unused is not None:
             unused.drop()
 
@@ -383,8 +386,3 @@ def _reaches(view: TopicView, last: EntryPosition) -> bool:
 def _held_from(first: MessagePosition) -> MessagePosition:
     """Where a lease begins for what is read from `first` on: as in `commit`, the ledger of the position stays in the chain."""
     return MessagePosition(first.ledger_id, max(0, first.entry_id - 1))
-
-
-def _last_before(end: MessagePosition) -> EntryPosition:
-    """The last entry of which something lies before `end`."""
-    return EntryPosition(end.ledger_id, end.entry_id if end.batch_index > 0 else end.entry_id - 1)

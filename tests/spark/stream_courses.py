@@ -17,6 +17,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from cepheid_scan import DataLossError, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory, TopicSelection
 from cepheid_spark.data_loss import Loss
+from cepheid_spark.lease import Held
 from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_spark.options import parse_options
 from cepheid_spark.partitions import TaskPartition
@@ -174,13 +175,16 @@ class ModelLease:
         self._world = world
         self.name = name
 
-    def hold(self, topic: str, first: MessagePosition) -> bool:
+    def hold(self, topic: str, first: MessagePosition, *, takes: bool = False) -> Held:
         if (topic, self.name) in self._world.cursors:
-            return True
+            if self._world.cursors[topic, self.name] <= first:
+                return Held.FOUND
+            self.move(topic, first)
+            return Held.MOVED_BACK
         if topic not in self._world.chains:
             self._world.create(topic)
         self._world.cursors[topic, self.name] = self._place(topic, first) or self._earliest(topic)
-        return False
+        return Held.MADE
 
     def renew(self, topic: str) -> bool:
         return (topic, self.name) in self._world.cursors
@@ -249,7 +253,7 @@ class Course:
         self.reader._opened = self.query
 
     def _new_keeper(self, name: str) -> LeaseKeeper:
-        keeper = LeaseKeeper(ModelLease(self.world, name), renew_s=0.0)  # type: ignore[arg-type]
+        keeper = LeaseKeeper(ModelLease(self.world, name), renew_s=0.0, at_once=1)  # type: ignore[arg-type]
         keeper._start = lambda: None  # type: ignore[method-assign]
         return keeper
 

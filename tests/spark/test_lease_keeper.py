@@ -7,6 +7,7 @@ import random
 import pytest
 
 from cepheid_scan import AdminRefusedError, MessagePosition
+from cepheid_spark.lease import Held
 from cepheid_spark.lease_keeper import LeaseKeeper
 from tests.spark.stream_courses import Course, ModelLease, World
 
@@ -23,7 +24,7 @@ class Refusing(ModelLease):
         super().__init__(world, name)
         self.renewals = []
 
-    def hold(self, topic: str, first: MessagePosition) -> bool:
+    def hold(self, topic: str, first: MessagePosition, *, takes: bool = False) -> Held:
         self._ask(topic)
         return super().hold(topic, first)
 
@@ -48,7 +49,7 @@ def bench() -> tuple[World, Refusing, LeaseKeeper]:
         world.write(topic, 9)
         world.settle(topic)
     lease = Refusing(world, "s")
-    keeper = LeaseKeeper(lease, renew_s=0.0)  # type: ignore[arg-type]
+    keeper = LeaseKeeper(lease, renew_s=0.0, at_once=1)  # type: ignore[arg-type]
     keeper._start = lambda: None  # type: ignore[method-assign]
     return world, lease, keeper
 
@@ -93,7 +94,7 @@ def test_a_lease_that_is_found_moves_with_the_first_commit() -> None:
     """Each run of AvailableNow is told of the batch before it alone: without this move nothing would ever be let go."""
     world, _, keeper = bench()
     keeper.hold({A: place(world, A, 0)})
-    again = LeaseKeeper(ModelLease(world, "s"))  # type: ignore[arg-type]
+    again = LeaseKeeper(ModelLease(world, "s"), at_once=1)  # type: ignore[arg-type]
     again._start = lambda: None  # type: ignore[method-assign]
     again.hold({A: place(world, A, 8)}, must_exist=True)
     assert world.cursors[A, "s"] == place(world, A, 0), "it stays where it is"

@@ -13,7 +13,8 @@ import pytest
 from cepheid_scan import MessagePosition, PlanSource, TopicSelection
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.plan_service import PlanServicePlanner
-from cepheid_spark.lease import LEASE_PROPERTY, Lease, new_lease_name, pin_batch
+from cepheid_spark.lease import LEASE_PROPERTY, Held, Lease, new_lease_name, pin_batch
+from cepheid_spark.lease_holder import Holder, LeaseTakenError, wall_ms
 from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_testkit import ProcessCluster
 from tests.spark.streams import StreamedTopic
@@ -53,17 +54,19 @@ def test_a_lease_is_made_once_found_again_and_renewed(streamed: StreamedTopic, h
     (ledger_id,) = streamed.ledgers()
     clock_ms = [1_000]
     lease = Lease(http, "spark-a/b?c", 10.0, lambda: clock_ms[0])
-    assert lease.hold(streamed.topic, first(ledger_id, 3)) is False
+    assert lease.hold(streamed.topic, first(ledger_id, 3)) is Held.MADE
     assert mark(streamed, lease.name) == f"{ledger_id}:2"
     path = "/subscription/spark-a%2Fb%3Fc/properties"
     assert streamed.admin("GET", path) == {LEASE_PROPERTY: "11000"}
     streamed.admin("PUT", path, {LEASE_PROPERTY: "11000", "mine": "kept"})
     clock_ms[0] = 5_000
-    assert lease.hold(streamed.topic, first(ledger_id, 0)) is True
+    assert lease.hold(streamed.topic, first(ledger_id, 4)) is Held.FOUND
     assert mark(streamed, lease.name) == f"{ledger_id}:2", "it stays where it is"
     assert streamed.admin("GET", path) == {LEASE_PROPERTY: "15000", "mine": "kept"}
     assert lease.move(streamed.topic, first(ledger_id, 4))
     assert mark(streamed, lease.name) == f"{ledger_id}:3"
+    assert lease.hold(streamed.topic, first(ledger_id, 1)) is Held.MOVED_BACK
+    assert mark(streamed, lease.name) == f"{ledger_id}:0", "else nothing would hold what lies between"
     lease.drop(streamed.topic)
     assert not lease.renew(streamed.topic)
     assert not lease.move(streamed.topic, first(ledger_id, 4))
@@ -74,10 +77,23 @@ def test_a_subscription_of_somebody_else_gets_no_end(streamed: StreamedTopic, ht
     streamed.send(range(5))
     streamed.admin("PUT", "/subscription/theirs", {"ledgerId": -1, "entryId": -1, "properties": {"a": "b"}})
     lease = Lease(http, "theirs", 10.0)
-    assert lease.hold(streamed.topic, first(streamed.ledgers()[0]))
+    assert lease.hold(streamed.topic, first(streamed.ledgers()[0])) is Held.FOUND
     assert lease.renew(streamed.topic)
     assert streamed.admin("GET", "/subscription/theirs/properties") == {"a": "b"}
     assert lease.move(streamed.topic, first(streamed.ledgers()[0], 3))
+
+
+def test_one_of_two_queries_has_a_name_and_takes_it_along(streamed: StreamedTopic, http: AdminHttp) -> None:
+    streamed.send(range(5))
+    place = first(streamed.ledgers()[0])
+    one, other = (Lease(http, "shared", 10.0, holder=Holder(name, "elsewhere", 1, wall_ms(), wall_ms())) for name in "ab")
+    one.hold(streamed.topic, place)
+    with pytest.raises(LeaseTakenError, match="process 1 on elsewhere"):
+        other.hold(streamed.topic, place)
+    assert one.renew(streamed.topic)
+    assert other.hold(streamed.topic, place, takes=True) is Held.FOUND
+    with pytest.raises(LeaseTakenError):
+        one.renew(streamed.topic)
 
 
 def test_a_batch_read_pins_where_it_starts(server: ProcessCluster, streamed: StreamedTopic) -> None:
@@ -138,7 +154,7 @@ def test_the_keeper_moves_forward_only_and_makes_again_what_vanished(streamed: S
         keeper.close()
     assert keeper.name in streamed.admin("GET", "/subscriptions"), "closing leaves it"
     again = LeaseKeeper(Lease(http, keeper.name, 3600.0))
-    again.hold({streamed.topic: first(ledger_id, 0)}, must_exist=True)
+    again.hold({streamed.topic: first(ledger_id, 5)}, must_exist=True)
     assert again.has_held(streamed.topic)
     again.drop()
     assert streamed.admin("GET", "/subscriptions") == []

@@ -1,0 +1,216 @@
+"""One name of a lease, several queries: one of them has it, the others hear of it; and what a lease that is found holds."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cepheid_scan import MessagePosition
+from cepheid_spark.lease import LEASE_PROPERTY, Held, Lease
+from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, LeaseTakenError
+from cepheid_spark.lease_keeper import LeaseKeeper
+from cepheid_spark.many_calls import call_all
+from tests.spark.lease_broker import LeaseBroker
+from tests.spark.stream_courses import Course, World
+
+A, B = "persistent://public/default/a", "persistent://public/default/b"
+TTL_S = 3600.0
+
+
+class Clock:
+    ms = 1_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def holder(name: str, host: str = "elsewhere") -> Holder:
+    return Holder(name, host, 4711, 1, 1)
+
+
+def at(entry_id: int) -> MessagePosition:
+    return MessagePosition(7, entry_id)
+
+
+def lease(broker: LeaseBroker, clock: Clock, name: str | None, ttl_s: float = TTL_S) -> Lease:
+    """`name` of the query; None: of a batch read."""
+    return Lease(broker, "s", ttl_s, clock, holder=None if name is None else holder(name))  # type: ignore[arg-type]
+
+
+def test_a_query_that_begins_is_refused_the_name_of_one_that_lives() -> None:
+    broker, clock = LeaseBroker(A), Clock()
+    one, other = lease(broker, clock, "one"), lease(broker, clock, "other")
+    assert one.hold(A, at(5)) is Held.MADE
+    clock.ms += 20_000
+    with pytest.raises(
+        LeaseTakenError, match=r"'s' of .*/a is the lease of another .*process 4711 on elsewhere.* heard of 20 s ago"
+    ):
+        other.hold(A, at(2))
+    assert broker.stands[A, "s"] == at(5), "untouched"
+    assert one.renew(A)
+
+
+def test_the_name_of_one_that_is_silent_is_free() -> None:
+    broker, clock = LeaseBroker(A), Clock()
+    lease(broker, clock, "one").hold(A, at(5))
+    clock.ms += SILENCE_MS
+    assert lease(broker, clock, "other").hold(A, at(5)) is Held.FOUND
+    with pytest.raises(LeaseTakenError):
+        lease(broker, clock, "one").renew(A)
+
+
+def test_a_holder_on_this_host_lives_as_long_as_its_process() -> None:
+    here = replace(holder("h", socket.gethostname()), pid=os.getppid())
+    assert here.lives(1)
+    assert not here.lives(1 + SILENCE_MS)
+    assert not replace(here, pid=2**22 + 1).lives(1), "no process has such a number"
+    assert not replace(here, pid=os.getpid()).lives(1), "one query a process"
+    assert Holder.parse(here.text(9)) == replace(here, seen_ms=9)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "somebody", "[]", "3", '{"id": "x"}', '{"id":"x","host":"h","pid":"p","since_ms":1,"seen_ms":1}']
+)
+def test_what_is_no_mark_of_ours_is_nobodys(text: str | None) -> None:
+    assert Holder.parse(text) is None
+
+
+def test_a_query_that_goes_on_takes_the_name_and_the_one_before_hears_of_it() -> None:
+    broker, clock = LeaseBroker(A), Clock()
+    before = LeaseKeeper(lease(broker, clock, "before"), renew_s=0.0, at_once=1)
+    before._start = lambda: None  # type: ignore[method-assign]
+    before.hold({A: at(5)}, takes=False)
+    before.check()
+    assert lease(broker, clock, "now").hold(A, at(5), takes=True) is Held.FOUND
+    before.move({A: at(6)})
+    before._work()
+    with pytest.raises(LeaseTakenError):
+        before.check()
+    place = broker.stands[A, "s"]
+    before.move({A: at(8)})
+    before._work()
+    assert broker.stands[A, "s"] == place, "it is not its lease any more"
+
+
+def test_what_stands_behind_the_start_is_moved_back_and_known_for_a_gap() -> None:
+    broker, clock = LeaseBroker(A), Clock()
+    lease(broker, clock, "gone").hold(A, at(50))
+    clock.ms += SILENCE_MS
+    keeper = LeaseKeeper(lease(broker, clock, "one"), at_once=1)
+    keeper._start = lambda: None  # type: ignore[method-assign]
+    keeper.hold({A: at(20)})
+    assert broker.stands[A, "s"] == at(20)
+    assert keeper.covers(A)
+    assert not keeper.has_held(A), "until now nothing held what lies between"
+
+
+def test_a_batch_moves_back_a_lease_but_nobodys_own_subscription(caplog: pytest.LogCaptureFixture) -> None:
+    broker, clock = LeaseBroker(A, B), Clock()
+    lease(broker, clock, None).hold(A, at(50))
+    assert lease(broker, clock, None).hold(A, at(20)) is Held.MOVED_BACK
+    assert broker.stands[A, "s"] == at(20)
+    assert lease(broker, clock, None).hold(A, at(30)) is Held.FOUND
+    assert broker.stands[A, "s"] == at(20)
+    broker.stands[B, "s"], broker.properties[B, "s"] = at(50), {"mine": "x"}
+    assert lease(broker, clock, None).hold(B, at(20)) is Held.FOUND
+    assert (broker.stands[B, "s"], broker.properties[B, "s"]) == (at(50), {"mine": "x"})
+    assert "lease.holds_less" in caplog.text
+
+
+def test_a_batch_leaves_the_lease_of_a_stream_alone_and_shortens_none() -> None:
+    broker, clock = LeaseBroker(A), Clock()
+    lease(broker, clock, "stream").hold(A, at(50))
+    with pytest.raises(LeaseTakenError):
+        lease(broker, clock, None).hold(A, at(20))
+    clock.ms += SILENCE_MS
+    ends = broker.properties[A, "s"][LEASE_PROPERTY]
+    lease(broker, clock, None, ttl_s=60.0).hold(A, at(50))
+    assert broker.properties[A, "s"][LEASE_PROPERTY] == ends
+    lease(broker, clock, "stream", ttl_s=60.0).renew(A)
+    assert int(broker.properties[A, "s"][LEASE_PROPERTY]) == clock.ms + 60_000
+
+
+def test_a_users_subscription_is_marked_and_gets_no_end() -> None:
+    broker, clock = LeaseBroker(A), Clock()
+    broker.stands[A, "s"], broker.properties[A, "s"] = at(50), {"mine": "x"}
+    assert lease(broker, clock, "one").hold(A, at(20)) is Held.MOVED_BACK
+    assert broker.stands[A, "s"] == at(20)
+    assert broker.properties[A, "s"].keys() == {"mine", HOLDER_PROPERTY}
+    with pytest.raises(LeaseTakenError):
+        lease(broker, clock, "other").hold(A, at(20))
+
+
+class HeldCourse(Course):
+    """A course whose lease is one at `broker`; each process is another holder."""
+
+    def __init__(self, broker: LeaseBroker, world: World, **options: Any) -> None:
+        self.broker = broker
+        self.processes = 0
+        super().__init__(world, from_latest=False, disturb=lambda _: None, subscription="s", **options)
+
+    def _new_keeper(self, name: str) -> LeaseKeeper:
+        self.processes += 1
+        mine = holder(f"{id(self)}-{self.processes}")
+        keeper = LeaseKeeper(Lease(self.broker, name, TTL_S, Clock(), holder=mine), at_once=1, patience_s=0.0)  # type: ignore[arg-type]
+        keeper._start = lambda: None  # type: ignore[method-assign]
+        return keeper
+
+
+def world_of_one() -> tuple[World, LeaseBroker]:
+    world, broker = World(random.Random(0)), LeaseBroker(A)
+    world.create(A)
+    world.write(A, 5)
+    world.settle(A)
+    return world, broker
+
+
+def test_a_second_query_with_the_name_ends_before_its_first_batch() -> None:
+    world, broker = world_of_one()
+    first, second = HeldCourse(broker, world), HeldCourse(broker, world)
+    first.run(1)
+    with pytest.raises(LeaseTakenError):
+        second.run(1)
+    assert not second.offsets
+    world.write(A, 5)
+    world.settle(A)
+    first.state.look()
+    first.run(1)
+    assert first.rows(A) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_the_query_itself_goes_on_from_its_checkpoint_at_once(committed: bool) -> None:
+    """Its process of before was heard of a moment ago; a batch that is not committed makes Spark ask for the start again."""
+    world, broker = world_of_one()
+    course = HeldCourse(broker, world)
+    course.run(1)
+    course.committed = int(committed)
+    before = course.query._keeper
+    assert before is not None
+    course.begin()
+    world.write(A, 5)
+    world.settle(A)
+    course.run(1)
+    assert course.rows(A) == list(range(1, 11))
+    before._renew_s = 0.0
+    before._work()
+    with pytest.raises(LeaseTakenError):
+        before.check()
+
+
+def test_one_call_that_fails_keeps_no_other_from_being_made() -> None:
+    made: list[int] = []
+
+    def call(number: int) -> None:
+        if number % 10 == 3:
+            raise ValueError(number)
+        made.append(number)
+
+    failures = call_all([lambda number=number: call(number) for number in range(40)])  # type: ignore[misc]
+    assert [error.args[0] for error in failures] == [3, 13, 23, 33]
+    assert len(made) == 36
