@@ -65,9 +65,7 @@ class StreamQuery:
             options.max_trigger_delay_s,
         )
         self._patience = Patience(self._limits, time.monotonic())
-        self._bounds = {
-            topic: EntryPosition.before(end) for topic, end in options.end.positions
-        }  # a stream may have an end: then it idles
+        self._bounds = {topic: EntryPosition.before(end) for topic, end in options.end.positions}  # where it idles
         self._targets: Mapping[str, EntryPosition] | None = None  # of AvailableNow
         self._initial: StreamOffset | None = None
         self._holder = Holder.this_process(wall_ms())

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from cepheid_scan import SchemaVersion
+from cepheid_scan import WHOLE_ENTRY, BadOptionError, Edge, SchemaVersion
 from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.offsets import StreamOffset
 from cepheid_spark.options import SourceOptions
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, schema: StructType, options: SourceOptions, schemas: tuple[SchemaVersion, ...] = ()) -> None:
+        _check_end(options.end)
         self._schema = schema
         self._options = options
         self._schemas = schemas
@@ -98,3 +99,22 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+
+def _check_end(end: Edge) -> None:
+    """Raises BadOptionError: an end that a stream cannot have."""
+    if end.publish_time_ms is not None:
+        raise BadOptionError(
+            "endingTimestamp (publishedUntil) ends a batch read; a stream has no end in time, since an older message may always "
+            "come later: filter its rows by publish_time, or give endingOffsets",
+            option="endingTimestamp",
+        )
+    for topic, place in end.positions:
+        if place.batch_index != WHOLE_ENTRY:
+            entry, next_entry = f"{place.ledger_id}:{place.entry_id}", f"{place.ledger_id}:{place.entry_id + 1}"
+            raise BadOptionError(
+                f"option endingOffsets, topic {topic}: {place} is inside a batch of messages, and a stream ends between entries, "
+                f"or it could not go on behind it later: give {entry} to leave that entry out, {next_entry} to read all of it",
+                option="endingOffsets",
+                topic=topic,
+            )

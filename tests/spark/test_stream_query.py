@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from cepheid_scan import (
     BadOptionError,
@@ -26,6 +27,7 @@ from cepheid_spark.data_loss import SeenLedgers, find_loss
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.options import parse_options
 from cepheid_spark.stream_query import StreamQuery
+from cepheid_spark.stream_reader import CepheidStreamReader
 from cepheid_spark.stream_state import Snapshot, StreamState, pause_after
 from cepheid_spark.topic_view import TopicView
 
@@ -213,15 +215,41 @@ def test_limits_hold_but_for_trigger_once_and_little_is_waited_for() -> None:
     assert bench.latest(start, is_limited=False).ends[A] == EntryPosition(9, 9)
 
 
-def test_an_end_of_the_options_is_reached_and_not_passed() -> None:
-    bench = Bench(endingOffsets='{"a": "9:4:2"}')
-    bench.known.chains[A] = [ledger(9, 10, is_open=True)]
-    start = at(a=(9, 1))
+@pytest.mark.parametrize(("place", "last"), [("9:4", (9, 3)), ("9:0", (7, 4)), ("9:-1", (7, 4)), ("8:3", (7, 4))])
+def test_an_end_of_the_options_is_reached_and_not_passed_and_a_later_one_goes_on_there(place: str, last: tuple[int, int]) -> None:
+    bench = Bench(endingOffsets=f'{{"a": "{place}"}}')
+    bench.known.chains[A] = [ledger(7, 5), ledger(9, 10, is_open=True)]
+    start = at(a=(7, 1))
     end = bench.latest(start)
-    assert end.ends[A] == EntryPosition(9, 4)
-    (task,) = bench.query.plan(start, end)
-    assert (task.pieces[0].last_entry_id, task.pieces[0].end_batch_index) == (4, 2)
+    assert end.ends[A] == EntryPosition(*last)
+    read = bench.read(start, end)
     assert bench.latest(end) is end
+    bench.options["endingOffsets"] = '{"a": "9:8"}'
+    bench.begin()
+    read += bench.read(end, bench.latest(end))
+    entries = [(ledger_id, entry) for _, ledger_id, first, until in read for entry in range(first, until + 1)]
+    assert entries == [(7, 2), (7, 3), (7, 4), *((9, entry) for entry in range(8))]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"endingTimestamp": "5"}, "endingTimestamp.* ends a batch read.* publish_time"),
+        ({"publishedUntil": "5"}, "publishedUntil.* ends a batch read.* publish_time"),
+        ({"endingOffsets": '{"a": "9:4:2"}'}, f"{A}: 9:4:2 is inside a batch.* give 9:4 to leave.* 9:5 to read"),
+        ({"endingOffsets": '{"a": "9:4"}'}, None),
+        ({"endingOffsets": "latest"}, None),
+    ],
+)
+def test_ends_that_a_stream_cannot_have_are_refused(options: dict[str, str], said: str | None) -> None:
+    """One by time would leave rows out for ever and never end; what follows one inside a batch would never be read."""
+    parsed = parse_options({"adminUrl": "http://nobody:1", "topics": "a", **options}, streaming=True)
+    schema = StructType([StructField("value", BinaryType())])
+    if said is None:
+        CepheidStreamReader(schema, parsed)
+    else:
+        with pytest.raises(BadOptionError, match=said):
+            CepheidStreamReader(schema, parsed)
 
 
 @pytest.mark.parametrize("fails", [True, False])
