@@ -449,7 +449,7 @@ def test_marks_of_changed_topics_that_cannot_be_written_are_written_later() -> N
             await asyncio.sleep(0.1)
             assert await topic_changes(world.store).get(("public", "default")) is None
             second.session.mend()
-            for _ in range(1000):
+            for _ in range(3000):
                 if (found := await topic_changes(world.store).get(("public", "default"))) is not None:
                     break
                 await asyncio.sleep(0.01)

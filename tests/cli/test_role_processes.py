@@ -131,9 +131,11 @@ def test_roles_register_and_leave_in_good_order(founded: str, tmp_path: Path) ->
     with running(tmp_path / "bookie.log", *bookie_flags(founded, tmp_path / "data")) as bookie:
         flags = broker_flags(founded)
         with running(tmp_path / "broker.log", *flags) as broker:
-            shown = metrics(flags[-1])
-            for name in ("broker_ready", "metadata_connected", "bookies_writable", "bookies_known"):
-                assert f"cepheid_{name} 1" in shown
+            expected = {f"cepheid_{name} 1" for name in ("broker_ready", "metadata_connected", "bookies_writable", "bookies_known")}
+            deadline = time.monotonic() + 60
+            while missing := expected - set(metrics(flags[-1])):  # it serves before it has heard of every bookie
+                assert time.monotonic() < deadline, missing
+                time.sleep(0.05)
             assert registered(founded, keys.AVAILABLE_BOOKIES_KEY) == ["b1"]
             assert registered(founded, keys.BROKERS_KEY) == ["br1"]
             broker.send_signal(signal.SIGTERM)

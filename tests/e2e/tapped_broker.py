@@ -49,6 +49,8 @@ class TappedBroker:
         self.connections = 0
         self._refusal: Message | None = None
         self._lost_at: CommandType | None = None
+        self._holding = False
+        self._held: list[tuple[asyncio.StreamWriter, bytes]] = []
 
     @property
     def service_url(self) -> str:
@@ -83,11 +85,11 @@ class TappedBroker:
     @contextmanager
     def requests_held(self) -> Iterator[None]:
         """What clients send meanwhile is seen, waits, and then reaches the broker together."""
-        self._loop.call_soon_threadsafe(self._open.clear)
+        self._loop.call_soon_threadsafe(setattr, self, "_holding", True)
         try:
             yield
         finally:
-            self._loop.call_soon_threadsafe(self._open.set)
+            self._loop.call_soon_threadsafe(self._let_go)
 
     @contextmanager
     def connects_refused(self, answer: Message) -> Iterator[None]:
@@ -104,6 +106,12 @@ class TappedBroker:
 
     # In the thread
 
+    def _let_go(self) -> None:
+        self._holding = False
+        for writer, data in self._held:
+            writer.write(data)
+        self._held.clear()
+
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
@@ -113,8 +121,7 @@ class TappedBroker:
             self._started.set_exception(error)
 
     async def _main(self) -> None:
-        self._loop, self._stop, self._open = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        self._open.set()
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._on_client, "127.0.0.1", 0)
         self._port = server.sockets[0].getsockname()[1]
         async with BrokerWorld(advertised_port=self._port, **self._settings) as self.world:
@@ -163,7 +170,8 @@ class TappedBroker:
                 if from_broker and frame.type == self._lost_at:
                     self._lost_at = None
                     return
-            if not from_broker:
-                await self._open.wait()
+            if self._holding and not from_broker:
+                self._held.append((writer, data))
+                continue
             writer.write(data)
             await writer.drain()

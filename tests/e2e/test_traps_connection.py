@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pulsar
 import pytest
@@ -126,19 +127,22 @@ def test_trap_06_the_client_uses_one_request_id_twice_at_a_time(tapped: TappedBr
         for _ in range(2):
             consumer.get_last_message_id()  # requests 3 and 4
         since, answers = len(tapped.seen), []
+
+        def asked() -> list[Any]:
+            return tapped.frames(CommandType.GET_LAST_MESSAGE_ID, CommandType.PARTITIONED_METADATA, since=since)
+
         threads = [
             threading.Thread(target=lambda: answers.append(consumer.get_last_message_id().entry_id())),
             threading.Thread(target=lambda: answers.append(client.get_topic_partitions(f"{topic}-new"))),
         ]
         with tapped.requests_held():
-            for thread in threads:
+            for number, thread in enumerate(threads, 1):
                 thread.start()
-                thread.join(0.2)
+                wait_for(lambda number=number: len(asked()) == number, "the request at the tap")
         for thread in threads:
             thread.join(60)
         assert answers in ([0, [f"persistent://public/default/{topic}-new"]], [[f"persistent://public/default/{topic}-new"], 0])
-    asked = tapped.frames(CommandType.GET_LAST_MESSAGE_ID, CommandType.PARTITIONED_METADATA, since=since)
-    assert [frame.body.request_id for frame in asked] == [5, 5]
+    assert [frame.body.request_id for frame in asked()] == [5, 5]
 
 
 def test_trap_07_ids_of_zero_are_ids(tapped: TappedBroker, topic: str) -> None:
