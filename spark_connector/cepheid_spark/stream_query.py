@@ -70,6 +70,7 @@ class StreamQuery:
         self._initial: StreamOffset | None = None
         self._holder = Holder.this_process(wall_ms())
         self._keeper: LeaseKeeper | None = None
+        self._newly_held: set[str] = set()  # topics without a position yet, as of a look since the lease has held them
         self._is_adopted = False  # an offset has named the lease, or agreed with it
         self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
         self._last: StreamOffset | None = None  # the end that was given out last
@@ -109,7 +110,7 @@ class StreamQuery:
         snapshot = self._state.current()
         if self._idle == (snapshot.number, start) or self._is_waiting(snapshot, start):
             return start
-        snapshot = self._sure_of_missing(snapshot, start)
+        snapshot = self._since_held(self._sure_of_missing(snapshot, start), start)
         gone = self._gone(snapshot, start)
         positions = self._positions(snapshot, start)
         backlogs = [self._backlog(snapshot.views[topic], position) for topic, position in positions.items()]
@@ -140,6 +141,14 @@ class StreamQuery:
         while self._targets is not None and looks < LOOKS_BEFORE_GONE and start.ends.keys() - snapshot.views.keys() - snapshot.gone:
             snapshot, looks = self._state.look(), looks + 1
         return snapshot
+
+    def _since_held(self, snapshot: Snapshot, start: StreamOffset) -> Snapshot:
+        """A topic that is new to the stream begins where it did when the lease held it already: what went before is not missed."""
+        if self._keeper is None:
+            return snapshot
+        held = {topic for topic in snapshot.views if topic not in start.ends and self._keeper.covers(topic)}
+        looked_at, self._newly_held = self._newly_held, held
+        return snapshot if held <= looked_at else self._state.look()
 
     def _positions(self, snapshot: Snapshot, start: StreamOffset) -> dict[str, EntryPosition]:
         """Where to go on, in every topic that can be read now. Raises DataLossError."""

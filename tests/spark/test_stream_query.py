@@ -7,7 +7,7 @@ import time
 import timeit
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
@@ -548,3 +548,38 @@ def test_a_lease_is_not_moved_by_positions_of_a_topic_that_is_no_more() -> None:
     assert moves == {}
     bench.query.commit(of("j", a=(9, 1500)))
     assert moves == {A: MessagePosition(9, 501)}
+
+
+def test_a_topic_that_is_new_begins_where_it_did_when_the_lease_held_it() -> None:
+    """What was trimmed between the look that found it and the lease was nobody's, and is no loss."""
+    bench = Bench(topics="a,b")
+    bench.known.chains[A] = [ledger(7, 5, is_open=True)]
+    start = at(a=(7, 4))
+
+    class Keeper:
+        name = "s"
+        held: ClassVar[set[str]] = {A}
+
+        def covers(self, topic: str) -> bool:
+            return topic in self.held
+
+        def has_held(self, topic: str) -> bool:
+            return topic in self.held
+
+        def want(self, topic: str, first: MessagePosition) -> None:
+            pass
+
+        def forget(self, topics: Iterable[str]) -> None:
+            pass
+
+    bench.query._keeper = Keeper()  # type: ignore[assignment]
+    bench.query._adopt = lambda *_: None  # type: ignore[method-assign]
+    bench.query._keeper.check = lambda: None  # type: ignore[method-assign]
+    bench.known.chains[B] = [ledger(20, 3), ledger(21, 2, is_open=True)]
+    assert bench.latest(start) is start, "it is not held yet"
+    bench.known.chains[B] = [ledger(21, 2, is_open=True)]
+    Keeper.held = {A, B}
+    bench.known.moved[A, 7] = 5  # there is something to do
+    end = bench.latest(start)
+    assert end.starts == {B: MessagePosition(21, 0)}
+    assert bench.read(start, end) == [("a", 7, 5, 5), ("b", 21, 0, 1)]
