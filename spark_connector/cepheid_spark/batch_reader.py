@@ -1,7 +1,7 @@
 """A batch read: planned once on the driver when the DataFrame is first used, then read by tasks.
 
 partitions()   driver   plan ──► tasks by bytes ──► a lease, for a long read ──► TaskPartition each
-read()         worker   TaskPartition ──► record batches in the rows' schema
+read()         worker   TaskPartition ──► record batches in the rows' schema; a lease that is there is prolonged meanwhile
 
 Spark pickles the reader before it calls `partitions()`: what planning finds out travels in the partitions.
 """
@@ -18,12 +18,14 @@ from cepheid_ports import CepheidError
 from cepheid_scan import MessagePosition, ScanRequest, ScanTask, SchemaVersion
 from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.options import SourceOptions
-from cepheid_spark.partitions import partitions_of, read_partition
+from cepheid_spark.partitions import TaskPartition, partitions_of, read_partition
 from cepheid_spark.spark_schema import choose_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from cepheid_spark.batch_lease import BatchLease
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +46,23 @@ class CepheidBatchReader(DataSourceReader):
         from cepheid_scan.plan_scan import plan_scan
 
         tasks, spec, _ = plan_scan(self.request())
-        hold_lease(self._options, tasks)
-        return partitions_of(tasks, spec, self._schemas)
+        return partitions_of(tasks, spec, self._schemas, hold_lease(self._options, tasks))
 
     def request(self) -> ScanRequest:
         """What is planned: a subclass asks for less."""
         return self._options.request(self._layout.scan_columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)
+        rows = read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)
+        if not isinstance(partition, TaskPartition) or partition.lease is None:
+            return rows
+        from cepheid_spark.batch_lease import prolonging
+
+        return prolonging(partition.lease, partition.task.pieces[0].topic, self._options).rows(rows)
 
 
-def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> str | None:
-    """Keeps what the tasks will read from being trimmed until `lease_ttl_s` has passed; the subscription's name, if there is one.
+def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> BatchLease | None:
+    """Keeps what the tasks will read from being trimmed until `lease_ttl_s` has passed, or tasks prolong it.
 
     Raises CepheidError only for a lease that was asked for by name: of its own accord a read goes on without.
     """
@@ -66,10 +72,14 @@ def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> str | None:
         return None
     if name is None and sum(task.size_bytes for task in tasks) < LEASE_BYTES:
         return None
+    from cepheid_spark.batch_lease import BatchLease
     from cepheid_spark.lease import pin_batch
+    from cepheid_spark.lease_holder import wall_ms
 
+    pinned_at_ms = wall_ms()
     try:
-        return pin_batch(source, first_positions(tasks), ttl_s=options.lease_ttl_s, name=name)
+        held = pin_batch(source, first_positions(tasks), ttl_s=options.lease_ttl_s, name=name)
+        return BatchLease(held, options.lease_ttl_s, pinned_at_ms)
     except CepheidError as error:
         if name is not None:
             raise

@@ -17,15 +17,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from cepheid_spark.batch_lease import BatchLease
+
 _is_frozen = False
 
 
 class TaskPartition(InputPartition):
-    """`spec` without the schemas that the reader has anyway: partitions are pickled one by one, readers once a query."""
+    """`spec` without the schemas that the reader has anyway: partitions are pickled one by one, readers once a query.
 
-    def __init__(self, task: ScanTask, spec: ScanSpec) -> None:
+    `lease`: of a batch read, to be prolonged.
+    """
+
+    def __init__(self, task: ScanTask, spec: ScanSpec, lease: BatchLease | None = None) -> None:
         self.task = task
         self.spec = spec
+        self.lease = lease
 
     def __repr__(self) -> str:
         """The base class shows every attribute, the ticket and the token too."""
@@ -36,11 +42,13 @@ class TaskPartition(InputPartition):
         return f"TaskPartition({places}{more})"
 
 
-def partitions_of(tasks: Sequence[ScanTask], spec: ScanSpec, known: Sequence[SchemaVersion]) -> list[InputPartition]:
+def partitions_of(
+    tasks: Sequence[ScanTask], spec: ScanSpec, known: Sequence[SchemaVersion], lease: BatchLease | None = None
+) -> list[InputPartition]:
     """`known`: the schema versions of the reader. Only newer ones travel with each task."""
     newer = tuple(version for version in spec.schemas if version not in known)
     slim = replace(spec, schemas=newer)
-    return [TaskPartition(task, slim) for task in tasks]
+    return [TaskPartition(task, slim, lease) for task in tasks]
 
 
 def read_partition(

@@ -14,7 +14,9 @@ from pyspark.sql import DataFrame
 from cepheid_scan import MessagePosition, ScanTask
 from cepheid_scan.history import Fragment, Piece
 from cepheid_spark import batch_reader
+from cepheid_spark.batch_lease import BatchLease, prolonging
 from cepheid_spark.batch_reader import LEASE_BYTES, first_positions, hold_lease
+from cepheid_spark.lease import LEASE_PROPERTY
 from cepheid_spark.options import SourceOptions, parse_options
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
@@ -68,10 +70,20 @@ def test_a_long_read_is_held_under_a_name_of_its_own(
     monkeypatch.setattr(batch_reader, "LEASE_BYTES", 1)
     parsed = parse_options({"serviceUrl": server.service_url, "topic": topic}, streaming=False)
     tasks, _, _ = plan_scan(parsed.request(("value",)))
-    name = hold_lease(parsed, tasks)
-    assert name is not None
-    assert name.startswith("spark-batch-")
-    assert list(subscriptions(server, topic)) == [name]
+    lease = hold_lease(parsed, tasks)
+    assert lease is not None
+    assert lease.name.startswith("spark-batch-")
+    assert list(subscriptions(server, topic)) == [lease.name]
+    ends_ms = expiry_ms(server, topic, lease.name)
+    later = BatchLease(lease.name, 48 * 3600.0, 0)  # of which more than half is over
+    assert prolonging(later, f"persistent://public/default/{topic}", parsed).look()
+    assert expiry_ms(server, topic, lease.name) - ends_ms > 40 * 3600_000
+
+
+def expiry_ms(server: ProcessCluster, topic: str, name: str) -> int:
+    path = f"/admin/v2/persistent/public/default/{topic}/subscription/{name}/properties"
+    with urllib.request.urlopen(f"{server.admin_url}{path}", timeout=30) as answer:
+        return int(json.load(answer)[LEASE_PROPERTY])
 
 
 def subscriptions(server: ProcessCluster, topic: str) -> dict[str, Any]:

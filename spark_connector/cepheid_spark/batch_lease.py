@@ -1,0 +1,140 @@
+"""A batch read's lease, prolonged by its tasks: on the driver nothing of ours runs between planning and the end of a read.
+
+    driver   pin ──► BatchLease, in each partition
+    task     the lease is a quarter through? ──► one thread while the task runs: look, and if half is over renew it on all topics
+
+Rules
+1. Every renewal is of all topics, also of those whose tasks still wait, and of the one that is looked at last, when all others are
+   renewed: so that one stands for all.
+2. A read that is over in a quarter of the time asks nobody. Nor does its end tell anybody: the lease runs out.
+3. Rows never wait for a renewal, and none that fails ends a task: executors may be where no broker can be reached. It is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cepheid_ports import CepheidError
+from cepheid_spark.lease import LEASE_PROPERTY, Lease
+from cepheid_spark.lease_holder import wall_ms
+from cepheid_spark.many_calls import call_all
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cepheid_spark.options import SourceOptions
+
+log = logging.getLogger(__name__)
+
+_MOST_RETRY_S = 10.0  # of one look: the next one comes
+_LONGEST_WAIT_FOR_END_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLease:
+    name: str
+    ttl_s: float
+    pinned_at_ms: int  # wall clock of the driver
+
+    @property
+    def begins_to_matter_ms(self) -> int:
+        """Rule 2."""
+        return self.pinned_at_ms + int(250 * self.ttl_s)
+
+    @property
+    def look_s(self) -> float:
+        """Between two looks of a task: some before half of the time has become all of it."""
+        return self.ttl_s / 8
+
+
+class Prolonging:
+    """Of one task. `topic`: one that it reads; `all_topics` of the read, asked for when they are needed."""
+
+    def __init__(
+        self,
+        lease: BatchLease,
+        topic: str,
+        opened: Callable[[], AbstractContextManager[tuple[Lease, Callable[[], Sequence[str]]]]],
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._lease = lease
+        self._topic = topic
+        self._opened = opened
+        self._now_ms = now_ms
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Prolonging {self._lease.name}>"
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """They as they are, with the lease prolonged until they end, or nobody wants more."""
+        self._thread = threading.Thread(target=self._run, name="cepheid-batch-lease", daemon=True)
+        self._thread.start()
+        try:
+            yield from batches
+        finally:
+            self._ended.set()
+            self._thread.join(timeout=_LONGEST_WAIT_FOR_END_S)
+
+    def wait_s(self) -> float:
+        """Until the first look."""
+        return max(0.0, (self._lease.begins_to_matter_ms - self._now_ms()) / 1000)
+
+    def look(self) -> bool:
+        """False: there is nothing to prolong any more. Raises CepheidError."""
+        with self._opened() as (lease, all_topics):
+            found = lease.properties(self._topic)
+            if found is None:
+                log.warning("scan.lease_is_gone", extra={"subscription": lease.name, "topic": self._topic})
+                return False
+            text = found.get(LEASE_PROPERTY, "")
+            if not (text.isascii() and text.isdigit()):
+                return False  # somebody's own subscription: it has no end
+            if int(text) - self._now_ms() > 500 * self._lease.ttl_s:
+                return True  # another task was here
+            others = [topic for topic in all_topics() if topic != self._topic]
+            if failures := call_all([partial(_renew, lease, topic) for topic in others]):
+                raise failures[0]
+            return lease.renew(self._topic)
+
+    def _run(self) -> None:
+        pause_s = self.wait_s()
+        while not self._ended.wait(pause_s):
+            pause_s = self._lease.look_s
+            try:
+                if not self.look():
+                    return
+            except Exception as error:  # rule 3
+                facts = {"subscription": self._lease.name, "error": str(error)}
+                log.warning("scan.lease_not_prolonged", extra=facts, exc_info=not isinstance(error, CepheidError))
+
+
+def prolonging(lease: BatchLease, topic: str, options: SourceOptions) -> Prolonging:
+    """By the brokers of the options."""
+    from cepheid_scan.admin_http import AdminHttp
+    from cepheid_scan.plan_service import PlanServicePlanner
+
+    source = replace(options.source, retry_s=min(_MOST_RETRY_S, options.source.retry_s))
+    selection = replace(options.topics, fail_on_missing=False)
+
+    def all_topics() -> Sequence[str]:
+        with closing(PlanServicePlanner(source)) as planner:
+            return planner.topics(selection)
+
+    @contextmanager
+    def opened() -> Iterator[tuple[Lease, Callable[[], Sequence[str]]]]:
+        with closing(AdminHttp(source)) as http:
+            yield Lease(http, lease.name, lease.ttl_s), all_topics
+
+    return Prolonging(lease, topic, opened)
+
+
+def _renew(lease: Lease, topic: str) -> None:
+    lease.renew(topic)
