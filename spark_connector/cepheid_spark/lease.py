@@ -39,6 +39,7 @@ LEASE_PROPERTY = "cepheid-lease-expires"
 """Wall-clock ms since 1970, as text; the broker drops an expired subscription of this property (lease_expiry.py)."""
 
 _EARLIEST = {"ledgerId": -1, "entryId": -1}
+_BEFORE_ALL = MessagePosition(0, 0)
 _CONFLICT, _NOT_FOUND, _NO_SUCH_PLACE = 409, 404, 412
 _ATTEMPTS = 3  # to make a subscription that is there, and is gone at the next question
 
@@ -105,8 +106,8 @@ class Lease:
         if other is not None and not takes:
             raise other.taken(self.name, topic, self._now_ms())
         self._mark(topic, found)
-        stands = self._stands(topic)
-        if stands is None or stands <= first:
+        stands, head = self._stands(topic)
+        if stands <= max(first, head):  # at the head it holds all there is: a ledger that left the chain empty took it along
             return Held.FOUND
         facts = {"topic": topic, "subscription": self.name, "stood": str(stands), "position": str(first)}
         if self._holder is None and LEASE_PROPERTY not in found:  # rule 2
@@ -177,13 +178,14 @@ class Lease:
             return None
         return holder if holder.lives(self._now_ms()) else None
 
-    def _stands(self, topic: str) -> MessagePosition | None:
-        """The first entry that it holds."""
-        cursors = self._http.request("GET", f"{_topic_path(topic)}/internalStats")["cursors"]
-        if self.name not in cursors:
-            return None
-        ledger_id, entry_id = cursors[self.name]["markDeletePosition"].split(":")
-        return MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1)
+    def _stands(self, topic: str) -> tuple[MessagePosition, MessagePosition]:
+        """The first entry that it holds, and the first one that is kept."""
+        stats = self._http.request("GET", f"{_topic_path(topic)}/internalStats")
+        kept = [ledger["ledgerId"] for ledger in stats["ledgers"]]
+        head = MessagePosition(kept[0], 0) if kept else _BEFORE_ALL
+        mark = stats["cursors"].get(self.name, {}).get("markDeletePosition", "0:-1")
+        ledger_id, entry_id = mark.split(":")
+        return MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1), head
 
     def _path(self, topic: str, what: str) -> str:
         return f"{_topic_path(topic)}/subscription/{quote(self.name, safe='')}{what}"

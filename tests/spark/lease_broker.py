@@ -28,7 +28,8 @@ class LeaseBroker:
             raise AdminRefusedError(f"{path}: no such topic", status=404)
         if parts[3] == "internalStats":
             places = {name: place for (of, name), place in self.stands.items() if of == topic}
-            return {"cursors": {name: {"markDeletePosition": f"{at.ledger_id}:{at.entry_id - 1}"} for name, at in places.items()}}
+            cursors = {name: {"markDeletePosition": f"{at.ledger_id}:{at.entry_id - 1}"} for name, at in places.items()}
+            return {"cursors": cursors, "ledgers": [{"ledgerId": self.first_kept[topic].ledger_id}]}
         if parts[3] == "subscriptions":
             return [name for of, name in self.stands if of == topic]
         return self._of_subscription(method, (topic, unquote(parts[4])), parts[5:], body)

@@ -177,7 +177,7 @@ class ModelLease:
 
     def hold(self, topic: str, first: MessagePosition, *, takes: bool = False) -> Held:
         if (topic, self.name) in self._world.cursors:
-            if self._world.cursors[topic, self.name] <= first:
+            if self._world.cursors[topic, self.name] <= max(first, self._earliest(topic)):
                 return Held.FOUND
             self.move(topic, first)
             return Held.MOVED_BACK

@@ -109,6 +109,18 @@ def test_what_stands_behind_the_start_is_moved_back_and_known_for_a_gap() -> Non
     assert not keeper.has_held(A), "until now nothing held what lies between"
 
 
+def test_what_stands_at_the_head_holds_all_there_is() -> None:
+    """A ledger without entries leaves the chain with its owner, and takes the subscription along: nothing was let go."""
+    broker, clock = LeaseBroker(A), Clock()
+    lease(broker, clock, "before").hold(A, at(0))
+    broker.first_kept[A] = broker.stands[A, "s"] = MessagePosition(9, 0)
+    clock.ms += SILENCE_MS
+    keeper = LeaseKeeper(lease(broker, clock, "one"), at_once=1)
+    keeper._start = lambda: None  # type: ignore[method-assign]
+    keeper.hold({A: at(0)}, must_exist=True)
+    assert keeper.has_held(A)
+
+
 def test_a_batch_moves_back_a_lease_but_nobodys_own_subscription(caplog: pytest.LogCaptureFixture) -> None:
     broker, clock = LeaseBroker(A, B), Clock()
     lease(broker, clock, None).hold(A, at(50))

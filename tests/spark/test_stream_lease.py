@@ -73,6 +73,16 @@ def test_a_lease_is_made_once_found_again_and_renewed(streamed: StreamedTopic, h
     lease.drop(streamed.topic)
 
 
+def test_a_lease_on_an_empty_ledger_that_went_with_its_owner_is_found(streamed: StreamedTopic, http: AdminHttp) -> None:
+    streamed.admin("PUT", "")
+    (ledger_id,) = streamed.ledgers()
+    lease = Lease(http, new_lease_name(), 10.0)
+    assert lease.hold(streamed.topic, first(ledger_id)) is Held.MADE
+    streamed.roll()
+    assert ledger_id not in streamed.ledgers()
+    assert lease.hold(streamed.topic, first(ledger_id)) is Held.FOUND, "it holds all there is: there was no gap"
+
+
 def test_a_subscription_of_somebody_else_gets_no_end(streamed: StreamedTopic, http: AdminHttp) -> None:
     streamed.send(range(5))
     streamed.admin("PUT", "/subscription/theirs", {"ledgerId": -1, "entryId": -1, "properties": {"a": "b"}})
