@@ -6,7 +6,7 @@ comes without bytes, and is left out, or a row whose `entry` is null.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,10 @@ class EntriesDecoder:
         self._counters = counters
         self._schema = arrow_schema(spec)
 
-    def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]:
+    def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]:
         for bunch in bunches(groups, _BATCH_BYTES):
             entries = parse_entries(bunch)
+            bunch.clear()
             chosen = np.flatnonzero(self._without_damaged(entries) & entries_wanted(entries, self._spec.row_filter))
             if len(chosen):
                 self._counters.messages += len(chosen)

@@ -1,7 +1,7 @@
 """Stored entries to messages in Arrow columns.
 
     groups ─► one buffer ─► metadata of all entries ─► markers, chunks, what the filter does not want: out
-           ─► payloads unpacked, 16 MB at a time ─► messages of all batches ─► rows ─► columns, those that are asked for
+           ─► payloads unpacked, 4 MB at a time ─► messages of all batches ─► rows ─► columns, those that are asked for
 
 Rule 1: an entry that cannot be read as a whole is one bad record, however many messages it says it has. Bad is what protobuf or a
 codec refuses, a batch that does not add up, a chunked message without its chunks, an encrypted payload, a message of a transaction
@@ -13,7 +13,7 @@ Rule 3: an entry outside the filter's publish times is not looked into, so it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +37,8 @@ from cepheid_scan.scan_request import OnBadRecord, ReadMode, ScanSpec
 
 __all__ = ["BATCH_BYTES", "DecodedMessages", "LookBack", "MessageDecoder"]
 
-BATCH_BYTES = 16 << 20
-"""Of payloads unpacked at once; soft by one entry. Measured best at 1 to 16 MB."""
+BATCH_BYTES = 4 << 20
+"""Of payloads unpacked at once; soft by one entry. Measured equal from 1 to 16 MB."""
 BATCH_MESSAGES = 1 << 15
 """Of messages decoded at once; soft by one entry. More, and the arrays of their numbers leave the processor's cache."""
 MAX_ROWS = 1 << 17
@@ -61,11 +61,12 @@ class MessageDecoder:
         self._chunks = ChunkAssembler()
         self._looked_back = False
 
-    def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]:
+    def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]:
         """Rows of exactly `spec.columns`, in batches of about `BATCH_BYTES` of values. Raises BadRecordError."""
         assert self._schema is not None, "typed rows are made from decode_messages"
         for messages in self.decode_messages(piece, groups):
             yield pa.record_batch([messages.column(name) for name in self._spec.columns], self._schema)
+            del messages
 
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Ends a piece. Chunks of messages whose last chunk lies behind it belong to who reads that: they are forgotten."""
@@ -78,10 +79,11 @@ class MessageDecoder:
         self.finish(piece)
         return iter(())
 
-    def decode_messages(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[DecodedMessages]:
+    def decode_messages(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[DecodedMessages]:
         """As `decode`, before columns are made: that must be done before the next messages are asked for. Never without rows."""
         for bunch in bunches(groups, _BUNCH_BYTES):
             entries = parse_entries(bunch)
+            bunch.clear()
             plan = plan_entries(entries, self._spec.row_filter)
             self._counters.markers += plan.markers
             self._join_chunks(piece, entries, plan)
@@ -92,6 +94,7 @@ class MessageDecoder:
                     if len(messages):
                         self._counters.messages += len(messages)
                         yield messages
+                    del messages  # and its columns, before the next ones are made
 
     def _decode_slice(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> MessageRows:
         starts, ends = self._unpack(entries, plan, chosen)
@@ -216,8 +219,8 @@ def wanted_columns(spec: ScanSpec) -> list[str]:
     return [name for name in names if name in MESSAGE_COLUMNS]
 
 
-def bunches(groups: Sequence[EntryGroup], limit_bytes: int) -> Iterator[list[EntryGroup]]:
-    """So many that one buffer holds them: offsets in Arrow columns have 32 bits."""
+def bunches(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[EntryGroup]]:
+    """So many that one buffer holds them: offsets in Arrow columns have 32 bits. Whoever has copied a bunch empties it."""
     bunch: list[EntryGroup] = []
     size_bytes = 0
     for group in groups:
@@ -226,5 +229,6 @@ def bunches(groups: Sequence[EntryGroup], limit_bytes: int) -> Iterator[list[Ent
             bunch, size_bytes = [], 0
         bunch.append(group)
         size_bytes += group.size_bytes
+        del group
     if bunch:
         yield bunch

@@ -4,7 +4,8 @@
                    ▲ a thread reads on meanwhile
 
 Rule 1: order is that of the pieces, and within them of the entries; every row once.
-Rule 2: memory is bounded by what is collected, what is read ahead and what is being decoded, each of about `decode_bytes`.
+Rule 2: memory is bounded by what is read ahead, what is collected, or instead the decoder's copy of it, and its rows: each of about
+`decode_bytes`. What was collected goes when it is copied, and rows when the next are asked for.
 Rule 3: one log line, at the end, however it ends.
 """
 
@@ -30,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class Decoder(Protocol):
-    """Groups of a piece, in order, to rows. `finish` at the piece's end."""
+    """Groups of a piece, in order, to rows. Of the groups it keeps none while it gives out rows. `finish` at the piece's end."""
 
-    def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]: ...
+    def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]: ...
 
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]: ...
 
@@ -67,7 +68,7 @@ def _scan_piece(
     try:
         for groups in collected(source.read(piece), spec.settings.decode_bytes):
             entry_id = groups[-1].last_entry_id + 1
-            yield from _timed(decoder.decode(piece, groups), counters)
+            yield from _timed(decoder.decode(piece, _emptied(groups)), counters)
     except DataLossError as loss:
         if spec.fail_on_data_loss:
             raise
@@ -95,6 +96,13 @@ def collected(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[E
         raise
     if some:
         yield some
+
+
+def _emptied(groups: list[EntryGroup]) -> Iterator[EntryGroup]:
+    """All of them, each without leaving it in the list: the copy that the decoder makes is enough."""
+    groups.reverse()
+    while groups:
+        yield groups.pop()
 
 
 class LookBack:
@@ -141,6 +149,7 @@ def _timed(batches: Iterator[pa.RecordBatch], counters: ScanCounters) -> Iterato
         if batch is None:
             return
         yield batch
+        del batch  # rather than to keep it while the next one is made
 
 
 def _decoder(spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]) -> Decoder:

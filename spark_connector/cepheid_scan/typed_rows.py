@@ -6,7 +6,7 @@ MessageDecoder ──► values, keys, schema versions ──► TypedColumns �
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -40,9 +40,10 @@ class TypedRows:
         self._on_bad_record = spec.on_bad_record
         self._counters = counters
 
-    def decode(self, piece: Piece, groups: Sequence[EntryGroup]) -> Iterator[pa.RecordBatch]:
+    def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.decode_messages(piece, groups):
             yield self._rows(piece, messages)
+            del messages
 
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.finish_messages(piece):

@@ -59,8 +59,10 @@ def read_partition(
         return
     from pyspark.sql.pandas.types import to_arrow_schema
 
+    from cepheid_scan.one_arena import share_one_arena
     from cepheid_scan.scan_task import scan_task
 
+    share_one_arena()
     keep_large_buffers()
     spec = replace(partition.spec, schemas=(*known, *partition.spec.schemas))
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
