@@ -57,9 +57,9 @@ class World:
         self._numbers = 0
         self._next_ids = [1000, 5]  # of two blocks: ids are given out once, and rise within a chain
 
-    def create(self, topic: str, *, low_id: bool = False) -> None:
-        """`low_id`: as when a broker with an older block of ids makes a topic anew."""
-        self.chains[topic] = [self._ledger(low_id)]
+    def create(self, topic: str, *, low_id: bool = False, ledger_id: int | None = None) -> None:
+        """`low_id`: as when a broker with an older block of ids makes a topic anew; `ledger_id`: as in a cluster set up again."""
+        self.chains[topic] = [self._ledger(low_id) if ledger_id is None else Ledger(ledger_id)]
         self.incarnations[topic] = self.incarnations.get(topic, 0) + 1
         self.written.setdefault(topic, [])
         self.places.setdefault(topic, [])

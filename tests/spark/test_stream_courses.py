@@ -118,6 +118,20 @@ def harm_of_all_kinds(course: Course) -> None:
                 world.create(topic, low_id=chance.random() < 0.5)
 
 
+def make_some_anew(course: Course) -> None:
+    """With ledgers of the same ids only while no process looks: tasks and plans know ledgers by their ids alone."""
+    world, chance = course.world, course.world.chance
+    for topic in sorted(world.chains):
+        if chance.random() < 0.02:
+            before = world.chains[topic][-1].ledger_id
+            world.delete(topic)
+            has_same_id = chance.random() < 0.4
+            world.create(topic, low_id=chance.random() < 0.5, ledger_id=before if has_same_id else None)
+            if has_same_id:
+                course.begin()
+                raise ProcessDied
+
+
 def courses(part: int, harm: Callable[[Course], None], judge: Callable[[Course, Disturbance], None], **options: str) -> None:
     for seed in range(part * COURSES // PARTS, (part + 1) * COURSES // PARTS):
         course, disturbance = course_of(seed, harm, **options)
@@ -157,6 +171,28 @@ def test_without_a_lease_nothing_is_left_out_without_a_word(part: int) -> None:
 
     courses(part, trim_and_blink, judge, subscription="none")
     assert 0 < losses < COURSES // PARTS, "some have losses, not all"
+
+
+@pytest.mark.parametrize("lease", ["none", "auto"])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_topics_are_read_without_a_hole_to_their_end_or_to_a_loss_that_is_said(part: int, lease: str) -> None:
+    """They are made anew, with all kinds of ledger ids: what was written to the new one counts as the old one's."""
+
+    def judge(course: Course, disturbance: Disturbance) -> None:
+        is_said = False
+        try:
+            live(course, disturbance)
+        except DataLossError:
+            is_said = True
+        for topic, written in course.world.written.items():
+            rows = course.rows(topic)
+            if rows:
+                first = written.index(rows[0])
+                assert rows == written[first : first + len(rows)], topic
+                assert is_said or rows[-1] == written[-1], topic
+
+    options = {"subscription": "none"} if lease == "none" else {}
+    courses(part, make_some_anew, judge, **options)
 
 
 @pytest.mark.parametrize("lease", ["none", "auto"])
