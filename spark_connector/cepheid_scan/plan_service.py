@@ -36,6 +36,7 @@ class PlanServicePlanner:
     def __init__(self, source: PlanSource) -> None:
         self._http = AdminHttp(source)
         self._known: dict[str, dict[int, LedgerHistory]] = {}  # closed ledgers by topic and id
+        self._incarnations: dict[str, str] = {}  # of the topics that they are of
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -106,6 +107,7 @@ class PlanServicePlanner:
     def _ask(self, topic: str, schemas: bool) -> _Answer:
         with self._lock:
             known = {name: dict(ledgers) for name, ledgers in self._known.items()}
+            incarnations = dict(self._incarnations)
         for after in (_last_known(topic, known), None):
             try:
                 query = {"topic": topic, "schemas": "true" if schemas else None, "after": after}
@@ -114,7 +116,10 @@ class PlanServicePlanner:
                 if error.status != 404:
                     raise
                 raise no_such_topics([topic], self._neighbours(topic)) from None
-            parsed = _parse(answer, known)
+            # Ids of ledgers may come back where a cluster was set up again.
+            now = {plan["topic"]: plan["incarnation"] for plan in answer["plans"]}
+            same = {name: ledgers for name, ledgers in known.items() if incarnations.get(name) == now.get(name)}
+            parsed = _parse(answer, same)
             if parsed is not None:
                 self._remember(parsed.histories)
                 return parsed
@@ -123,9 +128,11 @@ class PlanServicePlanner:
     def _remember(self, histories: Sequence[TopicHistory]) -> None:
         with self._lock:
             for history in histories:
+                self._incarnations[history.topic] = history.incarnation
                 self._known[history.topic] = {ledger.ledger_id: ledger for ledger in history.ledgers if not ledger.is_open}
             if sum(map(len, self._known.values())) > _MOST_KNOWN_LEDGERS:
                 self._known = {history.topic: self._known[history.topic] for history in histories}
+                self._incarnations = {history.topic: history.incarnation for history in histories}
 
     # Where a subscription stands
 

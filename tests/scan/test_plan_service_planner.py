@@ -32,6 +32,7 @@ class ScriptedHttp:
         self.asked: list[dict[str, Any]] = []
         self.more: dict[str, Any] = {}
         self.format = 1
+        self.incarnation = "i"
 
     def get(self, path: str, query: Mapping[str, Any]) -> Any:
         self.asked.append({name: value for name, value in query.items() if value is not None})
@@ -48,7 +49,7 @@ class ScriptedHttp:
                 {
                     "topic": name,
                     "partition": int(name.rpartition("-")[2]) if "-partition-" in name else -1,
-                    "incarnation": "i",
+                    "incarnation": self.incarnation,
                     "ledgers": [_shown(ledger, after) for ledger in self.ledgers[name]],
                 }
                 for name in parts
@@ -121,6 +122,16 @@ def test_closed_ledgers_are_asked_for_once(http: ScriptedHttp, planner: PlanServ
     assert shape(planner.plan([TOPIC])) == {TOPIC: [(3, 9), (5, 8), (8, 2)]}
     assert planner.plan([TOPIC]).topics[0].ledgers[0] == first.topics[0].ledgers[0]
     assert [question.get("after") for question in http.asked] == [None, 3, 5]
+
+
+def test_ledgers_of_another_incarnation_are_others_under_the_same_ids(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    """As in a cluster that was set up again, while a stream went on."""
+    http.ledgers[TOPIC] = [ledger(3, 10), ledger(5, None, 7)]
+    planner.plan([TOPIC])
+    http.ledgers[TOPIC], http.incarnation = [ledger(3, 4), ledger(5, None, 1)], "j"
+    assert shape(planner.plan([TOPIC])) == {TOPIC: [(3, 3), (5, 1)]}
+    assert shape(planner.plan([TOPIC])) == {TOPIC: [(3, 3), (5, 1)]}
+    assert [question.get("after") for question in http.asked] == [None, 3, None, 3]
 
 
 def test_what_was_open_and_is_not_known_as_closed_is_asked_for_in_full(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
