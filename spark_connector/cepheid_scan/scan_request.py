@@ -86,7 +86,7 @@ class RowFilter:
 class ReadSettings:
     """How bytes come from bookies to rows. Sizes in bytes.
 
-    Memory of a task: 60 to 110 MB as measured, with 16 MiB of `decode_bytes` 170; half as much again, or twice, in a process that
+    Memory of a task: 60 to 120 MB as measured, with 16 MiB of `decode_bytes` 170; half as much again, or twice, in a process that
     does not `share_one_arena`."""
 
     rack: str | None = None
