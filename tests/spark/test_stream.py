@@ -140,6 +140,21 @@ def test_retention_keeps_what_a_query_has_still_to_read(streams: Streams) -> Non
     assert kept[2] in streams.ledgers()
 
 
+def test_a_name_of_a_lease_is_for_one_query_at_a_time_and_free_when_that_was_stopped(streams: Streams) -> None:
+    streams.send(range(3))
+    first = streams.start(subscription="mine", **EVERYTHING)
+    streams.wait_for(range(3))
+    first.stop()
+    streams.batches.clear()
+    streams.checkpoint = streams.checkpoint.with_name("second")
+    second = streams.start(subscription="mine", **EVERYTHING)
+    streams.wait_for(range(3))
+    streams.checkpoint = streams.checkpoint.with_name("third")
+    third = streams.start(subscription="mine", **EVERYTHING)
+    assert "LeaseTakenError: subscription 'mine' of" in streams.failure(third)
+    assert second.isActive
+
+
 def test_what_was_trimmed_ends_the_query_or_is_skipped(streams: Streams) -> None:
     streams.send(range(5))
     streams.run_available(**EVERYTHING, chunkLookback=0)
