@@ -46,10 +46,12 @@ def decode(
     counters: ScanCounters | None = None,
     of_piece: Piece | None = None,
     before: Sequence[bytes] = (),
+    settings: ReadSettings | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of entries 0.. of a ledger. `before`: entries right before the piece's, for messages in chunks."""
     of_piece = of_piece or piece(len(tails))
-    spec = ScanSpec(ReadMode.MESSAGES, tuple(columns), row_filter or RowFilter(), on_bad_record, settings=ReadSettings())
+    settings = settings or ReadSettings()
+    spec = ScanSpec(ReadMode.MESSAGES, tuple(columns), row_filter or RowFilter(), on_bad_record, settings=settings)
 
     def look_back(asked: Piece, count: int) -> Iterator[EntryGroup]:
         assert asked is of_piece

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import BadRecordError, OnBadRecord, RowFilter, ScanCounters, message_decoder
+from cepheid_scan import BadRecordError, OnBadRecord, ReadSettings, RowFilter, ScanCounters, message_decoder
 from cepheid_scan.columns import DEFAULT_MESSAGE_COLUMNS
 from cepheid_scan.decode_entries import MAX_BATCH_MESSAGES
 from cepheid_wire import encode_batch, encode_tail
@@ -316,10 +316,11 @@ def test_rows_do_not_depend_on_how_many_are_decoded_at_once(
     tails = [batched(some_messages(40, seed), compression=CODECS[seed % 5]) for seed in range(20)]
     tails[7:7] = [single(b"alone", partition_key="k"), encode_tail(metadata(num_messages_in_batch=2), b"broken")]
     monkeypatch.setattr(message_decoder, "BATCH_BYTES", limit_bytes)
+    settings = ReadSettings(decode_bytes=min(limit_bytes, ReadSettings().decode_bytes))
     monkeypatch.setattr(message_decoder, "BATCH_MESSAGES", limit_messages)
     expected = reference_rows([*tails[:8], tails[9], *tails[9:]])
     expected = [row for row in expected if row["entry_id"] != 8]
-    assert decode(tails, on_bad_record=OnBadRecord.SKIP) == expected
+    assert decode(tails, on_bad_record=OnBadRecord.SKIP, settings=settings) == expected
 
 
 def test_a_payload_of_zeros_is_not_taken_for_messages() -> None:
