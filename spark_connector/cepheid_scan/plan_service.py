@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from urllib.parse import quote
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.errors import AdminRefusedError, BadOptionError, NoSuchTopicError, PlanUnavailableError
 from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
-from cepheid_scan.planner import expand, expand_named, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.planner import expand, expand_named, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import PlanSource, TopicSelection
 
@@ -27,6 +27,7 @@ _FORMAT = 1
 _AT_ONCE = 8  # requests
 _NAMES_PER_REQUEST = 100  # their URL stays below 64 KB
 _MOST_KNOWN_LEDGERS = 100_000  # closed ones, remembered between plans
+_RECORDS_PER_PAGE, _MOST_RECORD_PAGES = 1000, 20  # of ledgers
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -160,6 +161,34 @@ class PlanServicePlanner:
             return None
         last: int | None = ledger.get("last_entry_id")
         return last
+
+    def gone_ledgers(self, topic: str, incarnation: str, ids: range) -> dict[int, int] | None:
+        gone: dict[int, int] = {}
+        try:
+            for deleted in ("false", "true"):  # in this order: it is from the first to the second that ledgers move
+                for ledger in self._records(ids, deleted):
+                    last = ledger.get("last_entry_id")
+                    if last is not None and last >= 0 and is_entries_of(ledger["custom"], topic, incarnation):
+                        gone[ledger["ledger_id"]] = last
+        except (AdminRefusedError, _TooManyError):
+            return None
+        return gone
+
+    def _records(self, ids: range, deleted: str) -> Iterator[dict[str, Any]]:
+        """Of the ledgers that there are. Raises AdminRefusedError, _TooManyError."""
+        above: int | None = ids.start - 1
+        for _ in range(_MOST_RECORD_PAGES):
+            if above is None or above + 1 >= ids.stop:
+                return
+            limit = min(_RECORDS_PER_PAGE, ids.stop - above - 1)
+            page = self._http.get("/cepheid/v1/ledgers", {"above": above, "limit": limit, "deleted": deleted})
+            yield from (view["ledger"] for view in page["ledgers"] if view["ledger"]["ledger_id"] < ids.stop)
+            above = page["next"]
+        raise _TooManyError
+
+
+class _TooManyError(Exception):
+    """Ledgers, to ask for their records."""
 
 
 class _Answer:

@@ -35,6 +35,10 @@ class Planner(Protocol):
     def deleted_ledger_end(self, ledger_id: int) -> int | None:
         """The last entry of a ledger that was trimmed, as long as its record is kept; None: nobody knows."""
 
+    def gone_ledgers(self, topic: str, incarnation: str, ids: range) -> dict[int, int] | None:
+        """Last entries of those of `ids` that were the topic's and had entries, as far as records tell: of what was deleted they
+        are kept for a while. `ids`: without any that are in its chain. None: nobody knows, or these are too many to ask for."""
+
     def close(self) -> None: ...
 
 
@@ -56,6 +60,12 @@ def open_planner(source: PlanSource) -> Planner:
 
 
 # What planners share
+
+
+def is_entries_of(custom: Mapping[str, str], topic: str, incarnation: str) -> bool:
+    """`custom`: of a ledger's record. Cursors have ledgers, too."""
+    asked = {"topic": topic, "incarnation": incarnation, "use": "entries"}
+    return asked.items() <= custom.items()
 
 
 def parse_topic(name: str) -> TopicName:

@@ -9,7 +9,7 @@ A topic that lost its broker ends at the last LAC that a bookie knows; what lies
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cepheid_ledger import master_key_of, readable_end
@@ -28,7 +28,7 @@ from cepheid_metadata import (
 from cepheid_scan.errors import BadOptionError, NoSuchTopicError, PlanUnavailableError
 from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
-from cepheid_scan.planner import expand, expand_named, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.planner import expand, expand_named, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import PlanSource, TopicSelection
 from cepheid_scan.zookeeper_reads import ZooKeeperReads
@@ -37,6 +37,7 @@ from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 _ATTEMPTS = 3  # of a chain that is trimmed while it is read
 _LAC_TIMEOUT_S = 5.0
 _PAUSE_S = 0.5
+_IDS_PER_PARENT, _MOST_ID_PARENTS = 10_000, 20  # keys of ledgers end with four digits
 _VERSION_BYTES = 8  # of a schema, as entries carry it
 
 
@@ -196,6 +197,25 @@ class ZooKeeperPlanner:
     def deleted_ledger_end(self, ledger_id: int) -> int | None:
         (deleted,) = self._reads.records([keys.deleted_ledger_key(ledger_id)], DeletedLedger)
         return None if deleted is None else deleted.ledger.last_entry_id
+
+    def gone_ledgers(self, topic: str, incarnation: str, ids: range) -> dict[int, int] | None:
+        first, last = ids.start // _IDS_PER_PARENT, (ids.stop - 1) // _IDS_PER_PARENT
+        if last - first >= _MOST_ID_PARENTS:
+            return None
+        there = self._listed_ids(keys.ledger_key, first, last, ids)
+        living = self._reads.records([keys.ledger_key(ledger_id) for ledger_id in there], LedgerMetadata)
+        listed = self._listed_ids(keys.deleted_ledger_key, first, last, ids)  # after the living: they become these
+        deleted = self._reads.records([keys.deleted_ledger_key(ledger_id) for ledger_id in listed], DeletedLedger)
+        found = [*living, *(None if one is None else one.ledger for one in deleted)]
+        ours = (one for one in found if one is not None and is_entries_of(one.custom, topic, incarnation))
+        return {one.ledger_id: one.last_entry_id for one in ours if one.last_entry_id is not None and one.last_entry_id >= 0}
+
+    def _listed_ids(self, key_of: Callable[[int], str], first: int, last: int, ids: range) -> list[int]:
+        """Those of `ids` that have a key. `first`, `last`: of the parents that may have them."""
+        starts = [number * _IDS_PER_PARENT for number in range(first, last + 1)]
+        below = self._reads.children([key_of(start).rpartition("/")[0] for start in starts])
+        found = [start + int(name) for start, names in zip(starts, below, strict=True) for name in names]
+        return [ledger_id for ledger_id in found if ledger_id in ids]
 
 
 def _addresses(registered: Iterable[BookieRegistration]) -> dict[str, str]:

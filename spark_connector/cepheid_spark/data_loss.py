@@ -6,8 +6,10 @@ Chains are trimmed from their heads; from within only ledgers vanish that were e
 ledger is not in the chain any more means loss, too, except where
 1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
 2. it was seen closed up to the position, and what went with it had no entries. Looks that follow each other tell that if the last
-   ledger of each chain is in the next one, too: else it got entries unseen, perhaps, or others came and went behind it;
+   ledger of each chain, or one before it, is in the next one, too: else it got entries unseen, perhaps, or others came and went;
 3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed.
+Without any of these it is in doubt where there is no sign of entries that were not read. Then records of ledgers decide, which
+brokers keep for a while of those that went with entries (`settled`): an empty ledger that went with its broker has none.
 Of an offset of format 1 the incarnation is not known: then for a topic that was made anew while we looked 1 and 3 say nothing, and
 of one that was made anew before that the chain tells, unless 1 or 3 is taken for the reason, or the ids are the same.
 """
@@ -15,7 +17,8 @@ of one that was made anew before that the chain tells, unless 1 or 3 is taken fo
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from cepheid_scan import DataLossError, LedgerHistory, TopicHistory
 from cepheid_spark.offsets import EntryPosition
@@ -28,13 +31,15 @@ _ADVICE = "What a query has still to read is kept by its lease, a subscription (
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`entries` None: nobody knows how many. `first_kept` None: nothing is left."""
+    """`entries` None: nobody knows how many. `first_kept` None: nothing is left. `doubt`: ledgers whose records may tell that
+    nothing was lost, or how much."""
 
     topic: str
     after: EntryPosition
     first_kept: int | None  # a ledger
     what: str
     entries: int | None = None
+    doubt: range | None = None
 
     def __str__(self) -> str:
         count = f"{self.entries} entries at least" if self.entries else "an unknown number of entries"
@@ -52,8 +57,9 @@ class SeenLedgers:
     """What ledgers held when this process saw them last, and where its looks at a topic do not tell all that was written."""
 
     def __init__(self) -> None:
-        self._unsure_before: dict[str, int] = {}  # a ledger: of those before it there may have been more than was seen
         self._seen: OrderedDict[tuple[str, int], LedgerHistory] = OrderedDict()
+        self._unsure: set[tuple[str, int]] = set()  # of these: they, and what came behind them, may have held more than was seen
+        self._settled: dict[str, tuple[EntryPosition, str, int]] = {}  # with the incarnation: nothing was lost before that ledger
         self._made_anew: set[str] = set()
         self._missing: dict[str, TopicHistory] = {}  # as they were seen last
 
@@ -66,34 +72,48 @@ class SeenLedgers:
         before = self._missing.pop(now.topic, None) or before
         if before is None:
             return
-        if before.incarnation != now.incarnation:
+        is_same = before.incarnation == now.incarnation
+        if not is_same:
             self._made_anew.add(now.topic)
         kept = {ledger.ledger_id for ledger in now.ledgers}
-        if before.ledgers and before.ledgers[-1].ledger_id not in kept:
-            self._unsure_before[now.topic] = now.ledgers[0].ledger_id if now.ledgers else before.ledgers[-1].ledger_id + 1
+        if before.ledgers and (last := before.ledgers[-1].ledger_id) not in kept:
+            was_empty = is_same and any(ledger_id < last for ledger_id in kept)  # rule 1
+            if not was_empty:
+                self._unsure.add((now.topic, last))
         for ledger in before.ledgers:
             if ledger.ledger_id not in kept:
                 self._seen[before.topic, ledger.ledger_id] = ledger
                 if len(self._seen) > _REMEMBERED_LEDGERS:
-                    self._seen.popitem(last=False)
+                    self._unsure.discard(self._seen.popitem(last=False)[0])
 
     def get(self, topic: str, ledger_id: int) -> LedgerHistory | None:
         return self._seen.get((topic, ledger_id))
 
-    def is_sure(self, topic: str, ledger_id: int) -> bool:
-        """What was seen of this ledger and those behind it is all that was written, unless they are open."""
-        return ledger_id >= self._unsure_before.get(topic, 0)
+    def first_unsure(self, topic: str, ledger_id: int) -> int | None:
+        """Of this ledger and those behind it. None: what was seen of them is all that was written, unless they are open."""
+        found = tuple(self._unsure)  # at once: another thread adds to it
+        return min((unsure for name, unsure in found if name == topic and unsure >= ledger_id), default=None)
+
+    def on_settled(self, view: TopicView, position: EntryPosition) -> None:
+        """Nothing behind `position` is lost with the ledgers before the view's."""
+        self._settled[view.topic] = position, view.history.incarnation, view.ledger_ids[0]
+
+    def settled(self, view: TopicView, position: EntryPosition) -> EntryPosition:
+        """One of equal meaning, at a ledger that is there, or was later."""
+        known, incarnation, first = self._settled.get(view.topic, (None, None, 0))
+        return EntryPosition(first, -1) if (known, incarnation) == (position, view.history.incarnation) else position
 
     def was_made_anew(self, topic: str) -> bool:
         return topic in self._made_anew
 
     def entries_after(self, topic: str, position: EntryPosition) -> int | None:
         """Of ledgers that went, as far as they are known."""
+        seen = tuple(self._seen.items())  # at once: another thread adds to it
+        later = sum(each.last_entry_id + 1 for (name, ledger_id), each in seen if name == topic and ledger_id > position.ledger_id)
         first = self.get(topic, position.ledger_id)
         if first is None:
-            return None
-        later = (ledger for (name, ledger_id), ledger in self._seen.items() if name == topic and ledger_id > position.ledger_id)
-        return max(0, first.last_entry_id - position.entry_id) + sum(ledger.last_entry_id + 1 for ledger in later)
+            return later or None
+        return max(0, first.last_entry_id - position.entry_id) + later
 
 
 def is_another(view: TopicView, incarnation: str | None) -> bool:
@@ -109,6 +129,7 @@ def find_loss(
     if is_another(view, incarnation):
         first = view.ledger_ids[0] if view.ledger_ids else None
         return Loss(view.topic, position, first, _MADE_ANEW, seen.entries_after(view.topic, position))
+    position = seen.settled(view, position)
     ledger = view.ledger(position.ledger_id)
     if ledger is not None:
         if ledger.is_open or position.entry_id <= ledger.last_entry_id:
@@ -124,10 +145,32 @@ def find_loss(
         return None  # 1, 3
     last_seen = seen.get(view.topic, position.ledger_id)
     lost_entries = seen.entries_after(view.topic, position)
-    if last_seen is not None and not lost_entries and seen.is_sure(view.topic, position.ledger_id):
+    first_unsure = seen.first_unsure(view.topic, position.ledger_id) if last_seen is not None else position.ledger_id
+    if not lost_entries and first_unsure is None:
         return None  # 2
     first_kept = kept[0]  # also of a topic that was made anew with lower ids: its head is no older than the position
     what = f"ledger {position.ledger_id} was trimmed"
     if incarnation is None:
         what += ", or the topic was deleted and made anew"
-    return Loss(view.topic, position, first_kept, what, lost_entries)
+    doubt = None
+    is_of_this_one = is_same and (incarnation is not None or last_seen is not None)
+    if first_unsure is not None and first_unsure < first_kept and is_of_this_one and not lost_entries:
+        doubt = range(first_unsure, first_kept)
+    return Loss(view.topic, position, first_kept, what, lost_entries, doubt)
+
+
+def settled(loss: Loss, view: TopicView, seen: SeenLedgers, gone: Mapping[int, int] | None) -> Loss | None:
+    """A loss in doubt, given what records say of these ledgers: last entries of those with entries. `gone` None: nobody knows.
+
+    No record of a ledger may mean that it was empty, or that its record is not kept any more. Where nothing of it was read, it
+    was empty if it was when it was seen last, or if there is no entry in the topic at all; a ledger that was read had entries.
+    """
+    assert loss.doubt is not None, f"no doubt: {loss}"
+    at, gone = loss.after, gone or {}
+    lost = sum(last - (at.entry_id if ledger_id == at.ledger_id else -1) for ledger_id, last in gone.items())
+    if lost > 0:
+        return replace(loss, entries=lost, doubt=None)
+    if at.ledger_id not in loss.doubt or gone.get(at.ledger_id) == at.entry_id:
+        return None
+    is_empty = seen.get(view.topic, at.ledger_id) is not None or not view.total_entries
+    return None if at.entry_id < 0 and is_empty else replace(loss, doubt=None)

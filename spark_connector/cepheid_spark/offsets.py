@@ -6,7 +6,7 @@
 |---|---|
 | `t` | the last entry included; entry -1: none of this ledger. Batches end where entries end |
 | `from` | the first message, where an earlier offset does not say it: of all topics in the first batch, later of those found since,
-|        | or gone on with behind a loss, and of one that begins within an entry until it has moved |
+|        | or gone on with behind a loss or empty ledgers that went, and of one that begins within an entry until it has moved |
 | `cut` | entries per task, of the topics that this batch moves: so a repeated batch has the same tasks |
 | `inc` | the incarnation of the topic that its `t` and `from` are places in, if known: format 1, which is read on, had none |
 | `sub` | the subscription that is the query's lease; absent: there is none |

@@ -5,7 +5,8 @@
 Rules
 1. Nothing new: the start itself is the answer. Never less than the start, whatever a look at the metadata says.
 2. What Spark repeats gives the same: the first offset within a process, the tasks of a batch from its offsets.
-3. A loss is believed when a fresh look shows it, too; then it is an error, or skipped and counted (failOnDataLoss).
+3. A loss is believed when a fresh look shows it, too, and what is recorded of ledgers that went does not refute it; then it is
+   an error, or skipped and counted (failOnDataLoss).
 4. A position means something in one incarnation of its topic. Of another one nothing is ranked, read or let go by it.
 """
 
@@ -16,11 +17,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cepheid_scan import BadOptionError, MessagePosition, ReadMode, ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit
-from cepheid_spark.data_loss import Loss, find_loss, is_another
+from cepheid_spark.data_loss import Loss, find_loss, is_another, settled
 from cepheid_spark.discovery import LOOKS_BEFORE_GONE
 from cepheid_spark.lag import lag_report, waiting_since_ms
 from cepheid_spark.lease import Lease, new_lease_name
@@ -153,26 +155,30 @@ class StreamQuery:
     def _positions(self, snapshot: Snapshot, start: StreamOffset) -> dict[str, EntryPosition]:
         """Where to go on, in every topic that can be read now. Raises DataLossError."""
         positions: dict[str, EntryPosition] = {}
+        look = cache(self._state.look)  # one for all topics: a broker that restarts may take the ledgers of many
         for topic, view in snapshot.views.items():
             if topic in start.ends:
-                positions[topic] = self._kept(view, start)
+                positions[topic] = self._kept(view, start, look)
                 if self._keeper is not None and not self._keeper.covers(topic):  # it was not found when the lease was taken up
                     self._keeper.want(topic, _held_from(positions[topic].next), must_exist=True)
             elif view.earliest is not None and self._is_held(topic, view.earliest):
                 positions[topic] = EntryPosition.before(view.earliest)
         return positions
 
-    def _kept(self, view: TopicView, start: StreamOffset) -> EntryPosition:
+    def _kept(self, view: TopicView, start: StreamOffset, look: Callable[[], Snapshot]) -> EntryPosition:
         """The position of `start`, or behind what is lost where that is accepted. Raises DataLossError (rule 3)."""
         position, incarnation = start.ends[view.topic], start.incarnations.get(view.topic)
         loss = self._loss(view, position, incarnation)
         if loss is not None and self._accepted.get(view.topic) != (position, incarnation):
-            now = self._loss(self._state.look().views.get(view.topic, view), position, incarnation)
-            if now is None:
-                return position
+            now = self._sure_loss(look().views.get(view.topic, view), position, incarnation)
             self._believe(now, is_counted=False)
-            self._accepted[view.topic] = position, incarnation  # but the batch is one of this snapshot, from its first entry on
-        return position if loss is None or loss.first_kept is None else EntryPosition(loss.first_kept, -1)
+            if now is None:
+                loss = None
+            else:
+                self._accepted[view.topic] = position, incarnation  # but the batch is one of this snapshot, from its first entry on
+        if loss is None:
+            return self._state.seen.settled(view, position)  # a batch that is repeated finds nobody who saw what went
+        return position if loss.first_kept is None else EntryPosition(loss.first_kept, -1)
 
     def _is_held(self, topic: str, first: MessagePosition) -> bool:
         """Of a topic that is new to the stream; if it is not held yet, it soon is."""
@@ -222,7 +228,7 @@ class StreamQuery:
         found = {topic: positions[topic].next for topic in taken if topic not in gone_on_with}
         behind_losses = found.keys() & start.ends.keys()
         for topic in sorted(behind_losses):
-            loss = self._loss(snapshot.views[topic], start.ends[topic], start.incarnations.get(topic))
+            loss = self._sure_loss(snapshot.views[topic], start.ends[topic], start.incarnations.get(topic))
             self._believe(loss, is_counted=True)
         self._state.follow([*start.ends, *ends])
         name = self._keeper.name if self._keeper is not None else None
@@ -264,7 +270,7 @@ class StreamQuery:
         loss = self._loss(view, position, incarnation)
         if loss is not None:
             view = self._state.look().views.get(topic, view)  # rule 3
-            loss = self._loss(view, position, incarnation)
+            loss = self._sure_loss(view, position, incarnation)
             self._believe(loss, is_counted=True)
         if is_another(view, incarnation):
             return None  # rule 4
@@ -369,6 +375,17 @@ class StreamQuery:
     def _loss(self, view: TopicView, position: EntryPosition, incarnation: str | None) -> Loss | None:
         is_held = self._keeper is not None and self._keeper.has_held(view.topic)
         return find_loss(view, position, self._state.seen, is_held=is_held, incarnation=incarnation)
+
+    def _sure_loss(self, view: TopicView, position: EntryPosition, incarnation: str | None) -> Loss | None:
+        """Where it is in doubt, those are asked who keep records (rule 3)."""
+        loss = self._loss(view, position, incarnation)
+        if loss is None or loss.doubt is None:
+            return loss
+        seen = self._state.seen
+        loss = settled(loss, view, seen, self._state.gone_ledgers(view.history, loss.doubt))
+        if loss is None:
+            seen.on_settled(view, position)
+        return loss
 
     def _believe(self, loss: Loss | None, *, is_counted: bool) -> None:
         if loss is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cepheid_ports import CepheidError
-from cepheid_scan import HistoryPlan, NoSuchTopicError, PlanUnavailableError, TopicSelection
+from cepheid_scan import HistoryPlan, NoSuchTopicError, PlanUnavailableError, TopicHistory, TopicSelection
 from cepheid_spark.data_loss import SeenLedgers
 from cepheid_spark.discovery import Discovery
 from cepheid_spark.lag import Sightings
@@ -116,6 +116,11 @@ class StreamState:
             snapshot = self._swap(plan)
         self._start()
         return snapshot
+
+    def gone_ledgers(self, history: TopicHistory, ids: range) -> Mapping[int, int] | None:
+        """Last entries of those of them that had entries, as records tell; None: nobody knows. Raises PlanUnavailableError."""
+        with self._looking:  # planners answer one call at a time
+            return self._planner.gone_ledgers(history.topic, history.incarnation, ids)
 
     def close(self) -> None:
         self._stopped.set()

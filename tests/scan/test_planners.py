@@ -196,6 +196,35 @@ def test_how_far_a_trimmed_ledger_went(world: ScanCluster, planner: Planner) -> 
     assert planner.deleted_ledger_end(999_999) is None
 
 
+def test_what_became_of_ledgers_that_left_a_chain(world: ScanCluster, planner: Planner) -> None:
+    """Of one with entries the record tells for a while; of an empty one, as every restart of a broker leaves it, there is none."""
+    topic = f"became-{type(planner).__name__}"
+
+    def look() -> tuple[str, list[int]]:
+        (history,) = planner.plan([f"{FULL}/{topic}"]).topics
+        return history.incarnation, [ledger.ledger_id for ledger in history.ledgers]
+
+    world.admin.request("PUT", f"{ADMIN}/{topic}")
+    world.admin.request("PUT", f"{ADMIN}/{topic}/subscription/s")  # cursors have ledgers, too
+    world.unload(topic)
+    incarnation, (empty, *_) = look()
+    world.unload(topic)
+    ((written, _), *_) = world.publish(topic, [b"a"] * 4)
+    assert empty not in look()[1]
+    assert planner.gone_ledgers(f"{FULL}/{topic}", incarnation, range(empty, written)) == {}
+    world.unload(topic)
+    world.admin.request("DELETE", f"{ADMIN}/{topic}/truncate")
+    eventually(lambda: written not in look()[1])
+    _, (head, *_) = look()
+    assert planner.gone_ledgers(f"{FULL}/{topic}", incarnation, range(empty, head)) == {written: 3}
+    assert planner.gone_ledgers(f"{FULL}/{topic}", incarnation, range(empty, written)) == {}
+    assert planner.gone_ledgers(f"{FULL}/{topic}", incarnation, range(written + 1, head)) == {}
+    assert planner.gone_ledgers(f"{FULL}/{topic}", "another", range(empty, head)) == {}
+    assert planner.gone_ledgers(f"{FULL}/another", incarnation, range(empty, head)) == {}
+    eventually(lambda: planner.deleted_ledger_end(written) == 3)
+    assert planner.gone_ledgers(f"{FULL}/{topic}", incarnation, range(empty, head)) == {written: 3}, "it is deleted by now"
+
+
 def test_one_ledger_is_found_again(world: ScanCluster) -> None:
     ((ledger_id, _),) = world.publish("sought", [b"a"])
     for source in (world.source(), world.by_zookeeper):

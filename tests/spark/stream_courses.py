@@ -54,6 +54,7 @@ class World:
         self.places: dict[str, list[tuple[int, int]]] = {}  # of them
         self.cursors: dict[tuple[str, str], MessagePosition] = {}  # first entry that is held, by topic and subscription
         self.incarnations: dict[str, int] = {}
+        self.records: dict[tuple[str, str], dict[int, int]] = {}  # of ledgers that went with entries: their last ones
         self._numbers = 0
         self._next_ids = [1000, 5]  # of two blocks: ids are given out once, and rise within a chain
 
@@ -117,6 +118,7 @@ class World:
             end = MessagePosition(head.ledger_id, len(head.numbers))
             if len(chain) == 1 or any(place < end for place in held):
                 return
+            self.records.setdefault((topic, f"i{self.incarnations[topic]}"), {})[head.ledger_id] = len(head.numbers) - 1
             chain.pop(0)
 
     def read(self, topic: str, ledger_id: int, first: int, last: int) -> list[int]:
@@ -136,6 +138,10 @@ class World:
 
     def _history(self, topic: str) -> TopicHistory:
         return TopicHistory(topic, -1, f"i{self.incarnations[topic]}", tuple(self._shown(topic)))
+
+    def gone_ledgers(self, topic: str, incarnation: str, ids: range) -> dict[int, int]:
+        there = self.records.get((topic, incarnation), {})
+        return {ledger_id: last for ledger_id, last in there.items() if ledger_id in ids}
 
     def _shown(self, topic: str) -> list[LedgerHistory]:
         return [

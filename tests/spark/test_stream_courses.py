@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -165,12 +166,52 @@ def test_without_a_lease_nothing_is_left_out_without_a_word(part: int) -> None:
         except DataLossError as error:
             said.append(str(error))
             losses += 1
-        for topic in course.world.written:
+        lost: set[int] = set()
+        for topic, chain in course.world.chains.items():
             rows, expected = course.rows(topic), course.expected(topic)
             assert rows == (expected[: len(rows)] if said else expected), topic
+            lost |= set(expected[len(rows) :]) - {number for ledger in chain for number in ledger.numbers}
+        came_back_to_an_unread_ledger = re.compile("unknown number of entries after [0-9]+:-1 ")
+        assert lost or all(map(came_back_to_an_unread_ledger.search, said)), f"{said}, and nothing is lost"
 
     courses(part, trim_and_blink, judge, subscription="none")
     assert 0 < losses < COURSES // PARTS, "some have losses, not all"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_without_a_lease_idle_topics_whose_brokers_restart_end_no_query(part: int) -> None:
+    """Each restart takes the empty ledger away that the position is in; nothing is trimmed."""
+    restarts = 0
+
+    def disturb(course: Course) -> None:
+        nonlocal restarts
+        world, chance = course.world, course.world.chance
+        course.background()
+        for topic in sorted(world.chains):
+            if chance.random() < 0.1:
+                world.lose_owner(topic)
+                restarts += len(world.chains[topic]) == 1
+            elif chance.random() < 0.01:
+                world.write(topic, 1)
+        if chance.random() < 0.02 and not any(world.written.values()):
+            raise ProcessDied
+
+    for seed in range(part * COURSES // PARTS, (part + 1) * COURSES // PARTS):
+        world = World(random.Random(seed))
+        for topic in (A, B):
+            world.create(topic)
+        course = Course(world, from_latest=seed % 2 == 0, disturb=disturb, subscription="none")
+        for _ in range(10):
+            try:
+                course.run(30)
+            except ProcessDied:
+                course.begin()
+        course.disturb = lambda course: course.background()
+        for topic in world.chains:
+            world.settle(topic)
+        course.run(MANY)
+        check_whole(course)
+    assert restarts > COURSES // PARTS
 
 
 @pytest.mark.parametrize("lease", ["none", "auto"])

@@ -49,6 +49,8 @@ class Known:
         self.moved: dict[tuple[str, int], int] = {}
         self.failure: PlanUnavailableError | None = None
         self.plans = 0
+        self.gone: dict[int, int] | None = {}  # last entries of ledgers that went, as records tell
+        self.asked: list[range] = []  # what of them
 
     def topics(self, selection: TopicSelection) -> list[str]:
         return sorted(self.chains)
@@ -61,6 +63,12 @@ class Known:
 
     def _history(self, topic: str) -> TopicHistory:
         return TopicHistory(topic, -1, self.incarnation, tuple(self.chains[topic]))
+
+    def gone_ledgers(self, topic: str, incarnation: str, ids: range) -> dict[int, int] | None:
+        self.asked.append(ids)
+        if self.gone is None:
+            return None
+        return {ledger_id: last for ledger_id, last in self.gone.items() if ledger_id in ids}
 
     def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
         raise NotImplementedError
@@ -374,6 +382,161 @@ def test_a_ledger_that_went_together_with_the_one_that_was_read_is_missed() -> N
     bench.state.look()
     with pytest.raises(DataLossError, match="3 entries at least after 7:4"):
         bench.latest(at(a=(7, 4)))
+
+
+@pytest.mark.parametrize("nobody_knows", [False, True])
+@pytest.mark.parametrize("incarnation", ["i", None])
+def test_an_idle_partition_whose_broker_starts_anew_goes_on(incarnation: str | None, nobody_knows: bool) -> None:
+    """Its empty ledger goes and another one comes, each time: nobody is asked about it but once."""
+    bench = Bench()
+    if nobody_knows:
+        bench.known.gone = None
+    start = at(a=(7, -1)) if incarnation is None else of(incarnation, a=(7, -1))
+    for ledger_id in (7, 9, 12, 15):
+        bench.known.chains[A] = [ledger(ledger_id, 0, is_open=True)]
+        for _ in range(3):
+            bench.state.look()
+            assert bench.latest(start) is start
+    assert bench.known.asked == [range(7, 9), range(9, 12), range(12, 15)]
+    bench.known.moved[A, 15] = 4
+    end = bench.latest(start)
+    assert (end.ends, end.starts) == ({A: EntryPosition(15, 4)}, {A: MessagePosition(15, 0)})
+    assert bench.read(start, end) == [("a", 15, 0, 4)]
+    assert bench.query.lost_entries == 0
+    bench.begin()
+    assert bench.read(start, end) == [("a", 15, 0, 4)], "again, by another process, which has seen nothing go"
+    assert len(bench.known.asked) == 3
+
+
+def test_several_restarts_of_brokers_during_one_batch_are_no_loss() -> None:
+    bench = Bench()
+    for ledger_id in (7, 9, 12, 15):
+        bench.known.chains[A] = [ledger(ledger_id, 0, is_open=True)]
+        bench.state.look()
+    start = of("i", a=(7, -1))
+    assert bench.latest(start) is start
+    assert bench.known.asked == [range(7, 15)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize(
+    ("position", "before", "gone", "lost"),
+    [
+        ((7, -1), [ledger(7, 0, is_open=True)], {7: 2}, 3),  # written, ended and trimmed between two looks
+        ((7, -1), [ledger(7, 0, is_open=True)], {8: 1}, 2),  # so was another one behind it
+        ((7, 4), [ledger(7, 5, is_open=True)], {7: 6, 8: 0}, 3),
+        ((7, 4), [ledger(7, 5), ledger(8, 0, is_open=True)], {7: 4, 8: 1}, 2),
+        ((7, 4), [ledger(7, 5, is_open=True)], {}, 0),  # it had entries: its record is not kept any more
+    ],
+)
+def test_what_went_unseen_with_entries_is_a_loss_with_their_number(
+    position: tuple[int, int], before: list[LedgerHistory], gone: dict[int, int], lost: int, fails: bool
+) -> None:
+    bench = Bench(failOnDataLoss=str(fails))
+    bench.known.chains[A], bench.known.gone = before, gone
+    start = of("i", a=position)
+    bench.state.look()
+    assert bench.latest(start) is start
+    bench.known.chains[A] = [ledger(9, 0, is_open=True)]
+    if fails:
+        bench.state.look()
+        with pytest.raises(DataLossError, match=f"{lost or 'an unknown number of'} entries"):
+            bench.latest(start)
+        return
+    for _ in range(3):
+        bench.state.look()
+        assert bench.latest(start) is start
+    assert len(bench.known.asked) == 1, "once, not at each look"
+    bench.known.moved[A, 9] = 1
+    end = bench.latest(start)
+    assert bench.read(start, end) == [("a", 9, 0, 1)]
+    assert bench.query.lost_entries == lost
+
+
+@pytest.mark.parametrize(
+    ("position", "before"),
+    [
+        ((7, 4), [ledger(7, 5, is_open=True)]),  # ended and trimmed by the owner that came next
+        ((7, 4), [ledger(7, 5), ledger(8, 0, is_open=True)]),
+    ],
+)
+def test_what_was_read_to_its_end_as_its_record_says_is_not_missed(position: tuple[int, int], before: list[LedgerHistory]) -> None:
+    bench = Bench()
+    bench.known.chains[A], bench.known.gone = before, {7: 4}
+    start = of("i", a=position)
+    bench.state.look()
+    bench.known.chains[A] = [ledger(9, 0, is_open=True)]
+    bench.state.look()
+    assert bench.latest(start) is start
+
+
+@pytest.mark.parametrize(
+    ("position", "gone", "head", "is_lost"),
+    [
+        ((7, -1), {}, 0, False),  # there is no entry in the topic: it is idle
+        ((7, -1), {}, 2, True),  # there are some, and records of others may be over: nobody knows for how long nobody looked
+        ((7, -1), {7: 0}, 0, True),
+        ((7, 4), {7: 4}, 2, False),  # while there is the record of one, there are those of all that were trimmed behind it
+        ((7, 4), {7: 4, 8: 3}, 2, True),
+        ((7, 4), {}, 0, True),
+    ],
+)
+def test_a_query_that_comes_back_asks_what_went_while_it_was_away(
+    position: tuple[int, int], gone: dict[int, int], head: int, is_lost: bool
+) -> None:
+    bench = Bench()
+    bench.known.chains[A], bench.known.gone = [ledger(9, head, is_open=True)], gone
+    start = of("i", a=position)
+    if is_lost:
+        with pytest.raises(DataLossError, match="ledger 7 was trimmed"):
+            bench.latest(start)
+    else:
+        end = bench.latest(start)
+        assert end.ends == ({A: EntryPosition(9, head - 1)} if head else start.ends)
+        bench.latest(end)
+        assert bench.known.asked == [range(7, 9)]
+
+
+def test_a_restart_that_takes_the_ledgers_of_many_idle_topics_costs_one_look() -> None:
+    bench = Bench(topics="a,b")
+    bench.known.chains = {A: [ledger(7, 0, is_open=True)], B: [ledger(8, 0, is_open=True)]}
+    bench.state.look()
+    bench.known.chains = {A: [ledger(9, 0, is_open=True)], B: [ledger(10, 0, is_open=True)]}
+    bench.state.look()
+    plans, start = bench.known.plans, of("i", a=(7, -1), b=(8, -1))
+    assert bench.latest(start) is start
+    assert bench.known.plans == plans + 1
+    assert bench.known.asked == [range(7, 9), range(8, 10)]
+
+
+def test_what_was_seen_behind_a_ledger_that_nobody_saw_is_missed_without_a_record() -> None:
+    bench = Bench()
+    for chain in ([ledger(9, 3, is_open=True)], [ledger(11, 0, is_open=True)]):
+        bench.known.chains[A] = chain
+        bench.state.look()
+    with pytest.raises(DataLossError, match="3 entries at least after 7:-1"):
+        bench.latest(of("i", a=(7, -1)))
+
+
+def test_an_empty_ledger_that_goes_from_behind_others_makes_nothing_doubtful() -> None:
+    bench = Bench()
+    start = of("i", a=(7, 4))
+    for chain in ([ledger(7, 5), ledger(9, 2), ledger(11, 0, is_open=True)], [ledger(9, 2), ledger(13, 0, is_open=True)]):
+        bench.known.chains[A] = chain
+        bench.state.look()
+    assert bench.latest(start).ends == {A: EntryPosition(9, 1)}
+    assert bench.known.asked == []
+
+
+def test_what_was_seen_to_go_is_asked_of_nobody() -> None:
+    bench = Bench(failOnDataLoss="false")
+    start = of("i", a=(7, 1))
+    for chain in ([ledger(7, 5), ledger(9, 1, is_open=True)], [ledger(9, 1, is_open=True)]):
+        bench.known.chains[A] = chain
+        bench.state.look()
+        bench.latest(start)
+    assert bench.query.lost_entries == 3
+    assert bench.known.asked == []
 
 
 def test_what_was_not_read_of_a_topic_goes_with_it_though_a_lease_held_it() -> None:
