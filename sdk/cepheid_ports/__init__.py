@@ -3,8 +3,8 @@
 from cepheid_ports.addresses import HOST_PATTERN, host_port
 from cepheid_ports.errors import CepheidError
 from cepheid_ports.first_failure import ProcessFailedError
-from cepheid_ports.large_buffers import keep_large_buffers
 from cepheid_ports.ports import Ports
+from cepheid_ports.process_heap import keep_large_buffers, share_one_arena
 from cepheid_ports.role import Role
 from cepheid_ports.single_flight import SingleFlight
 from cepheid_ports.steady_clock import SteadyClock
@@ -25,4 +25,5 @@ __all__ = [
     "Worker",
     "host_port",
     "keep_large_buffers",
+    "share_one_arena",
 ]

@@ -1,7 +1,7 @@
 """Stored entries to messages in Arrow columns.
 
     groups ─► one buffer ─► metadata of all entries ─► markers, chunks, what the filter does not want: out
-           ─► payloads unpacked, 4 MB at a time ─► messages of all batches ─► rows ─► columns, those that are asked for
+           ─► payloads unpacked, `decode_bytes` at a time ─► messages of all batches ─► rows ─► columns, those that are asked for
 
 Rule 1: an entry that cannot be read as a whole is one bad record, however many messages it says it has. Bad is what protobuf or a
 codec refuses, a batch that does not add up, a chunked message without its chunks, an encrypted payload, a message of a transaction

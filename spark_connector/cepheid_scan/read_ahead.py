@@ -17,7 +17,7 @@ from typing import Any
 
 from cepheid_scan.history import ScanTask
 
-BATCHES_AHEAD = 2  # of each task; a batch has up to about 4 MB of values
+BATCHES_AHEAD = 2  # of each task; a batch has the values of about 4 MB, or `decode_bytes`
 _POLL_S = 0.1
 
 ReadTask = Callable[[ScanTask], Iterator[Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from cepheid_ports import CepheidError, keep_large_buffers
+from cepheid_ports import CepheidError, keep_large_buffers, share_one_arena
 from cepheid_scan import ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.column_styles import RowLayout
 
@@ -59,7 +59,6 @@ def read_partition(
         return
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from cepheid_scan.one_arena import share_one_arena
     from cepheid_scan.scan_task import scan_task
 
     share_one_arena()

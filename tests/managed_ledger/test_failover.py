@@ -101,6 +101,20 @@ def fence(world: TopicWorld, ledger_id: int) -> None:
         bookie.fence(ledger_id)
 
 
+async def append_to_a_lost_ledger(world: TopicWorld, ledger: ManagedLedger) -> asyncio.Future[Position]:
+    """What waits for the next ledger, as nobody tells where this one ends."""
+    lac_down(world, True)
+    fence(world, current(ledger))
+    pending = append(ledger, b"x")
+    await wait_until(lambda: ledger._appender is not None and ledger._appender.is_broken)
+    return pending
+
+
+def lac_down(world: TopicWorld, down: bool) -> None:
+    for bookie in world.cluster.bookies.values():
+        bookie.lac_down = down
+
+
 def break_down(world: TopicWorld, ledger: ManagedLedger, stored: int) -> None:
     """Of what is on its way to the ledger, so many entries arrived, and their answers did not; it takes no more."""
     assert ledger._appender is not None
@@ -580,8 +594,7 @@ def test_what_waits_for_a_ledger_is_bounded() -> None:
             await wait_until(lambda: ledger._appender is not None and ledger._appender.is_broken)
             with pytest.raises(TooManyAppendsError):
                 await append(ledger, bytes(40))
-            for bookie in world.cluster.bookies.values():
-                bookie.lac_down = False
+            lac_down(world, False)
             await asyncio.gather(*waiting)
             await assert_stored_once(world, ledger, [b"a", bytes(40), bytes(40)])
 
@@ -593,18 +606,13 @@ def test_closing_does_not_wait_for_a_ledger_that_cannot_be_replaced() -> None:
         settings = SETTINGS.model_copy(update={"drain_timeout_s": 0.1})
         async with topic_world("a", "b", "c", settings=settings) as world:
             ledger = await world.broker().open(THREE_BOOKIES)
-            for bookie in world.cluster.bookies.values():
-                bookie.lac_down = True
-            fence(world, current(ledger))
-            pending = append(ledger, b"x")
-            await wait_until(lambda: ledger._appender is not None and ledger._appender.is_broken)
+            pending = await append_to_a_lost_ledger(world, ledger)
             began = asyncio.get_running_loop().time()
             await ledger.aclose()
             assert asyncio.get_running_loop().time() - began < SETTINGS.ledger_failover_timeout_s / 2
             with pytest.raises(ManagedLedgerClosedError):
                 await pending
-            for bookie in world.cluster.bookies.values():
-                bookie.lac_down = False
+            lac_down(world, False)
 
     run_virtual(main())
 
@@ -615,16 +623,11 @@ def test_a_session_that_ends_in_the_middle_of_it_fails_what_waits() -> None:
             broker = world.broker()
             ledger = await broker.open(THREE_BOOKIES)
             await append(ledger, b"a")
-            for bookie in world.cluster.bookies.values():
-                bookie.lac_down = True
-            fence(world, current(ledger))
-            pending = append(ledger, b"x")
-            await wait_until(lambda: ledger._appender is not None and ledger._appender.is_broken)
+            pending = await append_to_a_lost_ledger(world, ledger)
             broker.store.expire_session()
             with pytest.raises(ManagedLedgerFailedError, match="session"):
                 await pending
-            for bookie in world.cluster.bookies.values():
-                bookie.lac_down = False
+            lac_down(world, False)
             broker.store.renew_session()
             ledger = await broker.open(THREE_BOOKIES)
             assert await append(ledger, b"b")
@@ -641,18 +644,13 @@ def test_a_session_that_ends_while_all_topics_are_closed_fails_what_waits() -> N
             broker = world.broker()
             ledger = await broker.open(THREE_BOOKIES)
             await append(ledger, b"a")
-            for bookie in world.cluster.bookies.values():
-                bookie.lac_down = True
-            fence(world, current(ledger))
-            pending = append(ledger, b"x")
-            await wait_until(lambda: ledger._appender is not None and ledger._appender.is_broken)
+            pending = await append_to_a_lost_ledger(world, ledger)
             closing = asyncio.ensure_future(broker.ledgers.aclose())
             await wait_until(lambda: ledger.state is State.CLOSED)
             assert not pending.done()
             broker.store.expire_session()
             broker.store.renew_session()
-            for bookie in world.cluster.bookies.values():
-                bookie.lac_down = False
+            lac_down(world, False)
             with pytest.raises(ManagedLedgerFailedError, match="session"):
                 await pending
             await closing

@@ -92,7 +92,7 @@ def test_rows_go_before_the_next_are_made(source: list[WatchedSource], monkeypat
 ARENAS = """
 import ctypes, sys, threading
 if "share" in sys.argv:
-    from cepheid_scan.one_arena import share_one_arena
+    from cepheid_ports import share_one_arena
     assert share_one_arena() and share_one_arena()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

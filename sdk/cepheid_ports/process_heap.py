@@ -1,0 +1,48 @@
+"""How the C library keeps memory for a process that moves buffers of about a megabyte, with every block and message.
+
+**Large buffers.** By default glibc gives freed memory back to the kernel and gets it again, page by page: two thirds of what a
+bookie spends on a megabyte that is scanned (2.2 ms instead of 1.3). The price of keeping them: up to 64 MiB that nobody uses stay
+with the process; what is free beyond that, at the end of the heap, goes back as ever.
+
+**One heap for all threads.** Chunks pass through threads of gRPC, of a read and of the decoder, and glibc has a heap for each:
+
+    own heaps       thread ── heap ── freed, for this thread alone       eight for each core
+    one heap        thread ─┐
+                    thread ─┴ heap ── freed, for the next who asks
+
+Measured on a task of a scan: a third to two fifths of its memory, and no more processor time, as little is allocated at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+_MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes
+_TRIM_THRESHOLD_BYTES = 64 << 20
+
+
+@cache
+def keep_large_buffers() -> bool:
+    """Of the whole process, once. False where the C library has nothing to tell: then nothing changes."""
+    return _tell(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) and _tell(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+@cache
+def share_one_arena() -> bool:
+    """Of the whole process, for threads that are started from now on; so it is not for libraries to decide, but for workers.
+
+    False where the C library has nothing to tell: then nothing changes."""
+    return _tell(_M_ARENA_MAX, 1)
+
+
+def _tell(parameter: int, value: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        import ctypes
+    except ImportError:  # a Python that was built without it
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(parameter, value))
