@@ -127,8 +127,11 @@ def _gap(chain: Chain | None, position: Position) -> Position:
     return Position(before[-1].ledger_id, before[-1].entries - 1) if before and position.entry_id == -1 else position
 
 
-def check_opened(history: History, topic: TopicModel, managed_ledger: Any) -> None:
-    """A new owner: everything told to producers and consumers before it is there (M3, C2, C6, C8), and nothing else (C3)."""
+def check_opened(history: History, topic: TopicModel, managed_ledger: Any, *, is_new: bool) -> None:
+    """An owner: everything told to producers and consumers before it is there (M3, C2, C6, C8), and nothing else (C3).
+
+    A new one also decides what became of cursors whose creation or deletion had an unknown outcome. In one that is given out again
+    that may be under way yet: behind a save that waits for bookies, after its caller has been told that it takes too long."""
     for position in topic.stored:
         there = managed_ledger.is_valid(position)
         history.check(
@@ -140,9 +143,10 @@ def check_opened(history: History, topic: TopicModel, managed_ledger: Any) -> No
         cursor = managed_ledger.cursors.get(name)
         if cursor is None:
             history.check("C2", not model.certain, f"{topic.name} opened without cursor {name}")
-            del topic.cursors[name]
+            if is_new:
+                del topic.cursors[name]
             continue
-        model.certain = True
+        model.certain |= is_new
         _check_cursor(history, topic, model, cursor, managed_ledger)
     for name in managed_ledger.cursors:
         history.check("C3", name in topic.cursors, f"{topic.name} has a cursor {name} that nobody made")

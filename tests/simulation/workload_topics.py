@@ -107,12 +107,13 @@ class TopicWorkload:
             history.note(f"{broker.process} cannot open {self.topic}: {error}")
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
+        is_new = managed_ledger not in self._sessions
         self._sessions[managed_ledger] = broker, broker.sessions_lost
         if is_right and abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS and _was_made_in_time(managed_ledger):
             self.model.timely[broker.process, managed_ledger.chain.epoch] = None
         reigning = history.reigning.get(keys.chain_key(self.topic))
         if reigning == (broker.process, managed_ledger.chain.epoch):  # else a later owner's promises are out already
-            check_opened(history, self.model, managed_ledger)
+            check_opened(history, self.model, managed_ledger, is_new=is_new)
         return managed_ledger
 
     async def _serve(self, broker: SimBroker, managed_ledger: ManagedLedger) -> None:

@@ -172,9 +172,8 @@ class CursorStore:
             raise self._not_in_time("acknowledgements") from None
 
     def _not_in_time(self, what: str) -> StoreUnavailableError:
-        message = (
-            f"{self._topic}: {what} could not be saved within {self._settings.metadata_timeout_s} s; the metadata store is away"
-        )
+        waited = f"{self._topic}: {what} could not be saved within {self._settings.metadata_timeout_s} s, and may be yet"
+        message = f"{waited}; the metadata store is away, or the bookies that large states of cursors go to"
         return StoreUnavailableError(message, outcome_unknown=True, topic=str(self._topic))
 
     async def reset(self, cursor: Cursor, position: Position, unacked_words: Sequence[int]) -> None:
