@@ -2,8 +2,9 @@
 
 A topic with history on a cluster of processes; 2,000 entries/s of 1 KB go to it, by turns without and with a Spark driver
 in a process of its own that scans the history again and again. At the end Spark scans alone: what does the broker do meanwhile?
-On one machine Spark takes processor time from everybody: `--spark-nice` says how much it yields, as a Spark elsewhere would.
-What it takes all the same is measured too: `busy` is the same load beside processes as nice, one per core, that only spin.
+On one machine Spark takes processor time from everybody, which a Spark elsewhere would not: so it gets what nobody else wants
+(Linux's idle class; `--spark-class normal`: it competes with the servers as an equal). What sharing the processors costs all the
+same is measured too: `busy` is the same load beside processes of that class, one per core, that only spin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from benchmarks import load
 from benchmarks.cluster import Cluster, add_arguments
 from benchmarks.raw_client import open_connection, open_publisher
 from benchmarks.report import percentile, print_line
+from benchmarks.scheduling import CLASSES, yield_as_a_session
 from benchmarks.spark_bench import add_spark_arguments, fill, keep_everything, keyed_batch
 
 WARMUP_S = 1.0
@@ -35,15 +36,16 @@ class Scanner:
     def __init__(self, url: str, topic: str, until: str, arguments: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "benchmarks.spark_scanner", url, topic, "--until", until]
         command += ["--spark-cores", str(arguments.spark_cores), f"--java-options={arguments.java_options}"]
+        command += ["--scheduling", arguments.spark_class]
         self._process = subprocess.Popen(
-            ["nice", "-n", str(arguments.spark_nice), *command],
+            command,
             start_new_session=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sys.stderr if arguments.verbose else subprocess.DEVNULL,
             text=True,
         )
-        yield_to_others(self._process.pid, arguments.spark_nice)
+        yield_as_a_session(self._process.pid, arguments.spark_class)
         self._expect("ready")
         self.rows = 0
 
@@ -84,32 +86,24 @@ class Scanner:
 
 
 class BusyLoops:
-    """Processes that spin, as nice as Spark is: what sharing the processors costs by itself. Use as a context manager."""
+    """Processes that spin, of Spark's class: what sharing the processors costs by itself. Use as a context manager."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._nice = arguments.spark_nice
+        self._class = arguments.spark_class
         self._count = arguments.spark_cores
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         for _ in range(self._count):
-            command = ["nice", "-n", str(self._nice), sys.executable, "-c", "while True: pass"]
-            process = subprocess.Popen(command, start_new_session=True)
+            process = subprocess.Popen([sys.executable, "-m", "benchmarks.scheduling", self._class], start_new_session=True)
             self._processes.append(process)
-            yield_to_others(process.pid, self._nice)
+            yield_as_a_session(process.pid, self._class)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in self._processes:
             process.kill()
             process.wait()
-
-
-def yield_to_others(pid: int, nice: int) -> None:
-    """Linux weighs whole sessions against each other where it groups them (sched(7), autogroup): `nice` counts within one alone."""
-    group = Path(f"/proc/{pid}/autogroup")
-    if group.exists():
-        group.write_text(str(nice))
 
 
 async def latency_p99_s(cluster: Cluster, topic: str, arguments: argparse.Namespace) -> float:
@@ -155,7 +149,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rate", type=float, default=2000.0, help="entries a second, evenly spaced")
     parser.add_argument("--entry-bytes", type=int, default=1000)
-    parser.add_argument("--spark-nice", type=int, default=10, help="0: Spark competes with the servers as an equal")
+    parser.add_argument("--spark-class", choices=CLASSES, default="idle", help="how Spark shares processors with the servers")
     parser.add_argument("--verbose", action="store_true", help="show what Spark says")
     arguments = parser.parse_args()
     quiet: list[float] = []
@@ -201,7 +195,7 @@ def main() -> None:
                 "history_gigabytes": arguments.gigabytes,
                 "seconds": arguments.seconds,
             },
-            settings={**cluster.settings, "spark_cores": arguments.spark_cores, "spark_nice": arguments.spark_nice},
+            settings={**cluster.settings, "spark_cores": arguments.spark_cores, "spark_class": arguments.spark_class},
         )
 
 

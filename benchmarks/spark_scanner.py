@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+from benchmarks.scheduling import CLASSES, enter_class
 from benchmarks.spark_bench import add_spark_arguments, discard, frame, open_session
 
 
@@ -20,8 +21,10 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("topic")
     parser.add_argument("--until", help="position before which the scans end, so that each reads the same")
+    parser.add_argument("--scheduling", choices=CLASSES, default="normal")
     add_spark_arguments(parser)
     arguments = parser.parse_args()
+    enter_class(arguments.scheduling)  # before Spark's JVM and workers are started, which inherit it
     spark = open_session(arguments.spark_cores, arguments.java_options)
     options = {"endingOffsets": json.dumps({arguments.topic: arguments.until})} if arguments.until else {}
     rows = frame(spark, arguments.url, arguments.topic, **options).count()
