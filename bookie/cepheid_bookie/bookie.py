@@ -16,7 +16,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
@@ -26,7 +26,7 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
-from cepheid_bookie.entry_reader import EntryReader, refuse_range
+from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import NONCE_BYTES
@@ -228,9 +228,7 @@ class Bookie:
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
         """Chunks of about 1 MB; see `BookieConnection.read`. Scans have their own reader (scans.py)."""
-        refusal = self._scans.refuse(request) if request.scan and self.state is BookieState.SERVING else None
-        if refusal is None and (status := await self._refuse_read(request)) is not None:
-            refusal = refuse_range(request, self._limbo.sure(request.ledger_id, status))
+        refusal = await self._refusal(request)
         if refusal is not None:
             yield refusal
             return
@@ -240,6 +238,53 @@ class Bookie:
                     yield refuse_range(request, Status.STOPPED)
                     return
                 yield self._limbo.chunk(request.ledger_id, chunk)
+
+    async def scan(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]:
+        """As `read`, of a scan; what lies on disk in whole blocks is told as runs of them, for `send_run`."""
+        assert request.scan, "brokers read through gRPC or in their own process"
+        refusal = await self._refusal(request)
+        if refusal is not None:
+            yield refusal
+            return
+        async with aclosing(self._scans.read_stored(request)) as chunks:
+            async for chunk in chunks:
+                if self.state is not BookieState.SERVING:
+                    yield refuse_range(request, Status.STOPPED)
+                    return
+                yield chunk if isinstance(chunk, StoredRun) else self._limbo.chunk(request.ledger_id, chunk)
+
+    async def send_run(self, run: StoredRun, done_bytes: int, socket_fd: int) -> int:
+        """As much of the run behind its first `done_bytes` as the socket, which does not block, takes: 0 when it takes none now.
+
+        In a thread of the scans, to whose end it waits also when it is cancelled: only then may the socket be closed, as another
+        one would get its number. Raises OSError, for a log that is gone or too short as well."""
+        sending = asyncio.ensure_future(self._workers.scan.run(lambda: self._send(run, done_bytes, socket_fd)))
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            while not sending.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([sending])
+            raise
+
+    def _send(self, run: StoredRun, done_bytes: int, socket_fd: int) -> int:
+        sent_bytes = 0
+        while done_bytes + sent_bytes < run.size_bytes:
+            at, left = run.offset + done_bytes + sent_bytes, run.size_bytes - done_bytes - sent_bytes
+            try:
+                size_bytes = self._log_reader.send(run.log_id, left, at, socket_fd)
+            except BlockingIOError:
+                break
+            if size_bytes == 0:
+                raise OSError(f"entry log {run.log_id:08x} ends before {at + left}")
+            sent_bytes += size_bytes
+        return sent_bytes
+
+    async def _refusal(self, request: ReadRequest) -> ReadAnswer | None:
+        refusal = self._scans.refuse(request) if request.scan and self.state is BookieState.SERVING else None
+        if refusal is None and (status := await self._refuse_read(request)) is not None:
+            refusal = refuse_range(request, self._limbo.sure(request.ledger_id, status))
+        return refusal
 
     async def _read_for_broker(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
         self._reader.counters.requests += 1

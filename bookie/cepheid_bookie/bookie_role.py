@@ -149,11 +149,14 @@ class BookieRole(Role):
 
     async def _serve(self) -> None:
         from cepheid_bookie.grpc_server import BookieServer
+        from cepheid_bookie.scan_server import ScanServer
 
         collector = GarbageCollector(self.bookie, MetadataLedgers(self._opened_store, self._ports))
         collector.start()
         self._opened.push_async_callback(collector.aclose)
-        self._server = BookieServer(self.bookie, self.settings.host, self.settings.port)
+        settings = self.settings
+        scans = ScanServer(self.bookie, settings.host, settings.scan_port, self._ports)
+        self._server = BookieServer(self.bookie, settings.host, settings.port, scans=scans)
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)
 

@@ -42,6 +42,12 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     )
     host: str = Field("127.0.0.1", description="Address to bind. 0.0.0.0: all of them.")
     port: NonNegativeInt = Field(3181, le=65535, description="gRPC port, for brokers and readers. 0: any free one.")
+    scan_port: NonNegativeInt = Field(
+        0,
+        le=65535,
+        description="Port on which Spark and other readers past the brokers get stored entries. 0: any free one. They are told "
+        "which; whoever cannot reach it reads by gRPC, at twice the cost.",
+    )
     advertised_host: str | None = Field(
         None,
         pattern=HOST_PATTERN,

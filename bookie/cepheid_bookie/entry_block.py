@@ -8,6 +8,8 @@
 28  4  bytes of data
 32  4n end of each entry in the data
 ..     data: the entries as they were sent (`cepheid_rpc.entry_group`)
+
+Readers past the brokers get blocks as they lie here (`cepheid_rpc.scan_protocol`): what changes here changes there.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from collections.abc import Iterator, Sequence
 from crc32c import crc32c
 
 from cepheid_bookie.errors import BlockCorruptError
-from cepheid_rpc import Buffer, EntryGroup, merge_groups
+from cepheid_rpc import BLOCK_MAGIC, Buffer, EntryGroup, merge_groups
 
-MAGIC = b"CPBK"
 _HEADER = struct.Struct("<4sIqqII")
 _BODY = struct.Struct("<qqII")
 HEADER_BYTES = _HEADER.size
@@ -75,13 +76,13 @@ def encode_block_to(parts: list[Buffer], group: EntryGroup) -> int:
     body = _BODY.pack(group.ledger_id, group.first_entry_id, len(group), len(group.data))
     ends = array("I", group.ends).tobytes()
     crc = crc32c(group.data, crc32c(ends, crc32c(body)))
-    parts += (MAGIC + crc.to_bytes(4, "little") + body, ends, group.data)
+    parts += (BLOCK_MAGIC + crc.to_bytes(4, "little") + body, ends, group.data)
     return HEADER_BYTES + len(ends) + len(group.data)
 
 
 def block_bytes_at(header: bytes) -> int | None:
     """The length of the block that begins with `header`, or None when no block begins there."""
-    if len(header) < HEADER_BYTES or header[:4] != MAGIC:
+    if len(header) < HEADER_BYTES or header[:4] != BLOCK_MAGIC:
         return None
     count: int
     size: int
@@ -91,7 +92,7 @@ def block_bytes_at(header: bytes) -> int | None:
 
 def decode_block(data: bytes) -> EntryGroup:
     """The entries of a block, over the same memory. Raises BlockCorruptError unless every byte is as written."""
-    if len(data) < HEADER_BYTES or data[:4] != MAGIC:
+    if len(data) < HEADER_BYTES or data[:4] != BLOCK_MAGIC:
         raise BlockCorruptError(f"no block begins here: {bytes(data[:8]).hex()}")
     _, expected, ledger_id, first_entry_id, count, size = _HEADER.unpack_from(data)
     view = memoryview(data)

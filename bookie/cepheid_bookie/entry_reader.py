@@ -7,6 +7,8 @@ Rule 1: the cache is looked at first, in one turn, then the index: a half leaves
 that exists is seen in one of the two.
 Rule 2: three answers: here, certainly never acknowledged, unknown. An unreadable or damaged block makes its entries unknown.
 Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them.
+Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`), so that they go from the file to a socket: they are
+neither read nor checked here. Only blocks of which every entry was asked for, and only many bytes of them in one place.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 _MAX_BLOCKS = 256  # of one chunk: bounds the looks into the index when blocks are small
 _FIRST_BLOCKS = 8  # of the first look
 _WHOLE_BLOCK_BYTES = 8 << 20  # of a scan's chunk, which with an entry on top must stay below gRPC's bound
+_RUN_BYTES = 256 << 10  # less is not worth a frame: blocks of a striped ledger have two entries or three
 _MAX_PARTS = 512  # of one chunk: cached runs and the gaps between them
 
 
@@ -46,6 +50,18 @@ class ReadCounters:
     entries_missing: int = 0  # ranges answered "certainly not here"
     unreadable_blocks: int = 0
     refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Blocks that follow each other in one entry log, with exactly the entries `first..last`."""
+
+    first_entry_id: int
+    last_entry_id: int
+    log_id: int
+    offset: int
+    size_bytes: int
+    blocks: int
 
 
 class ReadingBudget:
@@ -137,6 +153,41 @@ class EntryReader:
             left -= sum(len(group.data) for group in answer.groups)
             position = answer.next_entry_id
             yield answer
+
+    async def read_stored(
+        self, ledger_id: int, first: int, last: int, max_bytes: int, *, chunk_bytes: int
+    ) -> AsyncGenerator[ReadAnswer | StoredRun, None]:
+        """As `read`, with rule 4."""
+        position, left = first, max(max_bytes, 1)
+        while position <= last and left > 0:
+            if self._cache.find(ledger_id, position) is None:
+                run = await self._find_run(ledger_id, position, last, min(left, chunk_bytes))
+                if run is not None:
+                    left -= run.size_bytes
+                    position = run.last_entry_id + 1
+                    yield run
+                    continue
+            async with aclosing(
+                self.read(ledger_id, position, last, min(left, chunk_bytes), urgent=False, chunk_bytes=chunk_bytes)
+            ) as answers:
+                async for answer in answers:
+                    left -= sum(len(group.data) for group in answer.groups)
+                    position = answer.next_entry_id
+                    yield answer
+                    break  # of what follows it may be that it lies on disk
+
+    async def _find_run(self, ledger_id: int, position: int, last: int, max_bytes: int) -> StoredRun | None:
+        if self._stopped:
+            return None
+        try:
+            run = await self._worker.run(lambda: find_run(self._index, ledger_id, position, last, max_bytes))
+        except Exception:  # the index raises what its database raises: the read that follows says so
+            return None
+        if run is not None:
+            self.counters.disk_chunks += 1
+            self.counters.disk_blocks += run.blocks
+            self.counters.disk_bytes += run.size_bytes
+        return run
 
     async def read_one(self, ledger_id: int, entry_id: int) -> ReadAnswer:
         answer = self._from_cache(ledger_id, entry_id, entry_id, 1)
@@ -304,6 +355,23 @@ def _read_chunk(
             missing.append(MissingEntries(position, last, Status.NO_ENTRY))
             position = last + 1
     return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), read_blocks, read_bytes, unreadable)
+
+
+def find_run(index: BlockIndex, ledger_id: int, first: int, last: int, max_bytes: int) -> StoredRun | None:
+    """In a reader thread: the blocks from exactly `first` on; None where they are few bytes, or begin elsewhere."""
+    begin: BlockRef | None = None
+    next_entry_id, offset, count = first, 0, 0
+    for block in _blocks(index, ledger_id, first, last):
+        if block is None or block.first_entry_id != next_entry_id or block.last_entry_id > last:
+            break
+        if begin is None:
+            begin, offset = block, block.offset
+        elif (block.log_id, block.offset) != (begin.log_id, offset) or offset + block.length - begin.offset > max_bytes:
+            break
+        next_entry_id, offset, count = block.last_entry_id + 1, offset + block.length, count + 1
+    if begin is None or offset - begin.offset < _RUN_BYTES:
+        return None
+    return StoredRun(first, next_entry_id - 1, begin.log_id, begin.offset, offset - begin.offset, count)
 
 
 def _blocks(index: BlockIndex, ledger_id: int, first: int, last: int) -> Iterator[BlockRef | None]:

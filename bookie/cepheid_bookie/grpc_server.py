@@ -23,11 +23,13 @@ import grpc.aio
 from pydantic import BaseModel, Field, PositiveInt
 
 from cepheid_bookie.errors import PortInUseError
+from cepheid_bookie.scan_server import ScanServer
 from cepheid_ports import host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,
     READ_LAC,
+    SCAN_PORT,
     SERVICE,
     WRITE_LAC,
     AddAnswer,
@@ -47,6 +49,7 @@ from cepheid_rpc import (
     encode_add_answers,
     encode_lac_answer,
     encode_read_answer,
+    encode_scan_port,
     encode_status,
     server_options,
 )
@@ -78,10 +81,20 @@ class ServedBookie(Protocol):
 
 
 class BookieServer:
-    """Serves one bookie on one port, until `aclose`. Port 0 lets the system choose: see `port`."""
+    """Serves one bookie on one port, until `aclose`. Port 0 lets the system choose: see `port`. `scans` is started and closed with
+    it; without one all scans are served here."""
 
-    def __init__(self, bookie: ServedBookie, host: str, port: int, settings: BookieServerSettings | None = None) -> None:
+    def __init__(
+        self,
+        bookie: ServedBookie,
+        host: str,
+        port: int,
+        settings: BookieServerSettings | None = None,
+        *,
+        scans: ScanServer | None = None,
+    ) -> None:
         self._bookie = bookie
+        self._scans = scans
         self._host = host
         self.port = port
         self._settings = settings or BookieServerSettings()
@@ -105,6 +118,8 @@ class BookieServer:
             self.port = server.add_insecure_port(host_port(self._host, self.port))
         except RuntimeError as error:
             raise PortInUseError(f"cannot listen on {self._host}:{self.port}: {error}", port=self.port) from error
+        if self._scans is not None:
+            await self._scans.start()
         await server.start()
         self._server = server
 
@@ -117,6 +132,8 @@ class BookieServer:
             stream.stop_reading()
         for poll in self._long_polls:
             poll.cancel()
+        if self._scans is not None:
+            await self._scans.aclose()
         await server.stop(self._settings.stop_grace_s)
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
@@ -127,6 +144,7 @@ class BookieServer:
                 READ_LAC: grpc.unary_unary_rpc_method_handler(self._serve_read_lac),
                 READ: grpc.unary_stream_rpc_method_handler(self._serve_read),
                 WRITE_LAC: grpc.unary_unary_rpc_method_handler(self._serve_write_lac),
+                SCAN_PORT: grpc.unary_unary_rpc_method_handler(self._serve_scan_port),
             },
         )
 
@@ -170,6 +188,12 @@ class BookieServer:
         async with aclosing(self._bookie.read(request)) as answers:
             async for answer in answers:
                 await context.write(encode_read_answer(answer))  # waits while the client does not read: at most one chunk lies here
+
+    async def _serve_scan_port(self, _data: bytes, context: Context) -> bytes:
+        if self._scans is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "scans are served here")
+            raise AssertionError("abort raises")
+        return encode_scan_port(self._scans.port, self._scans.token)
 
     async def _serve_write_lac(self, data: bytes, context: Context) -> bytes:
         try:

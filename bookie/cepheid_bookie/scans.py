@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cepheid_bookie.entry_reader import EntryReader, ReadCounters, refuse_range
+from cepheid_bookie.entry_reader import EntryReader, ReadCounters, StoredRun, refuse_range
 from cepheid_rpc import MAX_MESSAGE_BYTES, ReadAnswer, ReadRequest, Status
 
 AuthorizeRead: TypeAlias = Callable[[bytes, int, int, int], Status]
@@ -112,27 +112,43 @@ class Scans:
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
         """Of a request that was not refused, in the same turn."""
+        with self._opened(request) as chunk_bytes:
+            first, last = request.first_entry_id, request.last_entry_id
+            chunks = self._reader.read(request.ledger_id, first, last, request.max_bytes, urgent=False, chunk_bytes=chunk_bytes)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    await self._wait_to_send(chunk)
+                    yield chunk
+
+    async def read_stored(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]:
+        """As `read`, for who takes blocks as they lie on disk. A run of them is not in memory, and no turn of the loop."""
+        with self._opened(request) as chunk_bytes:
+            first, last = request.first_entry_id, request.last_entry_id
+            chunks = self._reader.read_stored(request.ledger_id, first, last, request.max_bytes, chunk_bytes=chunk_bytes)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if isinstance(chunk, StoredRun):
+                        self.counters.sent_bytes += chunk.size_bytes
+                    else:
+                        await self._wait_to_send(chunk)
+                    yield chunk
+
+    @contextmanager
+    def _opened(self, request: ReadRequest) -> Iterator[int]:
+        """The size of its chunks."""
         self.counters.requests += 1
         self.open += 1
         chunk_bytes = self._chunk_bytes_for(request)
         self._chunk_bytes += chunk_bytes
         try:
-            chunks = self._reader.read(
-                request.ledger_id,
-                request.first_entry_id,
-                request.last_entry_id,
-                request.max_bytes,
-                urgent=False,
-                chunk_bytes=chunk_bytes,
-            )
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    await self.turns.wait()
-                    self.counters.sent_bytes += sum(len(group.data) for group in chunk.groups)
-                    yield chunk
+            yield chunk_bytes
         finally:
             self.open -= 1
             self._chunk_bytes -= chunk_bytes
+
+    async def _wait_to_send(self, chunk: ReadAnswer) -> None:
+        await self.turns.wait()
+        self.counters.sent_bytes += sum(len(group.data) for group in chunk.groups)
 
     def _chunk_bytes_for(self, request: ReadRequest) -> int:
         """Rule 3. What is asked for, while all that are open have less than 1 MiB for each that may be."""

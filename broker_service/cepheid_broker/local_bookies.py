@@ -99,9 +99,11 @@ class LocalBookies:
         finally:
             await importer.aclose()
         from cepheid_bookie.grpc_server import BookieServer
+        from cepheid_bookie.scan_server import ScanServer
 
         for place, (name, bookie) in enumerate(self._bookies.items()):
-            server = BookieServer(bookie, host, first_port + place if first_port else 0)
+            port = first_port + place if first_port else 0
+            server = BookieServer(bookie, host, port, scans=ScanServer(bookie, host, 0, ports))
             await server.start()
             self._servers.append(server)
             found = await self._registrations.get(name)

@@ -1,44 +1,31 @@
-"""One range asked of one bookie: a gRPC stream of chunks, checked in a thread that stays ahead of whoever decodes.
+"""One range asked of one bookie: a stream of chunks, checked in a thread that stays ahead of whoever decodes.
 
-    bookie ──HTTP/2──► thread: decode, verify digests ──► `read_ahead_bytes` wait ──► `BookieRead.next_chunk(timeout)`
-                          ▲ takes no more than that (soft by a chunk): HTTP/2 then stops the bookie
+    bookie ──TCP──► thread: decode, verify digests ──► `read_ahead_bytes` wait ──► `BookieRead.next_chunk(timeout)`
+                       ▲ takes no more than that (soft by a chunk): TCP, or HTTP/2, then stops the bookie
 
 Rule 1: a chunk that is given out is verified, and says something of every id from the last one's end to its own.
 Rule 2: the time limit runs only while somebody waits: a slow decoder is no silent bookie, and a silent bookie hangs nobody.
-Rule 3: one channel per bookie and process. Spark forks its workers before anything here is imported; a fork later gets its own.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from cepheid_rpc import (
-    READ,
     BookieUnavailableError,
     DigestMismatchError,
     EntryGroup,
     MalformedGroupError,
     MissingEntries,
+    ReadAnswer,
     ReadRequest,
     Status,
-    channel_options,
-    decode_read_answer,
-    encode_read_request,
-    method_path,
 )
-
-CONNECT_TIMEOUT_MS = 2_000
-"""Longer than a broker gives: what is far away, or busy with other scans, may take its time to shake hands."""
-
-_channels: dict[str, Any] = {}  # by address
-_channels_lock = threading.Lock()
-_channels_pid = 0
+from cepheid_scan.bookie_answers import BookieAnswers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +56,7 @@ class BookieRead:
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
-        self._call = _method(address)(encode_read_request(request))
+        self._answers = BookieAnswers(bookie, address, request)
         self._thread = threading.Thread(target=self._fetch, name=f"scan-{bookie}", daemon=True)
         self._thread.start()
 
@@ -97,15 +84,14 @@ class BookieRead:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._call.cancel()
+        self._answers.cancel()
         self._thread.join()
 
     def _fetch(self) -> None:
         error: BaseException | None = None
         try:
-            for data in self._call:
-                chunk = self._checked(data)
-                if not self._give(chunk):
+            for answer, size_bytes in self._answers:
+                if not self._give(self._checked(answer, size_bytes)):
                     return
         except Exception as raised:  # whatever it is, it belongs to whoever waits, not to this thread
             error = raised if isinstance(raised, (MalformedGroupError, BookieUnavailableError)) else self._unavailable(raised)
@@ -123,8 +109,7 @@ class BookieRead:
             self._changed.notify()
             return not self._closed
 
-    def _checked(self, data: bytes) -> Chunk:
-        answer = decode_read_answer(data)
+    def _checked(self, answer: ReadAnswer, size_bytes: int) -> Chunk:
         groups: list[EntryGroup] = []
         missing = list(answer.missing)
         for group in answer.groups:
@@ -138,7 +123,7 @@ class BookieRead:
                     groups.append(part)
                 else:
                     missing.append(MissingEntries(part.first_entry_id, part.last_entry_id, Status.BAD_DIGEST))
-        return Chunk(tuple(groups), tuple(missing), answer.next_entry_id, len(data), answer.retry_after_ms / 1000)
+        return Chunk(tuple(groups), tuple(missing), answer.next_entry_id, size_bytes, answer.retry_after_ms / 1000)
 
     def _unavailable(self, error: Exception) -> BookieUnavailableError:
         code, details = getattr(error, "code", None), getattr(error, "details", None)  # of a grpc.RpcError that is a call
@@ -159,31 +144,3 @@ def verified_parts(group: EntryGroup) -> Iterator[tuple[EntryGroup, bool]]:
         yield from verified_parts(group.slice(middle, group.last_entry_id))
     else:
         yield group, True
-
-
-def _method(address: str) -> Any:
-    """The read method of a bookie, on the channel that this process has to it."""
-    import grpc
-
-    global _channels_pid
-    with _channels_lock:
-        if _channels_pid != os.getpid():
-            _channels.clear()  # of the process that forked this one: not to be touched, not even closed
-            _channels_pid = os.getpid()
-        if (channel := _channels.get(address)) is None:
-            channel = _channels[address] = grpc.insecure_channel(address, options=_options())
-    methods: Any = channel  # the stubs demand serializers, which bytes do not need
-    return methods.unary_stream(method_path(READ))
-
-
-def _options() -> list[tuple[str, Any]]:
-    changed = {**dict(channel_options()), "grpc.min_reconnect_backoff_ms": CONNECT_TIMEOUT_MS}  # the time limit of connecting, too
-    return list(changed.items())
-
-
-def close_channels() -> None:
-    """Ends the connections of this process, for whoever leaves no socket behind (tests, a command's end)."""
-    with _channels_lock:
-        for channel in _channels.values():
-            channel.close()
-        _channels.clear()

@@ -60,13 +60,14 @@ class EntryTable:
 
 def parse_entries(groups: Sequence[EntryGroup]) -> EntryTable:
     """The entries of consecutive groups."""
-    data = joined([memoryview(group.data) for group in groups])
+    data, group_starts = _in_one_buffer(groups)
     counts = np.array([len(group.ends) for group in groups])
-    sizes = np.array([len(group.data) for group in groups])
-    ends = np.concatenate([np.asarray(group.ends, np.uint32) for group in groups]) + np.repeat(np.cumsum(sizes) - sizes, counts)
-    first_of_group = np.array([group.first_entry_id for group in groups]) - (np.cumsum(counts) - counts)
-    entry_ids = np.arange(len(ends)) + np.repeat(first_of_group, counts)
-    starts = np.concatenate(([0], ends[:-1])) + HEADER_BYTES
+    first_rows = np.cumsum(counts) - counts
+    ends = np.concatenate([np.asarray(group.ends, np.uint32) for group in groups]) + np.repeat(group_starts, counts)
+    entry_ids = np.arange(len(ends)) + np.repeat(np.array([group.first_entry_id for group in groups]) - first_rows, counts)
+    starts = np.concatenate(([0], ends[:-1]))
+    starts[first_rows] = group_starts
+    starts += HEADER_BYTES
     metadata_starts, metadata_ends, broken = _metadata_ranges(data, starts, ends)
     records = parse_records(data, metadata_starts, metadata_ends, MESSAGE_METADATA)
     refused = records.refused
@@ -85,6 +86,22 @@ def parse_entries(groups: Sequence[EntryGroup]) -> EntryTable:
         properties=records.properties,
         refused=refused,
     )
+
+
+def _in_one_buffer(groups: Sequence[EntryGroup]) -> tuple[Bytes, Ints]:
+    """A buffer with all groups and the padding, and where each begins. What came in one such buffer stays there: copying it would
+    cost as much as a fifth of what is done with it."""
+    views = [memoryview(group.data) for group in groups]
+    whole = views[0].obj
+    if isinstance(whole, np.ndarray) and all(view.obj is whole for view in views):
+        begin = _address(whole)
+        return whole, np.array([_address(np.frombuffer(view, np.uint8)) - begin for view in views])
+    sizes = np.array([len(view) for view in views])
+    return joined(views), np.cumsum(sizes) - sizes
+
+
+def _address(data: Bytes) -> int:
+    return int(data.__array_interface__["data"][0])
 
 
 def _metadata_ranges(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Bools]:

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from cepheid_bookie import Bookie, BookieSettings, RealDisk
 from cepheid_bookie.grpc_server import BookieServer, BookieServerSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_bookie.scan_server import ScanServer
 from cepheid_ports import Ports
 from cepheid_rpc import EntryGroup, encode_group
 from cepheid_scan import Fragment, Piece
@@ -24,8 +25,11 @@ TOPIC = "persistent://public/default/scanned"
 
 
 class ScanBookies:
-    def __init__(self, directory: Path, bookie_ids: Sequence[str], **settings: Any) -> None:
+    """`stored`: blocks go to readers as they lie on disk, past gRPC, as bookies of a cluster do it."""
+
+    def __init__(self, directory: Path, bookie_ids: Sequence[str], *, stored: bool = True, **settings: Any) -> None:
         self._directory = directory
+        self._stored = stored
         self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bookies")
@@ -67,7 +71,9 @@ class ScanBookies:
             self.bookies[bookie_id] = await Bookie.open(BookieSettings(**values), disk, self._indexes[bookie_id], Ports())
         port = int(self.addresses[bookie_id].rpartition(":")[2])
         settings = BookieServerSettings(stop_grace_s=0.01)
-        server = self._servers[bookie_id] = BookieServer(self.bookies[bookie_id], "127.0.0.1", port, settings)
+        bookie = self.bookies[bookie_id]
+        scans = ScanServer(bookie, "127.0.0.1", 0, Ports()) if self._stored else None
+        server = self._servers[bookie_id] = BookieServer(bookie, "127.0.0.1", port, settings, scans=scans)
         await server.start()
 
     def add(self, group: EntryGroup, *bookie_ids: str) -> None:

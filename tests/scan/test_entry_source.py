@@ -24,7 +24,7 @@ from cepheid_scan import (
     TopicHistory,
 )
 from cepheid_scan import entry_source as module
-from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.entry_probe import BookieProbe
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.replica_order import Suspects

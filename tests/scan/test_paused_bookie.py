@@ -13,7 +13,7 @@ import pytest
 
 from cepheid_scan import EntriesUnreadableError, ReadSettings, ScanCounters
 from cepheid_scan import entry_source as module
-from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.replica_order import Suspects
 from tests.scan.scan_bookies import ScanBookies, groups_of, piece_of

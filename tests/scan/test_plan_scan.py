@@ -31,7 +31,7 @@ from cepheid_scan import (
     TopicSelection,
 )
 from cepheid_scan.admin_http import AdminHttp
-from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.plan_scan import plan_ranges, plan_scan, the_schema
 from cepheid_scan.planner import open_planner

@@ -22,7 +22,7 @@ from cepheid_scan import (
     ScanCounters,
     TopicSelection,
 )
-from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.edges import end_of, first_of
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.ledger_ends import EndWatch, newest_end

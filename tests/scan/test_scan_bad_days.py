@@ -19,7 +19,7 @@ from cepheid_scan import (
     TopicSelection,
 )
 from cepheid_scan import entry_source as source_module
-from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.plan_scan import plan_scan
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task

@@ -33,7 +33,7 @@ from cepheid_scan import (
 )
 from cepheid_scan import entry_source as source_module
 from cepheid_scan import scan_task as module
-from cepheid_scan.bookie_reads import close_channels
+from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import LookBack, collected, scan_task
 from cepheid_scan.splits import TopicRange, cut_ranges

@@ -1,0 +1,186 @@
+"""Serves scans past gRPC: blocks go from the entry log into the reader's socket, and no byte of them through this process.
+
+    connection ──► token? ──► request ──► Bookie.scan ──┬─ answer ──► frame
+                     │ no                               └─ run ─────► head of a frame, then sendfile in a scan thread, as much as
+                     ▼                                                the socket takes; when it takes none, the loop waits for it
+                   closed
+
+Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered.
+Rule 2: a reader that does not read holds its socket's buffer in the kernel and a place among the open scans, nothing else.
+Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from cepheid_bookie.entry_reader import StoredRun
+from cepheid_bookie.errors import PortInUseError
+from cepheid_ports import Ports, TaskOwner
+from cepheid_rpc import (
+    FRAME_HEAD,
+    MAX_SCAN_REQUEST_BYTES,
+    REQUEST_LENGTH,
+    SCAN_TOKEN_BYTES,
+    FrameKind,
+    MalformedGroupError,
+    ReadAnswer,
+    ReadRequest,
+    decode_read_request,
+    encode_read_answer,
+)
+
+log = logging.getLogger(__name__)
+
+_REQUEST_S = 10.0
+_ACCEPT_PAUSE_S = 1.0  # when the process has no file descriptors left
+_KEEPALIVE_S = 10
+_CONNECTIONS = 1024
+"""Open at once, far more than scans may be: those above that are told to come later, in words."""
+
+
+class ScannedBookie(Protocol):
+    def scan(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]: ...
+
+    async def send_run(self, run: StoredRun, done_bytes: int, socket_fd: int) -> int: ...
+
+
+class ScanServer:
+    """Of one bookie, until `aclose`. Port 0 lets the system choose: see `port`."""
+
+    def __init__(self, bookie: ScannedBookie, host: str, port: int, ports: Ports) -> None:
+        self._bookie = bookie
+        self._host = host
+        self.port = port
+        self.token = ports.random.getrandbits(8 * SCAN_TOKEN_BYTES).to_bytes(SCAN_TOKEN_BYTES, "big")
+        self._tasks = TaskOwner("scan-server")
+        self._listener: socket.socket | None = None
+        self._connections = 0
+
+    def __repr__(self) -> str:
+        return f"<ScanServer {self._host}:{self.port}, {self._connections} connections>"
+
+    async def start(self) -> None:
+        """Raises PortInUseError."""
+        try:
+            loop, kind = asyncio.get_running_loop(), socket.SOCK_STREAM
+            found = await loop.getaddrinfo(self._host or None, self.port, type=kind, flags=socket.AI_PASSIVE)
+            family, _, _, _, address = found[0]
+            self._listener = socket.create_server(address[:2], family=family, backlog=128)
+        except OSError as error:
+            raise PortInUseError(f"cannot listen for scans on {self._host}:{self.port}: {error}", port=self.port) from error
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._tasks.start(self._accept(self._listener), name="accept")
+
+    async def aclose(self) -> None:
+        """Whoever is being answered loses its connection, and asks another replica."""
+        await self._tasks.aclose()
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("scan_server.accept_failed", extra={"error": str(error)})
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if self._connections >= _CONNECTIONS:
+                connection.close()
+                continue
+            self._connections += 1
+            self._tasks.start(self._serve(connection), name="connection")
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.setblocking(False)
+            _watch_peer(connection)
+            request = await self._read_request(connection)
+            if request is not None:
+                await self._answer(connection, request)
+        except (OSError, EOFError, TimeoutError) as error:  # of the reader mostly, which went away
+            log.debug("scan_server.connection_lost", extra={"error": repr(error)})
+        except MalformedGroupError as error:
+            log.warning("scan_server.request_refused", extra={"error": str(error)})
+        finally:
+            self._connections -= 1
+            connection.close()
+
+    async def _read_request(self, connection: socket.socket) -> ReadRequest | None:
+        """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""
+        async with asyncio.timeout(_REQUEST_S):
+            head = await _receive(connection, SCAN_TOKEN_BYTES + REQUEST_LENGTH.size)
+            if head[:SCAN_TOKEN_BYTES] != self.token:
+                return None
+            (size_bytes,) = REQUEST_LENGTH.unpack_from(head, SCAN_TOKEN_BYTES)
+            if size_bytes > MAX_SCAN_REQUEST_BYTES:
+                raise MalformedGroupError(f"a request of {size_bytes} bytes, {MAX_SCAN_REQUEST_BYTES} are taken")
+            request = decode_read_request(await _receive(connection, size_bytes))
+        if not request.scan:
+            raise MalformedGroupError("a read that is no scan")
+        return request
+
+    async def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
+        loop = asyncio.get_running_loop()
+        async with aclosing(self._bookie.scan(request)) as parts:
+            async for part in parts:
+                if isinstance(part, StoredRun):
+                    head = FRAME_HEAD.pack(FrameKind.BLOCKS, part.size_bytes, part.first_entry_id, part.last_entry_id)
+                    await loop.sock_sendall(connection, head)
+                    await self._send_run(connection, part)
+                else:
+                    body = encode_read_answer(part)
+                    await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.ANSWER, len(body), 0, 0))
+                    await loop.sock_sendall(connection, body)
+        await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.END, 0, 0, 0))
+
+    async def _send_run(self, connection: socket.socket, run: StoredRun) -> None:
+        done_bytes = 0
+        while True:
+            done_bytes += await self._bookie.send_run(run, done_bytes, connection.fileno())
+            if done_bytes == run.size_bytes:
+                return
+            await _writable(connection)
+
+
+async def _receive(connection: socket.socket, size_bytes: int) -> bytes:
+    """Exactly so many. Raises EOFError."""
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size_bytes:
+        more = await loop.sock_recv(connection, size_bytes - len(data))
+        if not more:
+            raise EOFError("the reader closed the connection")
+        data += more
+    return data
+
+
+async def _writable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def on_writable() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(connection, on_writable)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(connection)
+
+
+def _watch_peer(connection: socket.socket) -> None:
+    """One that vanished without a word is noticed, as on gRPC's connections."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", _KEEPALIVE_S), ("TCP_KEEPINTVL", _KEEPALIVE_S), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

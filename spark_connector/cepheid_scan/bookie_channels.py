@@ -1,0 +1,88 @@
+"""The gRPC channel that a process has to each bookie, and where that bookie serves scans without gRPC.
+
+Rule: one channel per bookie and process. Spark forks its workers before anything here is imported; a fork later gets its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from cepheid_rpc import READ, SCAN_PORT, channel_options, decode_scan_port, method_path
+
+CONNECT_TIMEOUT_S = 2.0
+"""Longer than a broker gives: what is far away, or busy with other scans, may take its time to shake hands."""
+_BY_GRPC_S = 60.0  # what cannot be reached past gRPC is not tried again for so long
+
+_channels: dict[str, Any] = {}  # by address
+_doors: dict[str, tuple[ScanDoor | None, float]] = {}  # by address; None until then: there is none
+_lock = threading.Lock()
+_channels_pid = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScanDoor:
+    host: str
+    port: int
+    token: bytes
+
+
+def read_method(address: str) -> Any:
+    """Of a bookie: called with a request it gives a call, whose messages are read answers."""
+    methods: Any = _channel(address)  # the stubs demand serializers, which bytes do not need
+    return methods.unary_stream(method_path(READ))
+
+
+def scan_port_call(address: str) -> Any:
+    """A call whose `result` is what `learn_door` wants."""
+    methods: Any = _channel(address)
+    return methods.unary_unary(method_path(SCAN_PORT)).future(b"")
+
+
+def known_door(address: str) -> tuple[bool, ScanDoor | None]:
+    """Whether it was asked, and the answer."""
+    with _lock:
+        door, until = _doors.get(address, (None, 0.0))
+    return door is not None or time.monotonic() < until, door
+
+
+def learn_door(address: str, answer: bytes | None) -> ScanDoor | None:
+    """None: this bookie has none, or it cannot be reached. Raises MalformedGroupError."""
+    door = None
+    if answer is not None:
+        port, token = decode_scan_port(answer)
+        door = ScanDoor(address.rpartition(":")[0].strip("[]"), port, token)
+    with _lock:
+        _doors[address] = door, time.monotonic() + _BY_GRPC_S
+    return door
+
+
+def _channel(address: str) -> Any:
+    import grpc
+
+    global _channels_pid
+    with _lock:
+        if _channels_pid != os.getpid():
+            _channels.clear()  # of the process that forked this one: not to be touched, not even closed
+            _channels_pid = os.getpid()
+        if (channel := _channels.get(address)) is None:
+            channel = _channels[address] = grpc.insecure_channel(address, options=_options())
+    return channel
+
+
+def _options() -> list[tuple[str, Any]]:
+    # The least time between two attempts is the time limit of connecting, too.
+    changed = {**dict(channel_options()), "grpc.min_reconnect_backoff_ms": int(1000 * CONNECT_TIMEOUT_S)}
+    return list(changed.items())
+
+
+def close_channels() -> None:
+    """Ends the connections of this process, for whoever leaves no socket behind (tests, a command's end)."""
+    with _lock:
+        for channel in _channels.values():
+            channel.close()
+        _channels.clear()
+        _doors.clear()
