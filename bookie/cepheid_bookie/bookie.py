@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
@@ -56,6 +57,10 @@ log = logging.getLogger(__name__)
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
+
+
+_PIECE_BYTES = 1 << 20
+"""Of a run, read and sent in one go. More is in memory for no gain; what a connection does not take is read again."""
 
 
 class BookieState(enum.Enum):
@@ -253,12 +258,12 @@ class Bookie:
                     return
                 yield chunk if isinstance(chunk, StoredRun) else self._limbo.chunk(request.ledger_id, chunk)
 
-    async def send_run(self, run: StoredRun, done_bytes: int, socket_fd: int) -> int:
-        """As much of the run behind its first `done_bytes` as the socket, which does not block, takes: 0 when it takes none now.
+    async def send_run(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
+        """As much of the run behind its first `done_bytes` as the connection takes, which does not block: 0 when it is full.
 
-        In a thread of the scans, to whose end it waits also when it is cancelled: only then may the socket be closed, as another
-        one would get its number. Raises OSError, for a log that is gone or too short as well."""
-        sending = asyncio.ensure_future(self._workers.scan.run(lambda: self._send(run, done_bytes, socket_fd)))
+        In a thread of the scans, to whose end it waits also when it is cancelled: only then may the connection be closed, as
+        another one would get its number. Raises OSError, for a log that is gone or too short as well."""
+        sending = asyncio.ensure_future(self._workers.scan.run(lambda: self._send(run, done_bytes, connection)))
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
@@ -267,18 +272,18 @@ class Bookie:
                     await asyncio.wait([sending])
             raise
 
-    def _send(self, run: StoredRun, done_bytes: int, socket_fd: int) -> int:
-        sent_bytes = 0
-        while done_bytes + sent_bytes < run.size_bytes:
-            at, left = run.offset + done_bytes + sent_bytes, run.size_bytes - done_bytes - sent_bytes
+    def _send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
+        at = done_bytes
+        while at < run.size_bytes:
+            piece = self._log_reader.read_bytes(run.log_id, min(_PIECE_BYTES, run.size_bytes - at), run.offset + at)
             try:
-                size_bytes = self._log_reader.send(run.log_id, left, at, socket_fd)
+                size_bytes = connection.send(piece)
             except BlockingIOError:
                 break
-            if size_bytes == 0:
-                raise OSError(f"entry log {run.log_id:08x} ends before {at + left}")
-            sent_bytes += size_bytes
-        return sent_bytes
+            at += size_bytes
+            if size_bytes < len(piece):
+                break
+        return at - done_bytes
 
     async def _refusal(self, request: ReadRequest) -> ReadAnswer | None:
         refusal = self._scans.refuse(request) if request.scan and self.state is BookieState.SERVING else None

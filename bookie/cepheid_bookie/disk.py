@@ -37,10 +37,6 @@ class DiskFile(Protocol):
     def pread(self, size_bytes: int, offset: int) -> bytes:
         """Up to `size_bytes`; fewer only at the end of the file."""
 
-    def send(self, socket_fd: int, size_bytes: int, offset: int) -> int:
-        """From the file into a socket that does not block: how many bytes it took, 0 at the end of the file. Raises
-        BlockingIOError when it takes none now."""
-
     def size(self) -> int: ...
 
     def preallocate(self, size_bytes: int) -> None:
@@ -104,9 +100,6 @@ class RealFile:
         while len(data) < size_bytes and (more := os.pread(self._fd, size_bytes - len(data), offset + len(data))):
             data += more
         return data
-
-    def send(self, socket_fd: int, size_bytes: int, offset: int) -> int:
-        return os.sendfile(socket_fd, self._fd, offset, size_bytes)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -188,13 +188,16 @@ class EntryLogReader:
             )
         return group
 
-    def send(self, log_id: int, size_bytes: int, offset: int, socket_fd: int) -> int:
-        """As `DiskFile.send`, of blocks as they lie there: unlike `read_block` it checks nothing."""
+    def read_bytes(self, log_id: int, size_bytes: int, offset: int) -> bytes:
+        """Of blocks, as they lie there: unlike `read_block` it checks nothing. Raises OSError, for a log that is too short too."""
         log = self._take(log_id)
         try:
-            return log.file.send(socket_fd, size_bytes, offset)
+            data = log.file.pread(size_bytes, offset)
         finally:
             self._give_back(log)
+        if len(data) < size_bytes:
+            raise OSError(f"{log_path(log_id)} ends at {offset + len(data)}, {size_bytes} bytes from {offset} on are wanted")
+        return data
 
     def forget(self, log_id: int) -> None:
         """The log is about to be deleted."""

@@ -7,8 +7,8 @@ Rule 1: the cache is looked at first, in one turn, then the index: a half leaves
 that exists is seen in one of the two.
 Rule 2: three answers: here, certainly never acknowledged, unknown. An unreadable or damaged block makes its entries unknown.
 Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them.
-Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`), so that they go from the file to a socket: they are
-neither read nor checked here. Only blocks of which every entry was asked for, and only many bytes of them in one place.
+Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`): they are neither taken apart nor checked here, which the
+reader does anyway. Only blocks of which every entry was asked for, and only many bytes of them in one place.
 """
 
 from __future__ import annotations

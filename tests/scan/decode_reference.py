@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cramjam
+import numpy as np
 
-from cepheid_rpc import EntryGroup, encode_group
+from cepheid_bookie.entry_block import encode_block_to
+from cepheid_rpc import Buffer, EntryGroup, encode_group, stored_groups
 from cepheid_scan import OnBadRecord, Piece, ReadMode, ReadSettings, RowFilter, ScanCounters, ScanSpec
 from cepheid_scan.columns import MESSAGE_COLUMNS
+from cepheid_scan.decode_fields import PADDING_BYTES
 from cepheid_scan.message_decoder import MessageDecoder
 from cepheid_wire import BadTailError, decode_batch, decompress, encode_batch, encode_tail, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -57,14 +60,27 @@ def decode(
         assert asked is of_piece
         yield from groups_of(before[-count:], per_group)
 
-    decoder = MessageDecoder(spec, counters or ScanCounters(), look_back)
-    rows: list[dict[str, Any]] = []
+    def rows_of(groups: Sequence[EntryGroup], counters: ScanCounters) -> list[dict[str, Any]]:
+        decoder = MessageDecoder(spec, counters, look_back)
+        rows: list[dict[str, Any]] = []
+        for batch in [*decoder.decode(of_piece, groups), *decoder.finish(of_piece)] if groups else []:
+            batch.validate(full=True)
+            rows += [{**row, "properties": dict(row["properties"])} if "properties" in row else row for row in batch.to_pylist()]
+        return rows
+
     groups = groups_of(tails, per_group, of_piece.first_entry_id)
-    batches = [*decoder.decode(of_piece, groups), *decoder.finish(of_piece)] if groups else []
-    for batch in batches:
-        batch.validate(full=True)
-        rows += [{**row, "properties": dict(row["properties"])} if "properties" in row else row for row in batch.to_pylist()]
+    rows = rows_of(groups, counters or ScanCounters())
+    assert rows_of(as_received(groups), ScanCounters()) == rows, "where entries lie makes no difference"
     return rows
+
+
+def as_received(groups: Sequence[EntryGroup]) -> list[EntryGroup]:
+    """As the blocks of a frame: all in one buffer, in which they are decoded without being copied."""
+    parts: list[Buffer] = []
+    for group in groups:
+        encode_block_to(parts, group)
+    buffer = np.frombuffer(b"".join((*parts, bytes(PADDING_BYTES))), np.uint8)
+    return list(stored_groups(memoryview(buffer.data)[: len(buffer) - PADDING_BYTES]))
 
 
 def single(payload: bytes = b"value", **fields: Any) -> bytes:

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from unittest import mock
 
-from cepheid_bookie import Bookie, BookieSettings, RealDisk
+from cepheid_bookie import Bookie, BookieSettings, RealDisk, entry_reader
 from cepheid_bookie.grpc_server import BookieServer, BookieServerSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_bookie.scan_server import ScanServer
@@ -25,11 +26,12 @@ TOPIC = "persistent://public/default/scanned"
 
 
 class ScanBookies:
-    """`stored`: blocks go to readers as they lie on disk, past gRPC, as bookies of a cluster do it."""
+    """`stored`: blocks go to readers as they lie on disk, past gRPC, as bookies of a cluster do it; the smallest too."""
 
     def __init__(self, directory: Path, bookie_ids: Sequence[str], *, stored: bool = True, **settings: Any) -> None:
         self._directory = directory
         self._stored = stored
+        self._small_runs = mock.patch.object(entry_reader, "_RUN_BYTES", 1)
         self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bookies")
@@ -39,6 +41,7 @@ class ScanBookies:
         self.addresses = {bookie_id: f"127.0.0.1:{free_port()}" for bookie_id in bookie_ids}
 
     def __enter__(self) -> Self:
+        self._small_runs.start()
         self._thread.start()
         for bookie_id in self.addresses:
             self.start(bookie_id)
@@ -49,6 +52,7 @@ class ScanBookies:
             self.stop(bookie_id)
         for bookie in self.bookies.values():
             self.call(bookie.aclose())
+        self._small_runs.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -134,6 +134,22 @@ def test_a_damaged_entry_comes_from_another_replica(two: ScanBookies) -> None:
     assert chooses(two, piece) == "b", "whoever failed a moment ago is asked last"
 
 
+def test_a_block_that_decayed_on_a_disk_comes_from_another_replica(two: ScanBookies, tmp_path: Path) -> None:
+    """It is sent as it lies there: the reader is who finds out."""
+    for group in groups_of(100):
+        two.add(group)
+    two.checkpoint()
+    first = chooses(two, piece_of(0, 99, (0, "ab")))
+    (log,) = [path for path in (tmp_path / first / "entrylog").iterdir() if path.stat().st_size > 50_000]
+    data = bytearray(log.read_bytes())
+    data[data.index(payload(55)) + 500] ^= 1
+    log.write_bytes(data)
+    counters = ScanCounters()
+    assert ids_and_payloads(list(source_of(two, counters=counters).read(piece_of(0, 99, (0, "ab"))))) == expected(0, 99)
+    assert counters.damaged == counters.retries == 1
+    assert set(counters.by_bookie) == {"a", "b"}
+
+
 def test_entries_that_are_damaged_everywhere_name_every_bookie(two: ScanBookies) -> None:
     for group in groups_of(60):
         two.add(damaged(group, 42) if group.first_entry_id == 40 else group)

@@ -68,9 +68,6 @@ class SimFile:
         self._disk._read(self._path)
         return bytes(self._inode.content[offset : offset + size_bytes])
 
-    def send(self, socket_fd: int, size_bytes: int, offset: int) -> int:
-        raise NotImplementedError("worlds have no sockets: their scans are answered in memory")
-
     def size(self) -> int:
         self._check_open()
         self._disk._check_alive()
