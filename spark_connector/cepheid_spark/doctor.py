@@ -125,4 +125,6 @@ def _judge_worker(found: Mapping[str, Any], asked_bookies: bool) -> list[Finding
         findings.append(Finding(f"worker on {host}", False, f"does not reach bookie {bookie}: {error}"))
     if asked_bookies and not found["unreachable"]:
         findings.append(Finding(f"worker on {host}", True, "reaches every bookie"))
+    for bookie, reason in found["by_grpc"].items():
+        findings.append(Finding(f"worker on {host}", None, f"reads {bookie} by gRPC, which costs more: {reason}"))
     return findings

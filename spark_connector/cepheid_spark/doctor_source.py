@@ -42,6 +42,7 @@ class DoctorReader(DataSourceReader):
             "python": platform.python_version(),
             "modules": {name: _version(name) for name in _PACKAGES},
             "unreachable": _unreachable(self._bookies),
+            "by_grpc": _by_grpc(self._bookies),
         }
         yield (json.dumps(found),)
 
@@ -57,8 +58,35 @@ def _unreachable(bookies: Mapping[str, str]) -> dict[str, str]:
     errors: dict[str, str] = {}
     for bookie, place in bookies.items():
         host, _, port = place.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
-        except OSError as error:
-            errors[f"{bookie} at {place}"] = str(error)
+        if (error := _connect_error(host.strip("[]"), int(port))) is not None:
+            errors[f"{bookie} at {place}"] = error
     return errors
+
+
+def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
+    """Why bookies that answer are read by gRPC, and not on their port of scans."""
+    import grpc
+
+    from cepheid_scan.bookie_channels import learn_door, scan_port_call
+
+    reasons: dict[str, str] = {}
+    for bookie, place in bookies.items():
+        try:
+            door = learn_door(place, scan_port_call(place).result(timeout=REACH_TIMEOUT_S))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                reasons[bookie] = "it has no port of scans: an older release"
+        except grpc.FutureTimeoutError:
+            pass  # said among those that are not reached
+        else:
+            if door is not None and (why := _connect_error(door.host, door.port)) is not None:
+                reasons[bookie] = f"port {door.port}, on which it serves scans: {why} (open it, or set the bookie's --scan-port)"
+    return reasons
+
+
+def _connect_error(host: str, port: int) -> str | None:
+    try:
+        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+    except OSError as error:
+        return str(error)
+    return None

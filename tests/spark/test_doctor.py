@@ -10,10 +10,14 @@ import pulsar
 import pytest
 from pyspark.sql import SparkSession
 
-from cepheid_spark import doctor
+from cepheid_scan.bookie_channels import close_channels, learn_door, scan_port_call
+from cepheid_spark import doctor, doctor_source
 from cepheid_spark.doctor import Finding, _check_neighbours, _judge_worker, _named_errors
+from cepheid_spark.doctor_source import _by_grpc, _connect_error
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
+from tests.scan.scan_bookies import ScanBookies
+from tests.support import free_port
 
 
 def test_a_healthy_session(
@@ -66,11 +70,29 @@ def test_of_what_spark_says_the_errors_are_shown() -> None:
 def test_what_a_worker_lacks() -> None:
     modules = {"cepheid": "1", "pyarrow": None}
     found = {"host": "w1", "python": "2.7.18", "modules": modules, "unreachable": {"b1 at x:1": "refused"}}
+    found["by_grpc"] = {"b2": "an older release"}
     findings = _judge_worker(json.loads(json.dumps(found)), True)
-    assert [finding.is_good for finding in findings] == [False, True, False, False]
+    assert [finding.is_good for finding in findings] == [False, True, False, False, None]
     assert "must be of one minor version" in findings[0].text
     assert "pyarrow is missing: install cepheid[spark]" in findings[2].text
     assert "does not reach bookie b1 at x:1: refused" in findings[3].text
+    assert "reads b2 by gRPC, which costs more: an older release" in findings[4].text
+
+
+def test_bookies_that_are_read_by_grpc_are_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScanBookies(tmp_path, ["a", "b"]) as bookies, ScanBookies(tmp_path / "older", ["c"], stored=False) as older:
+        addresses = {**bookies.addresses, **older.addresses, "d": f"127.0.0.1:{free_port()}"}
+        reach = _connect_error
+        closed = learn_door(addresses["b"], scan_port_call(addresses["b"]).result())
+        assert closed is not None
+        monkeypatch.setattr(
+            doctor_source, "_connect_error", lambda host, port: "refused" if port == closed.port else reach(host, port)
+        )
+        reasons = _by_grpc(addresses)
+        close_channels()
+    assert reasons.keys() == {"b", "c"}, "d is told among those that are not reached"
+    assert f"port {closed.port}, on which it serves scans: refused" in reasons["b"]
+    assert "older release" in reasons["c"]
 
 
 def test_findings_are_read_at_a_glance() -> None:
