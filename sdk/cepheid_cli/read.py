@@ -55,7 +55,7 @@ def read(
     end: Annotated[str, typer.Option("--to", help="Where it ends, not included: latest, or as for --from.")] = "latest",
     where: Annotated[
         list[str] | None,
-        typer.Option(help="Only rows with key=KEY (several: any of them), event_from=TIME, event_until=TIME. Repeat it."),
+        typer.Option(help="Only messages with key=KEY (several: any of them), event_from=TIME, event_until=TIME. Repeat it."),
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only this partition. Repeat it for several.")] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas, in this order.")] = None,

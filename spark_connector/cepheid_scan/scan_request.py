@@ -81,6 +81,15 @@ class RowFilter:
     event_until_ms: int | None = None
     keys: frozenset[str] | None = None
 
+    def check_for(self, mode: ReadMode) -> None:
+        """Of what a user asks for. Raises BadOptionError: rows that were not left out would look as if they had been."""
+        of_messages = (self.keys, self.event_from_ms, self.event_until_ms)
+        if mode is ReadMode.ENTRIES and any(each is not None for each in of_messages):
+            raise BadOptionError(
+                "keys and event times are those of messages, and with the mode entries a row is a stored entry of several: "
+                "leave them out, or read messages"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:

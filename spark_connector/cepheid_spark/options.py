@@ -174,13 +174,15 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
     given = _parse_values(options)
     start, end = _edges(given, streaming=streaming)
     subscription = given.get("subscription")
+    mode, row_filter = ReadMode(given.get("readMode", "messages")), _row_filter(given)
+    row_filter.check_for(mode)
     return SourceOptions(
         source=_plan_source(given),
         topics=_topic_selection(given),
         start=start,
         end=end,
-        row_filter=_row_filter(given),
-        mode=ReadMode(given.get("readMode", "messages")),
+        row_filter=row_filter,
+        mode=mode,
         columns=_columns(given),
         column_style=given.get("columnStyle", "plain"),
         reader_version=_reader_version(given.get("schemaVersion", "latest")),

@@ -131,6 +131,7 @@ def test_a_failure_leaves_no_file_and_an_earlier_one_as_it_was(server: ProcessCl
         (["orders", "--where", "colour=1"], "there is key=…, event_from=…, event_until=…"),
         (["orders", "--where", "event_from=1", "--where", "event_from=2"], "given twice"),
         (["orders", "--from", "soon"], "write earliest, latest"),
+        (["orders", "--entries", "--where", "key=k1"], "those of messages"),
         (["nobody-made-this"], "nobody-made-this"),
         (["orders", "--typed"], "schema"),
     ],

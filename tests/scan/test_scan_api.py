@@ -165,6 +165,8 @@ def test_entries_and_typed_rows(server: ProcessCluster) -> None:
         ({"topic": "nobody-made-this"}, NoSuchTopicError, "nobody-made-this"),
         ({"topic": ["orders", "parts"], "start": "1:2"}, BadOptionError, "names no topic"),
         ({"mode": "typed"}, BadOptionError, "schema"),
+        ({"mode": "entries", "keys": ["k1"]}, BadOptionError, "those of messages"),
+        ({"mode": "entries", "event_until": "2026-01-01"}, BadOptionError, "those of messages"),
         ({"service_url": None}, BadOptionError, "give service_url"),
     ],
 )

@@ -213,6 +213,12 @@ def test_modes_and_what_becomes_of_bad_records() -> None:
     assert parse(schemaVersion="latest").reader_version is None
 
 
+@pytest.mark.parametrize("name", ["keys", "eventTimeFrom", "eventTimeUntil"])
+def test_what_entries_do_not_have_does_not_choose_among_them(name: str) -> None:
+    assert "those of messages" in refusal({**NEEDED, "readMode": "entries", name: "5"})
+    assert parse(readMode="entries", startingTimestamp="5", endingTimestamp="6").mode is ReadMode.ENTRIES
+
+
 def test_streaming_options_have_their_defaults_and_values() -> None:
     options = parse(streaming=True)
     assert (options.max_bytes_per_trigger, options.max_entries_per_trigger, options.min_bytes_per_trigger) == (None, None, None)
