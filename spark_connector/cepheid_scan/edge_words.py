@@ -11,7 +11,7 @@ subscription:billing          where that subscription stands
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TypeAlias
 
 from cepheid_scan.errors import BadOptionError
@@ -20,6 +20,11 @@ from cepheid_scan.scan_request import EARLIEST, LATEST, Edge
 
 EdgeWord: TypeAlias = "str | int | date | MessagePosition | Mapping[str, str | MessagePosition] | Edge"
 
+MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark or Python
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_DIGITS = 15  # of a time
+_SHOWN = 100  # characters of what is refused
 _SUBSCRIPTION = "subscription:"
 _MOST_POSITION_COLONS = 2
 
@@ -29,15 +34,18 @@ def parse_edge(word: EdgeWord, topic: str | None = None) -> Edge:
     match word:
         case Edge():
             return word
-        case int():
-            return Edge(publish_time_ms=word)
-        case date():
+        case int() | date():
             return Edge(publish_time_ms=time_ms(word))
         case MessagePosition():
-            return _position_edge({_one_topic(topic, str(word)): word})
+            return _position_edge({_one_topic(topic, _shown(word)): word})
         case Mapping():
             return _position_edge(word)
-    text = word.strip()
+        case str():
+            return _parse_text(word.strip(), topic)
+    raise _no_place(word)
+
+
+def _parse_text(text: str, topic: str | None) -> Edge:
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
     if text.startswith(_SUBSCRIPTION):
@@ -48,25 +56,46 @@ def parse_edge(word: EdgeWord, topic: str | None = None) -> Edge:
 
 
 def time_ms(value: str | int | date) -> int:
-    """Milliseconds since 1970 of a time as people write it (see above). Raises BadOptionError."""
-    if isinstance(value, int):
-        return value
+    """Milliseconds since 1970 of a time as people write it (see above), down to a whole one. Raises BadOptionError."""
+    moment: object = value
     if isinstance(value, str):
-        if value.isascii() and value.isdigit():
-            return int(value)
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise BadOptionError(
-                f"'{value}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z, a position like "
-                "12:345, or subscription:NAME",
-                value=value,
-            ) from None
-    if not isinstance(value, datetime):
-        value = datetime(value.year, value.month, value.day, tzinfo=UTC)
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=UTC)  # as every time that Cepheid shows
-    return round(value.timestamp() * 1000)
+        text = value.strip()
+        if text.isascii() and text.isdigit():
+            moment = int(text) if len(text) <= _MOST_DIGITS else MAX_TIME_MS + 1
+        else:
+            try:
+                moment = datetime.fromisoformat(text)
+            except ValueError:
+                raise _no_place(value) from None
+    if isinstance(moment, date):
+        if not isinstance(moment, datetime):
+            moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)  # as every time that Cepheid shows
+        moment = (moment - _EPOCH) // timedelta(milliseconds=1)
+    if not isinstance(moment, int) or isinstance(moment, bool):
+        raise _no_place(value)
+    if not 0 <= moment <= MAX_TIME_MS:
+        shown = _shown(value)
+        raise BadOptionError(f"'{shown}' is no time of a message: it is before 1970, or after the year 9999", value=shown)
+    return moment
+
+
+def _no_place(word: object) -> BadOptionError:
+    shown = _shown(word)
+    return BadOptionError(
+        f"'{shown}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z, a position like 12:345, or "
+        "subscription:NAME",
+        value=shown,
+    )
+
+
+def _shown(word: object) -> str:
+    try:
+        text = str(word)
+    except ValueError:  # of an integer with thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def full_name(topic: str) -> str:
@@ -89,8 +118,5 @@ def _one_topic(topic: str | None, word: str) -> str:
 
 
 def _position_edge(positions: Mapping[str, str | MessagePosition]) -> Edge:
-    parsed = {
-        full_name(topic): position if isinstance(position, MessagePosition) else MessagePosition.parse(position)
-        for topic, position in positions.items()
-    }
+    parsed = {full_name(topic): MessagePosition.parse(_shown(position)) for topic, position in positions.items()}
     return Edge(positions=tuple(sorted(parsed.items())))

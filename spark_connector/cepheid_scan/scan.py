@@ -66,7 +66,8 @@ def scan(
 
     One of `service_url`, `admin_url` and `metadata` says where the cluster is; who is away is asked again for `retry_s`.
     `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
-    `partitions` and the event times leave rows out (entries have neither keys nor event times). `counters` is filled as batches are read.
+    `partitions` and the event times leave rows out (stored entries have neither keys nor event times). `counters` is filled as
+    batches are read.
     Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader raises later is a ScanError too.
     """
     from cepheid_scan.plan_scan import plan_scan

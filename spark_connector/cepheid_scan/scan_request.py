@@ -82,13 +82,16 @@ class RowFilter:
     keys: frozenset[str] | None = None
 
     def check_for(self, mode: ReadMode) -> None:
-        """Of what a user asks for. Raises BadOptionError: rows that were not left out would look as if they had been."""
+        """Of what a user asks for. Raises BadOptionError: no rows, or all of them, would look as if that was what there is."""
         of_messages = (self.keys, self.event_from_ms, self.event_until_ms)
         if mode is ReadMode.ENTRIES and any(each is not None for each in of_messages):
             raise BadOptionError(
                 "keys and event times are those of messages, and with the mode entries a row is a stored entry of several: "
                 "leave them out, or read messages"
             )
+        from_ms, until_ms = self.event_from_ms, self.event_until_ms
+        if from_ms is not None and until_ms is not None and from_ms > until_ms:
+            raise BadOptionError(f"the event times from ({from_ms} ms) on are later than those before their end ({until_ms} ms)")
 
 
 @dataclass(frozen=True, slots=True)

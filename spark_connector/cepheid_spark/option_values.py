@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cepheid_scan import BadOptionError
+from cepheid_scan.edge_words import MAX_TIME_MS
 
 T = TypeVar("T")
 Parse = Callable[[str, str], T]
 """Of an option's name and its text."""
 
-MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30, "t": 1 << 40}
 _SIZE_UNITS |= {"tb": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -116,7 +116,7 @@ def parse_list(name: str, text: str) -> tuple[str, ...]:
     if text.lstrip().startswith("["):
         try:
             members = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # the second: of brackets within brackets
             raise refuse(name, text, accepted) from None
         if not all(isinstance(member, str | int) and not isinstance(member, bool) for member in members):
             raise refuse(name, text, accepted)

@@ -161,6 +161,8 @@ def test_entries_and_typed_rows(server: ProcessCluster) -> None:
         ({"topic": "parts", "partitions": [0, 9]}, NoSuchTopicError, "no partition 9"),
         ({"start": "2026-01-02", "end": "2026-01-01"}, BadOptionError, "later than the end"),
         ({"start": "1:2", "end": "1:1"}, BadOptionError, "later than the end 1:1"),
+        ({"event_from": 6, "event_until": 5}, BadOptionError, "event times from .6 ms. on are later"),
+        ({"event_until": True}, BadOptionError, "'True' is no place"),
         ({"start": "soon"}, BadOptionError, "write earliest, latest"),
         ({"topic": "nobody-made-this"}, NoSuchTopicError, "nobody-made-this"),
         ({"topic": ["orders", "parts"], "start": "1:2"}, BadOptionError, "names no topic"),

@@ -81,6 +81,7 @@ def test_options_of_what_is_not_served_yet_are_refused_by_name(name: str) -> Non
         ("startingOffsets", "12:345", "JSON of positions by topic partition"),
         ("startingOffsets", '{"t": 5}', "JSON of positions by topic partition"),
         ("startingOffsets", '{"t": "5"}', "ledger:entry"),
+        ("startingOffsets", '{"t": "--5:1"}', "ledger:entry"),
         ("endingOffsets", "earliest", "latest, or JSON"),
         ("serviceUrl", "localhost:6650", "pulsar://host:port"),
         ("topicsPattern", "[", "regular expression"),
@@ -99,7 +100,7 @@ def test_a_bad_value_is_an_error_with_option_value_and_what_is_accepted(name: st
     assert name in message
     assert accepted in message
     assert "\n" not in message
-    assert text in message or "'5'" in message
+    assert text in message or "'5'" in message or "'--5:1'" in message
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,25 @@ def test_modes_and_what_becomes_of_bad_records() -> None:
     assert (options.mode, options.on_bad_record, options.fail_on_data_loss) == (ReadMode.TYPED, OnBadRecord.SKIP, False)
     assert options.reader_version == (3).to_bytes(8, "big")
     assert parse(schemaVersion="latest").reader_version is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("startingOffsets", '{"t": "1:%s"}' % ("9" * 5000)),
+        ("startingOffsets", f'{{"t": "1:{1 << 63}"}}'),
+        ("startingOffsets", f'{{"t": {"9" * 5000}}}'),
+        ("startingOffsets", "[" * 100_000),
+        ("endingOffsets", '{"t":' * 100_000),
+        ("keys", "[" * 100_000),
+        ("startingTimestamp", "9" * 5000),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_hostile_numbers_and_brackets_are_refused_in_a_short_line(name: str, text: str) -> None:
+    message = refusal({**NEEDED, name: text})
+    assert name in message
+    assert len(message) < 500
 
 
 @pytest.mark.parametrize("name", ["keys", "eventTimeFrom", "eventTimeUntil"])
