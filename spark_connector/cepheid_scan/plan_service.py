@@ -19,7 +19,7 @@ from urllib.parse import quote
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.errors import AdminRefusedError, BadOptionError, NoSuchTopicError, PlanUnavailableError
 from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
-from cepheid_scan.planner import expand, expand_named, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import PlanSource, TopicSelection
 
@@ -53,7 +53,7 @@ class PlanServicePlanner:
             counts = self._matching(selection.pattern)
             if not counts and selection.fail_on_missing:
                 raise NoSuchTopicError(f"no topic matches {selection.pattern}", pattern=selection.pattern)
-            return expand(counts, selection.partitions)
+            return expand_checked(counts, selection)
         names = list(dict.fromkeys(str(parse_topic(name)) for name in selection.names))
         groups = [names[first : first + _NAMES_PER_REQUEST] for first in range(0, len(names), _NAMES_PER_REQUEST)]
         found: dict[str, int | None] = {}
@@ -62,7 +62,7 @@ class PlanServicePlanner:
         missing = [name for name in names if found.get(name) is None]
         if missing and selection.fail_on_missing:
             raise no_such_topics(missing, self._neighbours(missing[0]))
-        return expand_named({name: count for name, count in found.items() if count is not None}, selection)
+        return expand_checked({name: count for name, count in found.items() if count is not None}, selection)
 
     def _matching(self, pattern: str) -> dict[str, int]:
         namespace, expression = namespace_of_pattern(pattern)

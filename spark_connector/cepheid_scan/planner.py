@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from cepheid_scan.errors import BadOptionError, NoSuchTopicError
@@ -80,26 +80,34 @@ def parse_topic(name: str) -> TopicName:
 
 
 def expand(counts: Mapping[str, int], partitions: frozenset[int] | None) -> list[str]:
-    """`counts`: numbers of partitions by topic. `partitions`: of topics that have any; others are read as they are."""
-    names: dict[str, None] = {}
-    for topic, count in counts.items():
-        name = TopicName.parse(topic)
-        for index in range(count):
-            if partitions is None or index in partitions:
-                names[str(name.partition(index))] = None
-        if count == 0 and (partitions is None or not name.is_partition or name.partition_index in partitions):
-            names[topic] = None
+    """`counts`: numbers of partitions by topic. `partitions`: only these; a topic that is not partitioned has none of them."""
+    names = {
+        name: None
+        for topic, count in counts.items()
+        for index, name in _parts(topic, count)
+        if partitions is None or index in partitions
+    }
     return sorted(names, key=_in_order_of_partitions)
 
 
-def expand_named(counts: Mapping[str, int], selection: TopicSelection) -> list[str]:
-    """Of topics that were named. Raises NoSuchTopicError for a partition that none of them has: an empty answer would hide it."""
-    most = max(counts.values(), default=0)
-    absent = sorted(index for index in selection.partitions or () if index >= most)
-    if most and absent and selection.fail_on_missing:
-        topic = next(name for name, count in counts.items() if count == most)
-        raise NoSuchTopicError(f"there is no partition {absent[0]}: {topic} has {most}, from 0 to {most - 1}", topic=topic)
+def expand_checked(counts: Mapping[str, int], selection: TopicSelection) -> list[str]:
+    """Raises NoSuchTopicError for a partition that none of the topics has: fewer rows, or none, would hide it."""
+    there = {index for topic, count in counts.items() for index, _ in _parts(topic, count)}
+    absent = sorted((selection.partitions or frozenset()) - there)
+    if counts and absent and selection.fail_on_missing:
+        topic, most = max(counts.items(), key=lambda each: each[1])
+        has = f"has {most}, from 0 to {most - 1}" if most else "is not partitioned"
+        raise NoSuchTopicError(f"there is no partition {absent[0]}: {topic} {has}", topic=topic)
     return expand(counts, selection.partitions)
+
+
+def _parts(topic: str, count: int) -> Iterator[tuple[int, str]]:
+    """With their numbers. One that is not partitioned is its own only part, numbered as its name says."""
+    name = TopicName.parse(topic)
+    if count == 0:
+        yield name.partition_index, topic
+    for index in range(count):
+        yield index, str(name.partition(index))
 
 
 def _in_order_of_partitions(topic: str) -> tuple[str, int]:

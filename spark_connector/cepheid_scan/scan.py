@@ -76,7 +76,9 @@ def scan(
     if twice:
         raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
     names = tuple(map(full_name, [topic] if isinstance(topic, str) else topic))
-    chosen = None if partitions is None else frozenset(partitions)
+    if not names:
+        raise BadOptionError("no topic is named: give one, or several")
+    chosen = None if partitions is None else _partitions(partitions)
     edge_topic = _only_topic(names, chosen)
     request = ScanRequest(
         source=_plan_source(PlanSource(service_url, admin_url, metadata, token, retry_s)),
@@ -142,6 +144,14 @@ def _plan_source(given: PlanSource) -> PlanSource:
     if given.service_url is None and given.admin_url is None and given.metadata is None:
         raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
     return given
+
+
+def _partitions(given: Iterable[int]) -> frozenset[int]:
+    chosen = frozenset(given)
+    if not chosen or min(chosen) < 0:
+        said = f"{min(chosen)} is none" if chosen else "none is given"
+        raise BadOptionError(f"which partitions? {said}: they are numbered from 0, and without the argument all are read")
+    return chosen
 
 
 def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str | None:

@@ -28,7 +28,7 @@ from cepheid_metadata import (
 from cepheid_scan.errors import BadOptionError, NoSuchTopicError, PlanUnavailableError
 from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
-from cepheid_scan.planner import expand, expand_named, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import PlanSource, TopicSelection
 from cepheid_scan.zookeeper_reads import ZooKeeperReads
@@ -66,13 +66,13 @@ class ZooKeeperPlanner:
             counts = {name: count for name, count in self._listed(namespace).items() if expression.fullmatch(name)}
             if not counts and selection.fail_on_missing:
                 raise NoSuchTopicError(f"no topic matches {selection.pattern}", pattern=selection.pattern)
-            return expand(counts, selection.partitions)
+            return expand_checked(counts, selection)
         names = list(dict.fromkeys(parse_topic(name) for name in selection.names))
         found = self._partitions(names)
         missing = [str(name) for name in names if str(name) not in found]
         if missing and selection.fail_on_missing:
             raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
-        return expand_named(found, selection)
+        return expand_checked(found, selection)
 
     def _partitions(self, names: Sequence[TopicName]) -> dict[str, int]:
         """A partition is one of its topic's, or was made by its own name."""

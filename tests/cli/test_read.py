@@ -131,6 +131,8 @@ def test_a_failure_leaves_no_file_and_an_earlier_one_as_it_was(server: ProcessCl
         (["orders", "--where", "colour=1"], "there is key=…, event_from=…, event_until=…"),
         (["orders", "--where", "event_from=1", "--where", "event_from=2"], "given twice"),
         (["orders", "--where", "event_from=2", "--where", "event_until=1"], "are later than"),
+        (["parts", "--partition=-1"], "numbered from 0"),
+        (["orders", "--partition", "0"], "not partitioned"),
         (["orders", "--from", "soon"], "write earliest, latest"),
         (["orders", "--from", "9" * 5000], "after the year 9999"),
         (["orders", "--from", "1:" + "9" * 5000], "is no position"),

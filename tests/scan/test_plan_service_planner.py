@@ -184,5 +184,18 @@ def test_a_partition_that_no_topic_has_is_an_error(http: ScriptedHttp, planner: 
         planner.topics(TopicSelection((TOPIC,), partitions=frozenset({1, 3})))
     both = TopicSelection((TOPIC, f"{TOPIC}2"), partitions=frozenset({7}))
     assert planner.topics(both) == [f"{TOPIC}2-partition-7"], "one of them has it"
-    assert planner.topics(TopicSelection((f"{TOPIC}0",), partitions=frozenset({7}))) == [f"{TOPIC}0"], "not partitioned"
+    mixed = TopicSelection((TOPIC, f"{TOPIC}0"), partitions=frozenset({1}))
+    assert planner.topics(mixed) == [f"{TOPIC}-partition-1"], "one that is not partitioned has none"
+    with pytest.raises(NoSuchTopicError, match=r"no partition 0: .*t0 is not partitioned"):
+        planner.topics(TopicSelection((f"{TOPIC}0",), partitions=frozenset({0})))
+    assert planner.topics(TopicSelection((f"{TOPIC}0",), partitions=frozenset({0}), fail_on_missing=False)) == []
+    with pytest.raises(NoSuchTopicError, match=r"no partition 8: .*t2 has 8"):
+        planner.topics(TopicSelection(pattern=f"{TOPIC}.*", partitions=frozenset({7, 8})))
     assert planner.topics(TopicSelection((TOPIC,), partitions=frozenset({3}), fail_on_missing=False)) == []
+
+
+def test_a_partition_that_is_named_has_its_own_number_alone(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    http.counts = {f"{TOPIC}-partition-5": 0}
+    assert planner.topics(TopicSelection((f"{TOPIC}-partition-5",), partitions=frozenset({5}))) == [f"{TOPIC}-partition-5"]
+    with pytest.raises(NoSuchTopicError, match="no partition 4"):
+        planner.topics(TopicSelection((f"{TOPIC}-partition-5",), partitions=frozenset({4})))
