@@ -59,7 +59,7 @@ class SchemaVersion:
 class HistoryPlan:
     """A snapshot. `bookies`: host:port of the gRPC endpoint of each bookie that is up. `schemas`: by topic without its partition,
     oldest version first; asked for separately. `ticket` goes into every read request; where several topics are planned each has its
-    own in `tickets`, by topic without its partition."""
+    own in `tickets`, by topic without its partition, or by its whole name where it only looks like one."""
 
     topics: tuple[TopicHistory, ...]
     bookies: Mapping[str, str]
@@ -70,7 +70,7 @@ class HistoryPlan:
 
     def ticket_of(self, topic: str, partition: int) -> bytes:
         base, mark, _ = topic.rpartition("-partition-")
-        return self.tickets.get(base if mark and partition >= 0 else topic, self.ticket)
+        return self.tickets.get(topic) or self.tickets.get(base if mark and partition >= 0 else topic, self.ticket)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     topics of one base name ──one request──► all of its partitions, from whichever brokers serve them
     several base names      ──a few at a time, in threads
+    called like a partition, and none ──one request each, behind that for the base name
 
 A topic that is planned again names the last closed ledger that is known already: closed ledgers come with their fragments once.
 """
@@ -86,26 +87,44 @@ class PlanServicePlanner:
         by_base: dict[str, list[str]] = {}
         for topic in topics:
             by_base.setdefault(str(parse_topic(topic).base), []).append(topic)
-        asked = [(base, base if names != [base] and len(names) > 1 else names[0]) for base, names in by_base.items()]
-        answers = _in_threads(asked, lambda one: self._ask(one[1], schemas))
+        asked = [(base, names[0] if len(names) == 1 else base) for base, names in by_base.items()]
+        answers = _in_threads(asked, lambda one: self._answers(one[1], by_base[one[0]], schemas))
         histories: dict[str, TopicHistory] = {}
         bookies: dict[str, str] = {}
         racks: dict[str, str] = {}
         tickets: dict[str, bytes] = {}
         versions: dict[str, tuple[SchemaVersion, ...]] = {}
-        for (base, _), answer in zip(asked, answers, strict=True):
-            histories |= {history.topic: history for history in answer.histories}
-            bookies |= answer.bookies
-            racks |= answer.racks
-            tickets[base] = answer.ticket
+        for (base, _), of_base in zip(asked, answers, strict=True):
+            for answer in of_base.values():
+                histories |= {history.topic: history for history in answer.histories}
+                bookies |= answer.bookies
+                racks |= answer.racks
+            first, *others = of_base
+            tickets |= {base: of_base[first].ticket, **{name: of_base[name].ticket for name in others}}
             if schemas:
-                versions[base] = answer.schemas
+                versions[base] = of_base[first].schemas
         if missing := [topic for topic in topics if topic not in histories]:
             raise no_such_topics(missing, histories)
         ticket = next(iter(tickets.values())) if len(tickets) == 1 else b""
         return HistoryPlan(tuple(histories[topic] for topic in topics), bookies, ticket, versions, tickets, racks)
 
-    def _ask(self, topic: str, schemas: bool) -> _Answer:
+    def _answers(self, asked: str, wanted: Sequence[str], schemas: bool) -> dict[str, _Answer]:
+        """By what was asked for: `asked` alone, as a rule. A topic may be called like a partition of another and be none: that one
+        is asked for by its own name. Raises NoSuchTopicError."""
+        answers: dict[str, _Answer] = {}
+        found: set[str] = set()
+        for name in (asked, *wanted):
+            if name not in found and name not in answers:
+                answer = self._ask(name, schemas)
+                if answer is not None:
+                    answers[name] = answer
+                    found |= {history.topic for history in answer.histories}
+                elif name in wanted:
+                    raise no_such_topics([name], self._neighbours(name))
+        return answers
+
+    def _ask(self, topic: str, schemas: bool) -> _Answer | None:
+        """None: there is no such topic."""
         with self._lock:
             known = {name: dict(ledgers) for name, ledgers in self._known.items()}
             incarnations = dict(self._incarnations)
@@ -116,7 +135,7 @@ class PlanServicePlanner:
             except AdminRefusedError as error:
                 if error.status != 404:
                     raise
-                raise no_such_topics([topic], self._neighbours(topic)) from None
+                return None
             # Ids of ledgers may come back where a cluster was set up again.
             now = {plan["topic"]: plan["incarnation"] for plan in answer["plans"]}
             same = {name: ledgers for name, ledgers in known.items() if incarnations.get(name) == now.get(name)}

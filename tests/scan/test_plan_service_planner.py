@@ -28,6 +28,7 @@ class ScriptedHttp:
 
     def __init__(self) -> None:
         self.ledgers: dict[str, list[dict[str, Any]]] = {}
+        self.alone: set[str] = set()  # called like partitions, and none
         self.counts: dict[str, int | None] = {}
         self.asked: list[dict[str, Any]] = []
         self.more: dict[str, Any] = {}
@@ -39,7 +40,9 @@ class ScriptedHttp:
         if path == "/cepheid/v1/topics":
             names = query.get("topic", self.counts)
             return {"format": self.format, "topics": {name: self.counts.get(name) for name in names}}
-        parts = [name for name in self.ledgers if name == query["topic"] or name.startswith(f"{query['topic']}-partition-")]
+        parts = self.ledgers.keys() & {query["topic"]}
+        if not parts:
+            parts = {name for name in self.ledgers.keys() - self.alone if name.startswith(f"{query['topic']}-partition-")}
         if not parts:
             raise AdminRefusedError("no", status=404)
         after = -1 if query["after"] is None else query["after"]
@@ -52,7 +55,7 @@ class ScriptedHttp:
                     "incarnation": self.incarnation,
                     "ledgers": [_shown(ledger, after) for ledger in self.ledgers[name]],
                 }
-                for name in parts
+                for name in sorted(parts)
             ],
             "schemas": [],
             "bookies": {"b": "h:1"},
@@ -163,6 +166,24 @@ def test_partitions_of_a_topic_are_one_question(http: ScriptedHttp, planner: Pla
     assert [question["topic"] for question in http.asked] == [parts[2]]
     with pytest.raises(NoSuchTopicError, match="partition-7"):
         planner.plan([parts[0], f"{TOPIC}-partition-7"])
+
+
+def test_topics_that_are_called_like_partitions_are_asked_for_by_their_names(
+    http: ScriptedHttp, planner: PlanServicePlanner
+) -> None:
+    solo = [f"{TOPIC}-partition-{index}" for index in range(2)]
+    http.ledgers = {name: [ledger(index, None)] for index, name in enumerate(solo)}
+    http.alone = set(solo)
+    plan = planner.plan(solo)
+    assert shape(plan) == {solo[0]: [(0, 0)], solo[1]: [(1, 0)]}
+    assert [question["topic"] for question in http.asked] == [TOPIC, *solo]
+    http.ledgers[TOPIC] = [ledger(7, None)]
+    plan = planner.plan([TOPIC, *solo])
+    assert shape(plan) == {TOPIC: [(7, 0)], solo[0]: [(0, 0)], solo[1]: [(1, 0)]}
+    assert [plan.ticket_of(name, number) for number, name in enumerate(solo)] == [f"ticket of {name}".encode() for name in solo]
+    assert plan.ticket_of(TOPIC, -1) == f"ticket of {TOPIC}".encode()
+    with pytest.raises(NoSuchTopicError, match="partition-2 does not exist"):
+        planner.plan([*solo, f"{TOPIC}-partition-2"])
 
 
 def test_many_names_are_asked_for_in_groups(http: ScriptedHttp, planner: PlanServicePlanner) -> None:

@@ -110,6 +110,22 @@ def test_planners_agree(world: ScanCluster) -> None:
         assert again.topics == told.topics, "closed ledgers from memory, the open one anew"
 
 
+def test_planners_agree_on_topics_that_are_called_like_partitions(world: ScanCluster) -> None:
+    """Of a topic that is not there, and of one that is not partitioned."""
+    names = ["odd-none-partition-0", "odd-none-partition-1", "odd-plain", "odd-plain-partition-0", "odd-plain-partition-1"]
+    for name in names:
+        world.publish(name, [b"a"])
+    expected = [f"{FULL}/{name}" for name in names]
+    with closing(open_planner(world.source())) as first, closing(open_planner(world.by_zookeeper)) as second:
+        for planner in (first, second):
+            assert sorted(planner.topics(TopicSelection(pattern="odd-.*"))) == sorted(expected)
+            assert planner.topics(TopicSelection(tuple(names[:2]))) == expected[:2]
+        told = first.plan(expected)
+        assert [history.topic for history in told.topics] == expected
+        eventually(lambda: second.plan(expected).topics == told.topics)
+        assert sorted(topic for topic, *_ in entries_of(told)) == sorted(expected)
+
+
 def test_topics_by_pattern(world: ScanCluster, planner: Planner) -> None:
     mark = type(planner).__name__
     for name in ("x", "y", "other"):
