@@ -42,7 +42,13 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
         ranges = plan_ranges(request, plan, planner)
     if spec.mode is ReadMode.TYPED and not spec.schemas:
         spec = replace(spec, schemas=the_schema(plan.schemas))
-    tasks = cut_ranges(ranges, plan, target_bytes=request.target_task_bytes, min_tasks=request.min_tasks)
+    tasks = cut_ranges(
+        ranges,
+        plan,
+        target_bytes=request.target_task_bytes,
+        min_tasks=request.min_tasks,
+        look_back=spec.settings.chunk_lookback,
+    )
     log.info(
         "scan.planned",
         extra={

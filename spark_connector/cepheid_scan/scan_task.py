@@ -113,13 +113,14 @@ class LookBack:
 
     def __call__(self, piece: Piece, count: int) -> Iterator[EntryGroup]:
         """Up to `count` of them, oldest first; of ledgers before where this one has fewer. None from where one is gone."""
-        for part in self._parts(piece, count):
+        for part in self.parts(piece, count):
             try:
                 yield from self._source.read(part)
             except DataLossError as loss:  # nobody asked for its rows: what is lost is a message that began there
                 log.warning("scan.earlier_chunks_gone", extra={"topic": piece.topic, "error": str(loss)})
 
-    def _parts(self, piece: Piece, count: int) -> Iterator[Piece]:
+    def parts(self, piece: Piece, count: int) -> Iterator[Piece]:
+        """Where they lie, as far as the piece says."""
         known_from = piece.fragments[0].first_entry_id if piece.fragments else 0
         first = max(piece.first_entry_id - count, known_from)
         if known_from == 0:

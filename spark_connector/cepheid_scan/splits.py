@@ -23,13 +23,13 @@ from cepheid_scan.positions import MessagePosition
 
 MAX_TASK_BYTES = 4096
 BEFORE_ENTRIES = 1000
-"""Of the ledgers before, for messages in chunks that began there (`ReadSettings.chunk_lookback`)."""
+"""Before each piece, for messages in chunks that began there, where `ReadSettings.chunk_lookback` does not say otherwise."""
 
 MAX_STREAM_PIECES = 12
 
 _ROOM_BYTES = MAX_TASK_BYTES - 500  # for what pickle itself takes
 _PIECE_BYTES, _FRAGMENT_BYTES, _REFERENCE_BYTES, _STRING_BYTES = 60, 25, 5, 12  # about, of one pickled each
-_BEFORE_BYTES = 800  # of ledgers before, pickled: eight; of more, each of a few entries, the oldest are not looked back at
+_BEFORE_BYTES = 800  # of ledgers before, pickled: eight, and of fragments before: twenty; the oldest of more are not looked back at
 _SLIVER = 1 / 4
 
 
@@ -50,9 +50,11 @@ def cut_ranges(
     min_tasks: int = 1,
     entries_per_task: Mapping[str, int] | None = None,
     max_tasks: int = 50_000,
+    look_back: int = BEFORE_ENTRIES,
 ) -> list[ScanTask]:
-    """`entries_per_task`: by topic with partition; then `target_bytes` and `min_tasks` decide nothing. Raises BadOptionError."""
-    runs = [run for each in ranges for run in _runs(each)]
+    """`entries_per_task`: by topic with partition; then `target_bytes` and `min_tasks` decide nothing. `look_back`: of how many
+    entries before its own a task is told where they lie. Raises BadOptionError."""
+    runs = [run for each in ranges for run in _runs(each, look_back)]
     total_bytes = sum(run.size_bytes for run in runs)
     if entries_per_task is None:
         if min_tasks > 1:
@@ -104,6 +106,7 @@ class _Run:
     first_batch_index: int
     end_batch_index: int
     before: tuple[Piece, ...]  # tails of the ledgers before, the oldest first
+    look_back: int
 
     @property
     def topic(self) -> str:
@@ -128,14 +131,14 @@ class _Run:
             last_entry_id=last,
             ensemble_size=ledger.ensemble_size,
             write_quorum=ledger.write_quorum,
-            fragments=fragments_of(ledger, max(0, first - BEFORE_ENTRIES), last),
+            fragments=_from_near(fragments_of(ledger, max(0, first - self.look_back), last), first),
             first_batch_index=self.first_batch_index if first == self.first else 0,
             end_batch_index=self.end_batch_index if last == self.last else -1,
-            before=_reaching(self.before, BEFORE_ENTRIES - first),
+            before=_reaching(self.before, self.look_back - first),
         )
 
 
-def _runs(wanted: TopicRange) -> Iterator[_Run]:
+def _runs(wanted: TopicRange, look_back: int) -> Iterator[_Run]:
     first, end = wanted.first, wanted.end
     before: tuple[Piece, ...] = ()
     for ledger in wanted.history.ledgers:
@@ -157,9 +160,10 @@ def _runs(wanted: TopicRange) -> Iterator[_Run]:
                 max(0, first.batch_index) if starts_here else 0,
                 end_index,
                 before,
+                look_back,
             )
-        if ledger.ledger_id <= end.ledger_id:
-            before = _bounded(_reaching((*before, _tail(wanted.history, ledger)), BEFORE_ENTRIES))
+        if ledger.ledger_id <= end.ledger_id and look_back:
+            before = _bounded(_reaching((*before, _tail(wanted.history, ledger, look_back)), look_back))
 
 
 def _reaching(tails: tuple[Piece, ...], entries: int) -> tuple[Piece, ...]:
@@ -180,18 +184,29 @@ def _bounded(tails: tuple[Piece, ...]) -> tuple[Piece, ...]:
     return tails[start:]
 
 
-def _tail(history: TopicHistory, ledger: LedgerHistory) -> Piece:
-    first = max(0, ledger.last_entry_id + 1 - BEFORE_ENTRIES)
+def _tail(history: TopicHistory, ledger: LedgerHistory, entries: int) -> Piece:
+    last = ledger.last_entry_id
+    first = max(0, last + 1 - entries)
+    fragments = _from_near(fragments_of(ledger, first, last), last)
     return Piece(
         history.topic,
         history.partition,
         ledger.ledger_id,
-        first,
-        ledger.last_entry_id,
+        max(first, fragments[0].first_entry_id),
+        last,
         ledger.ensemble_size,
         ledger.write_quorum,
-        fragments_of(ledger, first, ledger.last_entry_id),
+        fragments,
     )
+
+
+def _from_near(fragments: tuple[Fragment, ...], entry_id: int) -> tuple[Fragment, ...]:
+    """Without the oldest before that of `entry_id` that a task has no room for."""
+    start = sum(fragment.first_entry_id <= entry_id for fragment in fragments) - 1
+    size_bytes = 0
+    while start > 0 and (size_bytes := size_bytes + _fragment_bytes(fragments[start - 1])) <= _BEFORE_BYTES:
+        start -= 1
+    return fragments[start:]
 
 
 def fragments_of(ledger: LedgerHistory, first: int, last: int) -> tuple[Fragment, ...]:

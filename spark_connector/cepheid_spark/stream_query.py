@@ -257,7 +257,13 @@ class StreamQuery:
             found = self._range_of(snapshot, topic, first, end)
             if found is not None:
                 ranges.append(found)
-        return cut_ranges(ranges, snapshot.plan, target_bytes=self._options.target_task_bytes, entries_per_task=end.cut)
+        return cut_ranges(
+            ranges,
+            snapshot.plan,
+            target_bytes=self._options.target_task_bytes,
+            entries_per_task=end.cut,
+            look_back=self._options.settings.chunk_lookback,
+        )
 
     def _range_of(self, snapshot: Snapshot, topic: str, first: MessagePosition, end: StreamOffset) -> TopicRange | None:
         from cepheid_scan.splits import TopicRange

@@ -22,6 +22,7 @@ from cepheid_scan import (
     PlanSource,
     PlanUnavailableError,
     ReadMode,
+    ReadSettings,
     RowFilter,
     ScanCounters,
     ScanRequest,
@@ -194,6 +195,15 @@ def test_several_topics_and_partitions(world: World) -> None:
     assert planned(world.request("parts", "alone")) == alone + places
     assert planned(replace(world.request("x"), topics=TopicSelection(("parts",), partitions=frozenset({2})))) == places[8:]
     assert planned(replace(world.request("x"), topics=TopicSelection(("parts",), partitions=frozenset({1})))) == []
+
+
+def test_the_look_back_of_the_settings_is_planned(world: World) -> None:
+    places = world.publish("looked-back", 9, 9, 9)
+    start = Edge(positions=((f"{FULL}/looked-back", MessagePosition(*places[20])),))
+    for look_back, expected in ((1000, [9, 9]), (6, [6]), (2, []), (0, [])):
+        spec = ScanSpec(ReadMode.ENTRIES, ("topic",), settings=ReadSettings(chunk_lookback=look_back))
+        (task,), _, _ = plan_scan(world.request("looked-back", start=start, spec=spec))
+        assert [tail.last_entry_id - tail.first_entry_id + 1 for tail in task.pieces[0].before] == expected
 
 
 def test_what_was_trimmed_before_the_start(world: World) -> None:

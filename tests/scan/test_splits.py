@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cepheid_scan import BadOptionError, Fragment, HistoryPlan, LedgerHistory, MessagePosition, ScanTask, TopicHistory
+from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.scan_task import LookBack
 from cepheid_scan.splits import (
     BEFORE_ENTRIES,
     MAX_STREAM_PIECES,
@@ -272,6 +275,36 @@ def test_the_lookback_is_bounded() -> None:
     (tail,) = after.before
     assert tail.last_entry_id - tail.first_entry_id + 1 == BEFORE_ENTRIES
     assert all(earlier.ledger_id <= later.ledger_id for earlier, later in pairwise([before, after]))
+
+
+@pytest.mark.parametrize("place", [(2, 0), (2, 500), (2, 1200), (2, 4999), (3, 700)])
+@pytest.mark.parametrize("look_back", [0, 1, 999, 3000, 6000])
+@pytest.mark.parametrize("starts", [(0,), (0, 700, 1400, 2100, 2800, 3500, 4200)])
+def test_the_look_back_is_as_long_as_it_says_over_ledgers_and_fragments(
+    place: tuple[int, int], look_back: int, starts: tuple[int, ...]
+) -> None:
+    history = topic_of(*(ledger(number, 5000, starts=starts) for number in (1, 2, 3)))
+    wanted = TopicRange(history, MessagePosition(*place), MessagePosition(place[0], 5000))
+    (task,) = cut_ranges([wanted], plan_of(history), target_bytes=1 << 40, look_back=look_back)
+    looked_at: list[tuple[int, int]] = []
+    for part in LookBack(cast(EntrySource, None)).parts(task.pieces[0], look_back):
+        assert part.fragments[0].first_entry_id <= part.first_entry_id, "it is known where they lie"
+        looked_at += [(part.ledger_id, entry_id) for entry_id in range(part.first_entry_id, part.last_entry_id + 1)]
+    every = [(number, entry_id) for number in (1, 2, 3) for entry_id in range(5000) if (number, entry_id) < place]
+    assert looked_at == every[max(0, len(every) - look_back) :]
+
+
+def test_a_long_look_back_leaves_tasks_small_and_whole() -> None:
+    history = topic_of(*(ledger(number, 10_000, starts=tuple(range(0, 10_000, 50))) for number in range(3)))
+    shares = {history.topic: 10_000}
+    by_size = cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 30, look_back=1_000_000)
+    by_entries = cut_ranges([whole(history)], plan_of(history), target_bytes=1, entries_per_task=shares, look_back=1_000_000)
+    assert entries_of(by_size) == entries_of(by_entries) == expected_of([whole(history)])
+    assert max(len(pickle.dumps(task)) for task in by_size) < MAX_TASK_BYTES
+    assert len(by_entries) == 3
+    (tail,) = by_entries[2].pieces[0].before
+    assert len(tail.fragments) == 21
+    assert tail.first_entry_id == tail.fragments[0].first_entry_id == 10_000 - 21 * 50
 
 
 def test_entries_per_task_follows_the_average() -> None:

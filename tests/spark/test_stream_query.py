@@ -170,6 +170,15 @@ def test_a_batch_is_repeated_with_the_same_tasks_after_the_topic_has_gone_on() -
     assert bench.tasks(start, end) == tasks
 
 
+def test_the_look_back_of_the_options_is_planned() -> None:
+    bench = Bench(chunkLookback="2500")
+    bench.known.chains[A] = [ledger(7, 3000), ledger(9, 500, is_open=True)]
+    start = at(a=(9, 99))
+    (task,) = bench.query.plan(start, bench.latest(start))
+    (tail,) = task.pieces[0].before
+    assert (tail.ledger_id, tail.first_entry_id, tail.last_entry_id) == (7, 500, 2999)
+
+
 def test_the_first_batch_is_repeated_from_where_it_began_though_latest_has_moved() -> None:
     bench = Bench()
     bench.known.chains[A] = [ledger(9, 2, is_open=True)]
