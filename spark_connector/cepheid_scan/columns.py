@@ -5,12 +5,13 @@ Everything may be null, as Spark compares nullability too; times are microsecond
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import pyarrow as pa
 
 from cepheid_scan.errors import BadOptionError
+from cepheid_scan.history import SchemaVersion
 from cepheid_scan.scan_request import ReadMode, ScanSpec
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -74,11 +75,24 @@ def metadata_columns() -> Mapping[str, pa.DataType]:
     return {**columns, ERROR_COLUMN: pa.string()}
 
 
+def schema_columns(schemas: Sequence[SchemaVersion], reader_version: bytes | None) -> Mapping[str, pa.DataType]:
+    """What typed rows have of the schema. Raises BadOptionError: also for a field that would hide one of `metadata_columns`."""
+    from cepheid_scan.typed import typed_fields  # imports the schema libraries
+
+    columns = {field.name: field.type for field in typed_fields(schemas, reader_version)}
+    if hidden := metadata_columns().keys() & columns.keys():
+        name = min(hidden)
+        raise BadOptionError(
+            f"the schema has a field {name}, and typed rows have a column of that name for what is known of each message: read "
+            "with readMode=messages, or show a version of the schema without that field",
+            column=name,
+        )
+    return columns
+
+
 def _types(spec: ScanSpec) -> Mapping[str, pa.DataType]:
     if spec.mode is ReadMode.MESSAGES:
         return MESSAGE_COLUMNS
     if spec.mode is ReadMode.ENTRIES:
         return ENTRY_COLUMNS
-    from cepheid_scan.typed import typed_fields  # imports the schema libraries
-
-    return {**{field.name: field.type for field in typed_fields(spec.schemas, spec.reader_version)}, **metadata_columns()}
+    return {**schema_columns(spec.schemas, spec.reader_version), **metadata_columns()}

@@ -128,16 +128,16 @@ def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counte
 
 def _default_columns(spec: ScanSpec) -> tuple[str, ...]:
     """As Spark shows them: of typed rows the schema's, then the usual ones of messages."""
-    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, TYPED_PREFIX
+    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, TYPED_PREFIX, schema_columns
 
     if spec.mode is ReadMode.ENTRIES:
         return DEFAULT_ENTRY_COLUMNS
     if spec.mode is ReadMode.MESSAGES:
         return DEFAULT_MESSAGE_COLUMNS
-    from cepheid_scan.typed import typed_fields
-
-    fields = [field.name for field in typed_fields(spec.schemas, spec.reader_version)]
-    return (*fields, *(f"{TYPED_PREFIX}{name}" for name in DEFAULT_MESSAGE_COLUMNS if name != "value"))
+    return (
+        *schema_columns(spec.schemas, spec.reader_version),
+        *(f"{TYPED_PREFIX}{name}" for name in DEFAULT_MESSAGE_COLUMNS if name != "value"),
+    )
 
 
 def _plan_source(given: PlanSource) -> PlanSource:

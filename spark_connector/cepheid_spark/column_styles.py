@@ -79,8 +79,15 @@ def styled_types(scan_types: Mapping[str, pa.DataType], mode: ReadMode, style: s
         raise BadOptionError("columnStyle=pulsar-spark has no entries: leave it out, or read with readMode=messages")
     import pyarrow as pa
 
+    from cepheid_scan.columns import metadata_columns
+
     prefix = "__" if mode is ReadMode.TYPED else ""
-    values = [name for name in scan_types if not name.startswith("_")] if mode is ReadMode.TYPED else ["value"]
+    values = [name for name in scan_types if name not in metadata_columns()] if mode is ReadMode.TYPED else ["value"]
+    if hidden := _PULSAR_SPARK.keys() & set(values):
+        name = min(hidden)
+        raise BadOptionError(
+            f"the schema has a field {name}, and columnStyle=pulsar-spark a column of that name: leave columnStyle out", column=name
+        )
     types = {name: scan_types[name] for name in values}
     for name, source in _PULSAR_SPARK.items():
         types[name] = pa.binary() if source is None else scan_types[prefix + source]

@@ -51,22 +51,20 @@ def choose_columns(schema: StructType, options: SourceOptions, schemas: Sequence
 
 
 def _available_types(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> dict[str, pa.DataType]:
-    from cepheid_scan.columns import ENTRY_COLUMNS, ERROR_COLUMN, MESSAGE_COLUMNS, metadata_columns
+    from cepheid_scan.columns import ENTRY_COLUMNS, ERROR_COLUMN, MESSAGE_COLUMNS, metadata_columns, schema_columns
 
     match options.mode:
         case ReadMode.ENTRIES:
             return styled_types(ENTRY_COLUMNS, options.mode, options.column_style)
         case ReadMode.MESSAGES:
             return styled_types(MESSAGE_COLUMNS, options.mode, options.column_style)
-    from cepheid_scan.typed import typed_fields
-
-    types = {field.name: field.type for field in typed_fields(schemas, options.reader_version)}
     more = metadata_columns()
-    return styled_types({**types, **more}, options.mode, options.column_style) | {ERROR_COLUMN: more[ERROR_COLUMN]}
+    types = {**schema_columns(schemas, options.reader_version), **more}
+    return styled_types(types, options.mode, options.column_style) | {ERROR_COLUMN: more[ERROR_COLUMN]}
 
 
 def _default_columns(options: SourceOptions, types: Mapping[str, pa.DataType]) -> Sequence[str]:
-    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, ERROR_COLUMN
+    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, ERROR_COLUMN, metadata_columns
 
     if options.column_style != PLAIN:
         return [name for name in types if name != ERROR_COLUMN]
@@ -75,8 +73,8 @@ def _default_columns(options: SourceOptions, types: Mapping[str, pa.DataType]) -
             return DEFAULT_ENTRY_COLUMNS
         case ReadMode.MESSAGES:
             return DEFAULT_MESSAGE_COLUMNS
-    usual = {f"__{name}" for name in DEFAULT_MESSAGE_COLUMNS}
-    return [name for name in types if name in usual or not (name.startswith("__") or name == ERROR_COLUMN)]
+    unusual = metadata_columns().keys() - {f"__{name}" for name in DEFAULT_MESSAGE_COLUMNS}
+    return [name for name in types if name not in unusual]
 
 
 def _check_names(names: Iterable[str], types: Mapping[str, pa.DataType], where: str) -> None:

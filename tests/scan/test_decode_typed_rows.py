@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import BadRecordError, OnBadRecord, ReadMode, ScanCounters, ScanSpec, SchemaVersion
+from cepheid_scan import BadOptionError, BadRecordError, OnBadRecord, ReadMode, ScanCounters, ScanSpec, SchemaVersion
 from cepheid_scan.typed_rows import TypedRows
 from cepheid_wire import encode_tail
 from tests.scan.decode_reference import batched, groups_of, message, metadata, piece, single
@@ -53,3 +53,14 @@ def test_bad_entries_are_left_out_or_fail() -> None:
     assert (counters.bad_records, counters.messages) == (3, 2)
     with pytest.raises(BadRecordError, match="12:1"):
         typed(entries(), OnBadRecord.FAIL)
+
+
+def test_a_field_that_begins_with_underscores_is_the_schemas_and_none_hides_what_is_the_messages() -> None:
+    definition = b'{"type":"record","name":"R","fields":[{"name":"__v","type":"int"},{"name":"%s","type":"int"}]}'
+    spec = ScanSpec(ReadMode.TYPED, ("_id", "__v", "__key"), schemas=(SchemaVersion(VERSION, "AVRO", definition % b"_id"),))
+    decoder = TypedRows(spec, ScanCounters(), lambda asked, count: iter(()))
+    (batch,) = decoder.decode(piece(1), groups_of([single(b"\x02\x04", partition_key="k", schema_version=VERSION)]))
+    assert batch.to_pylist() == [{"_id": 2, "__v": 1, "__key": "k"}]
+    hiding = ScanSpec(ReadMode.TYPED, ("__v",), schemas=(SchemaVersion(VERSION, "AVRO", definition % b"__key"),))
+    with pytest.raises(BadOptionError, match="has a field __key"):
+        TypedRows(hiding, ScanCounters(), lambda asked, count: iter(()))

@@ -110,6 +110,36 @@ def test_message_ids_are_those_that_clients_read(places: list[tuple[int, int, in
     ]
 
 
+def schemas_with(*names: str) -> tuple[SchemaVersion, ...]:
+    fields = ",".join(f'{{"name":"{name}","type":"int"}}' for name in names)
+    return (SchemaVersion(bytes(8), "AVRO", f'{{"type":"record","name":"F","fields":[{fields}]}}'.encode()),)
+
+
+@pytest.mark.parametrize("style", ["plain", "pulsar-spark"])
+def test_fields_of_a_schema_are_shown_whatever_they_begin_with(style: str) -> None:
+    names, options = ("_id", "__v", "_", "__ts", "key", "value"), parse(readMode="typed", columnStyle=style)
+    shown = rows_schema(options, schemas_with(*names))
+    assert tuple(shown.names[: len(names)]) == names
+    assert choose_columns(shown, options, schemas_with(*names)).scan_columns[: len(names)] == names
+
+
+@pytest.mark.parametrize(
+    ("style", "name"),
+    [("plain", "__key"), ("plain", "_error"), ("plain", "__ordering_key"), ("pulsar-spark", "_error"), ("pulsar-spark", "__key")],
+)
+def test_a_field_that_would_hide_a_column_of_the_message_is_refused(style: str, name: str) -> None:
+    for function in (rows_schema, lambda *given: choose_columns(schema_of("a bigint"), *given)):
+        with pytest.raises(BadOptionError, match=f"has a field {name}, .* read with readMode=messages"):
+            function(parse(readMode="typed", columnStyle=style), schemas_with("a", name))
+
+
+def test_a_field_that_hides_a_column_of_the_style_alone_is_read_without_it() -> None:
+    schemas = schemas_with("__messageId")
+    assert "__messageId" in rows_schema(parse(readMode="typed"), schemas).names
+    with pytest.raises(BadOptionError, match="leave columnStyle out"):
+        rows_schema(parse(readMode="typed", columnStyle="pulsar-spark"), schemas)
+
+
 def test_the_typed_spec_shows_one_version() -> None:
     from cepheid_spark.topic_schemas import with_reader_version
 
