@@ -73,6 +73,10 @@ def read(
     url: Annotated[str | None, typer.Option("--url", help=f"Service URL of any broker. Default: {DEFAULT_SERVICE_URL}")] = None,
     admin_url: Annotated[str | None, typer.Option(help="Or: admin URL of any broker.")] = None,
     metadata: Annotated[str | None, typer.Option(help="Or: the metadata store, when no broker runs (zk://host:2181/path).")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="CEPHEID_TOKEN", help="Shown to brokers. In the environment other users of the machine do not see it."),
+    ] = None,
 ) -> None:
     """Print a topic's messages from storage, past the brokers, or write them to a file."""
     _require_modules()
@@ -92,6 +96,7 @@ def read(
         service_url=url,
         admin_url=admin_url,
         metadata=metadata,
+        token=token,
         start=start,
         end=end,
         columns=named,

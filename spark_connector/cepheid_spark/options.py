@@ -185,7 +185,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         mode=mode,
         columns=_columns(given),
         column_style=given.get("columnStyle", "plain"),
-        reader_version=_reader_version(given.get("schemaVersion", "latest")),
+        reader_version=_reader_version(given.get("schemaVersion", "latest"), mode),
         on_bad_record=OnBadRecord(given.get("onBadRecord", "fail")),
         fail_on_data_loss=given.get("failOnDataLoss", True),
         settings=_read_settings(given),
@@ -359,9 +359,14 @@ def _columns(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     return columns
 
 
-def _reader_version(text: str) -> bytes | None:
-    if text.lower() == "latest":
+def _reader_version(text: str, mode: ReadMode) -> bytes | None:
+    if text.strip().lower() == "latest":
         return None
+    if mode is not ReadMode.TYPED:
+        raise BadOptionError(
+            f"option schemaVersion: only rows of readMode=typed are shown as a version, and this is {mode.value}",
+            option="schemaVersion",
+        )
     number: int = whole_number(least=0, most=(1 << 63) - 1)("schemaVersion", text)
     return number.to_bytes(8, "big")
 

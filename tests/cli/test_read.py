@@ -10,7 +10,9 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,32 @@ def test_parquet_is_not_for_terminals(server: ProcessCluster, monkeypatch: pytes
     monkeypatch.setattr(read_command, "_is_terminal", lambda: True)
     with pytest.raises(CepheidError, match="--output"):
         run(server, "orders", "--format", "parquet")
+
+
+@pytest.mark.parametrize(("words", "environment"), [(["--token", "hush"], {}), ([], {"CEPHEID_TOKEN": "hush"})])
+def test_a_token_is_shown_to_brokers(words: list[str], environment: dict[str, str]) -> None:
+    shown: list[str | None] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers["Authorization"])
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as broker:
+        serving = threading.Thread(target=broker.serve_forever)
+        serving.start()
+        try:
+            url = f"http://127.0.0.1:{broker.server_port}"
+            result = CliRunner().invoke(app, ["read", "orders", "--admin-url", url, *words], env=environment)
+        finally:
+            broker.shutdown()
+            serving.join()
+    assert shown == ["Bearer hush"]
+    assert isinstance(result.exception, CepheidError)
+    assert "hush" not in str(result.exception) + result.output
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

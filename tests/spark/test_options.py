@@ -86,7 +86,6 @@ def test_options_of_what_is_not_served_yet_are_refused_by_name(name: str) -> Non
         ("serviceUrl", "localhost:6650", "pulsar://host:port"),
         ("topicsPattern", "[", "regular expression"),
         ("partitions", "5-2", "0,3,7-9"),
-        ("schemaVersion", "newest", "whole number"),
         ("keys", "", "a list"),
     ],
 )
@@ -231,6 +230,15 @@ def test_hostile_numbers_and_brackets_are_refused_in_a_short_line(name: str, tex
     message = refusal({**NEEDED, name: text})
     assert name in message
     assert len(message) < 500
+
+
+def test_a_version_of_the_schema_is_of_typed_rows_alone() -> None:
+    for mode in ("messages", "entries"):
+        assert "only rows of readMode=typed" in refusal({**NEEDED, "readMode": mode, "schemaVersion": "77"})
+        assert parse(readMode=mode, schemaVersion="Latest ").reader_version is None
+    assert "only rows of readMode=typed" in refusal({**NEEDED, "schemaVersion": "0"})
+    message = refusal({**NEEDED, "readMode": "typed", "schemaVersion": "newest"})
+    assert all(part in message for part in ("schemaVersion", "'newest'", "whole number"))
 
 
 @pytest.mark.parametrize("name", ["keys", "eventTimeFrom", "eventTimeUntil"])
