@@ -8,8 +8,9 @@ from typing import Any
 
 import pulsar
 import pytest
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 
+from cepheid_testkit import ProcessCluster
 from cepheid_wire import TopicName
 from tests.e2e.official_client import EARLIEST, publish, receive
 
@@ -191,10 +192,17 @@ def test_tasks_are_cut_by_bytes_and_rows_keep_their_order(topic: str, client: pu
     assert load(topic).rdd.getNumPartitions() == 1
 
 
-def test_several_topics_and_patterns(topic: str, client: pulsar.Client, load: Load) -> None:
+def test_several_topics_and_patterns(
+    topic: str, client: pulsar.Client, load: Load, spark: SparkSession, server: ProcessCluster
+) -> None:
     for place in "ab":
         publish(client, f"{topic}-{place}", [place.encode()])
+        publish(client, f"{topic}-{place}-other", [b"other"])
     assert {bytes(row.value) for row in load(f"{topic}-a,{topic}-b").collect()} == {b"a", b"b"}
+    reader = spark.read.format("cepheid").option("service.url", server.service_url)
+    matched = reader.option("topicsPattern", f"persistent://public/default/{topic}-[ab]").load().collect()
+    assert {(row.topic.rpartition("-")[2], bytes(row.value)) for row in matched} == {("a", b"a"), ("b", b"b")}
+    assert reader.option("topicsPattern", f"{topic}-.-other").load().count() == 2
 
 
 def test_a_dataframe_is_a_snapshot_and_another_load_sees_more(topic: str, client: pulsar.Client, load: Load) -> None:

@@ -74,3 +74,5 @@ def test_two_workers_read_in_batch_and_as_a_stream_and_without_a_way_to_one_book
         "silent": True,
     }, said
     assert {name: part["executors"] for name, part in found.items()} == dict.fromkeys(found, 2), said
+    for name in ("refusing", "silent"):
+        assert found[name]["failures"] >= found[name]["tasks"] >= 8, (name, found[name])
