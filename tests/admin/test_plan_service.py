@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -130,6 +131,30 @@ def test_a_plan_follows_the_topic(cluster: AdminWorld) -> None:
     (anew,) = plan_of(cluster, topic)["plans"]
     assert anew["incarnation"] != one["incarnation"], "another topic of the same name"
     assert not {ledger["ledger_id"] for ledger in anew["ledgers"]} & {ledger["ledger_id"] for ledger in one["ledgers"]}
+
+
+@pytest.mark.parametrize(("misses", "status"), [(2, 200), (3, 503)])
+def test_a_ledger_that_is_trimmed_between_its_chain_and_its_record_is_looked_for_anew(
+    cluster: AdminWorld, monkeypatch: pytest.MonkeyPatch, misses: int, status: int
+) -> None:
+    name = f"trimmed-{misses}"
+    cluster.publish(f"{FULL}/{name}", [b"a"])
+    module = importlib.import_module("cepheid_broker.admin.plan")  # its name is that of a function, too
+    found_of, asked = module.ledger_records, 0
+
+    class Records:
+        def __init__(self, store: Any) -> None:
+            self._records = found_of(store)
+
+        async def get(self, ledger_id: int) -> Any:
+            nonlocal asked
+            asked += 1
+            return None if asked <= misses else await self._records.get(ledger_id)
+
+    monkeypatch.setattr(module, "ledger_records", Records)
+    answer = cluster.get(PLAN, params={"topic": f"{FULL}/{name}"})
+    assert (answer.status_code, asked) == (status, 3), answer.text
+    assert status == 200 or "changed 3 times while it was read" in answer.text
 
 
 def test_a_topic_that_nobody_uses_is_opened_for_its_end(tmp_path: Path) -> None:
