@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +204,17 @@ def test_it_is_an_arrow_stream_like_any_other(server: ProcessCluster) -> None:
 def test_duckdb_reads_it(server: ProcessCluster) -> None:
     duckdb = pytest.importorskip("duckdb")
     history = scan("orders", service_url=server.service_url)
-    found = duckdb.sql("select count(*), sum(octet_length(value)) from history").fetchone()
-    assert found == (COUNT, 120 * COUNT)
+    (found,) = duckdb.sql("select count(*), sum(octet_length(value)), max(publish_time) from history").fetchall()
+    assert found[:2] == (COUNT, 120 * COUNT)
+    assert abs(found[2] - datetime.now(UTC)) < timedelta(hours=1)
     del history
+
+
+def test_polars_reads_it(server: ProcessCluster) -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.from_arrow(scan("orders", service_url=server.service_url))
+    assert frame["value"].to_list() == [value_of(number) for number in range(COUNT)]
+    assert frame["publish_time"].dtype == polars.Datetime("us", "UTC")
 
 
 def test_a_reader_that_is_left_ends_its_threads(server: ProcessCluster) -> None:
