@@ -7,7 +7,8 @@ Rules
 1. A lease is over when its time has come by a clock that cannot jump ahead (SteadyClock), *and* nobody has renewed it for
    `silence_s` by the loop's clock since this broker has the topic open: a broker that was started with a wrong clock takes nothing
    from a holder that lives, since its renewals are seen, whatever they say. A consumer is a sign of life too: it may come again.
-2. The last look and the closing to newcomers are one step: a renewal or a consumer before it saves the lease.
+2. The last look and the closing to newcomers are one step: a renewal or a consumer before it saves the lease, also a renewal
+   whose record is still to be written: it will be acknowledged.
 3. Only open topics are judged: of a closed one nothing is trimmed either.
 """
 
@@ -109,7 +110,7 @@ class LeaseExpiry:
 
 def _is_over(topic: PersistentTopic, sight: _Sight, found: Subscription) -> bool:
     """Rule 2: asked again in the step that deletes."""
-    if found is not sight.subscription or found.consumers or found.in_seek or not found.durable:
+    if found is not sight.subscription or found.consumers or found.in_seek or found.cursor.properties_changing or not found.durable:
         return False
     if found.cursor.properties.get(LEASE_PROPERTY) != sight.text:
         return False

@@ -183,6 +183,22 @@ def test_a_renewal_at_the_last_moment_saves_the_lease() -> None:
     run(test)
 
 
+def test_a_renewal_that_waits_for_its_record_saves_the_lease() -> None:
+    """It is acknowledged: nobody would make the subscription again before the next one."""
+
+    async def test(bench: Bench) -> None:
+        await bench.lease("s", -1)
+        await bench.look()
+        async with bench.topic.ledger._cursors._writing:  # the metadata store is slow
+            renewal = asyncio.ensure_future(bench.renew("s", FAR_MS))
+            await wait_until(lambda: bool(bench.topic.ledger._cursors._writing._waiters), what="the renewal")
+            assert await bench.look(SILENCE_S) == ["s"]
+        await renewal
+        assert await bench.look() == ["s"]
+
+    run(test)
+
+
 def test_the_broker_looks_by_itself_and_shows_what_it_did() -> None:
     async def main() -> None:
         async with BrokerWorld(lease_check_s=0.01, lease_silence_s=0.02, rate_window_s=0.01) as world:

@@ -51,6 +51,8 @@ class Cursor:
         self.is_rewound = False
         """What it knew was lost: sequence ids, and acknowledgements above a position that was saved earlier."""
         self.refused_acks = 0
+        self.properties_changing = 0
+        """Calls of `set_properties` under way: `properties` has none of it yet."""
         self._counts = DeliveryCounts()
         self._changes = 0  # of counts and sequence ids
         self._ledgers = ledgers
@@ -214,10 +216,14 @@ class Cursor:
 
     async def set_properties(self, properties: Mapping[str, str]) -> None:
         """Replaces them all. Durable before it returns."""
-        if self._home is not None:
-            await self._home.set_properties(self, properties)
-        else:
+        if self._home is None:
             self.properties = dict(properties)
+            return
+        self.properties_changing += 1
+        try:
+            await self._home.set_properties(self, properties)
+        finally:
+            self.properties_changing -= 1
 
     def _forget_counts_since(self, mark_delete_before: Position) -> None:
         if self._counts:
