@@ -90,6 +90,7 @@ class LeaseKeeper:
             with self._changed:
                 self._taken = None
                 firsts, self._at = self._at, {}
+                self._changed.notify()
             self.hold(firsts, must_exist=True)
 
     def doubt(self) -> None:
@@ -100,7 +101,7 @@ class LeaseKeeper:
     def want(self, topic: str, first: MessagePosition, *, must_exist: bool = False) -> None:
         """As `hold`, in the background."""
         with self._changed:
-            if topic not in self._at and topic not in self._wanted:
+            if self._taken is None and topic not in self._at and topic not in self._wanted:
                 self._wanted[topic] = first, must_exist
                 self._changed.notify()
         self._start()
@@ -108,7 +109,7 @@ class LeaseKeeper:
     def move(self, firsts: Mapping[str, MessagePosition]) -> None:
         """Forward only."""
         with self._changed:
-            for topic, first in firsts.items():
+            for topic, first in firsts.items() if self._taken is None else ():
                 if topic in self._at and first > self._moves.get(topic, self._stands.get(topic, _ANYWHERE)):
                     self._moves[topic] = first
             self._changed.notify()
@@ -156,8 +157,9 @@ class LeaseKeeper:
             with self._changed:
                 if self._closed or (pause_s is None and (self._wanted or self._moves)):
                     continue
-                until_renewal_s = max(0.05, self._renewed_at + self._renew_s - time.monotonic())
-                self._changed.wait(until_renewal_s if pause_s is None else pause_s)
+                if self._taken is None and pause_s is None:
+                    pause_s = max(0.05, self._renewed_at + self._renew_s - time.monotonic())
+                self._changed.wait(pause_s)  # taken: until it is taken back, or closed
 
     def _work(self) -> None:
         if self._taken is not None:

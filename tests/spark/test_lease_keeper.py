@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 
 import pytest
 
-from cepheid_scan import AdminRefusedError, MessagePosition
+from cepheid_scan import AdminRefusedError, MessagePosition, PlanUnavailableError
 from cepheid_spark.lease import Held
+from cepheid_spark.lease_holder import Holder
 from cepheid_spark.lease_keeper import LeaseKeeper
 from tests.spark.stream_courses import Course, ModelLease, World
 
@@ -160,3 +163,30 @@ def test_the_lease_of_a_start_that_is_not_used_goes_again() -> None:
     assert len(world.cursors) == 2
     course.query.plan(again, end)
     assert list(world.cursors) == [(A, end.subscription)]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_a_keeper_whose_lease_is_taken_rests_until_it_is_taken_back() -> None:
+    """Spark commits once more behind the question that ends the query, and may take its time to end it."""
+    world, lease, _ = bench()
+    keeper = LeaseKeeper(lease, renew_s=0.0, at_once=1)  # type: ignore[arg-type]
+    rounds: list[float] = []
+    work = keeper._work
+    keeper._work = lambda: (rounds.append(0.0), work())[1]  # type: ignore[method-assign, func-returns-value]
+    keeper.hold({A: place(world, A, 0)})
+    keeper._on_taken(Holder("o", "h", 1, 1, 1).taken("s", A, 1))
+    keeper.move({A: place(world, A, 5)})
+    keeper.want(B, place(world, B, 0))
+    rounds.clear()
+    time.sleep(0.3)
+    assert len(rounds) <= 1, "the one that was under way"
+    renewals = len(lease.renewals)
+    keeper.take()
+    wait_until(lambda: len(lease.renewals) > renewals)
+    keeper.close()
