@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource
+from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource, PlanUnavailableError
 from cepheid_spark.lease_holder import HOLDER_PROPERTY, Holder, wall_ms
-from cepheid_spark.many_calls import call_all
+from cepheid_spark.many_calls import AT_ONCE, call_all
 from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
@@ -132,7 +132,10 @@ class Lease:
         return self._call("POST", topic, "/resetcursor", _place(first), accept=(_NOT_FOUND, _NO_SUCH_PLACE)) is None
 
     def drop(self, topic: str) -> None:
-        """For one that nobody will ever ask for."""
+        """For one that nobody will ever ask for. Another query that has taken it meanwhile keeps it."""
+        found = self.properties(topic)
+        if found is None or self._other(found) is not None:
+            return
         self._call("DELETE", topic, "", accept=(_NOT_FOUND, _NO_SUCH_PLACE))
 
     def is_topic_there(self, topic: str) -> bool:
@@ -207,11 +210,23 @@ def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_
 
     with closing(AdminHttp(source)) as http:
         lease = Lease(http, name or new_lease_name("batch-"), ttl_s)
-        failures = call_all([partial(_hold, lease, topic, starts[topic]) for topic in sorted(starts)])
+        made: list[str] = []
+
+        def hold(topic: str) -> None:
+            if lease.hold(topic, starts[topic]) is Held.MADE:
+                made.append(topic)
+
+        failures = call_all([partial(hold, topic) for topic in sorted(starts)], until=Exception)
+        if failures and name is None:  # a name that was given may be other reads' as well
+            drop_all(lease, made)
     if failures:
         raise failures[0]
     return lease.name
 
 
-def _hold(lease: Lease, topic: str, first: MessagePosition) -> None:
-    lease.hold(topic, first)
+def drop_all(lease: Lease, topics: Sequence[str], at_once: int = AT_ONCE) -> None:
+    """What cannot be dropped stays until its time to live is over."""
+    failures = call_all([partial(lease.drop, topic) for topic in topics], at_once, until=PlanUnavailableError)
+    if failures:
+        facts = {"subscription": lease.name, "topics": len(topics), "error": str(failures[0])}
+        log.warning("lease.not_dropped", extra=facts)

@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from cepheid_ports import CepheidError
 from cepheid_scan import MessagePosition
-from cepheid_spark.lease import Held, Lease
+from cepheid_spark.lease import Held, Lease, drop_all
 from cepheid_spark.lease_holder import LeaseTakenError
 from cepheid_spark.many_calls import AT_ONCE, call_all
 
@@ -46,6 +46,7 @@ class LeaseKeeper:
         self._stands: dict[str, MessagePosition] = {}  # where it stands, as far as this process has put it there
         self._new: set[str] = set()  # made by this process
         self._broken: set[str] = set()  # rule 2
+        self._failing: set[str] = set()  # those of the last round
         self._taken: LeaseTakenError | None = None
         self._renewed_at = time.monotonic()
         self._closed = False
@@ -72,12 +73,26 @@ class LeaseKeeper:
         """Returns when all of them are covered. `must_exist`: the query has run before, with this lease. Raises CepheidError.
 
         `takes`: also from another query. Else `check` raises if there is one, and `take` takes it then.
+        Where this fails, or the lease is another's, what was made of it here goes again: whoever starts anew makes it anew.
         """
-        missing = [topic for topic in sorted(firsts) if not self.covers(topic)]
+        with self._changed:
+            missing, new_before = sorted(firsts.keys() - self._at.keys()), set(self._new)
         calls = [partial(self._hold, topic, firsts[topic], must_exist=must_exist, takes=takes) for topic in missing]
-        if failures := call_all(calls, self._at_once):
+        failures = call_all(calls, self._at_once, until=Exception)
+        if (failures or self._taken is not None) and not must_exist:
+            self._unmake([topic for topic in missing if topic in self._new - new_before])
+        if failures:
             raise failures[0]
         self._start()
+
+    def _unmake(self, topics: Sequence[str]) -> None:
+        drop_all(self._lease, topics, self._at_once)
+        with self._changed:
+            places = {topic: self._at[topic] for topic in topics}
+        self.forget(topics)
+        with self._changed:
+            if self._taken is not None:  # `take` makes it again there
+                self._at |= places
 
     def check(self) -> None:
         """Raises LeaseTakenError: another query has it."""
@@ -121,15 +136,15 @@ class LeaseKeeper:
                 self._wanted.pop(topic, None)
                 for places in (self._moves, self._at, self._stands):
                     places.pop(topic, None)
-                self._new.discard(topic)
-                self._broken.discard(topic)
+                for marked in (self._new, self._broken, self._failing):
+                    marked.discard(topic)
 
     def drop(self) -> None:
         """Deletes it: for one that this process made, and that no offset names."""
         with self._changed:
             topics = sorted(self._at)
         self.close()
-        call_all([partial(self._lease.drop, topic) for topic in topics], self._at_once)
+        drop_all(self._lease, topics, self._at_once)
 
     def close(self) -> None:
         """The subscription stays."""
@@ -168,22 +183,25 @@ class LeaseKeeper:
         with self._changed:
             wanted, moves = dict(self._wanted), dict(self._moves)
             renewed = sorted(self._at) if is_renewal else []
-        calls: list[Callable[[], None]] = [partial(self._hold_wanted, topic) for topic in wanted]
-        calls += [partial(self._move, topic, first) for topic, first in moves.items()]
-        calls += [partial(self._renew, topic) for topic in renewed]
+        calls: list[tuple[str, Callable[[], None]]] = [(topic, partial(self._hold_wanted, topic)) for topic in wanted]
+        calls += [(topic, partial(self._move, topic, first)) for topic, first in moves.items()]
+        calls += [(topic, partial(self._renew, topic)) for topic in renewed]
+        calls.sort(key=lambda call: call[0] in self._failing)  # nobody waits behind those whose broker is away
         if is_renewal:
             self._renewed_at = time.monotonic()  # those that fail are renewed the next time
-        failures = call_all([partial(self._unless_ended, call) for call in calls], self._at_once)  # rule 3
+        failures = call_all([partial(self._unless_ended, *call) for call in calls], self._at_once)  # rule 3
         if failures:
             raise failures[0]
 
-    def _unless_ended(self, call: Callable[[], None]) -> None:
+    def _unless_ended(self, topic: str, call: Callable[[], None]) -> None:
         if self._closed or self._taken is not None:
             return
+        self._failing.add(topic)
         try:
             call()
         except LeaseTakenError as error:
             self._on_taken(error)
+        self._failing.discard(topic)
 
     def _on_taken(self, error: LeaseTakenError) -> None:
         log.warning("lease.taken", extra={"subscription": self.name, "error": str(error)})
@@ -223,14 +241,15 @@ class LeaseKeeper:
     def _ask_to_hold(self, topic: str, first: MessagePosition, *, takes: bool) -> Held:
         """The process of a query that was just stopped may take a moment to end."""
         deadline = time.monotonic() + self._patience_s
-        while True:
+        while self._taken is None:
             try:
                 return self._lease.hold(topic, first, takes=takes)
             except LeaseTakenError as error:
-                if self._taken is not None or time.monotonic() >= deadline:
+                if self._taken is None and time.monotonic() >= deadline:
                     self._on_taken(error)
-                    return Held.FOUND
+                    break
             time.sleep(_LOOK_AGAIN_S)
+        return Held.FOUND
 
     def _move(self, topic: str, first: MessagePosition) -> None:
         if not self._lease.move(topic, first):

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 AT_ONCE = 8
 
 
-def call_all(calls: Sequence[Callable[[], None]], at_once: int = AT_ONCE) -> list[Exception]:
-    """Every call is made, whatever becomes of the others; what failed, in the order of the calls."""
+def call_all(
+    calls: Sequence[Callable[[], None]], at_once: int = AT_ONCE, *, until: type[Exception] | None = None
+) -> list[Exception]:
+    """What failed, in the order of the calls. Every one is made, whatever becomes of the others, but for `until`: none is begun
+    behind one that failed so. Each that finds nobody waits for as long as readers are patient."""
+    ended = threading.Event()
 
     def attempt(call: Callable[[], None]) -> Exception | None:
+        if ended.is_set():
+            return None
         try:
             call()
         except Exception as error:
+            if until is not None and isinstance(error, until):
+                ended.set()
             return error
         return None
 

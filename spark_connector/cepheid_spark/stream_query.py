@@ -361,15 +361,15 @@ class StreamQuery:
                 self._keeper.take()
             self._is_adopted = True
             return
-        unused, self._keeper = self._keeper, self._new_keeper(name or new_lease_name())
+        if self._keeper is not None:
+            self._keeper.drop()
+        self._keeper = self._new_keeper(name or new_lease_name())
         self._is_adopted = True
         self._state.follow(offset.ends)
         views = self._state.current().views
         firsts = {topic: end.next if start is None else offset.first_message(topic, start) for topic, end in offset.ends.items()}
         held = {topic: _held_from(first) for topic, first in firsts.items() if topic in views}
         self._keeper.hold(held, must_exist=offset.subscription is not None, takes=offset.subscription == self._keeper.name)
-        if unused is not None:
-            unused.drop()
 
     def _gone(self, snapshot: Snapshot, start: StreamOffset) -> frozenset[str]:
         gone = snapshot.gone & start.ends.keys()

@@ -11,15 +11,16 @@ import pulsar
 import pytest
 from pyspark.sql import DataFrame
 
-from cepheid_scan import MessagePosition, ScanTask
+from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource, ScanTask
 from cepheid_scan.history import Fragment, Piece
 from cepheid_spark import batch_reader
 from cepheid_spark.batch_lease import BatchLease, prolonging
 from cepheid_spark.batch_reader import LEASE_BYTES, first_positions, hold_lease
-from cepheid_spark.lease import LEASE_PROPERTY
+from cepheid_spark.lease import LEASE_PROPERTY, pin_batch
 from cepheid_spark.options import SourceOptions, parse_options
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
+from tests.spark.lease_broker import LeaseBroker
 
 Load = Callable[..., DataFrame]
 T = "persistent://public/default/t"
@@ -59,6 +60,15 @@ def test_a_read_goes_on_without_a_lease_unless_it_was_asked_for(caplog: pytest.L
     assert "scan.without_lease" in caplog.text
     with pytest.raises(PlanUnavailableError):
         hold_lease(options(subscription="mine"), tasks)
+
+
+def test_one_that_cannot_be_held_on_all_topics_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = LeaseBroker("persistent://public/default/a")  # the other topic went meanwhile
+    monkeypatch.setattr("cepheid_scan.admin_http.AdminHttp", lambda source: broker)
+    places = {f"persistent://public/default/{name}": MessagePosition(7, 0) for name in "ab"}
+    with pytest.raises(AdminRefusedError):
+        pin_batch(PlanSource(admin_url="http://nobody:1"), places, ttl_s=9.0)
+    assert not broker.stands
 
 
 def test_a_long_read_is_held_under_a_name_of_its_own(

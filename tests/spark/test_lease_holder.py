@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import MessagePosition
+from cepheid_scan import AdminRefusedError, MessagePosition, PlanUnavailableError
 from cepheid_spark.lease import LEASE_PROPERTY, Held, Lease
 from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, LeaseTakenError
 from cepheid_spark.lease_keeper import LeaseKeeper
@@ -160,10 +160,11 @@ def test_a_users_subscription_is_marked_and_gets_no_end() -> None:
 class HeldCourse(Course):
     """A course whose lease is one at `broker`; each process is another holder."""
 
-    def __init__(self, broker: LeaseBroker, world: World, **options: Any) -> None:
+    def __init__(self, broker: LeaseBroker, world: World, name: str | None = "s") -> None:
         self.broker = broker
         self.processes = 0
-        super().__init__(world, from_latest=False, disturb=lambda _: None, subscription="s", **options)
+        named = {} if name is None else {"subscription": name}
+        super().__init__(world, from_latest=False, disturb=lambda _: None, **named)
 
     def _new_keeper(self, name: str) -> LeaseKeeper:
         self.processes += 1
@@ -174,7 +175,7 @@ class HeldCourse(Course):
 
 
 def world_of_one() -> tuple[World, LeaseBroker]:
-    world, broker = World(random.Random(0)), LeaseBroker(A)
+    world, broker = World(random.Random(0)), LeaseBroker(A, B)
     world.create(A)
     world.write(A, 5)
     world.settle(A)
@@ -213,6 +214,84 @@ def test_the_query_itself_goes_on_from_its_checkpoint_at_once(committed: bool) -
     before._work()
     with pytest.raises(LeaseTakenError):
         before.check()
+
+
+def refuse(broker: LeaseBroker, topic: str) -> None:
+    """No subscription can be made for it any more."""
+    request, local_name = broker.request, topic.rpartition("/")[2]
+
+    def request_or_refuse(method: str, path: str, *, body: Any = None) -> Any:
+        if method == "PUT" and f"/{local_name}/" in path:
+            raise AdminRefusedError("it has as many subscriptions as are allowed", status=403)
+        return request(method, path, body=body)
+
+    broker.request = request_or_refuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("name", [None, "s"])
+def test_a_start_that_fails_leaves_no_lease_behind(name: str | None) -> None:
+    """A supervisor starts it again and again, without a name under another one each time."""
+    world, broker = world_of_one()
+    world.create(B)
+    refuse(broker, B)
+    course = HeldCourse(broker, world, name)
+    for _ in range(3):
+        course.begin()
+        with pytest.raises(AdminRefusedError):
+            course.query.initial()
+    assert not broker.stands
+
+
+def test_a_start_that_is_not_used_leaves_no_lease_though_that_of_the_checkpoint_cannot_be_made() -> None:
+    world, broker = world_of_one()
+    world.create(B)
+    course = HeldCourse(broker, world, None)
+    initial = course.query.initial()
+    end = course.query.latest(initial, is_limited=True)
+    broker.stands.clear()
+    course.begin()
+    course.query.initial()
+    refuse(broker, B)
+    with pytest.raises(AdminRefusedError):
+        course.query.plan(course.query.initial(), end)
+    assert list(broker.stands) == [(A, end.subscription)], "which the query needs whenever it goes on"
+
+
+def test_a_query_that_is_refused_its_name_leaves_it_on_no_other_topic() -> None:
+    broker, clock = LeaseBroker(A, B), Clock()
+    lease(broker, clock, "other").hold(B, at(5))
+    keeper = LeaseKeeper(lease(broker, clock, "one"), at_once=1, patience_s=0.0)
+    keeper._start = lambda: None  # type: ignore[method-assign]
+    keeper.hold({A: at(0), B: at(0)}, takes=False)
+    with pytest.raises(LeaseTakenError):
+        keeper.check()
+    assert list(broker.stands) == [(B, "s")]
+    keeper.take()
+    assert sorted(broker.stands) == [(A, "s"), (B, "s")], "its checkpoint says that the name is its own"
+
+
+def test_what_another_query_has_taken_meanwhile_is_not_dropped() -> None:
+    broker, clock = LeaseBroker(A, B), Clock()
+    one = LeaseKeeper(lease(broker, clock, "one"), at_once=1)
+    one._start = lambda: None  # type: ignore[method-assign]
+    one.hold({A: at(0), B: at(0)})
+    lease(broker, clock, "other").hold(B, at(5), takes=True)
+    one.drop()
+    assert list(broker.stands) == [(B, "s")]
+
+
+def test_what_cannot_be_dropped_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    broker, clock = LeaseBroker(A), Clock()
+    keeper = LeaseKeeper(lease(broker, clock, "one"), at_once=1)
+    keeper._start = lambda: None  # type: ignore[method-assign]
+    keeper.hold({A: at(0)})
+
+    def away(method: str, path: str, *, body: Any = None) -> Any:
+        raise PlanUnavailableError("nobody answers")
+
+    broker.request = away  # type: ignore[method-assign]
+    keeper.drop()
+    assert "lease.not_dropped" in caplog.text
 
 
 def test_one_call_that_fails_keeps_no_other_from_being_made() -> None:

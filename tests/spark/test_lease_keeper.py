@@ -190,3 +190,44 @@ def test_a_keeper_whose_lease_is_taken_rests_until_it_is_taken_back() -> None:
     keeper.take()
     wait_until(lambda: len(lease.renewals) > renewals)
     keeper.close()
+
+
+class Away(Refusing):
+    """Brokers of some topics are away: each call to them waits until it gives up."""
+
+    def _ask(self, topic: str) -> None:
+        if topic in self.refused:
+            self.waited += 1
+            raise PlanUnavailableError("nobody answers")
+
+    waited = 0
+
+
+def test_what_cannot_be_held_is_said_after_the_first_wait() -> None:
+    world, _, _ = bench()
+    lease = Away(world, "s")
+    topics = [f"persistent://public/default/t-partition-{number}" for number in range(160)]
+    lease.refused = frozenset(topics)
+    keeper = LeaseKeeper(lease)  # type: ignore[arg-type]
+    with pytest.raises(PlanUnavailableError):
+        keeper.hold({topic: MessagePosition(7, 0) for topic in topics})
+    assert lease.waited <= 16, "those that run at once"
+
+
+def test_topics_whose_brokers_are_away_are_renewed_behind_the_others() -> None:
+    world, _, _ = bench()
+    lease = Away(world, "s")
+    keeper = LeaseKeeper(lease, renew_s=0.0, at_once=1)  # type: ignore[arg-type]
+    keeper._start = lambda: None  # type: ignore[method-assign]
+    keeper.hold({topic: place(world, topic, 0) for topic in (A, B, C)})
+    lease.refused = frozenset((A,))
+    asked: list[str] = []
+    ask = lease._ask
+    lease._ask = lambda topic: (asked.append(topic), ask(topic))[1]  # type: ignore[method-assign, func-returns-value]
+    for _ in range(2):
+        with pytest.raises(PlanUnavailableError):
+            keeper._work()
+    lease.refused = frozenset()
+    keeper._work()
+    keeper._work()
+    assert asked == [A, B, C, B, C, A, B, C, A, A, B, C], "the first round shows whose"
