@@ -7,12 +7,14 @@ Rules
 1. Every renewal is of all topics, also of those whose tasks still wait, and of the one that is looked at last, when all others are
    renewed: so that one stands for all.
 2. A read that is over in a quarter of the time asks nobody. Nor does its end tell anybody: the lease runs out.
-3. Rows never wait for a renewal, and none that fails ends a task: executors may be where no broker can be reached. It is told.
+3. Tasks begin together, and look one after the other, by chance: the first one that finds it due renews it for all.
+4. Rows never wait for a renewal, and none that fails ends a task: executors may be where no broker can be reached. It is told.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _MOST_RETRY_S = 10.0  # of one look: the next one comes
 _LONGEST_WAIT_FOR_END_S = 0.5
+_SPREAD_S = 10.0  # of the first looks: long enough for one to renew hundreds of topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class BatchLease:
     name: str
     ttl_s: float
     pinned_at_ms: int  # wall clock of the driver
+    topics: int  # that it holds
 
     @property
     def begins_to_matter_ms(self) -> int:
@@ -98,20 +102,30 @@ class Prolonging:
             if not (text.isascii() and text.isdigit()):
                 return False  # somebody's own subscription: it has no end
             if int(text) - self._now_ms() > 500 * self._lease.ttl_s:
-                return True  # another task was here
+                return True
             others = [topic for topic in all_topics() if topic != self._topic]
-            if failures := call_all([partial(_renew, lease, topic) for topic in others]):
+            renewed: list[str] = []
+
+            def renew(topic: str) -> None:
+                if lease.renew(topic, below_s=self._lease.ttl_s / 2):  # else another task was there first
+                    renewed.append(topic)
+
+            if failures := call_all([partial(renew, topic) for topic in others]):
                 raise failures[0]
-            return lease.renew(self._topic)
+            renew(self._topic)
+            if len(renewed) < self._lease.topics:
+                facts = {"subscription": lease.name, "topics": self._lease.topics, "there": len(renewed)}
+                log.warning("scan.lease_is_gone", extra=facts)
+            return bool(renewed)
 
     def _run(self) -> None:
-        pause_s = self.wait_s()
+        pause_s = self.wait_s() + random.uniform(0.0, min(_SPREAD_S, self._lease.look_s))  # rule 3
         while not self._ended.wait(pause_s):
-            pause_s = self._lease.look_s
+            pause_s = self._lease.look_s * random.uniform(0.5, 1.0)
             try:
                 if not self.look():
                     return
-            except Exception as error:  # rule 3
+            except Exception as error:  # rule 4
                 facts = {"subscription": self._lease.name, "error": str(error)}
                 log.warning("scan.lease_not_prolonged", extra=facts, exc_info=not isinstance(error, CepheidError))
 
@@ -134,7 +148,3 @@ def prolonging(lease: BatchLease, topic: str, options: SourceOptions) -> Prolong
             yield Lease(http, lease.name, lease.ttl_s), all_topics
 
     return Prolonging(lease, topic, opened)
-
-
-def _renew(lease: Lease, topic: str) -> None:
-    lease.renew(topic)

@@ -78,8 +78,9 @@ def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> BatchLease 
 
     pinned_at_ms = wall_ms()
     try:
-        held = pin_batch(source, first_positions(tasks), ttl_s=options.lease_ttl_s, name=name)
-        return BatchLease(held, options.lease_ttl_s, pinned_at_ms)
+        firsts = first_positions(tasks)
+        held = pin_batch(source, firsts, ttl_s=options.lease_ttl_s, name=name)
+        return BatchLease(held, options.lease_ttl_s, pinned_at_ms, len(firsts))
     except CepheidError as error:
         if name is not None:
             raise

@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -50,6 +51,12 @@ class Held(Enum):
     MADE = "made"
     FOUND = "found"  # it stood there, or held more
     MOVED_BACK = "moved back"  # until then it held less
+
+
+def _ends_ms(found: Mapping[str, str]) -> int:
+    """0: it has no end that could be read."""
+    text = found.get(LEASE_PROPERTY, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _place(first: MessagePosition) -> dict[str, int]:
@@ -117,14 +124,16 @@ class Lease:
         self.move(topic, first)
         return Held.MOVED_BACK
 
-    def renew(self, topic: str) -> bool:
-        """False: there is no such subscription. Raises LeaseTakenError."""
+    def renew(self, topic: str, *, below_s: float = math.inf) -> bool:
+        """False: there is no such subscription. `below_s`: unless it has so much time left. Raises LeaseTakenError."""
         found = self.properties(topic)
         if found is None:
             return False
         other = self._other(found)
         if other is not None and self._holder is not None:
             raise other.taken(self.name, topic, self._now_ms())
+        if below_s < math.inf and _ends_ms(found) - self._now_ms() > 1000 * below_s:
+            return True
         return self._mark(topic, found)
 
     def move(self, topic: str, first: MessagePosition) -> bool:
@@ -167,8 +176,7 @@ class Lease:
         now_ms = self._now_ms()
         marks: dict[str, str] = {}
         if LEASE_PROPERTY in found:  # rule 2
-            text = found[LEASE_PROPERTY]
-            ends_ms = int(text) if self._holder is None and text.isascii() and text.isdigit() else 0
+            ends_ms = _ends_ms(found) if self._holder is None else 0
             marks[LEASE_PROPERTY] = str(max(ends_ms, now_ms + self._ttl_ms))  # a batch shortens no stream's
         if self._holder is not None:
             marks[HOLDER_PROPERTY] = self._holder.text(now_ms)

@@ -85,7 +85,7 @@ def test_a_long_read_is_held_under_a_name_of_its_own(
     assert lease.name.startswith("spark-batch-")
     assert list(subscriptions(server, topic)) == [lease.name]
     ends_ms = expiry_ms(server, topic, lease.name)
-    later = BatchLease(lease.name, 48 * 3600.0, 0)  # of which more than half is over
+    later = BatchLease(lease.name, 48 * 3600.0, 0, topics=1)  # of which more than half is over
     assert prolonging(later, f"persistent://public/default/{topic}", parsed).look()
     assert expiry_ms(server, topic, lease.name) - ends_ms > 40 * 3600_000
 

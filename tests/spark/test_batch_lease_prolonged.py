@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cepheid_scan import MessagePosition, PlanUnavailableError, ReadMode, ScanSpec, ScanTask
+from cepheid_spark import batch_lease
 from cepheid_spark.batch_lease import BatchLease, Prolonging
 from cepheid_spark.lease import LEASE_PROPERTY, Lease
 from cepheid_spark.partitions import TaskPartition, partitions_of
@@ -27,7 +28,7 @@ class Read:
     def __init__(self) -> None:
         self.ms = 1_000_000_000
         self.broker = LeaseBroker(A, B, C)
-        self.lease = BatchLease("s", TTL_S, self.ms)
+        self.lease = BatchLease("s", TTL_S, self.ms, topics=2)
         self.listed = 0
         self.away = False
         for topic in (A, B):
@@ -123,6 +124,56 @@ def test_a_lease_that_went_and_a_subscription_without_an_end_are_left_alone() ->
     assert not read.broker.stands, "what it held may be gone: nothing is made again"
 
 
+def test_one_that_went_on_another_topic_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    read = Read()
+    read.ms += int(TTL_S * 600)
+    assert read.task().look()
+    assert not caplog.records, "C was never part of it"
+    read.ms += int(TTL_S * 600)
+    del read.broker.stands[B, "s"], read.broker.properties[B, "s"]
+    assert read.task().look()
+    assert "scan.lease_is_gone" in caplog.text
+    assert read.left_s(A) == TTL_S
+
+
+def test_who_finds_topics_renewed_lately_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that look at one moment, before any of them has renewed anything."""
+    read = Read()
+    read.ms += int(TTL_S * 600)
+    written: list[str] = []
+    request = read.broker.request
+
+    def noted(method: str, path: str, *, body: Any = None) -> Any:
+        written.extend([path] if method == "PUT" else [])
+        return request(method, path, body=body)
+
+    read.broker.request = noted  # type: ignore[method-assign]
+    renew = Lease.renew
+
+    def another_task_first(lease: Lease, topic: str, *, below_s: float) -> bool:
+        renew(lease, topic, below_s=below_s)
+        return renew(lease, topic, below_s=below_s)
+
+    monkeypatch.setattr(Lease, "renew", another_task_first)
+    assert read.task().look()
+    assert len(written) == 2, "A and B, once"
+
+
+def test_tasks_that_begin_together_look_one_after_the_other() -> None:
+    read = Read()
+    paused: list[list[float]] = []
+    for _ in range(20):
+        task, pauses = read.task(), []
+        task._ended.wait = lambda pause_s, pauses=pauses: pauses.append(pause_s) or len(pauses) > 3  # type: ignore[method-assign, misc]
+        task._run()
+        paused.append(pauses)
+    for pauses, (least, most) in zip(
+        zip(*paused, strict=True), [(900.0, 910.0), (225.0, 450.0), (225.0, 450.0), (225.0, 450.0)], strict=True
+    ):
+        assert least <= min(pauses) < max(pauses) <= most
+        assert max(pauses) - min(pauses) > (most - least) / 3
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -130,7 +181,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_it_is_prolonged_while_rows_are_waited_for_and_no_longer() -> None:
+def test_it_is_prolonged_while_rows_are_waited_for_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lease, "_SPREAD_S", 0.0)
     read = Read()
     read.ms += int(TTL_S * 900)
     task = read.task()
@@ -143,7 +195,8 @@ def test_it_is_prolonged_while_rows_are_waited_for_and_no_longer() -> None:
     wait_until(lambda: not task._thread.is_alive())  # type: ignore[union-attr]
 
 
-def test_rows_come_though_no_broker_can_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_come_though_no_broker_can_be_reached(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(batch_lease, "_SPREAD_S", 0.0)
     read = Read()
     read.ms += int(TTL_S * 900)
     read.away = True
@@ -160,7 +213,7 @@ def test_rows_come_though_no_broker_can_be_reached(caplog: pytest.LogCaptureFixt
 
 
 def test_partitions_take_the_lease_along() -> None:
-    lease = BatchLease("s", TTL_S, 5)
+    lease = BatchLease("s", TTL_S, 5, topics=1)
     (partition,) = partitions_of([ScanTask((), ())], ScanSpec(ReadMode.ENTRIES, ("topic",)), (), lease)
     travelled = pickle.loads(pickle.dumps(partition))
     assert isinstance(travelled, TaskPartition)
