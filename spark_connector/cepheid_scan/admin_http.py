@@ -4,7 +4,8 @@
     another address when one does not answer; all of them again, later and later, for `retry_s`
 
 Rules
-1. A refusal is an answer: only who cannot be reached, or says that it cannot say now (502, 503, 504), is asked again.
+1. A refusal is an answer: only who cannot be reached, or says that it cannot say now (502, 503, 504), is asked again. So is
+   who says 404 in words that are no broker's: a proxy that has no way to one would make topics and leases look gone.
 2. Where a redirect led once is asked first the next time; when it stops answering the given addresses count again.
 3. The token goes to the given addresses and where they redirect, never into an error's text.
 """
@@ -202,7 +203,7 @@ def _target(parts: SplitResult) -> Origin:
 
 
 def _decoded(method: str, path: str, status: int, text: bytes) -> Any:
-    if status in _ASK_AGAIN:
+    if status in _ASK_AGAIN or (status == 404 and not _is_of_a_broker(text)):
         raise _NoAnswerError(f"status {status}, {_reason(text)}")
     if status >= 300:
         raise AdminRefusedError(
@@ -214,6 +215,15 @@ def _decoded(method: str, path: str, status: int, text: bytes) -> Any:
         return json.loads(text)
     except ValueError:
         raise _NoAnswerError(f"an answer that is no JSON ({len(text)} bytes): is it the admin API of a broker?") from None
+
+
+def _is_of_a_broker(text: bytes) -> bool:
+    """A refusal is `{"reason": text}`."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(said, dict) and isinstance(said.get("reason"), str)
 
 
 def _reason(text: bytes) -> str:

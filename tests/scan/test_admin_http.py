@@ -172,6 +172,20 @@ def test_a_refusal_is_an_answer(sites: list[Site], status: int, body: str, reaso
     assert len(site.asked) == 1
 
 
+@pytest.mark.parametrize(
+    "text", ["404 page not found", "<html>nginx</html>", "", '{"message": "no Route matched"}', "[]", '{"reason": 3}']
+)
+def test_a_404_that_no_broker_has_said_is_no_answer(sites: list[Site], text: str) -> None:
+    """An ingress that is loaded anew knows no way for a moment: topics and leases would look as if they were gone."""
+    site = new_site(sites, (404, text), (404, text), (200, "[1]"))
+    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", retry_s=10))) as http:
+        assert http.get("/x") == [1]
+    away = new_site(sites, (404, text))
+    with closing(AdminHttp(PlanSource(admin_url=f"http://{away.address}", retry_s=0))) as http:
+        with pytest.raises(PlanUnavailableError, match="404"):
+            http.get("/x")
+
+
 def test_answers_of_something_else(sites: list[Site]) -> None:
     page, around = new_site(sites, (200, "<html>a proxy</html>")), new_site(sites, (307, "/again"))
     for site, said in ((page, "no JSON"), (around, "redirects")):
