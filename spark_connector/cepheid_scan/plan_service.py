@@ -10,7 +10,6 @@ A topic that is planned again names the last closed ledger that is known already
 from __future__ import annotations
 
 import base64
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,8 @@ R = TypeVar("R")
 class PlanServicePlanner:
     def __init__(self, source: PlanSource) -> None:
         self._http = AdminHttp(source)
-        self._known: dict[str, dict[int, LedgerHistory]] = {}  # closed ledgers by topic and id
+        self._known: dict[str, dict[str, dict[int, LedgerHistory]]] = {}  # closed ledgers by base name, topic and id
+        self._known_ledgers = 0
         self._incarnations: dict[str, str] = {}  # of the topics that they are of
         self._lock = threading.Lock()
 
@@ -125,9 +125,10 @@ class PlanServicePlanner:
 
     def _ask(self, topic: str, schemas: bool) -> _Answer | None:
         """None: there is no such topic."""
+        base = str(parse_topic(topic).base)
         with self._lock:
-            known = {name: dict(ledgers) for name, ledgers in self._known.items()}
-            incarnations = dict(self._incarnations)
+            known = dict(self._known.get(base, {}))
+            incarnations = {name: self._incarnations[name] for name in known}
         for after in (_last_known(topic, known), None):
             try:
                 query = {"topic": topic, "schemas": "true" if schemas else None, "after": after}
@@ -141,17 +142,21 @@ class PlanServicePlanner:
             same = {name: ledgers for name, ledgers in known.items() if incarnations.get(name) == now.get(name)}
             parsed = _parse(answer, same)
             if parsed is not None:
-                self._remember(parsed.histories)
+                self._remember(base, parsed.histories)
                 return parsed
         raise PlanUnavailableError(f"the plan of {topic} leaves ledgers out: the broker is of another release", topic=topic)
 
-    def _remember(self, histories: Sequence[TopicHistory]) -> None:
+    def _remember(self, base: str, histories: Sequence[TopicHistory]) -> None:
         with self._lock:
+            known = self._known.setdefault(base, {})
             for history in histories:
+                before = known.get(history.topic, {})
+                known[history.topic] = {ledger.ledger_id: ledger for ledger in history.ledgers if not ledger.is_open}
+                self._known_ledgers += len(known[history.topic]) - len(before)
                 self._incarnations[history.topic] = history.incarnation
-                self._known[history.topic] = {ledger.ledger_id: ledger for ledger in history.ledgers if not ledger.is_open}
-            if sum(map(len, self._known.values())) > _MOST_KNOWN_LEDGERS:
-                self._known = {history.topic: self._known[history.topic] for history in histories}
+            if self._known_ledgers > _MOST_KNOWN_LEDGERS:
+                self._known = {base: {history.topic: known[history.topic] for history in histories}}
+                self._known_ledgers = sum(map(len, self._known[base].values()))
                 self._incarnations = {history.topic: history.incarnation for history in histories}
 
     # Where a subscription stands
@@ -227,8 +232,9 @@ class _Answer:
 
 
 def _last_known(topic: str, known: Mapping[str, Mapping[int, LedgerHistory]]) -> int | None:
-    partition = re.compile(rf"{re.escape(topic)}(-partition-\d+)?")
-    return max((max(ledgers) for name, ledgers in known.items() if ledgers and partition.fullmatch(name)), default=None)
+    """`known`: of topics of one base name."""
+    asked = (ledgers for name, ledgers in known.items() if name == topic or name.startswith(f"{topic}-partition-"))
+    return max((max(ledgers) for ledgers in asked if ledgers), default=None)
 
 
 def _checked(answer: Any) -> dict[str, Any]:

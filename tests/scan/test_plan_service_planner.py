@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from cepheid_scan import (
     PlanUnavailableError,
     SchemaVersion,
     TopicSelection,
+    plan_service,
 )
 from cepheid_scan.plan_service import PlanServicePlanner
 
@@ -40,9 +42,7 @@ class ScriptedHttp:
         if path == "/cepheid/v1/topics":
             names = query.get("topic", self.counts)
             return {"format": self.format, "topics": {name: self.counts.get(name) for name in names}}
-        parts = self.ledgers.keys() & {query["topic"]}
-        if not parts:
-            parts = {name for name in self.ledgers.keys() - self.alone if name.startswith(f"{query['topic']}-partition-")}
+        parts = self.parts_of(query["topic"])
         if not parts:
             raise AdminRefusedError("no", status=404)
         after = -1 if query["after"] is None else query["after"]
@@ -62,6 +62,10 @@ class ScriptedHttp:
             "read_ticket": f"ticket of {query['topic']}",
             **self.more,
         }
+
+    def parts_of(self, topic: str) -> list[str]:
+        alone = [name for name in self.ledgers if name == topic]
+        return alone or [name for name in self.ledgers if name not in self.alone and name.startswith(f"{topic}-partition-")]
 
     def close(self) -> None:
         pass
@@ -197,6 +201,42 @@ def test_another_format_is_refused_by_name(http: ScriptedHttp, planner: PlanServ
     http.ledgers[TOPIC], http.format = [ledger(1, None)], 2
     with pytest.raises(PlanUnavailableError, match="format 2, this release reads format 1"):
         planner.plan([TOPIC])
+
+
+def test_a_look_at_many_topics_costs_each_of_them_once(
+    http: ScriptedHttp, planner: PlanServicePlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that is known was copied and searched for each topic: a second of processor time a look at 800."""
+    topics = [f"persistent://public/default/t{number}" for number in range(800)]
+    http.ledgers = {topic: [ledger(3, 10), ledger(5, None)] for topic in topics}
+    monkeypatch.setattr(ScriptedHttp, "parts_of", lambda http, topic: [topic])
+    planner.plan(topics)
+    monkeypatch.setattr(plan_service, "_in_threads", lambda nouns, ask: [ask(noun) for noun in nouns])
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        planner.plan(topics)
+    finally:
+        sys.setprofile(None)
+    assert calls < 400 * len(topics)
+    assert http.asked[-1] == {"topic": topics[-1], "after": 3}
+
+
+def test_too_many_known_ledgers_are_forgotten_but_for_the_newest(
+    http: ScriptedHttp, planner: PlanServicePlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_service, "_MOST_KNOWN_LEDGERS", 3)
+    one, two = "persistent://a/b/one", "persistent://a/b/two"
+    http.ledgers = {one: [ledger(3, 10), ledger(5, 9)], two: [ledger(4, 10), ledger(6, 9)]}
+    for topic in (one, one, two, two, one, one):
+        planner.plan([topic])
+    assert [question.get("after") for question in http.asked] == [None, 5, None, 6, None, 5]
+    assert planner._known_ledgers == 2
 
 
 def test_a_partition_that_no_topic_has_is_an_error(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
