@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.errors import AdminRefusedError, BadOptionError, NoSuchTopicError, PlanUnavailableError
+from cepheid_scan.gone_ledgers import GoneLedgers
 from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.positions import MessagePosition
@@ -27,7 +28,6 @@ _FORMAT = 1
 _AT_ONCE = 8  # requests
 _NAMES_PER_REQUEST = 100  # their URL stays below 64 KB
 _MOST_KNOWN_LEDGERS = 100_000  # closed ones, remembered between plans
-_RECORDS_PER_PAGE, _MOST_RECORD_PAGES = 1000, 20  # of ledgers
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -40,6 +40,7 @@ class PlanServicePlanner:
         self._known_ledgers = 0
         self._incarnations: dict[str, str] = {}  # of the topics that they are of
         self._lock = threading.Lock()
+        self._gone = GoneLedgers(lambda path, query: self._http.get(path, query))
 
     def __repr__(self) -> str:
         return f"<PlanServicePlanner of {self._http.addresses}>"
@@ -84,6 +85,7 @@ class PlanServicePlanner:
     # Where they lie
 
     def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
+        self._gone.forget()
         by_base: dict[str, list[str]] = {}
         for topic in topics:
             by_base.setdefault(str(parse_topic(topic).base), []).append(topic)
@@ -187,32 +189,7 @@ class PlanServicePlanner:
         return last
 
     def gone_ledgers(self, topic: str, incarnation: str, ids: range) -> dict[int, int] | None:
-        gone: dict[int, int] = {}
-        try:
-            for deleted in ("false", "true"):  # in this order: it is from the first to the second that ledgers move
-                for ledger in self._records(ids, deleted):
-                    last = ledger.get("last_entry_id")
-                    if last is not None and last >= 0 and is_entries_of(ledger["custom"], topic, incarnation):
-                        gone[ledger["ledger_id"]] = last
-        except (AdminRefusedError, _TooManyError):
-            return None
-        return gone
-
-    def _records(self, ids: range, deleted: str) -> Iterator[dict[str, Any]]:
-        """Of the ledgers that there are. Raises AdminRefusedError, _TooManyError."""
-        above: int | None = ids.start - 1
-        for _ in range(_MOST_RECORD_PAGES):
-            if above is None or above + 1 >= ids.stop:
-                return
-            limit = min(_RECORDS_PER_PAGE, ids.stop - above - 1)
-            page = self._http.get("/cepheid/v1/ledgers", {"above": above, "limit": limit, "deleted": deleted})
-            yield from (view["ledger"] for view in page["ledgers"] if view["ledger"]["ledger_id"] < ids.stop)
-            above = page["next"]
-        raise _TooManyError
-
-
-class _TooManyError(Exception):
-    """Ledgers, to ask for their records."""
+        return self._gone.of(topic, incarnation, ids)
 
 
 class _Answer:
