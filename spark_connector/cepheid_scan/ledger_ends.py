@@ -19,7 +19,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,31 +106,37 @@ def newest_end(ledger: LedgerHistory, bookies: Mapping[str, str], timeout_s: flo
 def newest_ends(
     ledgers: Sequence[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None
 ) -> list[LedgerEnd]:
-    """Of many ledgers, hundreds of which are asked together."""
+    """Of many ledgers, hundreds of which are asked together. `timeout_s`: each time."""
     own = calls or LacCalls()
-    deadline = time.monotonic() + timeout_s
     ends: list[LedgerEnd] = []
+    silent: dict[str, str] = {}  # bookies that let the time pass are asked again only where there is no other
     try:
         for first in range(0, len(ledgers), _AT_ONCE):
             together = ledgers[first : first + _AT_ONCE]
-            left_s = max(0.1, deadline - time.monotonic())
+            deadline = time.monotonic() + timeout_s
             asked = [
                 {
-                    bookie: own.ask(bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key), left_s)
-                    for bookie in ledger.fragments[-1].ensemble
-                    if bookie in bookies
+                    bookie: own.ask(bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key), timeout_s)
+                    for bookie in _to_ask(ledger, bookies, silent)
                 }
                 for ledger in together
             ]
-            ends += [_largest(ledger, futures, deadline) for ledger, futures in zip(together, asked, strict=True)]
+            ends += [_largest(ledger, futures, deadline, silent) for ledger, futures in zip(together, asked, strict=True)]
         return ends
     finally:
         if calls is None:
             own.close()
 
 
-def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float) -> LedgerEnd:
-    problems = {bookie: "it is down" for bookie in ledger.fragments[-1].ensemble if bookie not in futures}
+def _to_ask(ledger: LedgerHistory, bookies: Container[str], silent: Container[str]) -> list[str]:
+    up = [bookie for bookie in ledger.fragments[-1].ensemble if bookie in bookies]
+    return [bookie for bookie in up if bookie not in silent] or up
+
+
+def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float, silent: dict[str, str]) -> LedgerEnd:
+    """Adds to `silent` who has let the deadline pass, and what became of the question."""
+    ensemble = ledger.fragments[-1].ensemble
+    problems = {bookie: silent.get(bookie, "it is down") for bookie in ensemble if bookie not in futures}
     told: list[LedgerEnd] = []
     for bookie, future in futures.items():
         try:
@@ -142,6 +148,8 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float)
                 told.append(LedgerEnd(lac, _length_of(answer)))
         except Exception as error:  # of gRPC, which has several kinds, or an answer that is none
             problems[bookie] = _text_of(error)
+            if time.monotonic() >= deadline:
+                silent[bookie] = problems[bookie]
     if not told:
         said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
         raise PlanUnavailableError(f"no bookie tells how far ledger {ledger.ledger_id} goes: {said}", ledger_id=ledger.ledger_id)

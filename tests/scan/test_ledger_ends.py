@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from threading import Timer
 from typing import Any
 
+import pytest
+
 from cepheid_rpc import LacAnswer, LacRequest, Status, encode_lac_answer
-from cepheid_scan import Fragment, HistoryPlan, LedgerHistory, TopicHistory
+from cepheid_scan import Fragment, HistoryPlan, LedgerHistory, PlanUnavailableError, TopicHistory, ledger_ends
 from cepheid_scan.ledger_ends import EndWatch, newest_ends
 
 BOOKIES = {"a": "a:1", "b": "b:1"}
@@ -61,6 +65,35 @@ def test_many_ledgers_are_asked_some_at_a_time() -> None:
     assert [end.last_entry_id for end in ends] == [-1] * 1_001
     assert calls.asked == 2_002
     assert calls.most_open == 400
+
+
+class HungCalls:
+    """The bookie `a` says nothing for as long as it is waited for; `b` answers within a few milliseconds."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+
+    def ask(self, address: str, request: LacRequest, timeout_s: float) -> Any:
+        self.asked.append((address, timeout_s))
+        future: Future[bytes] = Future()
+        after_s, end = (0.02, partial(future.set_result, ANSWER))
+        if address == BOOKIES["a"]:
+            after_s, end = timeout_s, partial(future.set_exception, RuntimeError("no answer in time"))
+        timer = Timer(after_s, end)
+        timer.daemon = True
+        timer.start()
+        return future
+
+
+def test_a_bookie_that_hangs_takes_no_time_from_ledgers_that_are_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_ends, "_AT_ONCE", 3)
+    calls = HungCalls()
+    ends = newest_ends(ledgers_of(12), BOOKIES, 0.5, calls)  # type: ignore[arg-type]
+    assert [end.last_entry_id for end in ends] == [-1] * 12
+    assert {timeout_s for _, timeout_s in calls.asked} == {0.5}, "each has the time that a bookie is given"
+    assert sum(address == BOOKIES["a"] for address, _ in calls.asked) == 3, "and nobody waits for that one again"
+    with pytest.raises(PlanUnavailableError, match="no answer in time"):
+        newest_ends(ledgers_of(4), {"a": "a:1"}, 0.05, calls)  # type: ignore[arg-type]
 
 
 def test_a_watch_of_many_ledgers_begins_with_a_few() -> None:
