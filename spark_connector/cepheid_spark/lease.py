@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource, PlanUnavailableError
-from cepheid_spark.lease_holder import HOLDER_PROPERTY, Holder, wall_ms
+from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, wall_ms
 from cepheid_spark.many_calls import AT_ONCE, call_all
 from cepheid_wire import TopicName
 
@@ -82,6 +83,9 @@ class Lease:
         self._ttl_ms = int(ttl_s * 1000)
         self._now_ms = now_ms
         self._holder = holder
+        self._elapsed_s = time.monotonic
+        self._marks_seen: dict[Holder, float] = {}  # of holders whose clocks are ahead, and when first
+        self._silent: set[str] = set()
         self.name = name
 
     def __repr__(self) -> str:
@@ -187,7 +191,15 @@ class Lease:
         holder = Holder.parse(found.get(HOLDER_PROPERTY))
         if holder is None or (self._holder is not None and holder.holder_id == self._holder.holder_id):
             return None
-        return holder if holder.lives(self._now_ms()) else None
+        now_ms = self._now_ms()
+        return holder if holder.lives(now_ms) and not (holder.is_ahead(now_ms) and self._is_silent(holder)) else None
+
+    def _is_silent(self, holder: Holder) -> bool:
+        """Of one whose clock is ahead: by ours, since its mark is looked at. One that is silent on one topic is so on all."""
+        since_s = self._marks_seen.setdefault(holder, self._elapsed_s())
+        if self._elapsed_s() - since_s >= SILENCE_MS / 1000:
+            self._silent.add(holder.holder_id)
+        return holder.holder_id in self._silent
 
     def _stands(self, topic: str) -> tuple[MessagePosition, MessagePosition]:
         """The first entry that it holds, and the first one that is kept."""

@@ -1,10 +1,12 @@
 """Which query holds a lease: a mark in the subscription's property cepheid-lease-holder, written anew with each renewal.
 
-    {"host": "spark-1", "id": "6f0c…", "pid": 4711, "seen_ms": …, "since_ms": …}
+    {"host": "spark-1", "id": "6f0c…", "kernel": "3bd1…/4026531836", "pid": 4711, "seen_ms": …, "since_ms": …}
 
 Rules
 1. A query is a process of the driver, for as long as it runs: Spark tells a source neither the query's name nor its checkpoint.
-2. A holder lives until nothing was heard of it for three renewals, or its process is not there any more, where that can be seen.
+2. A holder lives until nothing was heard of it for three renewals, or its process is not there any more, where that can be seen:
+   on the same host, by the same kernel, in the same namespace of process ids. Containers may have a host's name in common.
+   Where its clock is ahead of ours, its mark must stay as it is for so long while we watch.
 3. A query that begins leaves the name to a holder that lives. One that goes on from its checkpoint takes it, since most often the
    holder is its own process of before; if it is another query, that one hears of it with its next renewal, and ends.
 """
@@ -18,6 +20,8 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 from typing import Self
 
 from cepheid_ports import CepheidError
@@ -30,6 +34,8 @@ class LeaseTakenError(CepheidError):
     """Two streaming queries, one name of a lease: each would let go what the other has still to read."""
 
     hint = "give each query a subscription of its own (option subscription), or none: then a name is made"
+    watch_s = 0.0
+    """How long its mark has to be watched until it is known whether it lives."""
 
 
 def wall_ms() -> int:
@@ -43,10 +49,11 @@ class Holder:
     pid: int
     since_ms: int
     seen_ms: int
+    kernel: str = ""  # earlier versions do not say
 
     @classmethod
     def this_process(cls, now_ms: int) -> Self:
-        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), now_ms, now_ms)
+        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), now_ms, now_ms, this_kernel())
 
     @classmethod
     def parse(cls, text: str | None) -> Self | None:
@@ -54,30 +61,50 @@ class Holder:
         try:
             fields = json.loads(text or "")
             numbers = (int(fields["pid"]), int(fields["since_ms"]), int(fields["seen_ms"]))
-            return cls(str(fields["id"]), str(fields["host"]), *numbers)
+            return cls(str(fields["id"]), str(fields["host"]), *numbers, str(fields.get("kernel", "")))
         except (KeyError, TypeError, ValueError):
             return None
 
     def text(self, now_ms: int) -> str:
-        fields = {"host": self.host, "id": self.holder_id, "pid": self.pid, "seen_ms": now_ms, "since_ms": self.since_ms}
-        return json.dumps(fields, separators=(",", ":"))
+        who = {"host": self.host, "id": self.holder_id, "kernel": self.kernel, "pid": self.pid}
+        return json.dumps({**who, "seen_ms": now_ms, "since_ms": self.since_ms}, separators=(",", ":"))
 
     def lives(self, now_ms: int) -> bool:
         """Rule 2."""
         if now_ms - self.seen_ms >= SILENCE_MS:
             return False
-        return self.host != socket.gethostname() or (self.pid != os.getpid() and _runs(self.pid))  # one query a process
+        if self.host != socket.gethostname() or self.kernel != this_kernel():
+            return True
+        return self.pid != os.getpid() and _runs(self.pid)  # one query a process
+
+    def is_ahead(self, now_ms: int) -> bool:
+        """Its clock, or ours is behind: what `lives` says means nothing."""
+        return self.seen_ms - now_ms > SILENCE_MS
 
     def taken(self, name: str, topic: str, now_ms: int) -> LeaseTakenError:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
-        heard_s = max(0, now_ms - self.seen_ms) // 1000
-        return LeaseTakenError(
+        ago_s = (now_ms - self.seen_ms) // 1000
+        heard = f"and was heard of {max(0, ago_s)} s ago"
+        if self.is_ahead(now_ms):
+            heard = f"and whose clock is {-ago_s} s ahead of the one here"
+        error = LeaseTakenError(
             f"subscription {name!r} of {topic} is the lease of another streaming query: process {self.pid} on {self.host}, which "
-            f"has it since {since} and was heard of {heard_s} s ago (if it has ended: wait until it is silent for "
-            f"{SILENCE_MS // 1000} s)",
+            f"has it since {since} {heard} (if it has ended: wait until it is silent for {SILENCE_MS // 1000} s)",
             topic=topic,
             subscription=name,
         )
+        error.watch_s = SILENCE_MS / 1000 if self.is_ahead(now_ms) else 0.0
+        return error
+
+
+@cache
+def this_kernel() -> str:
+    """Process ids mean the same wherever this is the same; empty: hosts have one namespace of them."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
 
 
 def _runs(pid: int) -> bool:

@@ -84,6 +84,8 @@ class LeaseKeeper:
         if failures:
             raise failures[0]
         self._start()
+        with self._changed:
+            self._changed.notify()  # it rests while the lease is another's
 
     def _unmake(self, topics: Sequence[str]) -> None:
         drop_all(self._lease, topics, self._at_once)
@@ -105,7 +107,6 @@ class LeaseKeeper:
             with self._changed:
                 self._taken = None
                 firsts, self._at = self._at, {}
-                self._changed.notify()
             self.hold(firsts, must_exist=True)
 
     def doubt(self) -> None:
@@ -239,16 +240,20 @@ class LeaseKeeper:
             log.warning("lease.made_again", extra={"topic": topic, "subscription": self.name, "position": str(first)})
 
     def _ask_to_hold(self, topic: str, first: MessagePosition, *, takes: bool) -> Held:
-        """The process of a query that was just stopped may take a moment to end."""
-        deadline = time.monotonic() + self._patience_s
+        """The process of a query that was just stopped may take a moment to end; one whose clock is ahead is watched."""
+        began, is_watched = time.monotonic(), False
         while self._taken is None:
             try:
                 return self._lease.hold(topic, first, takes=takes)
             except LeaseTakenError as error:
-                if self._taken is None and time.monotonic() >= deadline:
+                pause_s = max(_LOOK_AGAIN_S, error.watch_s / 100)
+                if error.watch_s and not is_watched:
+                    log.warning("lease.holder_is_watched", extra={"subscription": self.name, "error": str(error)})
+                    is_watched = True
+                if self._taken is None and time.monotonic() - began >= max(self._patience_s, error.watch_s + pause_s):
                     self._on_taken(error)
                     break
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(pause_s)
         return Held.FOUND
 
     def _move(self, topic: str, first: MessagePosition) -> None:

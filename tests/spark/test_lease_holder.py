@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from cepheid_scan import AdminRefusedError, MessagePosition, PlanUnavailableError
+from cepheid_spark import lease as lease_module
+from cepheid_spark import lease_holder
 from cepheid_spark.lease import LEASE_PROPERTY, Held, Lease
-from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, LeaseTakenError
+from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, LeaseTakenError, this_kernel
 from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_spark.many_calls import call_all
 from tests.spark.lease_broker import LeaseBroker
@@ -65,12 +67,60 @@ def test_the_name_of_one_that_is_silent_is_free() -> None:
 
 
 def test_a_holder_on_this_host_lives_as_long_as_its_process() -> None:
-    here = replace(holder("h", socket.gethostname()), pid=os.getppid())
+    here = replace(holder("h", socket.gethostname()), pid=os.getppid(), kernel=this_kernel())
     assert here.lives(1)
     assert not here.lives(1 + SILENCE_MS)
     assert not replace(here, pid=2**22 + 1).lives(1), "no process has such a number"
     assert not replace(here, pid=os.getpid()).lives(1), "one query a process"
+    elsewhere = replace(here, pid=2**22 + 1, kernel="another container")
+    assert elsewhere.lives(1), "its processes cannot be seen from here, though its host has the same name"
+    assert not elsewhere.lives(1 + SILENCE_MS)
+    assert replace(elsewhere, kernel="").lives(1), "of an earlier version"
     assert Holder.parse(here.text(9)) == replace(here, seen_ms=9)
+
+
+def test_processes_are_told_apart_by_kernel_and_namespace() -> None:
+    mine = Holder.this_process(1)
+    assert mine.kernel == this_kernel()
+    assert Holder.parse(mine.text(7)) == replace(mine, seen_ms=7)
+    if os.path.exists("/proc/self/ns/pid"):
+        assert str(os.stat("/proc/self/ns/pid").st_ino) in mine.kernel
+
+
+DAY_MS = 24 * 3600_000
+
+
+def test_a_dead_holder_with_a_clock_of_tomorrow_loses_the_name_when_it_was_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, clock = LeaseBroker(A, B), Clock()
+    one, other = lease(broker, Clock(), "one"), lease(broker, clock, "other")
+    clock.ms -= DAY_MS
+    for topic in (A, B):
+        one.hold(topic, at(5))
+    elapsed_s = [0.0]
+    monkeypatch.setattr(other, "_elapsed_s", lambda: elapsed_s[0])
+    for elapsed_s[0] in (0.0, SILENCE_MS / 1000 - 1):
+        with pytest.raises(LeaseTakenError, match=r"whose clock is 86400 s ahead of the one here.*for 180 s"):
+            other.hold(A, at(5))
+    broker.properties[A, "s"][HOLDER_PROPERTY] = holder("one").text(Clock.ms + 1)  # renewed
+    for elapsed_s[0] in (SILENCE_MS / 1000, 2 * SILENCE_MS / 1000 - 1):
+        with pytest.raises(LeaseTakenError):
+            other.hold(A, at(5))
+    elapsed_s[0] = 2 * SILENCE_MS / 1000
+    assert other.hold(A, at(5)) is Held.FOUND
+    assert other.hold(B, at(5)) is Held.FOUND, "whoever is silent on one topic is dead on all"
+
+
+def test_a_query_that_begins_watches_a_holder_whose_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lease_module, lease_holder):
+        monkeypatch.setattr(module, "SILENCE_MS", 300)
+    broker, clock = LeaseBroker(A), Clock()
+    lease(broker, Clock(), "one").hold(A, at(5))
+    clock.ms -= DAY_MS
+    keeper = LeaseKeeper(lease(broker, clock, "other"), at_once=1, patience_s=0.0)
+    keeper._start = lambda: None  # type: ignore[method-assign]
+    keeper.hold({A: at(5)}, takes=False)
+    keeper.check()
+    assert keeper.covers(A)
 
 
 @pytest.mark.parametrize(
