@@ -1,6 +1,7 @@
-"""Spark's offsets of a stream, format v2 (docs/spark.md): where a micro-batch ends in each topic partition.
+"""Spark's offsets of a stream, format v3 (docs/spark.md): where a micro-batch ends in each topic partition.
 
-    {"cut":{T:entries per task},"from":{T:[ledger,entry(,index)]},"inc":{T:"5d1f0c…"},"sub":"spark-…","t":{T:[ledger,entry]},"v":2}
+    {"cut":{T:entries per task},"from":{T:[ledger,entry(,index)]},"inc":{T:"5d1f0c…"},
+     "since":ms,"sub":"spark-…","t":{T:[ledger,entry]},"v":3}
 
 | key | meaning |
 |---|---|
@@ -9,11 +10,13 @@
 |        | or gone on with behind a loss or empty ledgers that went, and of one that begins within an entry until it has moved |
 | `cut` | entries per task, of the topics that this batch moves: so a repeated batch has the same tasks |
 | `inc` | the incarnation of the topic that its `t` and `from` are places in, if known: format 1, which is read on, had none |
+| `since` | the publish time, in ms since 1970, that the query began with: older messages are in no batch. Absent: it began |
+|        | otherwise, or the format is 1 or 2, which are read on and had none |
 | `sub` | the subscription that is the query's lease; absent: there is none |
 
 Rules
 1. Spark compares offsets as JSON strings. So there is one way to write a value: keys in order at every level, whole numbers,
-   no empty `cut`, `from`, `inc`, `sub`; and where nothing is new the very dict that came from Spark goes back to it.
+   no empty `cut`, `from`, `inc`, `since`, `sub`; and where nothing is new the very dict that came from Spark goes back to it.
 2. `initialOffset` is not kept by Spark, which asks for it again after a crash: so the end of the first batch carries `from`,
    and what an end says in `from` counts for that batch, whatever its start says.
 3. A position is not rewritten into another one of equal meaning ([7, last] and [8, -1]): that would be a batch of nothing.
@@ -28,9 +31,10 @@ from typing import Any, NamedTuple, Self
 from cepheid_ports import CepheidError
 from cepheid_scan import MessagePosition
 
-FORMAT = 2
+FORMAT = 3
 _KEYS_1 = frozenset(("cut", "from", "sub", "t", "v"))
-_KEYS = {1: _KEYS_1, FORMAT: _KEYS_1 | {"inc"}}  # of all formats that are read
+_KEYS_2 = _KEYS_1 | {"inc"}
+_KEYS = {1: _KEYS_1, 2: _KEYS_2, FORMAT: _KEYS_2 | {"since"}}  # of all formats that are read
 
 
 class BadOffsetError(CepheidError):
@@ -62,13 +66,18 @@ class StreamOffset:
     cut: Mapping[str, int] = field(default_factory=dict)
     subscription: str | None = None
     incarnations: Mapping[str, str] = field(default_factory=dict)  # of topics in `ends`, as far as they are known
+    since_ms: int | None = None
 
     @classmethod
     def initial(
-        cls, starts: Mapping[str, MessagePosition], subscription: str | None, incarnations: Mapping[str, str]
+        cls,
+        starts: Mapping[str, MessagePosition],
+        subscription: str | None,
+        incarnations: Mapping[str, str],
+        since_ms: int | None = None,
     ) -> StreamOffset:
         ends = {topic: EntryPosition.before(first) for topic, first in starts.items()}
-        return cls(ends, starts, {}, subscription, incarnations)
+        return cls(ends, starts, {}, subscription, incarnations, since_ms)
 
     @property
     def is_initial(self) -> bool:
@@ -105,7 +114,7 @@ class StreamOffset:
         merged = {topic: end for topic, end in {**self.ends, **ends}.items() if topic not in gone}
         kept_starts = {topic: first for topic, first in starts.items() if topic in merged}
         known = {topic: each for topic, each in {**self.incarnations, **incarnations}.items() if topic in merged}
-        return StreamOffset(merged, kept_starts, dict(cut), self.subscription, known)
+        return StreamOffset(merged, kept_starts, dict(cut), self.subscription, known, self.since_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Rule 1."""
@@ -116,6 +125,8 @@ class StreamOffset:
             document["from"] = {topic: _numbers(self.starts[topic]) for topic in sorted(self.starts)}
         if self.incarnations:
             document["inc"] = {topic: self.incarnations[topic] for topic in sorted(self.incarnations)}
+        if self.since_ms is not None:
+            document["since"] = int(self.since_ms)
         if self.subscription is not None:
             document["sub"] = self.subscription
         document["t"] = {topic: [int(number) for number in self.ends[topic]] for topic in sorted(self.ends)}
@@ -129,7 +140,7 @@ class StreamOffset:
             raise BadOffsetError(f"this is no offset of a Cepheid stream: {_short(document)}")
         number = document["v"]
         if number not in tuple(_KEYS):
-            known = " and ".join(map(str, _KEYS))
+            known = f"1 to {FORMAT}"
             raise BadOffsetError(
                 f"the checkpoint has offsets of format {number!r}, this version of cepheid_spark knows formats {known}",
                 found=number,
@@ -144,6 +155,7 @@ class StreamOffset:
                 {topic: _whole([entries], 1, 1)[0] for topic, entries in document.get("cut", {}).items()},
                 document.get("sub"),
                 {topic: _text(each) for topic, each in document.get("inc", {}).items()},
+                _whole([document["since"]], 1, 1)[0] if "since" in document else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadOffsetError(f"an offset of format {number} that cannot be read ({error}): {_short(document)}") from None

@@ -93,7 +93,8 @@ class StreamQuery:
                 self._keeper.hold({topic: _held_from(first) for topic, first in starts.items()}, takes=False)
             self._state.follow(starts)
             incarnations = {topic: snapshot.views[topic].history.incarnation for topic in starts}
-            self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None, incarnations)
+            since_ms = self._options.start.publish_time_ms
+            self._initial = StreamOffset.initial(starts, name if self._options.has_lease else None, incarnations, since_ms)
             log.info("stream.begins", extra={"topics": len(starts), "subscription": self._initial.subscription})
         return self._initial
 
@@ -296,14 +297,15 @@ class StreamQuery:
         view = snapshot.views.get(topic)
         return view is None or not view.ledger_ids or view.ledger_ids[-1] < last.ledger_id
 
-    def spec(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...]) -> ScanSpec:
-        """For the tasks of the batch that was planned last. The publish time of the start is exact in the rows."""
+    def spec(self, end: StreamOffset, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...]) -> ScanSpec:
+        """For the tasks of the batch that ends there. The publish time of the query's start is exact in the rows; what the
+        options say now is that of another start (rule 2)."""
         spec = self._options.spec(columns, schemas)
         if spec.mode is ReadMode.TYPED:
             from cepheid_scan.plan_scan import the_schema
 
             spec = replace(spec, schemas=the_schema(self._state.current().plan.schemas))
-        return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=self._options.start.publish_time_ms))
+        return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=end.since_ms))
 
     # What is not needed any more
 

@@ -84,8 +84,9 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @brief_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        tasks = self._query.plan(StreamOffset.from_json(start), StreamOffset.from_json(end))
-        return partitions_of(tasks, self._query.spec(self._layout.scan_columns, self._schemas), self._schemas)
+        ends_at = StreamOffset.from_json(end)
+        tasks = self._query.plan(StreamOffset.from_json(start), ends_at)
+        return partitions_of(tasks, self._query.spec(ends_at, self._layout.scan_columns, self._schemas), self._schemas)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)

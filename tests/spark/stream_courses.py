@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from cepheid_scan import DataLossError, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory, TopicSelection
+from cepheid_scan import DataLossError, Edge, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory, TopicSelection
 from cepheid_spark.data_loss import Loss
 from cepheid_spark.lease import Held
 from cepheid_spark.lease_keeper import LeaseKeeper
@@ -81,6 +81,10 @@ class World:
             ledger.numbers.append(self._numbers)
         self._confirm(topic, ledger, self.chance.randrange(len(ledger.numbers) - ledger.confirmed + 1))
         ledger.told = self.chance.randrange(ledger.told, ledger.confirmed + 1)
+
+    @property
+    def now(self) -> int:
+        return self._numbers + 1
 
     def settle(self, topic: str) -> None:
         """Writers are idle: all is confirmed, and bookies know it."""
@@ -222,9 +226,13 @@ class ModelLease:
 
 
 class Course:
-    """`options` as Spark's. `disturb` is called between any two calls, and may kill the process."""
+    """`options` as Spark's. `disturb` is called between any two calls, and may kill the process.
 
-    def __init__(self, world: World, *, from_latest: bool, disturb: Callable[[Course], None], **options: str) -> None:
+    `by_time`: each process begins with startingTimestamp=now. A message's number is its publish time."""
+
+    def __init__(
+        self, world: World, *, from_latest: bool, disturb: Callable[[Course], None], by_time: bool = False, **options: str
+    ) -> None:
         self.world = world
         self.disturb = disturb
         self.offsets: list[str] = []  # texts, as in the checkpoint
@@ -232,7 +240,9 @@ class Course:
         self.batches: dict[int, dict[str, list[int]]] = {}
         self.starts: dict[str, int] | None = None  # how many numbers of a topic lie before the first offset
         self.losses: list[str] = []  # that were skipped, as the log says
+        self.since = 0  # of the process that wrote the first offset
         self._from_latest = from_latest
+        self._by_time = by_time
         held = options.get("subscription") != "none"
         given = {"adminUrl": "http://nobody:1", "topicsPattern": ".*", "metadataRetry": "0ms", "chunkLookback": "0", **options}
         self._options = parse_options(given, streaming=True)
@@ -243,6 +253,8 @@ class Course:
 
     def begin(self) -> None:
         world = self.world
+        if self._by_time:
+            self._options = replace(self._options, start=Edge(publish_time_ms=world.now))
         self.state = StreamState(world, world, self._options.topics, discovery_s=0.0, retry_s=0.0)  # type: ignore[arg-type]
         self.state._start = lambda: None  # type: ignore[method-assign]  # looks come with disturbances
         self.query = StreamQuery(self._options, self.state, object() if self._held else None, self._resolve)  # type: ignore[arg-type]
@@ -310,6 +322,8 @@ class Course:
         if text == json.dumps(start):
             return False
         assert end != start, f"equal offsets, two texts: {text}"
+        if not self.offsets:
+            self.since = self._options.start.publish_time_ms or 0
         self.offsets.append(text)
         self._between()
         if len(self.offsets) > 1:
@@ -327,11 +341,12 @@ class Course:
         start = json.loads(self.offsets[number - 1]) if number else self._initial()
         end = json.loads(self.offsets[number])
         self._between()
-        tasks = [each.task for each in self.reader.partitions(start, end) if isinstance(each, TaskPartition)]
+        partitions = [each for each in self.reader.partitions(start, end) if isinstance(each, TaskPartition)]
         self._between()
         rows: dict[str, list[int]] = {}
-        for task in tasks:
-            for piece in task.pieces:
+        for partition in partitions:
+            since_ms = partition.spec.row_filter.publish_from_ms or 0
+            for piece in partition.task.pieces:
                 try:
                     read = self.world.read(piece.topic, piece.ledger_id, piece.first_entry_id, piece.last_entry_id)
                 except DataLossError as error:
@@ -339,7 +354,7 @@ class Course:
                         raise
                     self.losses.append(str(error))
                     continue
-                rows.setdefault(piece.topic, []).extend(read)
+                rows.setdefault(piece.topic, []).extend(number for number in read if number >= since_ms)
         before = self.batches.setdefault(number, rows)
         if self._options.fail_on_data_loss:
             assert before == rows, f"batch {number} was {before}, repeated it is {rows}"
@@ -353,11 +368,12 @@ class Course:
         return [number for _, batch in sorted(self.batches.items()) for number in batch.get(topic, ())]
 
     def expected(self, topic: str) -> list[int]:
-        """All that is acknowledged from where the offsets say that the topic begins."""
+        """All that is acknowledged from where the offsets say that the topic begins, and not older than the query's start."""
         froms = [json.loads(text).get("from", {}) for text in self.offsets]
         first = next((tuple(each[topic][:2]) for each in froms if topic in each), None)
         written = self.world.written[topic]
         if first is None:
             assert not self.offsets or not self.rows(topic)
             return []
-        return [number for number, place in zip(written, self.world.places[topic], strict=True) if place >= first]
+        places = zip(written, self.world.places[topic], strict=True)
+        return [number for number, place in places if place >= first and number >= self.since]

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from cepheid_scan import MessagePosition
 from cepheid_spark.offsets import BadOffsetError, EntryPosition, StreamOffset
 
-GOLDEN_1, GOLDEN = ((Path(__file__).parent / "golden" / f"offsets_v{number}.jsonl").read_text().splitlines() for number in (1, 2))
+GOLDEN_1, GOLDEN_2, GOLDEN = (
+    (Path(__file__).parent / "golden" / f"offsets_v{number}.jsonl").read_text().splitlines() for number in (1, 2, 3)
+)
 A, B, C = (f"persistent://public/default/{name}" for name in "abc")
 
 
@@ -31,14 +33,15 @@ def shuffled(document: Any, random: Any) -> Any:
 
 
 @pytest.mark.parametrize("line", GOLDEN)
-def test_every_offset_of_format_2_is_read_and_written_as_it_is(line: str) -> None:
+def test_every_offset_of_format_3_is_read_and_written_as_it_is(line: str) -> None:
     assert json.dumps(StreamOffset.from_json(json.loads(line)).to_json(), separators=(",", ":")) == line
 
 
-@pytest.mark.parametrize("line", GOLDEN_1)
-def test_every_offset_of_format_1_is_read_and_says_nothing_of_incarnations(line: str) -> None:
+@pytest.mark.parametrize("line", [*GOLDEN_1, *GOLDEN_2])
+def test_every_offset_of_an_older_format_is_read_and_says_nothing_that_it_did_not(line: str) -> None:
+    """Neither of incarnations, nor of the time that the query began with."""
     document = json.loads(line)
-    assert StreamOffset.from_json(document).to_json() == {**document, "v": 2}
+    assert StreamOffset.from_json(document).to_json() == {**document, "v": 3}
 
 
 @given(st.sampled_from(GOLDEN), st.randoms(use_true_random=False))
@@ -58,19 +61,25 @@ topics = st.text(min_size=1, max_size=20)
     st.dictionaries(topics, st.integers(1, 2**40)),
     st.none() | topics,
     st.dictionaries(topics, st.text(min_size=1)),
+    st.none() | st.integers(0, 2**62),
 )
-def test_what_is_written_is_read_again(t: Any, starts: Any, cut: Any, subscription: str | None, incarnations: Any) -> None:
-    offset = StreamOffset(t, starts, cut, subscription, incarnations)
+def test_what_is_written_is_read_again(
+    t: Any, starts: Any, cut: Any, subscription: str | None, incarnations: Any, since_ms: int | None
+) -> None:
+    offset = StreamOffset(t, starts, cut, subscription, incarnations, since_ms)
     assert StreamOffset.from_json(json.loads(text(offset))) == offset
 
 
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"v": 3, "t": {}}, r"format 3.* knows formats 1 and 2"),
-        ({"v": "1", "t": {}}, r"format '1'.* knows formats 1 and 2"),
-        ({"v": [1], "t": {}}, r"format \[1\].* knows formats 1 and 2"),
+        ({"v": 4, "t": {}}, r"format 4.* knows formats 1 to 3"),
+        ({"v": "1", "t": {}}, r"format '1'.* knows formats 1 to 3"),
+        ({"v": [1], "t": {}}, r"format \[1\].* knows formats 1 to 3"),
         ({"v": 1, "t": {}, "inc": {}}, "format 1 has no inc"),
+        ({"v": 2, "t": {}, "since": 5}, "format 2 has no since"),
+        ({"v": 3, "t": {}, "since": "now"}, "whole numbers"),
+        ({"v": 3, "t": {}, "since": None}, "whole numbers"),
         ({"v": 2, "t": {}, "inc": {A: ""}}, "no incarnation"),
         ({"v": 2, "t": {}, "inc": {A: 7}}, "no incarnation"),
         ({"t": {}}, "no offset of a Cepheid stream"),

@@ -84,6 +84,20 @@ def test_a_first_batch_that_fails_is_repeated_from_where_it_began(streams: Strea
     assert streams.admin("GET", "/subscriptions") == [lease], "the second start's own lease is gone again"
 
 
+def test_a_start_by_time_is_that_of_the_first_run_whatever_a_restart_says(streams: Streams) -> None:
+    """A job that says "an hour ago" computes it anew at each start: what came while it was down is in its checkpoint's backlog."""
+    streams.send(range(5))
+    streams.fail_batch = 0
+    query = streams.start(startingTimestamp=str(int(time.time() * 1000) - 3_600_000))
+    assert "refused once" in streams.failure(query)
+    streams.send(range(5, 10))
+    streams.run_available(startingTimestamp=str(int(time.time() * 1000) + 3_600_000))
+    assert streams.numbers() == list(range(10))
+    streams.send(range(10, 15))
+    streams.run_available(startingTimestamp=str(int(time.time() * 1000) + 3_600_000))
+    assert streams.numbers() == list(range(15))
+
+
 def test_available_now_ends_within_its_limits_and_does_nothing_the_second_time(streams: Streams) -> None:
     streams.send(range(10))
     assert streams.run_available(**EVERYTHING, maxEntriesPerTrigger=4) == [0, 1, 2]
@@ -203,6 +217,6 @@ def test_an_offset_of_another_format_is_refused_with_both_named(streams: Streams
     streams.send(range(5))
     streams.run_available(**EVERYTHING)
     (path,) = (path for path in (streams.checkpoint / "offsets").iterdir() if path.name == "0")
-    path.write_text(path.read_text().replace('"v": 2', '"v": 9').replace('"v":2', '"v":9'))
+    path.write_text(path.read_text().replace('"v": 3', '"v": 9').replace('"v":3', '"v":9'))
     (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
-    assert "format 9, this version of cepheid_spark knows formats 1 and 2" in streams.failure(streams.start(**EVERYTHING))
+    assert "format 9, this version of cepheid_spark knows formats 1 to 3" in streams.failure(streams.start(**EVERYTHING))

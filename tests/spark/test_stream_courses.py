@@ -56,7 +56,9 @@ def some_options(chance: random.Random) -> dict[str, str]:
     return options
 
 
-def course_of(seed: int, harm: Callable[[Course], None] = lambda _: None, **options: str) -> tuple[Course, Disturbance]:
+def course_of(
+    seed: int, harm: Callable[[Course], None] = lambda _: None, *, by_time: bool = False, **options: str
+) -> tuple[Course, Disturbance]:
     chance = random.Random(seed)
     world = World(chance)
     for topic in (A, B)[: chance.randrange(1, 3)]:
@@ -64,7 +66,7 @@ def course_of(seed: int, harm: Callable[[Course], None] = lambda _: None, **opti
         world.write(topic, chance.randrange(9))
     disturbance = Disturbance(world, harm)
     given = {**some_options(chance), **options}
-    return Course(world, from_latest=chance.random() < 0.5, disturb=disturbance, **given), disturbance
+    return Course(world, from_latest=chance.random() < 0.5, disturb=disturbance, by_time=by_time, **given), disturbance
 
 
 def live(course: Course, disturbance: Disturbance) -> None:
@@ -133,9 +135,16 @@ def make_some_anew(course: Course) -> None:
                 raise ProcessDied
 
 
-def courses(part: int, harm: Callable[[Course], None], judge: Callable[[Course, Disturbance], None], **options: str) -> None:
+def courses(
+    part: int,
+    harm: Callable[[Course], None],
+    judge: Callable[[Course, Disturbance], None],
+    *,
+    by_time: bool = False,
+    **options: str,
+) -> None:
     for seed in range(part * COURSES // PARTS, (part + 1) * COURSES // PARTS):
-        course, disturbance = course_of(seed, harm, **options)
+        course, disturbance = course_of(seed, harm, by_time=by_time, **options)
         try:
             judge(course, disturbance)
         except Exception as error:
@@ -152,6 +161,20 @@ def test_batches_together_are_the_topic_whenever_the_process_dies(part: int) -> 
         check_whole(course)
 
     courses(part, trim_some, judge)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_start_by_time_is_that_of_the_checkpoint_though_each_process_gives_another(part: int) -> None:
+    left_out = 0
+
+    def judge(course: Course, disturbance: Disturbance) -> None:
+        nonlocal left_out
+        live(course, disturbance)
+        check_whole(course)
+        left_out += sum(course.since > number for numbers in course.world.written.values() for number in numbers)
+
+    courses(part, trim_some, judge, by_time=True)
+    assert left_out, "some were older than the start"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
