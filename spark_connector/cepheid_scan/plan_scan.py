@@ -40,6 +40,8 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
         topics = planner.topics(request.topics)
         plan = planner.plan(topics, schemas=spec.mode is ReadMode.TYPED)
         ranges = plan_ranges(request, plan, planner)
+    wanted = request.partition_filter
+    ranges = [found for found in ranges if wanted is None or found.history.partition in wanted]
     if spec.mode is ReadMode.TYPED and not spec.schemas:
         spec = replace(spec, schemas=the_schema(plan.schemas))
     tasks = cut_ranges(

@@ -132,7 +132,8 @@ class ScanSpec:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A bounded scan as a whole."""
+    """A bounded scan as a whole. `partition_filter`: only rows whose `partition` is one of these, -1 where there are none; unlike
+    those of `topics` they need not exist."""
 
     source: PlanSource
     topics: TopicSelection
@@ -142,3 +143,4 @@ class ScanRequest:
     target_task_bytes: int = 128 << 20
     min_tasks: int = 1
     timestamp_skew_ms: int = 60_000
+    partition_filter: frozenset[int] | None = None

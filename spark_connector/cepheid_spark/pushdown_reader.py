@@ -78,12 +78,12 @@ def _narrow_keys(request: ScanRequest, each: Filter, value: Any) -> ScanRequest:
 
 
 def _narrow_partitions(request: ScanRequest, each: Filter, value: Any) -> ScanRequest:
-    """Not to the partition -1, which is no partition's number: such a filter is left to Spark."""
+    """Not as the option `partitions`: by that, one that no topic has is an error, and by a filter it has no rows."""
     wanted = {value} if isinstance(each, EqualTo) else set(value) if isinstance(each, In) else None
-    if wanted is None or not all(isinstance(number, int) and number >= 0 for number in wanted):
+    if wanted is None or not all(isinstance(number, int) for number in wanted):
         return request
-    kept = request.topics.partitions
-    return replace(request, topics=replace(request.topics, partitions=frozenset(wanted) if kept is None else kept & wanted))
+    kept = request.partition_filter
+    return replace(request, partition_filter=frozenset(wanted) if kept is None else kept & wanted)
 
 
 def _with_filter(request: ScanRequest, row_filter: RowFilter) -> ScanRequest:

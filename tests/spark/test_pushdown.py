@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from cepheid_scan import EARLIEST, LATEST, Edge, ScanRequest
 from cepheid_spark.options import parse_options
 from cepheid_spark.pushdown_reader import narrow
+from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
 Load = Callable[..., DataFrame]
@@ -66,8 +68,10 @@ def test_event_times_keys_and_partitions() -> None:
     request = narrowed(LessThan(("event_time",), NOON), In(("key",), ["a", "b"]), EqualTo(("partition",), 3), keys="b,c")
     assert request.spec.row_filter.event_until_ms == NOON_MS + 1
     assert request.spec.row_filter.keys == {"b"}
-    assert request.topics.partitions == {3}
-    assert narrowed(EqualTo(("partition",), -1)).topics.partitions is None
+    assert request.partition_filter == {3}
+    assert request.topics.partitions is None, "that is the option, and one that no topic has is an error there"
+    assert narrowed(EqualTo(("partition",), -1)).partition_filter == {-1}
+    assert narrowed(In(("partition",), [0, 7]), EqualTo(("partition",), 7), partitions="0-2").partition_filter == {7}
 
 
 def test_filters_give_the_rows_that_spark_would_have_kept(topic: str, client: pulsar.Client, load: Load, pushing: None) -> None:
@@ -88,6 +92,22 @@ def test_filters_give_the_rows_that_spark_would_have_kept(topic: str, client: pu
     ):
         assert rows(condition, filterPushdown="true") == rows(condition), condition
     assert rows("publish_time > '2100-01-01'", filterPushdown="true") == []
+
+
+def test_partitions_that_no_topic_has_give_no_rows(
+    topic: str, server: ProcessCluster, client: pulsar.Client, load: Load, pushing: None
+) -> None:
+    url = f"{server.admin_url}/admin/v2/persistent/public/default/{topic}/partitions"
+    urllib.request.urlopen(urllib.request.Request(url, b"3", method="PUT"), timeout=30).close()
+    for index in range(3):
+        publish(client, f"{topic}-partition-{index}", [b"x"] * (index + 1))
+
+    def count(condition: str, **options: Any) -> int:
+        return load(topic, filterPushdown="true", **options).where(condition).count()
+
+    assert count("partition = 7") == count("partition = -1") == 0
+    assert count("partition in (0, 7)") == 1
+    assert count("partition in (0, 1)", partitions="1-2") == 2
 
 
 def test_spark_refuses_it_where_its_own_setting_is_off(topic: str, client: pulsar.Client, load: Load) -> None:
