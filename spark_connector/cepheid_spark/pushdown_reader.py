@@ -10,13 +10,13 @@ All filters are handed back: Spark applies them again, and what is taken here on
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-from cepheid_scan import EARLIEST, LATEST, Edge, RowFilter, ScanRequest
+from cepheid_scan import EARLIEST, LATEST, Edge, ReadMode, RowFilter, ScanRequest
 from cepheid_spark.batch_reader import CepheidBatchReader
 
 _TIMES = ("publish_time", "event_time")
@@ -31,14 +31,31 @@ class PushdownBatchReader(CepheidBatchReader):
         return filters
 
     def request(self) -> ScanRequest:
-        return narrow(super().request(), self._filters, dict(zip(self._layout.names, self._layout.sources, strict=True)))
+        return narrow(super().request(), self._filters, self._message_columns())
+
+    def _message_columns(self) -> dict[str, str]:
+        """Spark's names of what is known of each message, to the names in MESSAGE_COLUMNS. A schema's fields are not among them."""
+        columns = {
+            name: source for name, source in zip(self._layout.names, self._layout.sources, strict=True) if source is not None
+        }
+        if self._options.mode is not ReadMode.TYPED:
+            return columns
+        from cepheid_scan.columns import TYPED_PREFIX
+        from cepheid_scan.typed import typed_fields
+
+        fields = {field.name for field in typed_fields(self._schemas, self._options.reader_version)}
+        return {
+            name: source.removeprefix(TYPED_PREFIX)
+            for name, source in columns.items()
+            if source.startswith(TYPED_PREFIX) and source not in fields
+        }
 
 
-def narrow(request: ScanRequest, filters: Sequence[Filter], columns: dict[str, str | None]) -> ScanRequest:
-    """Asks for less by those filters that a scan can use; the others are Spark's. `columns`: Spark's names to the scan's."""
+def narrow(request: ScanRequest, filters: Sequence[Filter], columns: Mapping[str, str]) -> ScanRequest:
+    """Asks for less by those filters that a scan can use; the others are Spark's. `columns`: Spark's names to those of messages."""
     for each in filters:
         path: tuple[str, ...] = getattr(each, "attribute", ())  # of a NOT there is none: it is Spark's
-        name = (columns.get(path[0]) or "").removeprefix("__") if len(path) == 1 else ""
+        name = columns.get(path[0]) if len(path) == 1 else None
         value = getattr(each, "value", None)
         if name in _TIMES:
             request = _narrow_time(request, name, each, value)

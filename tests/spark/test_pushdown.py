@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import datetime
+import json
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pulsar
 import pytest
+from pulsar.schema import AvroSchema
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, LessThanOrEqual, Not
 
-from cepheid_scan import EARLIEST, LATEST, Edge, ScanRequest
+from cepheid_scan import EARLIEST, LATEST, Edge, RowFilter, ScanRequest, SchemaVersion
 from cepheid_spark.options import parse_options
-from cepheid_spark.pushdown_reader import narrow
+from cepheid_spark.pushdown_reader import PushdownBatchReader, narrow
+from cepheid_spark.spark_schema import rows_schema
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
@@ -74,6 +77,24 @@ def test_event_times_keys_and_partitions() -> None:
     assert narrowed(In(("partition",), [0, 7]), EqualTo(("partition",), 7), partitions="0-2").partition_filter == {7}
 
 
+def test_columns_of_the_schema_are_not_those_of_the_message() -> None:
+    """A record may have fields of any name, with or without two underscores: filters on them are Spark's alone."""
+    names = ("key", "partition", "publish_time", "__event_time")
+    fields = [{"name": name, "type": "string"} for name in names]
+    definition = json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
+    schemas = (SchemaVersion(bytes(8), "AVRO", definition),)
+    columns = "key,partition,__key,__partition,__publish_time,__event_time"
+    options = parse_options({"serviceUrl": "pulsar://b:1", "topic": "t", "readMode": "typed", "columns": columns}, streaming=False)
+    reader = PushdownBatchReader(rows_schema(options, schemas), options, schemas)
+    reader.pushFilters([EqualTo(("key",), "a"), EqualTo(("partition",), 3), LessThan(("__event_time",), NOON)])
+    request = reader.request()
+    assert (request.spec.row_filter, request.partition_filter) == (RowFilter(), None)
+    reader.pushFilters([EqualTo(("__key",), "a"), EqualTo(("__partition",), 3), GreaterThan(("__publish_time",), NOON)])
+    request = reader.request()
+    assert (request.spec.row_filter.keys, request.partition_filter) == ({"a"}, {3})
+    assert request.start == Edge(publish_time_ms=NOON_MS)
+
+
 def test_filters_give_the_rows_that_spark_would_have_kept(topic: str, client: pulsar.Client, load: Load, pushing: None) -> None:
     producer = client.create_producer(topic)
     for number in range(30):
@@ -92,6 +113,19 @@ def test_filters_give_the_rows_that_spark_would_have_kept(topic: str, client: pu
     ):
         assert rows(condition, filterPushdown="true") == rows(condition), condition
     assert rows("publish_time > '2100-01-01'", filterPushdown="true") == []
+
+
+def test_fields_of_a_schema_that_are_called_like_columns_of_messages_are_filtered_by_their_own_values(
+    topic: str, client: pulsar.Client, load: Load, pushing: None
+) -> None:
+    fields = [{"name": "key", "type": "string"}, {"name": "partition", "type": "int"}]
+    producer = client.create_producer(topic, schema=AvroSchema(None, {"type": "record", "name": "R", "fields": fields}))
+    for number in range(6):
+        producer.send({"key": f"a{number % 2}", "partition": number}, partition_key=f"k{number % 3}")
+    producer.close()
+    for condition in ("key = 'a1'", "partition = 3", "__key = 'k1'", "__key = 'k1' and key = 'a1'"):
+        rows = [load(topic, readMode="typed", filterPushdown=pushed).where(condition).count() for pushed in (True, False)]
+        assert rows[0] == rows[1] > 0, condition
 
 
 def test_partitions_that_no_topic_has_give_no_rows(
