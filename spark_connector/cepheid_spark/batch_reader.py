@@ -67,7 +67,7 @@ def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> BatchLease 
     Raises CepheidError only for a lease that was asked for by name: of its own accord a read goes on without.
     """
     source = options.source
-    name = None if options.start.subscription else options.subscription
+    name = options.subscription
     if not options.has_lease or not tasks or (source.service_url or source.admin_url) is None:
         return None
     if name is None and sum(task.size_bytes for task in tasks) < LEASE_BYTES:

@@ -5,8 +5,9 @@
     nothing is ever deleted here: a query that is silent for its time to live loses the lease at the broker (docs/topics.md)
 
 Rules
-1. Nobody consumes from it, so a reset disturbs no one. It never moves forward beyond what was committed, and always leaves one
-   entry of what was read: the ledger of the query's position stays in the chain.
+1. Nobody consumes from it, so a reset disturbs no one: a subscription that a query only begins at is never its lease. It never
+   moves forward beyond what was committed, and always leaves one entry of what was read: the ledger of the query's position stays
+   in the chain.
 2. A subscription that somebody made for the query (it has no such property) is moved, and never gets an expiry. A batch read does
    not move it: it may have consumers.
 3. Nothing here runs inside a micro-batch: one thread does it, the newest position of a topic replaces older ones.

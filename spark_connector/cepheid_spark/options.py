@@ -137,7 +137,7 @@ class SourceOptions:
     max_entries_per_trigger: int | None = None
     min_bytes_per_trigger: int | None = None
     max_trigger_delay_s: float = 900.0
-    subscription: str | None = None  # of the lease; None: a name is made
+    subscription: str | None = None  # of the lease, never that of the start; None: a name is made
     has_lease: bool = True  # subscription=none: nothing holds the data
     lease_ttl_s: float = BATCH_LEASE_S
     topic_discovery_s: float = 30.0
@@ -198,7 +198,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         max_entries_per_trigger=given.get("maxEntriesPerTrigger"),
         min_bytes_per_trigger=given.get("minBytesPerTrigger"),
         max_trigger_delay_s=given.get("maxTriggerDelay", 900.0),
-        subscription=None if subscription == NO_SUBSCRIPTION else subscription,
+        subscription=None if subscription in (NO_SUBSCRIPTION, start.subscription) else subscription,
         has_lease=subscription != NO_SUBSCRIPTION,
         lease_ttl_s=given.get("leaseTtl", STREAM_LEASE_S if streaming else BATCH_LEASE_S),
         topic_discovery_s=given.get("topicDiscoveryInterval", 30.0),
@@ -299,11 +299,8 @@ def _edges(given: Mapping[str, Any], *, streaming: bool) -> tuple[Edge, Edge]:
         start = LATEST if streaming else EARLIEST
     elif starting.lower() in ("earliest", "latest"):
         start = EARLIEST if starting.lower() == "earliest" else LATEST
-    elif starting.lower() == "subscription":
-        name = given.get("subscription")
-        if name in (None, NO_SUBSCRIPTION):
-            raise BadOptionError("startingOffsets=subscription: name the subscription by the option subscription")
-        start = Edge(subscription=name)
+    elif starting.lower().partition(":")[0] == "subscription":
+        start = Edge(subscription=_starting_subscription(starting, given.get("subscription")))
     else:
         start = _positions("startingOffsets", starting, word="earliest")
     if "startingTimestamp" in given:
@@ -317,11 +314,25 @@ def _edges(given: Mapping[str, Any], *, streaming: bool) -> tuple[Edge, Edge]:
     return start, end
 
 
+def _starting_subscription(starting: str, lease: str | None) -> str:
+    """The name is that of the option subscription where no other is given: then the lease has one that is made."""
+    _, mark, name = starting.partition(":")
+    if not mark and lease not in (None, NO_SUBSCRIPTION):
+        return lease
+    if not name:
+        raise BadOptionError(
+            f"option startingOffsets: '{starting}' names no subscription; give startingOffsets=subscription:NAME (beside "
+            "subscription=none, too), or its name by the option subscription",
+            option="startingOffsets",
+        )
+    return name
+
+
 def _positions(option: str, text: str, *, word: str) -> Edge:
     """`word` is what topics have that are not named, so it may be said of some, too."""
     accepted = f'{word}, or JSON of positions by topic partition: {{"persistent://public/default/t-partition-0": "12:345"}}'
     if option == "startingOffsets":
-        accepted = f"latest (streams), subscription, {accepted}"
+        accepted = f"latest (streams), subscription:NAME, {accepted}"
     try:
         by_topic = json.loads(text)
     except (ValueError, RecursionError):  # the second: of brackets within brackets

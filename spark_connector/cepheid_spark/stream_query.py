@@ -91,6 +91,9 @@ class StreamQuery:
             if self._options.has_lease:
                 self._keeper = self._new_keeper(name)
                 self._keeper.hold({topic: _held_from(first) for topic, first in starts.items()}, takes=False)
+                if self._options.start.subscription is not None:  # its consumers go on: until now what they leave was nobody's
+                    snapshot = self._state.look(is_first=True)
+                    starts = self._resolve_start(snapshot)
             self._state.follow(starts)
             incarnations = {topic: snapshot.views[topic].history.incarnation for topic in starts}
             since_ms = self._options.start.publish_time_ms
@@ -340,6 +343,8 @@ class StreamQuery:
         """Connections and threads; the lease stays."""
         if self._keeper is not None:
             self._keeper.close()
+        if self._admin is not None:
+            self._admin.close()
         self._state.close()
 
     # Lease and loss
@@ -356,6 +361,8 @@ class StreamQuery:
             self._state.follow(offset.ends)
             return
         name = self._options.subscription or offset.subscription
+        if name is not None and name == self._options.start.subscription:  # of an earlier version: it is its consumers'
+            name = self._keeper.name if self._keeper is not None and self._is_adopted else new_lease_name()
         if self._keeper is not None and (name is None or self._keeper.name == name):
             if not self._is_adopted and self._initial is not None and offset.starts != self._initial.starts:
                 self._keeper.doubt()

@@ -169,7 +169,10 @@ def test_a_range_that_ends_before_it_starts_is_refused() -> None:
 
 
 def test_a_subscription_as_start_needs_its_name() -> None:
-    assert "name the subscription" in refusal({**NEEDED, "startingOffsets": "subscription"})
+    for nobody in ({}, {"subscription": "none"}):
+        text = refusal({**NEEDED, "startingOffsets": "subscription", **nobody}, streaming=True)
+        assert "startingOffsets=subscription:NAME" in text
+    assert "subscription:NAME" in refusal({**NEEDED, "startingOffsets": "subscription:"})
     assert parse(startingOffsets="subscription", subscription="billing").start == Edge(subscription="billing")
 
 

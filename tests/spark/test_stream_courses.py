@@ -57,7 +57,12 @@ def some_options(chance: random.Random) -> dict[str, str]:
 
 
 def course_of(
-    seed: int, harm: Callable[[Course], None] = lambda _: None, *, by_time: bool = False, **options: str
+    seed: int,
+    harm: Callable[[Course], None] = lambda _: None,
+    *,
+    by_time: bool = False,
+    kind: type[Course] = Course,
+    **options: str,
 ) -> tuple[Course, Disturbance]:
     chance = random.Random(seed)
     world = World(chance)
@@ -66,7 +71,7 @@ def course_of(
         world.write(topic, chance.randrange(9))
     disturbance = Disturbance(world, harm)
     given = {**some_options(chance), **options}
-    return Course(world, from_latest=chance.random() < 0.5, disturb=disturbance, by_time=by_time, **given), disturbance
+    return kind(world, from_latest=chance.random() < 0.5, disturb=disturbance, by_time=by_time, **given), disturbance
 
 
 def live(course: Course, disturbance: Disturbance) -> None:
