@@ -107,7 +107,9 @@ class BookieAnswers:
             return None
         reached = self._dial(asked)
         if reached is None:
-            log.warning("scan.port_unreachable", extra={"bookie": self._bookie, "host": asked.host, "port": asked.port})
+            place = f"{asked.host}:{asked.port}"
+            facts = {"bookie": self._bookie, "host": asked.host, "port": asked.port}
+            log.warning("scan.port_unreachable: %s of bookie %s", place, self._bookie, extra=facts)
             learn_door(self._address, None)
         return reached
 

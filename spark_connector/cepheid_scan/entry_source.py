@@ -89,7 +89,10 @@ class EntrySource:
                         raise
                     # Of a damaged block all at once, where all of its entries have the same bookies.
                     damaged_at = min(stuck.until, last) if piece.write_quorum == len(ensemble) else stuck.entry_id
-                    log.warning("scan.entries_damaged", extra={**error.facts, "last_entry_id": damaged_at})
+                    until = "" if damaged_at == stuck.entry_id else f", and so are those up to {damaged_at}"
+                    log.warning(
+                        "scan.entries_damaged: %s%s", error.args[0], until, extra={**error.facts, "last_entry_id": damaged_at}
+                    )
                     group = encode_group(piece.ledger_id, stuck.entry_id, -1, 0, [b""] * (damaged_at + 1 - stuck.entry_id))
                     entry_id = damaged_at + 1
                     self._counters.entries += len(group)
@@ -160,14 +163,13 @@ class EntrySource:
         if failure.status in (None, Status.BAD_DIGEST):
             _suspects.add(failure.bookie, now)
         log.warning(
-            "scan.replica_failed",
-            extra={
-                "topic": piece.topic,
-                "ledger_id": piece.ledger_id,
-                "entry_id": failure.entry_id,
-                "bookie": failure.bookie,
-                "error": failure.reason,
-            },
+            "scan.replica_failed: bookie %s did not give entry %d:%d of %s: %s",
+            failure.bookie,
+            piece.ledger_id,
+            failure.entry_id,
+            piece.topic,
+            failure.reason,
+            extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": failure.entry_id, "bookie": failure.bookie},
         )
 
     def _look_again(self, piece: Piece, stuck: GivenUpError) -> Piece:

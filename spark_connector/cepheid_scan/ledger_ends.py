@@ -154,7 +154,8 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float,
         said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
         raise PlanUnavailableError(f"no bookie tells how far ledger {ledger.ledger_id} goes: {said}", ledger_id=ledger.ledger_id)
     if problems:
-        log.warning("scan.bookies_silent", extra={"ledger_id": ledger.ledger_id, "bookies": problems})
+        said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
+        log.warning("scan.bookies_silent: of ledger %d: %s", ledger.ledger_id, said, extra={"bookies": problems})
     return LedgerEnd(max(end.last_entry_id for end in told), max(end.size_bytes for end in told))
 
 

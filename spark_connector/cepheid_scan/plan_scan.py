@@ -115,7 +115,7 @@ def _range_of(history: TopicHistory, start: MessagePosition, end: MessagePositio
         loss = _loss(history.topic, start, min(kept, end), kept, planner)
         if spec.fail_on_data_loss:
             raise loss
-        log.warning("scan.data_lost", extra={"topic": history.topic, "error": loss.args[0], **loss.facts})
+        log.warning("scan.data_lost: %s", loss.args[0], extra=loss.facts)
         start = kept
     return TopicRange(history, start, end)
 
@@ -131,7 +131,7 @@ def _check_start(history: TopicHistory, start: MessagePosition, *, may_come: boo
     last = history.ledgers[-1] if history.ledgers else None
     what = f"the start {start} of {history.topic} lies behind its end, {end}"
     if may_come and last is not None and last.is_open and last.ledger_id == start.ledger_id:
-        log.warning("scan.start_behind_end", extra={"topic": history.topic, "error": f"{what}: what comes before it is left out"})
+        log.warning("scan.start_behind_end: %s: what comes before it is left out", what, extra={"topic": history.topic})
         return
     what += ": it is a position of another topic, or the topic was deleted and made anew since"
     if fails:
@@ -141,7 +141,7 @@ def _check_start(history: TopicHistory, start: MessagePosition, *, may_come: boo
             start=str(start),
             end=str(end),
         )
-    log.warning("scan.start_behind_end", extra={"topic": history.topic, "error": what})
+    log.warning("scan.start_behind_end: %s", what, extra={"topic": history.topic})
 
 
 def _loss(

@@ -6,7 +6,8 @@
 Rule 1: order is that of the pieces, and within them of the entries; every row once.
 Rule 2: memory is bounded by what is read ahead, what is collected, or instead the decoder's copy of it, and its rows: each of about
 `decode_bytes`. What was collected goes when it is copied, and rows when the next are asked for.
-Rule 3: one log line, at the end, however it ends.
+Rule 3: one log line, at the end, however it ends; and a warning if the rows are not all there is, whose text says all: where no
+logging is set up, as in Spark's workers, nothing else of it is shown.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def scan_task(task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = No
         raise
     finally:
         _log_end(task, counters, time.monotonic() - began, outcome)
+        _warn_of_what_is_missing(task, spec, counters)
 
 
 def _scan_piece(
@@ -75,7 +77,7 @@ def _scan_piece(
         lost = piece.last_entry_id - entry_id + 1
         counters.lost_entries += lost
         facts = {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": entry_id, "lost_entries": lost}
-        log.warning("scan.data_lost", extra={**facts, "error": str(loss)})
+        log.warning("scan.data_lost: %d entries: %s", lost, loss.args[0], extra=facts)
     yield from _timed(decoder.finish(piece), counters)
 
 
@@ -117,7 +119,7 @@ class LookBack:
             try:
                 yield from self._source.read(part)
             except DataLossError as loss:  # nobody asked for its rows: what is lost is a message that began there
-                log.warning("scan.earlier_chunks_gone", extra={"topic": piece.topic, "error": str(loss)})
+                log.warning("scan.earlier_chunks_gone: %s", loss.args[0], extra={"topic": piece.topic})
 
     def parts(self, piece: Piece, count: int) -> Iterator[Piece]:
         """Where they lie, as far as the piece says."""
@@ -203,3 +205,21 @@ def _log_end(task: ScanTask, counters: ScanCounters, duration_s: float, outcome:
             "outcome": outcome,
         },
     )
+
+
+def _warn_of_what_is_missing(task: ScanTask, spec: ScanSpec, counters: ScanCounters) -> None:
+    missing: list[str] = []
+    if counters.bad_records and spec.on_bad_record is not OnBadRecord.FAIL:
+        what = "left out" if spec.on_bad_record is OnBadRecord.SKIP else "shown as null"
+        missing.append(f"{counters.bad_records} that cannot be decoded {what} (onBadRecord={spec.on_bad_record.value})")
+    if counters.lost_entries:
+        missing.append(f"{counters.lost_entries} entries lost (failOnDataLoss=false)")
+    if missing:
+        facts = {"bad_records": counters.bad_records, "lost_entries": counters.lost_entries}
+        log.warning("scan.incomplete: of %s: %s", _places(task.pieces), ", ".join(missing), extra=facts)
+
+
+def _places(pieces: Sequence[Piece]) -> str:
+    some = [f"{piece.topic} {piece.ledger_id}:{piece.first_entry_id}..{piece.last_entry_id}" for piece in pieces[:3]]
+    more = f" and {len(pieces) - 3} ranges more" if len(pieces) > 3 else ""
+    return f"{', '.join(some)}{more}"

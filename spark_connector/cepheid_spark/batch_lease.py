@@ -96,7 +96,8 @@ class Prolonging:
         with self._opened() as (lease, all_topics):
             found = lease.properties(self._topic)
             if found is None:
-                log.warning("scan.lease_is_gone", extra={"subscription": lease.name, "topic": self._topic})
+                facts = {"subscription": lease.name, "topic": self._topic}
+                log.warning("scan.lease_is_gone: there is no subscription %s in %s any more", lease.name, self._topic, extra=facts)
                 return False
             text = found.get(LEASE_PROPERTY, "")
             if not (text.isascii() and text.isdigit()):
@@ -126,8 +127,9 @@ class Prolonging:
                 if not self.look():
                     return
             except Exception as error:  # rule 4
-                facts = {"subscription": self._lease.name, "error": str(error)}
-                log.warning("scan.lease_not_prolonged", extra=facts, exc_info=not isinstance(error, CepheidError))
+                is_defect = not isinstance(error, CepheidError)
+                facts = {"subscription": self._lease.name}
+                log.warning("scan.lease_not_prolonged: %s: %s", self._lease.name, error, extra=facts, exc_info=is_defect)
 
 
 def prolonging(lease: BatchLease, topic: str, options: SourceOptions) -> Prolonging:

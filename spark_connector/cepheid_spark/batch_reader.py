@@ -84,7 +84,7 @@ def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> BatchLease 
     except CepheidError as error:
         if name is not None:
             raise
-        log.warning("scan.without_lease", extra={"error": str(error)})
+        log.warning("scan.without_lease: nothing but retention keeps what is read: %s", error)
         return None
 
 

@@ -122,10 +122,11 @@ class Lease:
         if stands <= max(first, head):  # at the head it holds all there is: a ledger that left the chain empty took it along
             return Held.FOUND
         facts = {"topic": topic, "subscription": self.name, "stood": str(stands), "position": str(first)}
+        what = f"subscription {self.name} of {topic} stood at {stands}, behind the start {first}"
         if self._holder is None and LEASE_PROPERTY not in found:  # rule 2
-            log.warning("lease.holds_less", extra=facts)
+            log.warning("lease.holds_less: %s: what lies between is not held, since it is somebody's own", what, extra=facts)
             return Held.FOUND
-        log.warning("lease.moved_back", extra=facts)
+        log.warning("lease.moved_back: %s: it is moved there", what, extra=facts)
         self.move(topic, first)
         return Held.MOVED_BACK
 

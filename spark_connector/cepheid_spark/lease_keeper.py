@@ -168,8 +168,8 @@ class LeaseKeeper:
             except Exception as error:  # a defect of ours must not end the leases of a query that goes on
                 self.failures += 1
                 pause_s = _RETRY_S
-                facts = {"subscription": self.name, "failures": self.failures, "error": str(error)}
-                log.warning("lease.failed", extra=facts, exc_info=not isinstance(error, CepheidError))
+                facts = {"subscription": self.name, "failures": self.failures}
+                log.warning("lease.failed: %s: %s", self.name, error, extra=facts, exc_info=not isinstance(error, CepheidError))
             with self._changed:
                 if self._closed or (pause_s is None and (self._wanted or self._moves)):
                     continue
@@ -205,7 +205,7 @@ class LeaseKeeper:
         self._failing.discard(topic)
 
     def _on_taken(self, error: LeaseTakenError) -> None:
-        log.warning("lease.taken", extra={"subscription": self.name, "error": str(error)})
+        log.warning("lease.taken: %s", error, extra={"subscription": self.name})
         with self._changed:
             self._taken = error
             self._wanted.clear()
@@ -237,7 +237,11 @@ class LeaseKeeper:
             if held is Held.MOVED_BACK or (must_exist and held is Held.MADE):
                 self._broken.add(topic)
         if must_exist and held is Held.MADE:
-            log.warning("lease.made_again", extra={"topic": topic, "subscription": self.name, "position": str(first)})
+            facts = {"topic": topic, "subscription": self.name, "position": str(first)}
+            what = (
+                f"subscription {self.name} of {topic} was gone: it is made again at {first}, and what lay before may be gone, too"
+            )
+            log.warning("lease.made_again: %s", what, extra=facts)
 
     def _ask_to_hold(self, topic: str, first: MessagePosition, *, takes: bool) -> Held:
         """The process of a query that was just stopped may take a moment to end; one whose clock is ahead is watched."""

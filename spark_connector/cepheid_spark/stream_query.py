@@ -409,7 +409,7 @@ class StreamQuery:
             raise loss.error()
         if is_counted:
             self.lost_entries += loss.entries or 0
-            log.warning("stream.data_lost", extra={"topic": loss.topic, "error": str(loss)})
+            log.warning("stream.data_lost: %s", loss, extra={"topic": loss.topic})
 
 
 def _goes_on(view: TopicView, start: StreamOffset, position: EntryPosition) -> bool:

@@ -192,7 +192,7 @@ class StreamState:
 
     def _on_failure(self, error: CepheidError, began: float) -> None:
         if self._failure is None:
-            log.warning("stream.plan_failed", extra={"error": str(error)})
+            log.warning("stream.plan_failed: %s", error)
             self._failing_since = began
         self._failure = error
 

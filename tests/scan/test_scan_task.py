@@ -142,8 +142,12 @@ def test_a_ledger_trimmed_under_the_reader(
     else:
         assert sum(batch.num_rows for batch in scan_task(task, spec, counters)) == 30
         assert counters.lost_entries == 40
-        (warning,) = [record for record in caplog.records if record.msg == "scan.data_lost"]
+        (warning,) = [record for record in caplog.records if "scan.data_lost" in record.msg]
         assert (warning.lost_entries, warning.entry_id) == (40, 5)  # type: ignore[attr-defined]
+        assert warning.message.startswith(f"scan.data_lost: 40 entries: {TOPIC}: entries 5..44 of ledger 7 are gone")
+        assert "accept the loss" not in warning.message
+        places = f"{TOPIC} 7:5..44, {TOPIC} 8:0..29"
+        assert caplog.messages[-1] == f"scan.incomplete: of {places}: 40 entries lost (failOnDataLoss=false)"
     assert asked == [7]
     (line,) = [record for record in caplog.records if record.msg == "scan.task_done"]
     assert line.lost_entries == (0 if fail else 40)  # type: ignore[attr-defined]
@@ -217,7 +221,7 @@ def test_typed_rows_beside_what_the_broker_knows(bookies: ScanBookies) -> None:
     assert batch.column("value").to_pylist() == list(range(4, 30))
 
 
-def test_a_bad_record_is_named_shown_or_left_out(bookies: ScanBookies) -> None:
+def test_a_bad_record_is_named_shown_or_left_out(bookies: ScanBookies, caplog: pytest.LogCaptureFixture) -> None:
     values = [number.to_bytes(4, "big") for number in range(30)]
     values[17] = b"three"
     store(bookies, values, schema_version=SCHEMA.version)
@@ -234,6 +238,10 @@ def test_a_bad_record_is_named_shown_or_left_out(bookies: ScanBookies) -> None:
     (left,) = scan_task(task, typed(OnBadRecord.SKIP, "value"), counters)
     assert left.column("value").to_pylist() == [number for number in range(2, 30) if number != 17]
     assert (left.num_rows, counters.messages, counters.bad_records) == (27, 27, 1)
+    assert caplog.messages == [
+        f"scan.incomplete: of {TOPIC} {LEDGER}:2..29: 1 that cannot be decoded {what}"
+        for what in ("shown as null (onBadRecord=null)", "left out (onBadRecord=skip)")
+    ], "one each, none where it is an error"
 
 
 def test_the_rack_of_the_settings_chooses_among_the_racks_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

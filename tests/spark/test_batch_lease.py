@@ -57,7 +57,7 @@ def test_a_read_goes_on_without_a_lease_unless_it_was_asked_for(caplog: pytest.L
 
     tasks = [ScanTask((piece(T, 7, 10),), (), b"", LEASE_BYTES)]
     assert hold_lease(options(), tasks) is None
-    assert "scan.without_lease" in caplog.text
+    assert "scan.without_lease: nothing but retention keeps what is read: " in caplog.text
     with pytest.raises(PlanUnavailableError):
         hold_lease(options(subscription="mine"), tasks)
 

@@ -204,7 +204,7 @@ def test_rows_come_though_no_broker_can_be_reached(monkeypatch: pytest.MonkeyPat
 
     def rows() -> Iterator[Any]:
         yield "x"
-        wait_until(lambda: "scan.lease_not_prolonged" in caplog.text)
+        wait_until(lambda: "scan.lease_not_prolonged: " in caplog.text)
         told.set()
         yield "y"
 
