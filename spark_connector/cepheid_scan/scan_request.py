@@ -103,8 +103,8 @@ class ReadSettings:
 
     rack: str | None = None
     read_timeout_s: float = 10.0  # per chunk
-    read_attempts: int = 5  # rounds over all replicas
-    unreachable_s: float = 15.0  # what may come back is waited for, as long as nothing else gives the entries
+    read_attempts: int = 5  # rounds over all replicas, at least
+    unreachable_s: float = 15.0  # and so long at least, if a replica may come back; busy ones 20 times
     chunk_bytes: int = 4 << 20  # 1, 2, 4 or 8 MiB, the next one above; with no less than `decode_bytes` chunks are decoded in place
     decode_bytes: int = 3 << 20  # 16 MiB are no faster at 100 B a message, by a seventh at 1 KB
     verify_checksum: bool = True

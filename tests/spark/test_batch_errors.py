@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from cepheid_scan import EntriesUnreadableError, ReadSettings, ScanSpec, ScanTask
+from cepheid_scan import EntriesUnreadableError, ScanSpec, ScanTask
 from cepheid_scan.history import Fragment, Piece
 from cepheid_scan.scan_request import PlanSource, ReadMode
 from cepheid_spark.options import parse_options
@@ -90,13 +90,15 @@ def test_bookies_that_do_not_answer_are_named_with_the_entries() -> None:
     fragment = Fragment(0, ("bookie-1", "bookie-2"))
     piece = Piece("persistent://public/default/t", -1, 12, 3, 45, 2, 2, (fragment,))
     task = ScanTask((piece,), (("bookie-1", "127.0.0.1:1"), ("bookie-2", "127.0.0.1:2")))
-    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=ReadSettings(read_attempts=1))
-    options = parse_options({"serviceUrl": "pulsar://127.0.0.1:1", "topic": "t"}, streaming=False)
+    given = {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "t", "readAttempts": "1", "unreachableTimeout": "0s"}
+    options = parse_options(given, streaming=False)
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=options.settings)
     schema = rows_schema(replace(options, columns=("value",)))
     layout = choose_columns(schema, options)
     with pytest.raises(EntriesUnreadableError) as caught:
         list(read_partition(TaskPartition(task, spec), (), layout, schema, freeze_gc=False))
     assert all(part in str(caught.value) for part in ("persistent://public/default/t", "12", "bookie-1", "127.0.0.1:1", "bookie-2"))
+    assert " in 1 rounds: " in str(caught.value), "what the two options say"
 
 
 def test_a_partition_shows_its_range_and_no_secret() -> None:

@@ -264,11 +264,13 @@ def test_streaming_options_have_their_defaults_and_values() -> None:
 
 
 def test_the_request_carries_what_was_asked() -> None:
-    options = parse(rack="r1", readAttempts="2", minPartitions="7", timestampSkew="5s", keys="k")
+    options = parse(rack="r1", readAttempts="2", unreachableTimeout="90s", minPartitions="7", timestampSkew="5s", keys="k")
     request = options.request(("value",))
     assert request.spec.columns == ("value",)
     assert request.spec.settings.rack == "r1"
     assert request.spec.settings.read_attempts == 2
+    assert request.spec.settings.unreachable_s == 90.0
+    assert parse(unreachableTimeout="0").settings.unreachable_s == 0.0
     assert request.spec.row_filter.keys == {"k"}
     assert (request.min_tasks, request.timestamp_skew_ms) == (7, 5000)
     assert request.spec.plan_source == request.source == options.source

@@ -95,6 +95,7 @@ def defaults_of(options: SourceOptions) -> dict[str, Any]:
         "metadataRetry": options.metadata_retry_s,
         "bookieReadTimeout": settings.read_timeout_s,
         "readAttempts": settings.read_attempts,
+        "unreachableTimeout": settings.unreachable_s,
         "chunkBytes": settings.chunk_bytes,
         "decodeBytes": settings.decode_bytes,
         "verifyChecksum": settings.verify_checksum,
