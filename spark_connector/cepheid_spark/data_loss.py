@@ -7,8 +7,9 @@ ledger is not in the chain any more means loss, too, except where
 1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
 2. it was seen closed up to the position, and what went with it had no entries. Looks that follow each other tell that if the last
    ledger of each chain, or one before it, is in the next one, too: else it got entries unseen, perhaps, or others came and went;
-3. nothing of it was read, and the query's lease held the topic all the time: what is held is not trimmed.
-Without any of these it is in doubt where there is no sign of entries that were not read. Then records of ledgers decide, which
+3. nothing of it was read, the query's lease held the topic all the time, as far as it can tell, and there is no record of a ledger
+   that went with entries: what is held is not trimmed, but others may move a lease (time to live, quotas, an acknowledgement).
+Without 1 and 2 it is in doubt where there is no sign of entries that were not read. Then records of ledgers decide, which
 brokers keep for a while of those that went with entries (`settled`): an empty ledger that went with its broker has none.
 Of an offset of format 1 the incarnation is not known: then for a topic that was made anew while we looked 1 and 3 say nothing, and
 of one that was made anew before that the chain tells, unless 1 or 3 is taken for the reason, or the ids are the same.
@@ -32,7 +33,7 @@ _ADVICE = "What a query has still to read is kept by its lease, a subscription (
 @dataclass(frozen=True, slots=True)
 class Loss:
     """`entries` None: nobody knows how many. `first_kept` None: nothing is left. `doubt`: ledgers whose records may tell that
-    nothing was lost, or how much."""
+    nothing was lost, or how much. `is_held`: that nothing was, if there is none of entries (rule 3)."""
 
     topic: str
     after: EntryPosition
@@ -40,6 +41,7 @@ class Loss:
     what: str
     entries: int | None = None
     doubt: range | None = None
+    is_held: bool = False
 
     def __str__(self) -> str:
         count = f"{self.entries} entries at least" if self.entries else "an unknown number of entries"
@@ -141,8 +143,9 @@ def find_loss(
         what = f"its ledgers are {kept[0]} to {kept[-1]}, it was made anew" if kept else "it has no ledgers any more"
         return Loss(view.topic, position, kept[0] if kept else None, what)
     is_same = incarnation is not None or not seen.was_made_anew(view.topic)
-    if position.entry_id < 0 and is_same and (kept[0] < position.ledger_id or is_held):
-        return None  # 1, 3
+    is_unread = position.entry_id < 0 and is_same
+    if is_unread and kept[0] < position.ledger_id:
+        return None  # 1
     last_seen = seen.get(view.topic, position.ledger_id)
     lost_entries = seen.entries_after(view.topic, position)
     first_unsure = seen.first_unsure(view.topic, position.ledger_id) if last_seen is not None else position.ledger_id
@@ -152,6 +155,8 @@ def find_loss(
     what = f"ledger {position.ledger_id} was trimmed"
     if incarnation is None:
         what += ", or the topic was deleted and made anew"
+    if is_unread and is_held and not lost_entries:  # 3
+        return Loss(view.topic, position, first_kept, what, doubt=range(position.ledger_id, first_kept), is_held=True)
     doubt = None
     is_of_this_one = is_same and (incarnation is not None or last_seen is not None)
     if first_unsure is not None and first_unsure < first_kept and is_of_this_one and not lost_entries:
@@ -170,6 +175,8 @@ def settled(loss: Loss, view: TopicView, seen: SeenLedgers, gone: Mapping[int, i
     lost = sum(last - (at.entry_id if ledger_id == at.ledger_id else -1) for ledger_id, last in gone.items())
     if lost > 0:
         return replace(loss, entries=lost, doubt=None)
+    if loss.is_held:
+        return None
     if at.ledger_id not in loss.doubt or gone.get(at.ledger_id) == at.entry_id:
         return None
     is_empty = seen.get(view.topic, at.ledger_id) is not None or not view.total_entries

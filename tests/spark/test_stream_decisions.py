@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepheid_scan import Fragment, LedgerHistory, TopicHistory
-from cepheid_spark.data_loss import SeenLedgers, find_loss
+from cepheid_spark.data_loss import SeenLedgers, find_loss, settled
 from cepheid_spark.discovery import Discovery
 from cepheid_spark.lag import Sightings, lag_report, waiting_since_ms
 from cepheid_spark.offsets import EntryPosition, StreamOffset
@@ -91,9 +91,24 @@ def test_behind_a_loss_is_the_head_of_what_is_kept(kept: tuple[int, int]) -> Non
     assert loss.first_kept == kept[0]
 
 
-def test_an_empty_ledger_of_a_held_topic_was_never_needed() -> None:
-    assert find_loss(view(ledger(9, 1)), EntryPosition(7, -1), SeenLedgers(), is_held=True) is None
-    assert find_loss(view(ledger(9, 1)), EntryPosition(7, 0), SeenLedgers(), is_held=True) is not None, "the lease must have failed"
+@pytest.mark.parametrize(
+    ("entry_id", "gone", "lost"),
+    [
+        (-1, {}, False),
+        (-1, None, False),  # nobody knows: a lease is believed
+        (-1, {7: 3}, True),  # something else has moved the lease
+        (-1, {8: 0}, True),
+        (0, {}, True),  # the lease must have failed: it leaves one entry of what was read
+    ],
+)
+def test_an_unread_ledger_of_a_held_topic_was_empty_unless_a_record_says_otherwise(
+    entry_id: int, gone: dict[int, int] | None, lost: bool
+) -> None:
+    kept, seen = view(ledger(9, 1)), SeenLedgers()
+    loss = find_loss(kept, EntryPosition(7, entry_id), seen, is_held=True, incarnation="i")
+    assert loss is not None
+    assert loss.doubt == range(7, 9)
+    assert (settled(loss, kept, seen, gone) is not None) is lost
 
 
 @pytest.mark.parametrize(
@@ -135,7 +150,8 @@ def test_what_two_looks_did_not_see_may_have_been_something(
     assert "an unknown number of entries" in str(loss)
     assert ("made anew" in str(loss)) is (incarnation is None)
     held = find_loss(TopicView.of(now), EntryPosition(*position), seen, is_held=True, incarnation=incarnation)
-    assert (held is None) is (position[1] < 0), "a lease keeps what was not read"
+    assert held is not None
+    assert held.is_held is (position[1] < 0), "a lease keeps what was not read"
 
 
 def test_looks_of_which_each_shows_the_last_ledger_of_the_one_before_see_everything() -> None:

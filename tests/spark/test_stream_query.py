@@ -553,9 +553,12 @@ def test_what_was_not_read_of_a_topic_goes_with_it_though_a_lease_held_it() -> N
     seen = SeenLedgers()
     was = TopicHistory(A, -1, "i", (ledger(7, 5, is_open=True),))
     now = TopicHistory(A, -1, "j", (ledger(9, 5, is_open=True),))
-    assert find_loss(TopicView.of(now), EntryPosition(7, -1), seen, is_held=True) is None
-    seen.on_view(was, now)
-    assert find_loss(TopicView.of(now), EntryPosition(7, -1), seen, is_held=True) is not None
+    for is_known in (False, True):
+        if is_known:
+            seen.on_view(was, now)
+        loss = find_loss(TopicView.of(now), EntryPosition(7, -1), seen, is_held=True)
+        assert loss is not None
+        assert (loss.doubt is None) is is_known, "there are no records of the one that was deleted"
 
 
 def test_a_start_within_an_entry_holds_until_its_topic_moves() -> None:

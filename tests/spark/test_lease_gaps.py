@@ -1,0 +1,95 @@
+"""What a lease did not hold is missed, though the query comes back to a lease that is there, or never saw it gone."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from cepheid_scan import DataLossError, MessagePosition
+from cepheid_spark.stream_state import Snapshot
+from tests.spark.stream_courses import Course, World
+
+A, B = (f"persistent://public/default/{name}" for name in "ab")
+
+
+def read_of_a_alone(**options: str) -> tuple[World, Course]:
+    """Nothing was written to b: it stands in the offset at [ledger,-1]."""
+    world = World(random.Random(0))
+    world.create(A)
+    world.create(B)
+    world.write(A, 3)
+    world.settle(A)
+    course = course_of(world, **options)
+    course.run(1)
+    assert json.loads(course.offsets[-1])["t"][B][1] == -1
+    return world, course
+
+
+def course_of(world: World, **options: str) -> Course:
+    return Course(world, from_latest=False, disturb=lambda _: None, **options)
+
+
+def write_and_trim(world: World, topic: str) -> None:
+    for _ in range(2):
+        world.write(topic, 4)
+        world.roll(topic)
+    world.trim(topic)
+
+
+def write_more(world: World) -> None:
+    for topic in (A, B):
+        world.write(topic, 2)
+        world.settle(topic)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_what_was_acknowledged_on_a_lease_is_missed_though_the_lease_is_there(away: bool) -> None:
+    """By time to live, a quota, a consumer, or somebody's `expireMessages`."""
+    world, course = read_of_a_alone()
+    if away:
+        course.begin()
+    world.write(B, 4)
+    world.roll(B)
+    ((key, _),) = [found for found in world.cursors.items() if found[0][0] == B]
+    world.cursors[key] = MessagePosition(world.chains[B][-1].ledger_id, 0)
+    world.trim(B)
+    write_more(world)
+    if not away:
+        course.state.look()
+    with pytest.raises(DataLossError, match="4 entries"):
+        course.run(5)
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_brokers_that_restart_while_a_query_with_a_lease_is_away_are_no_loss(restarts: int) -> None:
+    world, course = read_of_a_alone()
+    course.begin()
+    for _ in range(restarts):
+        world.lose_owner(B)
+    write_more(world)
+    course.run(5)
+    assert course.rows(B) == course.expected(B) == [6, 7]
+
+
+def test_what_is_trimmed_between_the_first_look_and_the_lease_is_missed() -> None:
+    """The offsets name a start that is not there any more by then."""
+    world = World(random.Random(0))
+    world.create(A)
+    for _ in range(2):
+        world.write(A, 3)
+        world.roll(A)
+    course = course_of(world)
+    resolve = course.query._resolve_start
+
+    def resolve_and_trim(snapshot: Snapshot) -> dict[str, MessagePosition]:
+        starts = resolve(snapshot)
+        world.trim(A)
+        return starts
+
+    course.query._resolve_start = resolve_and_trim
+    course.query.initial()
+    course.state.look()
+    with pytest.raises(DataLossError, match="6 entries"):
+        course.run(3)
