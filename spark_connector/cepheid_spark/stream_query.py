@@ -378,7 +378,7 @@ class StreamQuery:
         views = self._state.current().views
         firsts = {topic: end.next if start is None else offset.first_message(topic, start) for topic, end in offset.ends.items()}
         held = {topic: _held_from(first) for topic, first in firsts.items() if topic in views}
-        self._keeper.hold(held, must_exist=offset.subscription is not None, takes=offset.subscription == self._keeper.name)
+        self._keeper.hold(held, must_exist=True, takes=offset.subscription == self._keeper.name)
 
     def _gone(self, snapshot: Snapshot, start: StreamOffset) -> frozenset[str]:
         gone = snapshot.gone & start.ends.keys()

@@ -93,3 +93,22 @@ def test_what_is_trimmed_between_the_first_look_and_the_lease_is_missed() -> Non
     course.state.look()
     with pytest.raises(DataLossError, match="6 entries"):
         course.run(3)
+
+
+def gone_on(course: Course) -> Course:
+    """Another query, which has the checkpoint of this one, and a lease."""
+    later = course_of(course.world)
+    later.offsets, later.committed, later.batches = course.offsets, course.committed, course.batches
+    return later
+
+
+@pytest.mark.parametrize("has_records", [True, False])
+def test_a_lease_taken_on_an_old_checkpoint_held_nothing_before(has_records: bool) -> None:
+    """The query ran with subscription=none until now, or its lease is gone; records of ledgers are kept for an hour only."""
+    world, course = read_of_a_alone(subscription="none")
+    write_and_trim(world, B)
+    write_more(world)
+    if not has_records:
+        world.records.clear()
+    with pytest.raises(DataLossError, match="8 entries" if has_records else "unknown number"):
+        gone_on(course).run(5)
