@@ -115,8 +115,8 @@ class Prolonging:
                 raise failures[0]
             renew(self._topic)
             if len(renewed) < self._lease.topics:
-                facts = {"subscription": lease.name, "topics": self._lease.topics, "there": len(renewed)}
-                log.warning("scan.lease_is_gone", extra=facts)
+                what = f"subscription {lease.name} is left in {len(renewed)} of {self._lease.topics} topics"
+                log.warning("scan.lease_is_gone: %s", what, extra={"subscription": lease.name, "there": len(renewed)})
             return bool(renewed)
 
     def _run(self) -> None:

@@ -1,6 +1,7 @@
 """The subscription by which a query keeps what it has still to read: retention respects it, and every tool shows its lag.
 
-    hold ──► PUT subscription/NAME at the start positions, with the property cepheid-lease-expires ──► renewed each minute
+    hold ──► is it there? ──► PUT subscription/NAME at the start positions, with the property cepheid-lease-expires
+    hold_on, each minute ──► the property anew; does it stand where it should? ──► else moved back
     move ──► POST resetcursor, some entries before what Spark has committed ──► ledgers before it may be trimmed
     nothing is ever deleted here: a query that is silent for its time to live loses the lease at the broker (docs/topics.md)
 
@@ -11,8 +12,12 @@ Rules
 2. A subscription that somebody made for the query (it has no such property) is moved, and never gets an expiry. A batch read does
    not move it: it may have consumers.
 3. Nothing here runs inside a micro-batch: one thread does it, the newest position of a topic replaces older ones.
-4. One that stands further on than where the query starts is moved back to there: it would hold nothing of what lies between.
+4. One that stands further on than where the query does is moved back to there: it would hold nothing of what lies between. So
+   it is where the broker moved it (time to live, quotas), or a query that has lost the name meanwhile.
 5. One query at a time has it (lease_holder.py). Batch reads have no mark: they move nothing forward, and may share a name.
+6. Whoever finds a query's lease must know whether it is the old one, or was made anew behind a gap: it says where it begins.
+   That is looked up before it is made, since a call that is repeated, or whose caller dies, tells nobody what it has done.
+7. No topic is made for its lease, as the broker would: one that is not there when it is looked up was deleted.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,8 +47,10 @@ log = logging.getLogger(__name__)
 LEASE_PROPERTY = "cepheid-lease-expires"
 """Wall-clock ms since 1970, as text; the broker drops an expired subscription of this property (lease_expiry.py)."""
 
+FROM_PROPERTY = "cepheid-lease-from"
+"""`ledger:entry`: from there on a query's lease has held everything; what lies before it may have gone unseen (rule 6)."""
+
 _EARLIEST = {"ledgerId": -1, "entryId": -1}
-_BEFORE_ALL = MessagePosition(0, 0)
 _CONFLICT, _NOT_FOUND, _NO_SUCH_PLACE = 409, 404, 412
 _ATTEMPTS = 3  # to make a subscription that is there, and is gone at the next question
 
@@ -52,7 +60,9 @@ class Held(Enum):
 
     MADE = "made"
     FOUND = "found"  # it stood there, or held more
+    FOUND_LATER = "found later"  # it holds all there is, but begins further on: it may have been made anew behind a gap
     MOVED_BACK = "moved back"  # until then it held less
+    NO_TOPIC = "no topic"  # nothing is held
 
 
 def _ends_ms(found: Mapping[str, str]) -> int:
@@ -61,8 +71,33 @@ def _ends_ms(found: Mapping[str, str]) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def _place(first: MessagePosition) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What is kept of a topic, oldest first, and the first entry that the lease holds of it. `stands` None: there is no lease."""
+
+    ledger_ids: Sequence[int]
+    stands: MessagePosition | None
+
+    def place(self, first: MessagePosition) -> MessagePosition:
+        """The first one at or behind it. A ledger that is not there any more was trimmed, or was empty when its owner went."""
+        later = [ledger_id for ledger_id in self.ledger_ids if ledger_id >= first.ledger_id]
+        return MessagePosition(later[0], 0) if later and later[0] > first.ledger_id else first
+
+
+def _body(first: MessagePosition) -> dict[str, int]:
     return {"ledgerId": first.ledger_id, "entryId": max(0, first.entry_id)}
+
+
+def _text(place: MessagePosition) -> str:
+    return f"{place.ledger_id}:{max(0, place.entry_id)}"
+
+
+def _parsed(text: str) -> MessagePosition | None:
+    """None: nothing that we wrote."""
+    numbers = text.split(":")
+    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        return None
+    return MessagePosition(int(numbers[0]), int(numbers[1]))
 
 
 def _topic_path(topic: str) -> str:
@@ -98,53 +133,68 @@ class Lease:
         Raises LeaseTakenError: another query that lives has it.
         """
         for _ in range(_ATTEMPTS):
-            if self._make(topic, first):
-                return Held.MADE
-            found = self.properties(topic)
-            if found is not None:
-                return self._take_up(topic, first, found, takes=takes)
-        raise AdminRefusedError(f"subscription {self.name!r} of {topic} comes and goes: somebody deletes it", status=_CONFLICT)
+            chain = self._chain(topic)
+            if chain is None:
+                return Held.NO_TOPIC  # rule 7
+            if chain.stands is None:
+                if self._make(topic, chain, first):
+                    return Held.MADE
+            elif (held := self._take_up(topic, first, chain, takes=takes)) is not None:
+                return held
+        what = "comes and goes, or cannot be moved: somebody deletes or resets it"
+        raise AdminRefusedError(f"subscription {self.name!r} of {topic} {what}", status=_CONFLICT)
 
-    def _make(self, topic: str, first: MessagePosition) -> bool:
+    def hold_on(self, topic: str, first: MessagePosition) -> Held | None:
+        """As `hold`, of one that is there. None: there is no such subscription."""
+        chain = self._chain(topic)
+        return None if chain is None or chain.stands is None else self._take_up(topic, first, chain, takes=False)
+
+    def _make(self, topic: str, chain: _Chain, first: MessagePosition) -> bool:
         """False: there is such a subscription already."""
-        marks = {"properties": self._marks({LEASE_PROPERTY: ""})}
-        refusal = self._call("PUT", topic, "", {**_place(first), **marks}, accept=(_CONFLICT, _NO_SUCH_PLACE))
-        if refusal == _NO_SUCH_PLACE:  # the ledger went meanwhile: rather too much than nothing
-            refusal = self._call("PUT", topic, "", {**_EARLIEST, **marks}, accept=(_CONFLICT,))
+        marks, place = self._marks({LEASE_PROPERTY: ""}), chain.place(first)
+        body = {**_body(place), "properties": self._with_begin(marks, place)}
+        refusal = self._call("PUT", topic, "", body, accept=(_CONFLICT, _NO_SUCH_PLACE))
+        if refusal == _NO_SUCH_PLACE and chain.ledger_ids:  # the ledger went meanwhile: rather too much than nothing
+            body = {**_EARLIEST, "properties": self._with_begin(marks, MessagePosition(chain.ledger_ids[0], 0))}
+            refusal = self._call("PUT", topic, "", body, accept=(_CONFLICT, _NO_SUCH_PLACE))
         return refusal is None
 
-    def _take_up(self, topic: str, first: MessagePosition, found: Mapping[str, str], *, takes: bool) -> Held:
-        other = self._other(found)
-        if other is not None and not takes:
-            raise other.taken(self.name, topic, self._now_ms())
-        self._mark(topic, found)
-        stands, head = self._stands(topic)
-        if stands <= max(first, head):  # at the head it holds all there is: a ledger that left the chain empty took it along
-            return Held.FOUND
-        facts = {"topic": topic, "subscription": self.name, "stood": str(stands), "position": str(first)}
-        what = f"subscription {self.name} of {topic} stood at {stands}, behind the start {first}"
+    def _take_up(self, topic: str, first: MessagePosition, chain: _Chain, *, takes: bool) -> Held | None:
+        """None: it went meanwhile, or could not be moved."""
+        found = self.properties(topic)
+        if found is None or chain.stands is None:
+            return None
+        if not takes:
+            self._check_other(topic, found)
+        place, stands = chain.place(first), chain.place(chain.stands)
+        is_further_on = chain.stands > place
+        begins = stands if is_further_on else min(stands, _parsed(found.get(FROM_PROPERTY, "")) or stands)
+        if not self._mark(topic, found, begins):
+            return None
+        if not is_further_on:
+            return Held.FOUND if begins <= first else Held.FOUND_LATER
+        facts = {"topic": topic, "subscription": self.name, "stood": str(chain.stands), "position": str(first)}
+        what = f"subscription {self.name} of {topic} stood at {chain.stands}, behind the start {first}"
         if self._holder is None and LEASE_PROPERTY not in found:  # rule 2
             log.warning("lease.holds_less: %s: what lies between is not held, since it is somebody's own", what, extra=facts)
             return Held.FOUND
         log.warning("lease.moved_back: %s: it is moved there", what, extra=facts)
-        self.move(topic, first)
-        return Held.MOVED_BACK
+        return Held.MOVED_BACK if self._reset(topic, _body(place)) or self._reset(topic, _EARLIEST) else None
 
     def renew(self, topic: str, *, below_s: float = math.inf) -> bool:
         """False: there is no such subscription. `below_s`: unless it has so much time left. Raises LeaseTakenError."""
         found = self.properties(topic)
         if found is None:
             return False
-        other = self._other(found)
-        if other is not None and self._holder is not None:
-            raise other.taken(self.name, topic, self._now_ms())
+        if self._holder is not None:
+            self._check_other(topic, found)
         if below_s < math.inf and _ends_ms(found) - self._now_ms() > 1000 * below_s:
             return True
         return self._mark(topic, found)
 
     def move(self, topic: str, first: MessagePosition) -> bool:
         """What lies before `first` is not needed any more. False: there is no such subscription, or no such place."""
-        return self._call("POST", topic, "/resetcursor", _place(first), accept=(_NOT_FOUND, _NO_SUCH_PLACE)) is None
+        return self._reset(topic, _body(first))
 
     def drop(self, topic: str) -> None:
         """For one that nobody will ever ask for. Another query that has taken it meanwhile keeps it."""
@@ -152,16 +202,6 @@ class Lease:
         if found is None or self._other(found) is not None:
             return
         self._call("DELETE", topic, "", accept=(_NOT_FOUND, _NO_SUCH_PLACE))
-
-    def is_topic_there(self, topic: str) -> bool:
-        """`hold` would make it, where topics may be made by whoever uses them."""
-        try:
-            self._http.request("GET", f"{_topic_path(topic)}/subscriptions")
-        except AdminRefusedError as error:
-            if error.status != _NOT_FOUND:
-                raise
-            return False
-        return True
 
     def properties(self, topic: str) -> dict[str, str] | None:
         """None: there is no such subscription."""
@@ -172,9 +212,13 @@ class Lease:
                 raise
             return None
 
-    def _mark(self, topic: str, found: Mapping[str, str]) -> bool:
+    def _reset(self, topic: str, body: Mapping[str, int]) -> bool:
+        """False: there is no such subscription, or no such place, or somebody else is resetting it."""
+        return self._call("POST", topic, "/resetcursor", body, accept=(_NOT_FOUND, _NO_SUCH_PLACE)) is None
+
+    def _mark(self, topic: str, found: Mapping[str, str], begins: MessagePosition | None = None) -> bool:
         """False: it went meanwhile."""
-        marks = self._marks(found)
+        marks = self._with_begin(self._marks(found), begins)
         return not marks or self._call("PUT", topic, "/properties", {**found, **marks}, accept=(_NOT_FOUND,)) is None
 
     def _marks(self, found: Mapping[str, str]) -> dict[str, str]:
@@ -187,6 +231,16 @@ class Lease:
         if self._holder is not None:
             marks[HOLDER_PROPERTY] = self._holder.text(now_ms)
         return marks
+
+    def _with_begin(self, marks: dict[str, str], begins: MessagePosition | None) -> dict[str, str]:
+        """Of a query's lease: nobody comes back to one of a batch read."""
+        return marks if self._holder is None or begins is None else {**marks, FROM_PROPERTY: _text(begins)}
+
+    def _check_other(self, topic: str, found: Mapping[str, str]) -> None:
+        """Raises LeaseTakenError."""
+        other = self._other(found)
+        if other is not None:
+            raise other.taken(self.name, topic, self._now_ms())
 
     def _other(self, found: Mapping[str, str]) -> Holder | None:
         """Another query that holds it, and lives."""
@@ -203,14 +257,19 @@ class Lease:
             self._silent.add(holder.holder_id)
         return holder.holder_id in self._silent
 
-    def _stands(self, topic: str) -> tuple[MessagePosition, MessagePosition]:
-        """The first entry that it holds, and the first one that is kept."""
-        stats = self._http.request("GET", f"{_topic_path(topic)}/internalStats")
-        kept = [ledger["ledgerId"] for ledger in stats["ledgers"]]
-        head = MessagePosition(kept[0], 0) if kept else _BEFORE_ALL
-        mark = stats["cursors"].get(self.name, {}).get("markDeletePosition", "0:-1")
-        ledger_id, entry_id = mark.split(":")
-        return MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1), head
+    def _chain(self, topic: str) -> _Chain | None:
+        """None: there is no such topic."""
+        try:
+            stats = self._http.request("GET", f"{_topic_path(topic)}/internalStats")
+        except AdminRefusedError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
+        stands = None
+        if self.name in stats["cursors"]:
+            ledger_id, entry_id = stats["cursors"][self.name]["markDeletePosition"].split(":")
+            stands = MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1)
+        return _Chain([ledger["ledgerId"] for ledger in stats["ledgers"]], stands)
 
     def _path(self, topic: str, what: str) -> str:
         return f"{_topic_path(topic)}/subscription/{quote(self.name, safe='')}{what}"

@@ -4,10 +4,11 @@
 
 Rules
 1. `covers` a topic: the subscription is there; a topic is read only then.
-2. `has_held`: it was there without a gap since the query's start. One that vanished (expired while the query was away, or deleted
-   by somebody) is made again where the query stands, but what lay before it may be gone.
+2. `has_held`: it was there without a gap since the query's start, as far as the lease itself tells (rule 6 of lease.py). One that
+   vanished (expired while the query was away, or deleted by somebody) is made again where the query stands, but what lay before it
+   may be gone. So it may with one that somebody moved further on: each renewal looks for that, and moves it back.
 3. What fails for one topic fails for that one alone: the leases of all others are renewed and moved.
-4. No topic is made for the sake of its lease: the broker's call would do that, also for one that was just deleted.
+4. A topic that is not there is not covered, and not made for the sake of its lease: whoever finds it again wants it again.
 5. Once another query has the lease, nothing more is done to it: `check` says so.
 """
 
@@ -70,7 +71,7 @@ class LeaseKeeper:
             return topic in self._at and topic not in self._broken
 
     def hold(self, firsts: Mapping[str, MessagePosition], *, must_exist: bool = False, takes: bool = True) -> None:
-        """Returns when all of them are covered. `must_exist`: the query has run before, with this lease. Raises CepheidError.
+        """Returns when all that are there are covered. `must_exist`: the query has run before. Raises CepheidError.
 
         `takes`: also from another query. Else `check` raises if there is one, and `take` takes it then.
         Where this fails, or the lease is another's, what was made of it here goes again: whoever starts anew makes it anew.
@@ -184,15 +185,20 @@ class LeaseKeeper:
         with self._changed:
             wanted, moves = dict(self._wanted), dict(self._moves)
             renewed = sorted(self._at) if is_renewal else []
-        calls: list[tuple[str, Callable[[], None]]] = [(topic, partial(self._hold_wanted, topic)) for topic in wanted]
+        calls = [(topic, partial(self._hold_wanted, topic)) for topic in wanted]
         calls += [(topic, partial(self._move, topic, first)) for topic, first in moves.items()]
-        calls += [(topic, partial(self._renew, topic)) for topic in renewed]
-        calls.sort(key=lambda call: call[0] in self._failing)  # nobody waits behind those whose broker is away
         if is_renewal:
             self._renewed_at = time.monotonic()  # those that fail are renewed the next time
-        failures = call_all([partial(self._unless_ended, *call) for call in calls], self._at_once)  # rule 3
+        failures = self._all(calls) + self._all(
+            [(topic, partial(self._renew, topic)) for topic in renewed]
+        )  # moved, then looked at
         if failures:
             raise failures[0]
+
+    def _all(self, calls: Sequence[tuple[str, Callable[[], None]]]) -> list[Exception]:
+        """Rule 3. Nobody waits behind those whose broker is away."""
+        in_order = sorted(calls, key=lambda call: call[0] in self._failing)
+        return call_all([partial(self._unless_ended, *call) for call in in_order], self._at_once)
 
     def _unless_ended(self, topic: str, call: Callable[[], None]) -> None:
         if self._closed or self._taken is not None:
@@ -214,27 +220,33 @@ class LeaseKeeper:
     def _hold_wanted(self, topic: str) -> None:
         with self._changed:
             wanted = self._wanted.get(topic)
-        if wanted is None:
-            return
-        if self._lease.is_topic_there(topic):
+        if wanted is not None:
             self._hold(topic, wanted[0], must_exist=wanted[1], takes=True)
-        else:
-            self.forget([topic])  # whoever finds it again wants it again
 
     def _renew(self, topic: str) -> None:
-        if not self._lease.renew(topic):
-            self._hold_again(topic)
+        with self._changed:
+            first = self._at.get(topic)
+        if first is None:
+            return
+        held = self._lease.hold_on(topic, first)
+        if held is None:
+            self._hold(topic, first, must_exist=True, takes=True)
+        elif held is not Held.FOUND:
+            with self._changed:
+                self._broken.add(topic)
 
     def _hold(self, topic: str, first: MessagePosition, *, must_exist: bool, takes: bool) -> None:
         held = self._ask_to_hold(topic, first, takes=takes)
         with self._changed:
             self._wanted.pop(topic, None)
+            if held is Held.NO_TOPIC:
+                return  # rule 4
             self._at[topic] = first
-            if held is not Held.FOUND:
+            if held in (Held.MADE, Held.MOVED_BACK):
                 self._stands[topic] = first
             if held is Held.MADE:
                 self._new.add(topic)
-            if held is Held.MOVED_BACK or (must_exist and held is Held.MADE):
+            if held in (Held.MOVED_BACK, Held.FOUND_LATER) or (must_exist and held is Held.MADE):
                 self._broken.add(topic)
         if must_exist and held is Held.MADE:
             facts = {"topic": topic, "subscription": self.name, "position": str(first)}
@@ -269,9 +281,3 @@ class LeaseKeeper:
                 del self._moves[topic]
             if topic in self._at:
                 self._at[topic] = self._stands[topic] = first
-
-    def _hold_again(self, topic: str) -> None:
-        with self._changed:
-            first = self._at.get(topic)
-        if first is not None and self._lease.is_topic_there(topic):
-            self._hold(topic, first, must_exist=True, takes=True)

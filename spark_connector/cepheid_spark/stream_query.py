@@ -190,7 +190,7 @@ class StreamQuery:
             return True
         if self._targets is not None:
             self._keeper.hold({topic: first})
-            return True
+            return self._keeper.covers(topic)
         self._keeper.want(topic, first)
         return False
 

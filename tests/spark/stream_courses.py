@@ -53,6 +53,7 @@ class World:
         self.written: dict[str, list[int]] = {}  # acknowledged, of each topic, in order
         self.places: dict[str, list[tuple[int, int]]] = {}  # of them
         self.cursors: dict[tuple[str, str], MessagePosition] = {}  # first entry that is held, by topic and subscription
+        self.begins: dict[tuple[str, str], MessagePosition] = {}  # from there on it has held everything
         self.incarnations: dict[str, int] = {}
         self.records: dict[tuple[str, str], dict[int, int]] = {}  # of ledgers that went with entries: their last ones
         self._numbers = 0
@@ -186,18 +187,25 @@ class ModelLease:
         self.name = name
 
     def hold(self, topic: str, first: MessagePosition, *, takes: bool = False) -> Held:
-        if (topic, self.name) in self._world.cursors:
-            if self._world.cursors[topic, self.name] <= max(first, self._earliest(topic)):
-                return Held.FOUND
-            self.move(topic, first)
-            return Held.MOVED_BACK
         if topic not in self._world.chains:
-            self._world.create(topic)
-        self._world.cursors[topic, self.name] = self._place(topic, first) or self._earliest(topic)
+            return Held.NO_TOPIC
+        if (held := self.hold_on(topic, first)) is not None:
+            return held
+        earliest = MessagePosition(self._world.chains[topic][0].ledger_id, 0)
+        place = self._place(topic, self._at_or_behind(topic, first)) or earliest
+        self._world.cursors[topic, self.name] = self._world.begins[topic, self.name] = place
         return Held.MADE
 
-    def renew(self, topic: str) -> bool:
-        return (topic, self.name) in self._world.cursors
+    def hold_on(self, topic: str, first: MessagePosition) -> Held | None:
+        key = topic, self.name
+        if key not in self._world.cursors:
+            return None
+        place, stands = (self._at_or_behind(topic, each) for each in (first, self._world.cursors[key]))
+        if stands > place:
+            self._world.cursors[key], self._world.begins[key] = place, stands
+            return Held.MOVED_BACK
+        self._world.begins[key] = min(stands, self._world.begins.get(key, stands))
+        return Held.FOUND if self._world.begins[key] <= first else Held.FOUND_LATER
 
     def move(self, topic: str, first: MessagePosition) -> bool:
         if (topic, self.name) not in self._world.cursors:
@@ -208,21 +216,20 @@ class ModelLease:
         self._world.cursors[topic, self.name] = place
         return True
 
-    def is_topic_there(self, topic: str) -> bool:
-        return topic in self._world.chains
-
     def drop(self, topic: str) -> None:
         self._world.cursors.pop((topic, self.name), None)
 
-    def _earliest(self, topic: str) -> MessagePosition:
-        return MessagePosition(self._world.chains[topic][0].ledger_id, 0)
+    def _at_or_behind(self, topic: str, first: MessagePosition) -> MessagePosition:
+        """Ledgers that went mean what is behind them."""
+        later = [each.ledger_id for each in self._world.chains[topic] if each.ledger_id >= first.ledger_id]
+        return MessagePosition(later[0], 0) if later and later[0] > first.ledger_id else first
 
     def _place(self, topic: str, first: MessagePosition) -> MessagePosition | None:
         """None: 412."""
         chain = self._world.chains[topic]
         if any(each.ledger_id == first.ledger_id for each in chain):
             return MessagePosition(first.ledger_id, first.entry_id)
-        return None if first.ledger_id > chain[0].ledger_id else self._earliest(topic)
+        return None if first.ledger_id > chain[0].ledger_id else MessagePosition(chain[0].ledger_id, 0)
 
 
 class Course:

@@ -62,6 +62,21 @@ def test_what_was_acknowledged_on_a_lease_is_missed_though_the_lease_is_there(aw
         course.run(5)
 
 
+@pytest.mark.parametrize("has_records", [True, False])
+def test_each_start_misses_what_went_while_the_lease_was_gone(has_records: bool) -> None:
+    """The first one makes it again; a supervisor starts the query once more, and that one finds it."""
+    world, course = read_of_a_alone()
+    world.cursors.clear()  # the query was away for longer than leaseTtl
+    write_and_trim(world, B)
+    write_more(world)
+    if not has_records:
+        world.records.clear()
+    for _ in range(3):
+        course.begin()
+        with pytest.raises(DataLossError, match="8 entries" if has_records else "unknown number"):
+            course.run(5)
+
+
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_brokers_that_restart_while_a_query_with_a_lease_is_away_are_no_loss(restarts: int) -> None:
     world, course = read_of_a_alone()
@@ -100,6 +115,24 @@ def gone_on(course: Course) -> Course:
     later = course_of(course.world)
     later.offsets, later.committed, later.batches = course.offsets, course.committed, course.batches
     return later
+
+
+def test_a_topic_that_is_deleted_before_it_is_held_is_not_made_again() -> None:
+    world = World(random.Random(0))
+    world.create(A)
+    world.create(B)
+    course = course_of(world)
+    resolve = course.query._resolve_start
+
+    def resolve_and_delete(snapshot: Snapshot) -> dict[str, MessagePosition]:
+        starts = resolve(snapshot)
+        world.delete(B)
+        return starts
+
+    course.query._resolve_start = resolve_and_delete
+    course.query.initial()
+    assert list(world.chains) == [A]
+    assert [topic for topic, _ in world.cursors] == [A]
 
 
 @pytest.mark.parametrize("has_records", [True, False])

@@ -13,7 +13,7 @@ import pytest
 from cepheid_scan import AdminRefusedError, MessagePosition, PlanUnavailableError
 from cepheid_spark import lease as lease_module
 from cepheid_spark import lease_holder
-from cepheid_spark.lease import LEASE_PROPERTY, Held, Lease
+from cepheid_spark.lease import FROM_PROPERTY, LEASE_PROPERTY, Held, Lease
 from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, LeaseTakenError, this_kernel
 from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_spark.many_calls import call_all
@@ -203,7 +203,7 @@ def test_a_users_subscription_is_marked_and_gets_no_end() -> None:
     broker.stands[A, "s"], broker.properties[A, "s"] = at(50), {"mine": "x"}
     assert lease(broker, clock, "one").hold(A, at(20)) is Held.MOVED_BACK
     assert broker.stands[A, "s"] == at(20)
-    assert broker.properties[A, "s"].keys() == {"mine", HOLDER_PROPERTY}
+    assert broker.properties[A, "s"].keys() == {"mine", HOLDER_PROPERTY, FROM_PROPERTY}
     with pytest.raises(LeaseTakenError):
         lease(broker, clock, "other").hold(A, at(20))
 

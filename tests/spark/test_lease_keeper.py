@@ -31,10 +31,10 @@ class Refusing(ModelLease):
         self._ask(topic)
         return super().hold(topic, first)
 
-    def renew(self, topic: str) -> bool:
+    def hold_on(self, topic: str, first: MessagePosition) -> Held | None:
         self._ask(topic)
         self.renewals.append(topic)
-        return super().renew(topic)
+        return super().hold_on(topic, first)
 
     def move(self, topic: str, first: MessagePosition) -> bool:
         self._ask(topic)

@@ -76,11 +76,26 @@ def test_a_lease_is_made_once_found_again_and_renewed(streamed: StreamedTopic, h
 def test_a_lease_on_an_empty_ledger_that_went_with_its_owner_is_found(streamed: StreamedTopic, http: AdminHttp) -> None:
     streamed.admin("PUT", "")
     (ledger_id,) = streamed.ledgers()
-    lease = Lease(http, new_lease_name(), 10.0)
+    lease = Lease(http, new_lease_name(), 10.0, holder=Holder.this_process(wall_ms()))
     assert lease.hold(streamed.topic, first(ledger_id)) is Held.MADE
     streamed.roll()
     assert ledger_id not in streamed.ledgers()
     assert lease.hold(streamed.topic, first(ledger_id)) is Held.FOUND, "it holds all there is: there was no gap"
+    lease.drop(streamed.topic)
+    assert lease.hold(streamed.topic, first(ledger_id)) is Held.MADE
+    assert lease.hold(streamed.topic, first(ledger_id)) is Held.FOUND_LATER, "there was one"
+
+
+def test_a_lease_that_was_skipped_is_moved_back_by_its_renewal(streamed: StreamedTopic, http: AdminHttp) -> None:
+    streamed.send(range(5))
+    ledger_id = streamed.ledgers()[0]
+    lease = Lease(http, new_lease_name(), 10.0, holder=Holder.this_process(wall_ms()))
+    lease.hold(streamed.topic, first(ledger_id, 1))
+    assert lease.hold_on(streamed.topic, first(ledger_id, 1)) is Held.FOUND
+    streamed.admin("POST", f"/subscription/{lease.name}/skip_all")
+    assert mark(streamed, lease.name) == f"{ledger_id}:4"
+    assert lease.hold_on(streamed.topic, first(ledger_id, 1)) is Held.MOVED_BACK
+    assert mark(streamed, lease.name) == f"{ledger_id}:0"
 
 
 def test_a_subscription_of_somebody_else_gets_no_end(streamed: StreamedTopic, http: AdminHttp) -> None:
