@@ -193,7 +193,14 @@ class Lease:
         return self._mark(topic, found)
 
     def move(self, topic: str, first: MessagePosition) -> bool:
-        """What lies before `first` is not needed any more. False: there is no such subscription, or no such place."""
+        """What lies before `first` is not needed any more. False: there is no such subscription, or no such place.
+
+        Raises LeaseTakenError: another query has it, and may still need that.
+        """
+        found = self.properties(topic)
+        if found is None:
+            return False
+        self._check_other(topic, found)
         return self._reset(topic, _body(first))
 
     def drop(self, topic: str) -> None:

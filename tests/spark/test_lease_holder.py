@@ -147,6 +147,21 @@ def test_a_query_that_goes_on_takes_the_name_and_the_one_before_hears_of_it() ->
     assert broker.stands[A, "s"] == place, "it is not its lease any more"
 
 
+def test_a_query_that_lost_the_name_moves_nothing_on() -> None:
+    """Its commits of the minute until its next renewal: the other one has still to read what lies before them."""
+    broker, clock = LeaseBroker(A), Clock()
+    before = LeaseKeeper(lease(broker, clock, "before"), at_once=1)
+    before._start = lambda: None  # type: ignore[method-assign]
+    before.hold({A: at(40)})
+    lease(broker, clock, "now").hold(A, at(10), takes=True)
+    assert broker.stands[A, "s"] == at(10)
+    before.move({A: at(50)})
+    before._work()
+    assert broker.stands[A, "s"] == at(10)
+    with pytest.raises(LeaseTakenError):
+        before.check()
+
+
 def test_what_stands_behind_the_start_is_moved_back_and_known_for_a_gap() -> None:
     broker, clock = LeaseBroker(A), Clock()
     lease(broker, clock, "gone").hold(A, at(50))
