@@ -102,13 +102,15 @@ class LeaseKeeper:
         if self._taken is not None:
             raise self._taken
 
-    def take(self) -> None:
-        """It was this query's before: so whoever has it is its own process of before, or must hear of it."""
-        if self._taken is not None:
-            with self._changed:
-                self._taken = None
-                firsts, self._at = self._at, {}
-            self.hold(firsts, must_exist=True)
+    def take(self, firsts: Mapping[str, MessagePosition]) -> None:
+        """It was this query's, which goes on at `firsts`: whoever has it is its own process of before, or must hear of it."""
+        with self._changed:
+            is_taken, self._taken = self._taken is not None, None
+            again = {topic: firsts.get(topic, at) for topic, at in self._at.items() if is_taken or firsts.get(topic, at) < at}
+            for topic in again:
+                del self._at[topic]
+        if again:
+            self.hold(again, must_exist=True)
 
     def doubt(self) -> None:
         """The query has run before: what this process had to make was missing."""

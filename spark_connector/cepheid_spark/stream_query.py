@@ -367,7 +367,7 @@ class StreamQuery:
             if not self._is_adopted and self._initial is not None and offset.starts != self._initial.starts:
                 self._keeper.doubt()
             if not self._is_adopted and start is not None:  # a batch of the checkpoint: the query has run before
-                self._keeper.take()
+                self._keeper.take(self._held_firsts(offset, start))
             self._is_adopted = True
             return
         if self._keeper is not None:
@@ -375,10 +375,14 @@ class StreamQuery:
         self._keeper = self._new_keeper(name or new_lease_name())
         self._is_adopted = True
         self._state.follow(offset.ends)
+        held = self._held_firsts(offset, start)
+        self._keeper.hold(held, must_exist=True, takes=offset.subscription == self._keeper.name)
+
+    def _held_firsts(self, offset: StreamOffset, start: StreamOffset | None) -> dict[str, MessagePosition]:
+        """Of topics that are there: what the query has still to read, given as for `_adopt`."""
         views = self._state.current().views
         firsts = {topic: end.next if start is None else offset.first_message(topic, start) for topic, end in offset.ends.items()}
-        held = {topic: _held_from(first) for topic, first in firsts.items() if topic in views}
-        self._keeper.hold(held, must_exist=True, takes=offset.subscription == self._keeper.name)
+        return {topic: _held_from(first) for topic, first in firsts.items() if topic in views}
 
     def _gone(self, snapshot: Snapshot, start: StreamOffset) -> frozenset[str]:
         gone = snapshot.gone & start.ends.keys()

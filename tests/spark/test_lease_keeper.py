@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable
@@ -148,6 +149,31 @@ def test_a_named_lease_that_is_missing_after_the_first_offset_is_known_for_a_gap
     course.query._adopt(end, initial)
     assert course.query._keeper is not None
     assert course.query._keeper.has_held(A) is not died
+
+
+def test_a_named_lease_that_is_missing_holds_the_batch_that_is_done_again() -> None:
+    """Not where the new start is, which is further on by then, and is not used."""
+    world = World(random.Random(0))
+    world.create(A)
+    course = Course(world, from_latest=True, disturb=lambda _: None, subscription="mine")
+    initial = course.query.initial()
+    world.write(A, 3)
+    world.settle(A)
+    course.state.look()
+    end = course.query.latest(initial, is_limited=True)
+    world.roll(A)
+    world.write(A, 3)
+    world.settle(A)
+    del world.cursors[A, "mine"]
+    course.begin()
+    again = course.query.initial()
+    assert world.cursors[A, "mine"] > end.starts[A]
+    course.query.plan(again, end)
+    assert world.cursors[A, "mine"] == end.starts[A]
+    world.trim(A)
+    course.offsets = [json.dumps(end.to_json())]
+    course.run(1)
+    assert course.rows(A)[:3] == [1, 2, 3]
 
 
 def test_the_lease_of_a_start_that_is_not_used_goes_again() -> None:
