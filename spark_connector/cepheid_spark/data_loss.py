@@ -9,6 +9,7 @@ ledger is not in the chain any more means loss, too, except where
    ledger of each chain, or one before it, is in the next one, too: else it got entries unseen, perhaps, or others came and went;
 3. nothing of it was read, the query's lease held the topic all the time, as far as it can tell, and there is no record of a ledger
    that went with entries: what is held is not trimmed, but others may move a lease (time to live, quotas, an acknowledgement).
+A start of the options may lie further on than its ledger then ends, when its owner goes: nothing of that ledger is to be read.
 Without 1 and 2 it is in doubt where there is no sign of entries that were not read. Then records of ledgers decide, which
 brokers keep for a while of those that went with entries (`settled`): an empty ledger that went with its broker has none.
 Of an offset of format 1 the incarnation is not known: then for a topic that was made anew while we looked 1 and 3 say nothing, and
@@ -33,7 +34,8 @@ _ADVICE = "What a query has still to read is kept by its lease, a subscription (
 @dataclass(frozen=True, slots=True)
 class Loss:
     """`entries` None: nobody knows how many. `first_kept` None: nothing is left. `doubt`: ledgers whose records may tell that
-    nothing was lost, or how much. `is_held`: that nothing was, if there is none of entries (rule 3)."""
+    nothing was lost, or how much. `is_held`: that nothing was, if there is none of entries (rule 3). `is_start`: nothing of the
+    ledger at the position was read."""
 
     topic: str
     after: EntryPosition
@@ -42,6 +44,7 @@ class Loss:
     entries: int | None = None
     doubt: range | None = None
     is_held: bool = False
+    is_start: bool = False
 
     def __str__(self) -> str:
         count = f"{self.entries} entries at least" if self.entries else "an unknown number of entries"
@@ -125,26 +128,33 @@ def is_another(view: TopicView, incarnation: str | None) -> bool:
 
 
 def find_loss(
-    view: TopicView, position: EntryPosition, seen: SeenLedgers, *, is_held: bool, incarnation: str | None = None
+    view: TopicView,
+    position: EntryPosition,
+    seen: SeenLedgers,
+    *,
+    is_held: bool,
+    incarnation: str | None = None,
+    is_start: bool = False,
 ) -> Loss | None:
-    """`is_held`: a lease has held the topic since before `position`. `incarnation`: what `position` is of, if known."""
+    """`is_held`: a lease has held the topic since before `position`. `incarnation`: what `position` is of, if known.
+    `is_start`: the query begins there, nothing was read."""
     if is_another(view, incarnation):
         first = view.ledger_ids[0] if view.ledger_ids else None
         return Loss(view.topic, position, first, _MADE_ANEW, seen.entries_after(view.topic, position))
     position = seen.settled(view, position)
     ledger = view.ledger(position.ledger_id)
     if ledger is not None:
-        if ledger.is_open or position.entry_id <= ledger.last_entry_id:
+        if ledger.is_open or position.entry_id <= ledger.last_entry_id or is_start:
             return None
         what = f"ledger {ledger.ledger_id} ends at entry {ledger.last_entry_id}, another history than the one that was read"
-        return Loss(view.topic, position, ledger.ledger_id, what)
+        next_kept = next((ledger_id for ledger_id in view.ledger_ids if ledger_id > ledger.ledger_id), None)
+        return Loss(view.topic, position, next_kept, what)
     kept = view.ledger_ids
     if not kept or kept[-1] < position.ledger_id:
         what = f"its ledgers are {kept[0]} to {kept[-1]}, it was made anew" if kept else "it has no ledgers any more"
         return Loss(view.topic, position, kept[0] if kept else None, what)
     is_same = incarnation is not None or not seen.was_made_anew(view.topic)
-    is_unread = position.entry_id < 0 and is_same
-    if is_unread and kept[0] < position.ledger_id:
+    if is_same and (position.entry_id < 0 or is_start) and kept[0] < position.ledger_id:
         return None  # 1
     last_seen = seen.get(view.topic, position.ledger_id)
     lost_entries = seen.entries_after(view.topic, position)
@@ -155,13 +165,13 @@ def find_loss(
     what = f"ledger {position.ledger_id} was trimmed"
     if incarnation is None:
         what += ", or the topic was deleted and made anew"
-    if is_unread and is_held and not lost_entries:  # 3
+    if is_held and position.entry_id < 0 and is_same and not lost_entries:  # 3
         return Loss(view.topic, position, first_kept, what, doubt=range(position.ledger_id, first_kept), is_held=True)
     doubt = None
     is_of_this_one = is_same and (incarnation is not None or last_seen is not None)
     if first_unsure is not None and first_unsure < first_kept and is_of_this_one and not lost_entries:
         doubt = range(first_unsure, first_kept)
-    return Loss(view.topic, position, first_kept, what, lost_entries, doubt)
+    return Loss(view.topic, position, first_kept, what, lost_entries, doubt, is_start=is_start)
 
 
 def settled(loss: Loss, view: TopicView, seen: SeenLedgers, gone: Mapping[int, int] | None) -> Loss | None:
@@ -172,12 +182,13 @@ def settled(loss: Loss, view: TopicView, seen: SeenLedgers, gone: Mapping[int, i
     """
     assert loss.doubt is not None, f"no doubt: {loss}"
     at, gone = loss.after, gone or {}
-    lost = sum(last - (at.entry_id if ledger_id == at.ledger_id else -1) for ledger_id, last in gone.items())
+    lost = sum(max(0, last - (at.entry_id if ledger_id == at.ledger_id else -1)) for ledger_id, last in gone.items())
     if lost > 0:
         return replace(loss, entries=lost, doubt=None)
     if loss.is_held:
         return None
-    if at.ledger_id not in loss.doubt or gone.get(at.ledger_id) == at.entry_id:
+    ended = gone.get(at.ledger_id)
+    if at.ledger_id not in loss.doubt or ended == at.entry_id or (loss.is_start and ended is not None):
         return None
     is_empty = seen.get(view.topic, at.ledger_id) is not None or not view.total_entries
     return None if at.entry_id < 0 and is_empty else replace(loss, doubt=None)

@@ -7,7 +7,8 @@
 |---|---|
 | `t` | the last entry included; entry -1: none of this ledger. Batches end where entries end |
 | `from` | the first message, where an earlier offset does not say it: of all topics in the first batch, later of those found since,
-|        | or gone on with behind a loss or empty ledgers that went, and of one that begins within an entry until it has moved |
+|        | or gone on with behind a loss or empty ledgers that went, and until it has moved of one that begins within an entry, or
+|        | further on than its ledger goes |
 | `cut` | entries per task, of the topics that this batch moves: so a repeated batch has the same tasks |
 | `inc` | the incarnation of the topic that its `t` and `from` are places in, if known: format 1, which is read on, had none |
 | `since` | the publish time, in ms since 1970, that the query began with: older messages are in no batch. Absent: it began |
@@ -82,9 +83,11 @@ class StreamOffset:
     @property
     def is_initial(self) -> bool:
         """Nothing is included yet: it is the offset before the first batch."""
-        if self.ends.keys() != self.starts.keys():
-            return False
-        return all(self.ends[topic] == EntryPosition.before(first) for topic, first in self.starts.items())
+        return self.ends.keys() == self.starts.keys() and all(map(self.is_start, self.starts))
+
+    def is_start(self, topic: str) -> bool:
+        """Nothing of the topic was read yet: it stands where it begins."""
+        return topic in self.starts and self.ends.get(topic) == EntryPosition.before(self.starts[topic])
 
     def first_message(self, topic: str, start: StreamOffset) -> MessagePosition:
         """Where the batch from `start` to this end begins in `topic`, one of `ends` (rule 2)."""
@@ -103,12 +106,10 @@ class StreamOffset:
         incarnations: Mapping[str, str],
         gone: frozenset[str] = frozenset(),
     ) -> StreamOffset:
-        """The end of the batch that starts here: `ends` of the topics that moved, `found`: starts of those that are new here,
-        `incarnations` that are new, or known for the first time."""
+        """The end of the batch that starts here: `ends` of the topics that moved, `found`: starts of those that are new here, or
+        that must still be told, `incarnations` that are new, or known for the first time."""
         waiting = {  # a start within a batch of messages, which `ends` cannot say
-            topic: first
-            for topic, first in self.starts.items()
-            if first.batch_index >= 0 and self.ends.get(topic) == EntryPosition.before(first)
+            topic: first for topic, first in self.starts.items() if first.batch_index >= 0 and self.is_start(topic)
         }
         starts = {**(self.starts if self.is_initial else waiting), **found}
         merged = {topic: end for topic, end in {**self.ends, **ends}.items() if topic not in gone}

@@ -172,9 +172,10 @@ class StreamQuery:
     def _kept(self, view: TopicView, start: StreamOffset, look: Callable[[], Snapshot]) -> EntryPosition:
         """The position of `start`, or behind what is lost where that is accepted. Raises DataLossError (rule 3)."""
         position, incarnation = start.ends[view.topic], start.incarnations.get(view.topic)
-        loss = self._loss(view, position, incarnation)
+        is_start = start.is_start(view.topic)
+        loss = self._loss(view, position, incarnation, is_start)
         if loss is not None and self._accepted.get(view.topic) != (position, incarnation):
-            now = self._sure_loss(look().views.get(view.topic, view), position, incarnation)
+            now = self._sure_loss(look().views.get(view.topic, view), position, incarnation, is_start)
             self._believe(now, is_counted=False)
             if now is None:
                 loss = None
@@ -232,7 +233,8 @@ class StreamQuery:
         found = {topic: positions[topic].next for topic in taken if topic not in gone_on_with}
         behind_losses = found.keys() & start.ends.keys()
         for topic in sorted(behind_losses):
-            loss = self._sure_loss(snapshot.views[topic], start.ends[topic], start.incarnations.get(topic))
+            incarnation, is_start = start.incarnations.get(topic), start.is_start(topic)
+            loss = self._sure_loss(snapshot.views[topic], start.ends[topic], incarnation, is_start)
             self._believe(loss, is_counted=True)
         self._state.follow([*start.ends, *ends])
         name = self._keeper.name if self._keeper is not None else None
@@ -240,7 +242,8 @@ class StreamQuery:
             self._keeper.forget(gone | behind_losses)  # it is wanted again where the stream goes on
         there = {topic: snapshot.views[topic].history.incarnation for topic in gone_on_with.union(taken)}
         incarnations = {topic: incarnation for topic, incarnation in there.items() if incarnation}
-        end = start.moved_to(ends, cut=cut, found=found, incarnations=incarnations, gone=gone)
+        further_on = {topic: start.starts[topic] for topic in gone_on_with if _starts_further_on(snapshot.views[topic], start)}
+        end = start.moved_to(ends, cut=cut, found={**found, **further_on}, incarnations=incarnations, gone=gone)
         return replace(end, subscription=name)
 
     # In which tasks
@@ -273,14 +276,15 @@ class StreamQuery:
         from cepheid_scan.splits import TopicRange
 
         position, last, incarnation = EntryPosition.before(first), end.ends[topic], end.incarnations.get(topic)
+        is_start = topic in end.starts
         view = snapshot.views.get(topic) or self._state.look().views.get(topic)
         if view is None:
             self._believe(Loss(topic, position, None, "the topic was deleted"), is_counted=True)
             return None
-        loss = self._loss(view, position, incarnation)
+        loss = self._loss(view, position, incarnation, is_start)
         if loss is not None:
             view = self._state.look().views.get(topic, view)  # rule 3
-            loss = self._sure_loss(view, position, incarnation)
+            loss = self._sure_loss(view, position, incarnation, is_start)
             self._believe(loss, is_counted=True)
         if is_another(view, incarnation):
             return None  # rule 4
@@ -391,13 +395,13 @@ class StreamQuery:
             self._believe(Loss(topic, start.ends[topic], None, what), is_counted=True)
         return frozenset(gone)
 
-    def _loss(self, view: TopicView, position: EntryPosition, incarnation: str | None) -> Loss | None:
+    def _loss(self, view: TopicView, position: EntryPosition, incarnation: str | None, is_start: bool) -> Loss | None:
         is_held = self._keeper is not None and self._keeper.has_held(view.topic)
-        return find_loss(view, position, self._state.seen, is_held=is_held, incarnation=incarnation)
+        return find_loss(view, position, self._state.seen, is_held=is_held, incarnation=incarnation, is_start=is_start)
 
-    def _sure_loss(self, view: TopicView, position: EntryPosition, incarnation: str | None) -> Loss | None:
+    def _sure_loss(self, view: TopicView, position: EntryPosition, incarnation: str | None, is_start: bool) -> Loss | None:
         """Where it is in doubt, those are asked who keep records (rule 3)."""
-        loss = self._loss(view, position, incarnation)
+        loss = self._loss(view, position, incarnation, is_start)
         if loss is None or loss.doubt is None:
             return loss
         seen = self._state.seen
@@ -419,6 +423,12 @@ class StreamQuery:
 def _goes_on(view: TopicView, start: StreamOffset, position: EntryPosition) -> bool:
     """Whether `position` is where `start` ended, with nothing lost behind it."""
     return start.ends.get(view.topic) == position and not is_another(view, start.incarnations.get(view.topic))
+
+
+def _starts_further_on(view: TopicView, start: StreamOffset) -> bool:
+    """Whether it stands at a start that its ledger does not reach, or did not when it went: `ends` would tell of entries read."""
+    ledger = view.ledger(start.ends[view.topic].ledger_id)
+    return start.is_start(view.topic) and (ledger is None or ledger.last_entry_id < start.ends[view.topic].entry_id)
 
 
 def _reaches(view: TopicView, last: EntryPosition) -> bool:
