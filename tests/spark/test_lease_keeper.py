@@ -213,7 +213,7 @@ def test_a_keeper_whose_lease_is_taken_rests_until_it_is_taken_back() -> None:
     time.sleep(0.3)
     assert len(rounds) <= 1, "the one that was under way"
     renewals = len(lease.renewals)
-    keeper.take()
+    keeper.take({})
     wait_until(lambda: len(lease.renewals) > renewals)
     keeper.close()
 

@@ -78,15 +78,15 @@ def test_event_times_keys_and_partitions() -> None:
 
 
 def test_columns_of_the_schema_are_not_those_of_the_message() -> None:
-    """A record may have fields of any name, with or without two underscores: filters on them are Spark's alone."""
-    names = ("key", "partition", "publish_time", "__event_time")
+    """Filters on fields of a record are Spark's alone, whatever they are called."""
+    names = ("key", "partition", "publish_time", "event_time")
     fields = [{"name": name, "type": "string"} for name in names]
     definition = json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
     schemas = (SchemaVersion(bytes(8), "AVRO", definition),)
-    columns = "key,partition,__key,__partition,__publish_time,__event_time"
+    columns = "key,partition,event_time,__key,__partition,__publish_time"
     options = parse_options({"serviceUrl": "pulsar://b:1", "topic": "t", "readMode": "typed", "columns": columns}, streaming=False)
     reader = PushdownBatchReader(rows_schema(options, schemas), options, schemas)
-    reader.pushFilters([EqualTo(("key",), "a"), EqualTo(("partition",), 3), LessThan(("__event_time",), NOON)])
+    reader.pushFilters([EqualTo(("key",), "a"), EqualTo(("partition",), 3), LessThan(("event_time",), NOON)])
     request = reader.request()
     assert (request.spec.row_filter, request.partition_filter) == (RowFilter(), None)
     reader.pushFilters([EqualTo(("__key",), "a"), EqualTo(("__partition",), 3), GreaterThan(("__publish_time",), NOON)])
