@@ -102,9 +102,12 @@ async def _read_topic(world: World, auditor: SimBroker) -> None:
                 entries += workload.check_groups(managed_ledger, groups)
                 position = Position(entries[-1][0].ledger_id, entries[-1][0].entry_id + 1)
             check_all_entries(world.history, workload.model, entries)
-            if managed_ledger.is_terminated or await workload.append((auditor.process, 0), managed_ledger):
+            was_terminated = managed_ledger.is_terminated
+            if was_terminated or await workload.append((auditor.process, 0), managed_ledger):
                 await check_terminate(world.history, workload, auditor, managed_ledger)
-                return
+                if was_terminated:
+                    return
+                await workload.close(managed_ledger)  # it is terminated for whoever opens it next, too
         except EXPECTED as error:
             world.history.note(f"audit of topics: {error!r}")
         await asyncio.sleep(0.5)

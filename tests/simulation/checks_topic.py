@@ -30,6 +30,7 @@ class TopicRecordChecks:
         )
         self._check_trimmed(key, known, chain)
         self._check_age(key, known, chain, process)
+        self._check_terminated(key, known, chain)
         history.note(
             lambda: f"{process} chain epoch {chain.epoch} {[(ledger.ledger_id, ledger.entries) for ledger in chain.ledgers]}"
         )

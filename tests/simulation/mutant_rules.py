@@ -88,6 +88,8 @@ RULES: Mapping[str, Set[str]] = {
     "leave logs that nothing refers to": {"V6"},
     "count on what the mark has passed": {"C5", "V7"},  # a subscription without backlog waits for nothing
     "terminate before appends are refused": {"M10"},
+    "open a terminated topic like any other": {"M10"},
+    "terminate before the last entry": {"M10"},
     "count versions up after a conflict": {"O2", "M1"},
     "delete whatever is there": {"O2"},
     "leave what a session made": {"O3"},

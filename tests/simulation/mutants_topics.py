@@ -14,6 +14,7 @@ from cepheid_broker.deduplication import ProducerSequence
 from cepheid_broker.forward_reader import ForwardReader
 from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, saved_cursor
 from cepheid_broker.managed_ledger.appender import Appender
+from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import CursorState
 from cepheid_broker.managed_ledger.cursor_store import CursorStore
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
@@ -58,6 +59,36 @@ def forget_fences_with_what_is_deleted() -> Iterator[None]:
             self._ledgers.forget(ledger_id)
 
     with mock.patch.object(LedgerDeletion, "delete", delete_wholly):
+        yield
+
+
+@contextlib.contextmanager
+def open_a_terminated_topic_like_any_other() -> Iterator[None]:
+    """Whoever takes it over begins a ledger behind its end."""
+    load = ChainKeeper.load
+
+    async def load_without_end(self: ChainKeeper) -> Chain | None:
+        chain = await load(self)
+        if chain is not None:
+            self._chain = chain.replace(terminated_at=None)
+        return self._chain
+
+    with mock.patch.object(ChainKeeper, "load", load_without_end):
+        yield
+
+
+@contextlib.contextmanager
+def terminate_before_the_last_entry() -> Iterator[None]:
+    """An end that is one entry short of what producers were told OK for, in the record and in memory."""
+    replace = Chain.replace
+
+    def one_short(self: Chain, **changes: Any) -> Chain:
+        end = changes.get("terminated_at")
+        if end is not None and end.entry_id > 0:
+            changes["terminated_at"] = Position(end.ledger_id, end.entry_id - 1)
+        return replace(self, **changes)
+
+    with mock.patch.object(Chain, "replace", one_short):
         yield
 
 
@@ -255,6 +286,8 @@ def admit_adds_without_a_bound() -> Iterator[None]:
 TOPIC_MUTANTS: Iterable[Mutant] = (
     take_a_lost_answer_for_a_refusal,
     forget_fences_with_what_is_deleted,
+    open_a_terminated_topic_like_any_other,
+    terminate_before_the_last_entry,
     hear_late_answers_of_a_broken_ledger,
     give_up_one_append_and_go_on,
     keep_as_pushed_what_was_never_appended,

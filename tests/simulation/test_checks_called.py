@@ -1,0 +1,53 @@
+"""A check that nobody calls holds always: every check function and method of the simulator is named somewhere else than where it
+is defined."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+_OF_CHECKS = ("checks_", "audit")
+"""Modules in which every function counts as a check, as every method of a class does that ends in one of these:"""
+_CHECKERS = ("Checks", "Probe")
+
+
+def test_every_check_is_called_by_something() -> None:
+    paths = [path for path in sorted(FOLDER.glob("*.py")) if not path.name.startswith("test_")]
+    trees = {path.stem: ast.parse(path.read_text()) for path in paths}
+    found = [name for stem, tree in trees.items() for name in checks_of(stem, tree)]
+    assert {"checks_topic.TopicRecordChecks._check_terminated", "checks_topic.check_opened", "audit.audit"} <= set(found)
+    assert never_named(found, list(trees.values())) == []
+
+
+def checks_of(stem: str, tree: ast.Module) -> Iterator[str]:
+    """Their names as module.function or module.Class.method."""
+    is_of_checks = stem.startswith(_OF_CHECKS)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (is_of_checks or _is_check(node.name)):
+            yield f"{stem}.{node.name}"
+        if isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                    # a probe's public methods are called by what it observes, under the names of what it stands for
+                    is_own = node.name.endswith(_CHECKERS[0]) or (node.name.endswith(_CHECKERS) and method.name.startswith("_"))
+                    if (is_own or _is_check(method.name)) and not method.name.startswith("__"):
+                        yield f"{stem}.{node.name}.{method.name}"
+
+
+def _is_check(name: str) -> bool:
+    return name.lstrip("_").split("_")[0] in ("check", "inspect", "judge")
+
+
+def never_named(checks: Sequence[str], trees: Sequence[ast.Module]) -> list[str]:
+    named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    named |= {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return [check for check in checks if check.rpartition(".")[2] not in named]
+
+
+def test_a_method_that_is_only_defined_is_found() -> None:
+    tree = ast.parse("class TopicChecks:\n  def on_chain(self): self._check_age()\n  def _check_age(self): ...\n  def _rest(self): ...")
+    checks = list(checks_of("topics", tree))
+    assert checks == ["topics.TopicChecks.on_chain", "topics.TopicChecks._check_age", "topics.TopicChecks._rest"]
+    assert never_named(checks, [tree]) == ["topics.TopicChecks.on_chain", "topics.TopicChecks._rest"]
