@@ -47,7 +47,8 @@ def never_named(checks: Sequence[str], trees: Sequence[ast.Module]) -> list[str]
 
 
 def test_a_method_that_is_only_defined_is_found() -> None:
-    tree = ast.parse("class TopicChecks:\n  def on_chain(self): self._check_age()\n  def _check_age(self): ...\n  def _rest(self): ...")
+    methods = ["on_chain(self): self._check_age()", "_check_age(self): ...", "_rest(self): ..."]
+    tree = ast.parse("class TopicChecks:\n" + "".join(f"  def {method}\n" for method in methods))
     checks = list(checks_of("topics", tree))
     assert checks == ["topics.TopicChecks.on_chain", "topics.TopicChecks._check_age", "topics.TopicChecks._rest"]
     assert never_named(checks, [tree]) == ["topics.TopicChecks.on_chain", "topics.TopicChecks._rest"]
