@@ -1,16 +1,13 @@
-"""Checks of a topic's chain and cursors (M1-M4, M6, M10, C1-C8): at each commit, after each opening, and in the audit."""
+"""Checks of a topic's chain and cursors (M1-M4, M7, M10, C1-C8): at each commit, after each opening, and in the audit."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cepheid_metadata import Chain, CursorRecord, Position, keys
+from tests.simulation.checks_trim import TrimChecks
 from tests.simulation.history import History
-from tests.simulation.sim_clock import true_ms
 from tests.simulation.topic_model import DEDUP, WHOLE, CursorModel, TopicModel
-
-RIGHT_MS = 60_000
-"""A clock that is wrong by less is right."""
 
 
 class TopicRecordChecks:
@@ -18,6 +15,7 @@ class TopicRecordChecks:
 
     def __init__(self, history: History) -> None:
         self._history = history
+        self._trims = TrimChecks(history)
 
     def on_chain(self, key: str, chain: Chain, process: str) -> None:
         history = self._history
@@ -28,8 +26,7 @@ class TopicRecordChecks:
         history.check(
             "M1", in_turn, lambda: f"{process} writes {key} in epoch {chain.epoch}, {before[0]} had written in {before[1]}"
         )
-        self._check_trimmed(key, known, chain)
-        self._check_age(key, known, chain, process)
+        self._trims.on_chain(key, known, chain, process)
         self._check_terminated(key, known, chain)
         history.note(
             lambda: f"{process} chain epoch {chain.epoch} {[(ledger.ledger_id, ledger.entries) for ledger in chain.ledgers]}"
@@ -47,41 +44,6 @@ class TopicRecordChecks:
             )
             gone = ledger.ledger_id not in history.ledgers
             history.check("M7", not gone, lambda ledger=ledger: f"{key} names ledger {ledger.ledger_id}, which was deleted")
-
-    def _check_trimmed(self, key: str, before: Chain | None, chain: Chain) -> None:
-        """M6: what leaves the chain was acknowledged by every cursor, and is its beginning."""
-        topic = self._history.topics.get(key)
-        if topic is None or before is None:
-            return
-        kept = [ledger.ledger_id for ledger in chain.ledgers]
-        stays = [ledger.ledger_id for ledger in before.ledgers if ledger.entries and ledger.ledger_id in kept]
-        goes = [ledger.ledger_id for ledger in before.ledgers if ledger.entries and ledger.ledger_id not in kept]
-        is_prefix = not (stays and goes) or goes[-1] < stays[0]
-        self._history.check("M6", is_prefix, lambda: f"{topic.name}: ledgers {goes} leave the chain, and {stays} stay")
-        for ledger_id in [ledger.ledger_id for ledger in before.ledgers if ledger.ledger_id not in kept]:
-            topic.trimmed[ledger_id] = None
-            for position in [position for position in topic.stored if position.ledger_id == ledger_id]:
-                consumed = topic.is_consumed(position)
-                self._history.check("M6", consumed, lambda p=position: f"{topic.name}: {p} left the chain and is not acknowledged")
-
-    def _check_age(self, key: str, before: Chain | None, chain: Chain, process: str) -> None:
-        """M6: what is to be kept for a while is not trimmed by a clock that is wrong. One that was wrong already when the topic was
-        opened, or when the opening closed the ledger, cannot be told from a right one."""
-        topic = self._history.topics.get(key)
-        if topic is None or before is None or topic.keeps_ms is None:
-            return
-        now_ms, kept = true_ms(), [ledger.ledger_id for ledger in chain.ledgers]
-        ended = [ledger.ledger_id for ledger in before.ledgers if ledger.entries]
-        for ledger in chain.ledgers:
-            is_right = abs(ledger.closed_at_ms - now_ms) < RIGHT_MS or (process, chain.epoch) in topic.timely
-            if ledger.entries and ledger.ledger_id not in ended and is_right:
-                topic.closed_at_ms[ledger.ledger_id] = now_ms
-        for ledger_id in [ledger_id for ledger_id in ended if ledger_id not in kept]:
-            closed_at_ms = topic.closed_at_ms.get(ledger_id)
-            if closed_at_ms is not None and (process, chain.epoch) in topic.timely:
-                aged = now_ms - closed_at_ms > topic.keeps_ms - RIGHT_MS
-                told = f"{topic.name}: {process} trims ledger {ledger_id}, closed {now_ms - closed_at_ms} ms ago"
-                self._history.check("M6", aged, f"{told}, to be kept for {topic.keeps_ms} ms")
 
     def _check_terminated(self, key: str, before: Chain | None, chain: Chain) -> None:
         """M10: a topic ends once, behind all that was acknowledged, and never grows again."""

@@ -126,6 +126,16 @@ class History:
             return record.last_entry_id
         return self.true_lac(ledger_id)
 
+    def entries_of(self, ledger_id: int) -> int:
+        """How many it surely has, and its topic counts: to its recorded end, or those that its writer was told OK."""
+        record = self.ledgers.get(ledger_id) or self.deleted.get(ledger_id)
+        is_closed = record is not None and record.last_entry_id is not None
+        return record.last_entry_id + 1 if is_closed else self.acked.get(ledger_id, 0)
+
+    def bytes_of(self, ledger_id: int) -> int:
+        """Of these entries."""
+        return sum(map(len, self.sent.get(ledger_id, ())[: self.entries_of(ledger_id)]))
+
     def names(self, ledger_id: int, entry_id: int, bookie_id: str) -> bool:
         """Whether metadata says that this bookie has the entry."""
         record = self.ledgers.get(ledger_id)

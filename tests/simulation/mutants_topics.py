@@ -12,7 +12,7 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_broker.deduplication import ProducerSequence
 from cepheid_broker.forward_reader import ForwardReader
-from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, saved_cursor
+from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, saved_cursor, trimmer
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor_state import CursorState
@@ -201,6 +201,19 @@ def trim_by_a_size_that_grows() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def trim_whatever_the_size() -> Iterator[None]:
+    """A limit of size is taken for none to keep: everything that is consumed goes."""
+    plan_trim = trimmer.plan_trim
+
+    def greedy(ledgers: Sequence[ChainLedger], *, retention: Retention, **options: Any) -> int:
+        limited = Retention(retention.time_ms, min(retention.size_bytes, 0))
+        return plan_trim(ledgers, retention=limited, **options)
+
+    with mock.patch.object(trimmer, "plan_trim", greedy):
+        yield
+
+
+@contextlib.contextmanager
 def choose_positions_while_trimming() -> Iterator[None]:
     """A new cursor gets a place in a ledger that is on its way out (apache/pulsar#18651, #24855)."""
     alone = CursorStore._alone
@@ -292,6 +305,7 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     give_up_one_append_and_go_on,
     keep_as_pushed_what_was_never_appended,
     trim_by_a_size_that_grows,
+    trim_whatever_the_size,
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
     deliver_what_was_read_before_a_seek,

@@ -94,7 +94,6 @@ async def opens_topic(scene: Scene, broker: SimBroker, name: str, qw: int, qa: i
     course = TopicCourse(scene, TopicWorkload(name, scene.random, scene.history, Quorums(qw, qw, qa)))
     course.workload.config = replace(course.workload.config, retention=EVERYTHING)
     course.workload.weather = lambda _: 0
-    course.workload.model.keeps_ms = None
     scene.bind("topic", name, course)
     await opens_again(scene, broker, course)
 
@@ -356,13 +355,13 @@ def keeps_bytes(scene: Scene, topic: TopicCourse, size_bytes: int) -> None:
 def keeps_days(scene: Scene, topic: TopicCourse, days: int) -> None:
     """Retention by age, whatever the size."""
     _keep(topic, Retention(time_ms=days * DAY_MS, size_bytes=-1))
-    topic.workload.model.keeps_ms = days * DAY_MS
 
 
 def _keep(topic: TopicCourse, retention: Retention) -> None:
     topic.workload.config = replace(topic.workload.config, retention=retention)
-    for managed_ledger in topic.openings.values():
+    for name, managed_ledger in topic.openings.items():
         managed_ledger.config = topic.workload.config
+        topic.workload.model.note_policy(topic.scene.brokers[name].process, retention)
 
 
 @step("{broker} trims {topic}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from cepheid_broker.managed_ledger import Retention
 from cepheid_metadata import Chain, ChainLedger, Position
 from tests.simulation.checks_topic import TopicRecordChecks
 from tests.simulation.history import History, InvariantViolation
@@ -51,3 +54,46 @@ def test_a_terminated_topic_stays_so() -> None:
         checks.on_chain(KEY, chain(OPEN, epoch=2), "west#1")
 
     assert violated(script).startswith("M10: /chains/orders was terminated with")
+
+
+def ended(ledger_id: int, closed_at_ms: int = 0) -> ChainLedger:
+    return ChainLedger(ledger_id=ledger_id, entries=1, size_bytes=100, closed_at_ms=closed_at_ms)
+
+
+@pytest.mark.parametrize(
+    ("policies", "went", "allowed"),
+    [
+        ((Retention(-1, 200),), 1, True),
+        ((Retention(-1, 200),), 2, False),  # without the first, 250 bytes are left, then 150
+        ((Retention(-1, 151),), 2, False),
+        ((Retention(-1, 150),), 2, True),
+        ((Retention(-1, 0),), 3, True),
+        ((Retention(-1, -1),), 1, False),
+        ((Retention(3_600_000, -1),), 1, False),  # it has just been closed
+        ((Retention(0, 1_000),), 3, True),
+        ((Retention(-1, -1), Retention(-1, 250)), 1, True),
+        ((), 1, False),
+    ],
+)
+def test_what_is_to_be_kept_does_not_leave(policies: tuple[Retention, ...], went: int, allowed: bool) -> None:
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        topic = history.topics[KEY]
+        topic.timely["east#1", 1] = None
+        for policy in policies:
+            topic.note_policy("east#1", policy)
+        for ledger_id, size_bytes in ((1, 100), (2, 100), (3, 100), (4, 50)):
+            history.sent[ledger_id], history.acked[ledger_id] = [b"." * size_bytes, b"not told OK"], 1
+        ledgers = (ended(1), ended(2), ended(3), ChainLedger(ledger_id=4))
+        checks._trims.on_chain(KEY, chain(), chain(*ledgers), "east#1")
+        checks._trims.on_chain(KEY, chain(*ledgers), chain(*ledgers[went:]), "east#1")
+
+    assert violated(script).partition(":")[0] == ("" if allowed else "M6")
+
+
+def test_a_hole_does_not_leave() -> None:
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        history.topics[KEY].note_policy("east#1", Retention())
+        last = ChainLedger(ledger_id=3)
+        checks._trims.on_chain(KEY, chain(ended(1), ended(2), last), chain(ended(1), last), "east#1")
+
+    assert violated(script).startswith("M6: orders: ledgers [2] leave the chain, and [1] stay")

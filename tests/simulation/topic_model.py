@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cepheid_broker.managed_ledger import Retention
 from cepheid_metadata import Position
 
 BATCH_MESSAGES = 8
@@ -97,13 +98,18 @@ class TopicModel:
     appended: dict[tuple[str, int], dict[bytes, None]] = field(default_factory=dict)  # by opening, in the order of the calls
     stored: dict[Position, bytes] = field(default_factory=dict)  # acknowledged to the producer
     trimmed: dict[int, None] = field(default_factory=dict)  # ledgers that left the chain
-    keeps_ms: int | None = None  # what is consumed is kept so long, by every policy that the topic ever had
+    # what a process had as the topic's policy while it owned it, or was about to: only its last trims tell which counted
+    policies: dict[str, list[Retention]] = field(default_factory=dict)
     closed_at_ms: dict[int, int] = field(default_factory=dict)  # ledger → true time, where the record says nearly the same
     timely: dict[tuple[str, int], None] = field(default_factory=dict)  # openings by a process whose clock was right then
     cursors: dict[str, CursorModel] = field(default_factory=dict)
     # (number of the append, its last position) that was answered last, by opening: only within one opening is the order of
     # answers that of entries. A process that slept tells late what was stored before its successor began.
     answered: dict[tuple[str, int], tuple[int, Position]] = field(default_factory=dict)
+
+    def note_policy(self, process: str, retention: Retention) -> None:
+        """It may trim by this one from now on."""
+        self.policies.setdefault(process, []).append(retention)
 
     def may_be_gone(self, position: Position) -> bool:
         return position.ledger_id in self.trimmed

@@ -24,7 +24,8 @@ from cepheid_broker.managed_ledger import (
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
-from tests.simulation.checks_topic import RIGHT_MS, acked_messages, check_backlog, check_entry, check_opened
+from tests.simulation.checks_topic import acked_messages, check_backlog, check_entry, check_opened
+from tests.simulation.checks_trim import RIGHT_MS
 from tests.simulation.history import History
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_clock import true_ms
@@ -56,8 +57,7 @@ class TopicWorkload:
         self.quorums = quorums
         self._other_quorums = Quorums(1, 1, 1) if weak_ledgers else quorums
         (self._retentions,) = rng.choices(_RETENTIONS, (1, 2, 2))
-        if all(retention.time_ms and retention.size_bytes == -1 for retention in self._retentions):
-            self.model.keeps_ms = _KEPT_MS
+        self._keeps_by_age = all(retention.time_ms and retention.size_bytes == -1 for retention in self._retentions)
         self.config = self._new_config(quorums)
         self._payloads = 0
         self._appends = 0
@@ -101,6 +101,7 @@ class TopicWorkload:
         history = self._history
         history.did("open")
         is_right = abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS
+        self.model.note_policy(broker.process, self.config.retention)
         try:
             managed_ledger = await broker.managed_ledgers.open(self.topic, self.config)
         except EXPECTED as error:
@@ -186,15 +187,13 @@ class TopicWorkload:
         elif draw < 0.947:
             await self._delete_cursor(managed_ledger, cursor.name)
         elif draw < 0.952:
-            self._change_policies(managed_ledger)
-        elif draw < 0.98 or (draw >= 0.99 and (draw < 0.997 or self.model.keeps_ms is not None)):
+            self._change_policies(opening[0], managed_ledger)
+        elif draw < 0.98 or (draw >= 0.99 and (draw < 0.997 or self._keeps_by_age)):
             await self._trim(opening, managed_ledger)
         elif draw < 0.99:
             await self._lose_cursor_ledger(opening, managed_ledger)
         else:
-            self._history.did("truncate")
-            self.model.keeps_ms = None
-            await managed_ledger.truncate()
+            await self._truncate(opening[0], managed_ledger)
 
     # Producers
 
@@ -320,11 +319,12 @@ class TopicWorkload:
         if cursor.advance_to(asked.upto):
             self._memory(cursor, model).add(asked)
 
-    def _change_policies(self, managed_ledger: ManagedLedger) -> None:
+    def _change_policies(self, process: str, managed_ledger: ManagedLedger) -> None:
         """Retention and quorums, of a topic that is open: the next trim and the next ledger go by them."""
         self._history.did("change policies")
         quorums = self._random.choice((self.quorums, self._other_quorums))
         self.config = managed_ledger.config = self._new_config(quorums)
+        self.model.note_policy(process, self.config.retention)
         managed_ledger.tick()
 
     def _deliver_again(self, cursor: Any) -> None:
@@ -367,6 +367,13 @@ class TopicWorkload:
             if rng.random() < 0.5:
                 self.set_clock_ahead(self._sessions[managed_ledger][0])
             await managed_ledger.trim()
+
+    async def _truncate(self, process: str, managed_ledger: ManagedLedger) -> None:
+        """Everything that is consumed goes, whatever the policies say. When it fails, what it wrote may be there all the same."""
+        self._history.did("truncate")
+        self.model.note_policy(process, Retention())
+        await managed_ledger.truncate()
+        self.model.policies[process].remove(Retention())
 
     def _consume_all(self, managed_ledger: ManagedLedger) -> None:
         """Every cursor moves behind the last entry that somebody was told of."""
