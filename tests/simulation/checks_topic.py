@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cepheid_metadata import Chain, CursorRecord, Position, keys
-from tests.simulation.checks_trim import TrimChecks
+from tests.simulation.checks_trim import TrimChecks, check_positions
 from tests.simulation.history import History
 from tests.simulation.topic_model import DEDUP, WHOLE, CursorModel, TopicModel
 
@@ -152,11 +152,12 @@ def check_backlog(history: History, cursor: Any) -> None:
 
 
 def inspect_subscriptions(history: History, broker: Any) -> None:
-    """C5: what an operator sees of a broker. Asked so, each subscription also says what it waits for."""
+    """C5 and M7: what an operator sees of a broker. Asked so, each subscription also says what it waits for."""
     if not broker.node.alive:
         return
     for managed_ledger in broker.managed_ledgers._open.values():
         if managed_ledger.is_usable:
+            check_positions(history, broker.process, managed_ledger)
             for cursor in managed_ledger.cursors.values():
                 check_backlog(history, cursor)
     if broker.ready:

@@ -1,12 +1,13 @@
 """What leaves a chain (M6): a prefix, consumed, and no longer to be kept by the formula of retention, recomputed here from what was
-sent and from the policies that the topic had."""
+sent and from the policies that the topic had. And that no cursor stays in it (M7)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cepheid_broker.managed_ledger import Retention
-from cepheid_metadata import Chain
+from cepheid_metadata import Chain, Position, keys
 from tests.simulation.history import History
 from tests.simulation.sim_clock import true_ms
 from tests.simulation.topic_model import TopicModel
@@ -31,6 +32,7 @@ class TrimChecks:
         self._check_consumed(topic, before, gone)
         if any(map(self._history.entries_of, gone)):  # else they are empty, and go with an opening
             self._check_retention(topic, gone, kept, process, (process, chain.epoch) in topic.timely)
+            self._check_saved_positions(key, chain, gone)
 
     def _note_closed(self, topic: TopicModel, before: Chain, chain: Chain, process: str) -> None:
         """When a ledger ended, if its record says about the same. A clock that was wrong already when the topic was opened, or when
@@ -71,6 +73,33 @@ class TrimChecks:
             any(all(_may_go(policy, *each) for each in going) for policy in policies),
             lambda: f"{topic.name}: {process} trims ledgers {gone}; (age in ms, bytes left), last first: {going}; {policies}",
         )
+
+    def _check_saved_positions(self, key: str, chain: Chain, gone: Sequence[int]) -> None:
+        """M7. A record may name an entry that left: the last one, or what stood behind it: that is the edge of the list.
+        Before that one it means a place that no list has. Of a cursor whose state is in a ledger the record's position is only what
+        is gone back to when that ledger is lost."""
+        history, cursors_key = self._history, f"{keys.CURSORS_KEY}{key.removeprefix(keys.CHAINS_KEY)}/"
+        last = max(Position(ledger_id, history.entries_of(ledger_id) - 1) for ledger_id in gone if history.entries_of(ledger_id))
+        for name, record in history.cursor_records.items():
+            is_inline = record.chain_incarnation == chain.incarnation and record.cursor_ledger_id is None
+            if is_inline and name.startswith(cursors_key):
+                history.check(
+                    "M7",
+                    record.mark_delete >= last,
+                    lambda n=name, r=record: f"{n} is saved at {r.mark_delete}, everything up to {last} leaves the chain",
+                )
+
+
+def check_positions(history: History, process: str, managed_ledger: Any) -> None:
+    """M7, of the opening that reigns: every durable cursor is in a ledger that the committed chain lists. A trim moves those along
+    that are in what goes, first: what they show to operators and clients exists."""
+    key = keys.chain_key(managed_ledger.topic)
+    if not managed_ledger.is_usable or history.reigning.get(key) != (process, managed_ledger.chain.epoch):
+        return
+    listed = [ledger.ledger_id for ledger in history.chains[key].ledgers]
+    for cursor in managed_ledger.cursors.values():
+        there = cursor.mark_delete.ledger_id in listed
+        history.check("M7", there, lambda c=cursor: f"{c!r} of {managed_ledger.topic} is in none of the ledgers {listed}")
 
 
 def _may_go(policy: Retention, age_ms: int | None, left_bytes: int) -> bool:

@@ -78,6 +78,7 @@ RULES: Mapping[str, Set[str]] = {
     "keep as pushed what was never appended": {"V9", "H3"},
     "trim by a size that grows": {"M6"},
     "trim whatever the size": {"M6"},
+    "leave cursors in what is trimmed": {"M7"},
     "keep what was acknowledged during a reset": {"C4", "H13", "H5", "H6"},
     "go on at the end without a cursor ledger": {"C3", "C6", "H5", "H6"},
     "deliver what was read before a seek": {"H5", "H6", "H8", "H13", "V7"},

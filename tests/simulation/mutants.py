@@ -46,6 +46,7 @@ from tests.simulation.mutants_topics import (
     TOPIC_MUTANTS,
     choose_positions_while_trimming,
     look_for_lost_sequence_ids_behind_the_position_alone,
+    trim_by_what_is_not_saved_yet,
 )
 from tests.simulation.mutants_upkeep import (
     UPKEEP_MUTANTS,
@@ -407,6 +408,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "leave the logs of starts that failed": leave_the_logs_of_starts_that_failed,
     "write the entry log again for every attempt": write_the_entry_log_again_for_every_attempt,
     "choose positions while trimming": choose_positions_while_trimming,
+    "trim by what is not saved yet": trim_by_what_is_not_saved_yet,
     "keep what is open when the session is lost": keep_what_is_open_when_the_session_is_lost,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
@@ -416,6 +418,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "count what departed bookies acknowledged": a change has to be decided between two answers, and a third one has to be later
 - "keep what is open": a session has to be lost, nobody to take over, and somebody to write (100 to 300 seeds)
 - "choose positions": a subscription has to be made in the moment in which a trim is recorded
+- "trim by what is not saved yet": a trim has to come in the tenth of a second in which acknowledgements wait to be saved
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing
 - "look for lost sequence ids": nobody deletes a ledger of a topic that removes duplicates
 - "retry a flush", "leave the logs", "write the entry log again", "forget what came": a fault has to last, and in worlds all of them

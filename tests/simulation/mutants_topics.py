@@ -15,6 +15,7 @@ from cepheid_broker.forward_reader import ForwardReader
 from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, saved_cursor, trimmer
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.cursor_state import CursorState
 from cepheid_broker.managed_ledger.cursor_store import CursorStore
 from cepheid_broker.managed_ledger.ledger_list import LedgerList
@@ -214,6 +215,24 @@ def trim_whatever_the_size() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def trim_by_what_is_not_saved_yet() -> Iterator[None]:
+    """What cursors have acknowledged in memory goes; the records stand before it."""
+
+    def in_memory(self: CursorStore) -> list[Position]:
+        return [cursor.mark_delete for cursor in self.cursors]
+
+    with mock.patch.object(CursorStore, "saved_mark_deletes", property(in_memory)):
+        yield
+
+
+@contextlib.contextmanager
+def leave_cursors_in_what_is_trimmed() -> Iterator[None]:
+    """Nobody moves them along: what they show, and are saved with, is a ledger that is gone (apache/pulsar#25087)."""
+    with mock.patch.object(Cursor, "leave_trimmed", return_value=False):
+        yield
+
+
+@contextlib.contextmanager
 def choose_positions_while_trimming() -> Iterator[None]:
     """A new cursor gets a place in a ledger that is on its way out (apache/pulsar#18651, #24855)."""
     alone = CursorStore._alone
@@ -306,6 +325,7 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     keep_as_pushed_what_was_never_appended,
     trim_by_a_size_that_grows,
     trim_whatever_the_size,
+    leave_cursors_in_what_is_trimmed,
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
     deliver_what_was_read_before_a_seek,

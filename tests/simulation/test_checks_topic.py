@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cepheid_broker.managed_ledger import Retention
-from cepheid_metadata import Chain, ChainLedger, Position
+from cepheid_metadata import Chain, ChainLedger, CursorRecord, Position
 from tests.simulation.checks_topic import TopicRecordChecks
 from tests.simulation.history import History, InvariantViolation
 from tests.simulation.topic_model import TopicModel
@@ -97,3 +97,16 @@ def test_a_hole_does_not_leave() -> None:
         checks._trims.on_chain(KEY, chain(ended(1), ended(2), last), chain(ended(1), last), "east#1")
 
     assert violated(script).startswith("M6: orders: ledgers [2] leave the chain, and [1] stay")
+
+
+@pytest.mark.parametrize(("mark_delete", "allowed"), [((1, 3), False), ((1, 4), True), ((2, -1), True), ((2, 0), True)])
+def test_no_position_is_saved_in_the_midst_of_what_leaves(mark_delete: tuple[int, int], allowed: bool) -> None:
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        history.topics[KEY].note_policy("east#1", Retention())
+        record = CursorRecord(chain_incarnation="i", chain_epoch=1, mark_delete=Position(*mark_delete), created_at_ms=0)
+        checks.on_cursor("/cursors/orders/audit", record)
+        history.acked[1] = 5
+        first, second = ChainLedger(ledger_id=1, entries=5), ChainLedger(ledger_id=2)
+        checks._trims.on_chain(KEY, chain(first, second), chain(second), "east#1")
+
+    assert violated(script).partition(":")[0] == ("" if allowed else "M7")

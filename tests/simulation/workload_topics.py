@@ -25,7 +25,7 @@ from cepheid_broker.managed_ledger import (
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
 from tests.simulation.checks_topic import acked_messages, check_backlog, check_entry, check_opened
-from tests.simulation.checks_trim import RIGHT_MS
+from tests.simulation.checks_trim import RIGHT_MS, check_positions
 from tests.simulation.history import History
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_clock import true_ms
@@ -115,6 +115,7 @@ class TopicWorkload:
         reigning = history.reigning.get(keys.chain_key(self.topic))
         if reigning == (broker.process, managed_ledger.chain.epoch):  # else a later owner's promises are out already
             check_opened(history, self.model, managed_ledger, is_new=is_new)
+            check_positions(history, broker.process, managed_ledger)
         return managed_ledger
 
     async def _serve(self, broker: SimBroker, managed_ledger: ManagedLedger) -> None:
@@ -367,6 +368,7 @@ class TopicWorkload:
             if rng.random() < 0.5:
                 self.set_clock_ahead(self._sessions[managed_ledger][0])
             await managed_ledger.trim()
+            check_positions(self._history, opening[0], managed_ledger)
 
     async def _truncate(self, process: str, managed_ledger: ManagedLedger) -> None:
         """Everything that is consumed goes, whatever the policies say. When it fails, what it wrote may be there all the same."""
