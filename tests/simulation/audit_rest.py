@@ -95,8 +95,9 @@ async def check_terminate(history: History, workload: TopicWorkload, auditor: Si
         history.check("M10", not await late, f"{workload.topic} takes an append while it is terminated")
     after = workload.append((auditor.process, managed_ledger.chain.epoch), managed_ledger)
     history.check("M10", not await after, f"{workload.topic} takes an append after it was terminated")
+    recorded = history.chains[workload.model.key].terminated_at  # and that it is the end, was checked at its commit
     history.check(
         "M10",
-        managed_ledger.chain.terminated_at == managed_ledger.last_confirmed,
-        lambda: f"{workload.topic} was terminated at {managed_ledger.chain.terminated_at}: {managed_ledger!r}",
+        recorded is not None and managed_ledger.last_confirmed == recorded,
+        lambda: f"{workload.topic} is terminated at {recorded}: {managed_ledger!r}",
     )

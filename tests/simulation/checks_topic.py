@@ -7,7 +7,7 @@ from typing import Any
 from cepheid_metadata import Chain, CursorRecord, Position, keys
 from tests.simulation.checks_trim import TrimChecks, check_positions
 from tests.simulation.history import History
-from tests.simulation.topic_model import DEDUP, WHOLE, CursorModel, TopicModel
+from tests.simulation.topic_model import DEDUP, WHOLE, Acked, CursorModel, TopicModel
 
 
 class TopicRecordChecks:
@@ -53,11 +53,21 @@ class TopicRecordChecks:
             history.check(
                 "M10", not above, lambda: f"{topic.name} is terminated at {chain.terminated_at}, {above} were acknowledged"
             )
+        if chain.terminated_at is not None and (before is None or before.terminated_at is None):
+            end = self._end_of(chain)
+            history.check(
+                "M10", chain.terminated_at == end, lambda: f"{key} is terminated at {chain.terminated_at}, it ends at {end}"
+            )
         if before is None or before.terminated_at is None or before.incarnation != chain.incarnation or not chain.ledgers:
             return  # an empty list: it is being deleted
         known, now = ([(ledger.ledger_id, ledger.entries) for ledger in record.ledgers] for record in (before, chain))
         same = chain.terminated_at == before.terminated_at and now == known[len(known) - len(now) :]
         history.check("M10", same, lambda: f"{key} was terminated with {known}, and is changed to {now}, {chain.terminated_at}")
+
+    def _end_of(self, chain: Chain) -> Position:
+        """Its last entry, as the records of its ledgers have it; without entries the edge before them."""
+        counts = [(ledger.ledger_id, self._history.entries_of(ledger.ledger_id)) for ledger in chain.ledgers]
+        return max((Position(ledger_id, count - 1) for ledger_id, count in counts if count), default=Position(counts[0][0], -1))
 
     def on_cursor(self, key: str, record: CursorRecord | None) -> None:
         history = self._history
@@ -139,6 +149,7 @@ def _check_cursor(history: History, topic: TopicModel, model: CursorModel, curso
             lambda p=position, c=count, a=least, z=most: f"{name} counts {c} deliveries of {p}, not {a} to {z}: {cursor!r}",
         )
     check_backlog(history, cursor)
+    check_backlog_told(history, topic, model, Acked(), cursor)
     if model.name == DEDUP:
         _check_sequence_ids(history, name, model, cursor, managed_ledger)
 
@@ -149,6 +160,21 @@ def check_backlog(history: History, cursor: Any) -> None:
     positions = [Position(ledger_id, entry) for ledger_id in ledgers.ledger_ids for entry in range(ledgers.entries_of(ledger_id))]
     waiting = sum(not cursor.is_acknowledged(position) for position in positions)
     history.check("C5", cursor.backlog_entries == waiting, lambda: f"{cursor!r} counts {cursor.backlog_entries}, not {waiting}")
+
+
+def check_backlog_told(history: History, topic: TopicModel, model: CursorModel, memory: Acked, cursor: Any) -> None:
+    """C5, of an opening that reigns: the count is that of the entries in the committed chain which, as their clients were told, may
+    or must wait. `memory`: what this cursor was given to acknowledge since its last reset."""
+    listed = [ledger.ledger_id for ledger in history.chains[topic.key].ledgers]
+    entries = [Position(ledger_id, entry) for ledger_id in listed for entry in range(history.entries_of(ledger_id))]
+    may_wait = [entry for entry in entries if model.must.messages_of(entry) | memory.messages_of(entry) != WHOLE]
+    must_wait = [entry for entry in may_wait if entry in topic.stored and model.allowed_messages_of(entry) != WHOLE]
+    count = cursor.backlog_entries
+    history.check(
+        "C5",
+        len(must_wait) <= count <= len(may_wait),
+        lambda: f"{cursor!r} of {topic.name} counts {count}, not {len(must_wait)} to {len(may_wait)} of {len(entries)}",
+    )
 
 
 def inspect_subscriptions(history: History, broker: Any) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from cepheid_broker.managed_ledger import Retention
 from cepheid_metadata import Chain, ChainLedger, CursorRecord, Position
-from tests.simulation.checks_topic import TopicRecordChecks
+from tests.simulation.checks_topic import TopicRecordChecks, check_backlog_told
 from tests.simulation.history import History, InvariantViolation
-from tests.simulation.topic_model import TopicModel
+from tests.simulation.topic_model import Acked, CursorModel, TopicModel
 from tests.simulation.virtual_loop import VirtualLoop
 
 KEY = "/chains/orders"
@@ -20,7 +21,7 @@ def violated(script: Callable[[History, TopicRecordChecks], None]) -> str:
     """The message of the first violation; "": all held."""
     loop = VirtualLoop()
     history = History(loop)
-    history.topics[KEY] = TopicModel("orders")
+    history.topics[KEY] = TopicModel("orders", KEY)
 
     async def run() -> None:
         script(history, TopicRecordChecks(history))
@@ -46,6 +47,33 @@ def test_a_topic_is_not_terminated_below_what_was_acknowledged() -> None:
         checks.on_chain(KEY, chain(OPEN, terminated_at=Position(1, 0)), "east#1")
 
     assert violated(script).startswith("M10: orders is terminated at")
+
+
+@pytest.mark.parametrize(("end", "allowed"), [(1, False), (2, True), (3, False)])
+def test_a_topic_is_terminated_at_its_last_entry(end: int, allowed: bool) -> None:
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        history.acked[1] = 3  # the last of them told to nobody yet
+        checks.on_chain(KEY, chain(OPEN, terminated_at=Position(1, end)), "east#1")
+
+    assert violated(script).partition(":")[0] == ("" if allowed else "M10")
+
+
+@pytest.mark.parametrize(
+    ("backlog", "acknowledged", "allowed"),
+    [(4, None, False), (3, None, True), (2, None, True), (1, None, False), (2, 0, True), (3, 0, False)],
+)
+def test_a_backlog_is_what_clients_know_of(backlog: int, acknowledged: int | None, allowed: bool) -> None:
+    """Of three entries, the first of which may be acknowledged, or surely is."""
+
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        history.chains[KEY], history.acked[1] = chain(OPEN), 3
+        topic, model = history.topics[KEY], CursorModel("audit")
+        topic.stored = {Position(1, entry): b"x" for entry in (0, 1, 2)}
+        model.allow(Acked(upto=Position(1, 0)))
+        memory = Acked() if acknowledged is None else Acked(upto=Position(1, acknowledged))
+        check_backlog_told(history, topic, model, memory, SimpleNamespace(backlog_entries=backlog))
+
+    assert violated(script).partition(":")[0] == ("" if allowed else "C5")
 
 
 def test_a_terminated_topic_stays_so() -> None:

@@ -66,6 +66,7 @@ class CursorModel:
     layers: list[Acked] = field(default_factory=lambda: [Acked()])
     must: Acked = field(default_factory=Acked)
     resets: int = 0  # begun: what was asked before one says nothing after it
+    resetting: int = 0  # under way: until its end nobody knows which acknowledgements it makes void
     redelivered: dict[Position, int] = field(default_factory=dict)  # ever, by anybody: no count is above this
     created_at: Position = NOWHERE
 
@@ -81,6 +82,7 @@ class CursorModel:
     def begin_reset(self, position: Position) -> Acked:
         """Returns what `end_reset` wants."""
         self.resets += 1
+        self.resetting += 1
         self.must = self.must.before(position)
         self.layers.append(Acked(Position(position.ledger_id, position.entry_id - 1)))
         return self.layers[-1]
@@ -94,6 +96,7 @@ class CursorModel:
 @dataclass(slots=True)
 class TopicModel:
     name: str
+    key: str  # of its chain's record
     sent: dict[bytes, None] = field(default_factory=dict)  # payloads of all append calls
     appended: dict[tuple[str, int], dict[bytes, None]] = field(default_factory=dict)  # by opening, in the order of the calls
     stored: dict[Position, bytes] = field(default_factory=dict)  # acknowledged to the producer

@@ -24,7 +24,7 @@ from cepheid_broker.managed_ledger import (
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
-from tests.simulation.checks_topic import acked_messages, check_backlog, check_entry, check_opened
+from tests.simulation.checks_topic import acked_messages, check_backlog, check_backlog_told, check_entry, check_opened
 from tests.simulation.checks_trim import RIGHT_MS, check_positions
 from tests.simulation.history import History
 from tests.simulation.sim_broker import SimBroker
@@ -50,10 +50,10 @@ _NO_LEDGER_BYTES = 30
 class TopicWorkload:
     def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums, *, weak_ledgers: bool = True) -> None:
         self.topic = TopicName.parse(f"persistent://public/default/{name}")
-        self.model = TopicModel(str(self.topic))
+        self.model = TopicModel(str(self.topic), keys.chain_key(self.topic))
         self._random = rng
         self._history = history
-        history.topics[keys.chain_key(self.topic)] = self.model
+        history.topics[self.model.key] = self.model
         self.quorums = quorums
         self._other_quorums = Quorums(1, 1, 1) if weak_ledgers else quorums
         (self._retentions,) = rng.choices(_RETENTIONS, (1, 2, 2))
@@ -182,6 +182,7 @@ class TopicWorkload:
                 self._deliver_again(cursor)
                 await self._save_and_fail(managed_ledger, cursor, 0.6)
         elif draw < 0.90 or (draw < 0.947 and cursor.name == DEDUP):  # which is never reset or deleted
+            self._check_cursors(opening, managed_ledger)
             await self.save(cursor)
         elif draw < 0.94:
             await self.reset(managed_ledger, cursor)
@@ -368,7 +369,7 @@ class TopicWorkload:
             if rng.random() < 0.5:
                 self.set_clock_ahead(self._sessions[managed_ledger][0])
             await managed_ledger.trim()
-            check_positions(self._history, opening[0], managed_ledger)
+            self._check_cursors(opening, managed_ledger)
 
     async def _truncate(self, process: str, managed_ledger: ManagedLedger) -> None:
         """Everything that is consumed goes, whatever the policies say. When it fails, what it wrote may be there all the same."""
@@ -376,6 +377,15 @@ class TopicWorkload:
         self.model.note_policy(process, Retention())
         await managed_ledger.truncate()
         self.model.policies[process].remove(Retention())
+
+    def _check_cursors(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
+        """Of an owner that is not deposed."""
+        check_positions(self._history, opening[0], managed_ledger)
+        if managed_ledger.is_usable and self._history.reigning.get(self.model.key) == opening:
+            for name, cursor in managed_ledger.cursors.items():
+                model = self.model.cursors.get(name)
+                if model is not None and not model.resetting:
+                    check_backlog_told(self._history, self.model, model, self._memory(cursor, model), cursor)
 
     def _consume_all(self, managed_ledger: ManagedLedger) -> None:
         """Every cursor moves behind the last entry that somebody was told of."""
@@ -471,6 +481,7 @@ class TopicWorkload:
         finally:
             known = self.model.cursors.get(cursor.name) is model and model.resets == resets
             model.resets += 1  # what was acknowledged meanwhile is void
+            model.resetting -= 1
         self._history.note(f"{cursor!r} was reset to {position}")
         if known and managed_ledger.is_valid(position):
             model.end_reset(layer, position)
