@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tests.history.events import Event
 from tests.history.rules_delivery import check_delivery
@@ -11,16 +13,33 @@ from tests.history.rules_served import ORDERED, check_served
 from tests.history.verdict import Facts, Promises, Violation
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    violations: list[Violation]
+    asked: Counter[str]
+    """The rules that this history could have broken; those about deliveries once for each subscription that could. The others were
+    not checked by it: who counts checks must not count what never had a chance to fail."""
+
+
 def check(events: Sequence[Event], promises: Promises | None = None) -> list[Violation]:
-    facts, promised = Facts(events), promises or Promises()
-    check_consumers = check_served if promised.noted_at_servers else check_delivery
-    return [*check_publishing(facts, promised), *check_consumers(facts, promised)]
+    return judge(events, promises).violations
 
 
-def asked(events: Sequence[Event], promises: Promises | None = None) -> Iterator[str]:
-    """The rules that this history could have broken, one for each subscription that could. The others were not checked by it:
-    who counts checks must not count what never had a chance to fail."""
+def judge(events: Sequence[Event], promises: Promises | None = None) -> Judgement:
     facts, promised = Facts(events), promises or Promises()
+    asked = Counter(_asked_of_publishing(facts, promised))
+    violations = [*check_publishing(facts, promised)]
+    if promised.noted_at_servers:
+        violations += check_served(facts, promised, asked)
+    else:
+        violations += check_delivery(facts, promised)
+        for of_subscription in facts.subscriptions().values():
+            asked.update(["H5"] if facts.audit else [])
+            asked.update(_asked_of_deliveries(of_subscription))
+    return Judgement(violations, asked)
+
+
+def _asked_of_publishing(facts: Facts, promised: Promises) -> Iterator[str]:
     if facts.audit:
         yield "H2"
     if facts.sent_ok:
@@ -29,10 +48,6 @@ def asked(events: Sequence[Event], promises: Promises | None = None) -> Iterator
             yield "H3"
     if len(facts.sent_ok) > 1:
         yield "H4"
-    for of_subscription in facts.subscriptions().values():
-        if facts.audit:
-            yield "H5"
-        yield from _asked_of_deliveries(of_subscription)
 
 
 def _asked_of_deliveries(events: Sequence[Event]) -> Iterator[str]:

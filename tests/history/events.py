@@ -5,6 +5,7 @@
     restart, restarted       somebody broke the server, and it serves again
     fault                    a part of it was broken of which clients may notice nothing but that it takes longer (`details`)
     moved                    an administrator moved a subscription: what it had not delivered may be gone
+                             (histories that are noted at servers have more kinds: rules_served.py)
     audit                    what a reader found in the topic when all was quiet, in order
 
 The order of lines is the order in which this process saw things. Nothing here knows our code: any client can write such lines.

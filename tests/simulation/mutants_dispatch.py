@@ -7,6 +7,7 @@ Those that random histories of the cores notice too are in tests/dispatch_mistak
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -165,6 +166,39 @@ def spend_no_permits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def start_over_with_some_permits() -> Iterator[None]:
+    """Every eighth FLOW of an ordered subscription makes it deliver all that is unacknowledged once more."""
+    on_permits, flows = FailoverDispatch.on_permits, itertools.count(1)
+
+    def start_over(self: FailoverDispatch, consumer: int, messages: int) -> bool:
+        wakes = on_permits(self, consumer, messages)
+        if next(flows) % 8 == 0:
+            self.on_rewind()
+        return wakes
+
+    with mock.patch.object(FailoverDispatch, "on_permits", start_over):
+        yield
+
+
+@contextlib.contextmanager
+def send_to_whoever_has_permits() -> Iterator[None]:
+    """While the queue of the active consumer is full, what comes next goes to one that is not."""
+    next_effect = FailoverDispatch.next_effect
+
+    def to_another(self: FailoverDispatch) -> Any:
+        active = self._active
+        if active is not None and active.permits <= 0 and not self._news:
+            self._active = next((each for each in self._candidates.values() if each.permits > 0 and each.writable), active)
+        try:
+            return next_effect(self)
+        finally:
+            self._active = active
+
+    with mock.patch.object(FailoverDispatch, "next_effect", to_another):
+        yield
+
+
+@contextlib.contextmanager
 def tell_no_delivery_counts() -> Iterator[None]:
     """They are kept, and consumers of Shared and Key_Shared subscriptions never hear of them: nothing becomes a dead letter."""
     with (
@@ -191,6 +225,8 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     ignore_parts_of_batches,
     say_saved_before_it_is,
     spend_no_permits,
+    start_over_with_some_permits,
+    send_to_whoever_has_permits,
     tell_no_delivery_counts,
 )
 
@@ -211,5 +247,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "ignore parts of batches": {"H7", "C2"},
     "say saved before it is": {"H7"},
     "spend no permits": {"H14"},
+    "start over with some permits": {"H8"},
+    "send to whoever has permits": {"H8"},
     "tell no delivery counts": {"H9"},
 }

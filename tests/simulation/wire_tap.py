@@ -32,7 +32,14 @@ _HEARD = frozenset(
     }
 )
 _SAID = frozenset(
-    {CommandType.SUCCESS, CommandType.ERROR, CommandType.MESSAGE, CommandType.CLOSE_CONSUMER, CommandType.ACK_RESPONSE}
+    {
+        CommandType.SUCCESS,
+        CommandType.ERROR,
+        CommandType.MESSAGE,
+        CommandType.ACTIVE_CONSUMER_CHANGE,
+        CommandType.CLOSE_CONSUMER,
+        CommandType.ACK_RESPONSE,
+    }
 )
 _parse = pb.BaseCommand.FromString
 
@@ -111,16 +118,21 @@ class WireTap(asyncio.Protocol):
     def _on_seek(self, seek: pb.CommandSeek) -> None:
         seat = self._seats.get(seek.consumer_id)
         if seat is not None:
-            self._asked[seek.request_id] = (seat, (seek.message_id.ledgerId, seek.message_id.entryId, -1))
-            self._note("seeking", seat, position=(seek.message_id.ledgerId, seek.message_id.entryId, -1))
+            place = seek.message_id.ledgerId, seek.message_id.entryId, -1
+            self._asked[seek.request_id] = (seat, place)
+            self._note("seeking", seat, position=place, details={"opening": seat.opening})
 
     def _on_unsubscribe(self, ask: pb.CommandUnsubscribe) -> None:
         """Whoever comes next makes a subscription of that name anew: for the history it has moved to the beginning."""
         seat = self._seats.get(ask.consumer_id)
         if seat is not None:
             self._asked[ask.request_id] = seat
-            self._notes.note("moving", seat.topic, subscription=seat.subscription, details={"opening": seat.opening})
+            self._note_deletion("moving", seat)
             self._leave(ask.consumer_id)
+
+    def _note_deletion(self, kind: str, seat: _Seat) -> None:
+        details = {"reset": True, "opening": seat.opening}
+        self._notes.note(kind, seat.topic, subscription=seat.subscription, position=BEGINNING, details=details)
 
     def _on_ack(self, ack: pb.CommandAck) -> None:
         seat = self._seats.get(ack.consumer_id)
@@ -159,14 +171,17 @@ class WireTap(asyncio.Protocol):
         elif kind == CommandType.SUCCESS:
             asked = self._asked.pop(command.success.request_id, None)
             if isinstance(asked, tuple):
-                self._note("sought", asked[0], position=asked[1])
+                self._note("sought", asked[0], position=asked[1], details={"opening": asked[0].opening})
             elif isinstance(asked, _Seat):
-                details = {"reset": True, "opening": asked.opening}
-                self._notes.note("moved", asked.topic, subscription=asked.subscription, position=BEGINNING, details=details)
+                self._note_deletion("moved", asked)
             elif asked is not None:
                 self._sit_down(asked)
         elif kind == CommandType.ERROR:
             self._asked.pop(command.error.request_id, None)
+        elif kind == CommandType.ACTIVE_CONSUMER_CHANGE:
+            seat = self._seats.get(command.active_consumer_change.consumer_id)
+            if seat is not None and command.active_consumer_change.is_active:
+                self._note("active", seat)
         elif kind == CommandType.CLOSE_CONSUMER:
             self._leave(command.close_consumer.consumer_id)
         else:
@@ -177,13 +192,13 @@ class WireTap(asyncio.Protocol):
                 self._note("saved", seat, details={"ask": response.request_id})
 
     def _sit_down(self, ask: pb.CommandSubscribe) -> None:
+        if ask.consumer_id in self._seats:
+            return  # it asked twice, and is the consumer that it was
         topic = str(TopicName.parse(ask.topic))
         opening = self._opening_of(topic)
         life = self._lives[ask.consumer_name] = self._lives.get(ask.consumer_name, 0) + 1
         actor = f"{ask.consumer_name}@{self._peer}.{life}"
-        before = self._seats.get(ask.consumer_id)
-        permits = 0 if before is None else before.permits  # it asked twice: they are those of one consumer
-        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription, opening, permits)
+        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription, opening, permits=0)
         self._note("open", seat, type=TYPES[ask.subType], details={"opening": opening})
 
     def _leave(self, consumer_id: int) -> None:

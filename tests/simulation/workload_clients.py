@@ -23,7 +23,7 @@ from cepheid_broker.dispatch import HashRange
 from cepheid_metadata import MemoryStore, RetentionPolicy, TopicRecord, topic_records
 from cepheid_metadata import Position as Place
 from cepheid_wire import TopicName, count_messages, decode_batch, parse_metadata, split_tail
-from tests.history.checker import asked, check
+from tests.history.checker import judge
 from tests.history.verdict import Promises
 from tests.simulation.client_notes import ClientNotes
 from tests.simulation.sim_broker import SimBroker
@@ -370,10 +370,10 @@ class ClientWorkload:
         for topic in self.topics:
             events = self.notes.events.get(str(topic), [])
             promises = Promises(deduplication=str(topic) == self.deduplicated, noted_at_servers=True)
-            violations = check(events, promises)
-            for rule in asked(events, promises):
+            judgement = judge(events, promises)
+            for rule in judgement.asked.elements():
                 history.check(rule, True, "")
-            for violation in violations[:1]:
+            for violation in judgement.violations[:1]:
                 history.violated(violation.rule, f"{topic}: {violation}")
 
     def _judge_reader(self, reader: SimReader) -> None:

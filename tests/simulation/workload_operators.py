@@ -8,8 +8,9 @@ limit                    policies of the topic change: how much may be unacknowl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.context import AdminContext
@@ -19,6 +20,7 @@ from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.subscription import Subscription
 from cepheid_metadata import Position as Place
 from cepheid_wire import TopicName
+from tests.history.events import Position
 from tests.simulation.client_notes import BEGINNING, ClientNotes
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_operator import Operator
@@ -109,18 +111,10 @@ class TopicOperators:
             return
         self._history.did("reset")
         place = self._random.choice(places)
-        opening = self._opening(topic)
         subscription.begin_seek()
-        self._notes.note("moving", subscribed.topic, subscription=subscribed.name, details={"opening": opening})
         try:
-            await topic.reset_subscription(subscription, Place(*place), ())
-            self._notes.note(
-                "moved",
-                subscribed.topic,
-                subscription=subscribed.name,
-                position=(*place, -1),
-                details={"reset": True, "opening": opening},
-            )
+            with self._moving(subscribed, topic, (*place, -1), reset=True):
+                await topic.reset_subscription(subscription, Place(*place), ())
         finally:
             subscription.end_seek()
 
@@ -130,17 +124,10 @@ class TopicOperators:
             return
         topic, subscription = found
         self._history.did("skip")
-        opening, count = self._opening(topic), self._random.choice((1, 3))
+        count = self._random.choice((1, 3))
         last = subscription.cursor.nth_unacknowledged(count) or topic.ledger.last_confirmed
-        self._notes.note("moving", subscribed.topic, subscription=subscribed.name, details={"opening": opening})
-        await subscription.skip(count)
-        self._notes.note(
-            "moved",
-            subscribed.topic,
-            subscription=subscribed.name,
-            position=(last.ledger_id, last.entry_id, -1),
-            details={"opening": opening},
-        )
+        with self._moving(subscribed, topic, (last.ledger_id, last.entry_id, -1), reset=False):
+            await subscription.skip(count)
 
     async def _delete(self, broker: Broker, subscribed: Subscribed) -> None:
         """With force: its consumers come again, and with them a subscription of that name, which begins at the beginning."""
@@ -149,16 +136,8 @@ class TopicOperators:
             return
         topic, _ = found
         self._history.did("delete a subscription")
-        opening = self._opening(topic)
-        self._notes.note("moving", subscribed.topic, subscription=subscribed.name, details={"opening": opening})
-        await topic.delete_subscription(subscribed.name)
-        self._notes.note(
-            "moved",
-            subscribed.topic,
-            subscription=subscribed.name,
-            position=BEGINNING,
-            details={"reset": True, "opening": opening},
-        )
+        with self._moving(subscribed, topic, BEGINNING, reset=True):
+            await topic.delete_subscription(subscribed.name)
 
     async def terminate(self, topic: TopicName) -> None:
         """Again and again, until somebody says that it is done."""
@@ -177,11 +156,18 @@ class TopicOperators:
         self._history.did("change policies")
         await change_topic(AdminContext(broker), subscribed.topic, changes)
 
+    @contextlib.contextmanager
+    def _moving(self, subscribed: Subscribed, topic: PersistentTopic, position: Position, *, reset: bool) -> Iterator[None]:
+        """Around the move: it has moved unless something is raised."""
+        details = {"reset": reset, "opening": self._opening(topic)}
+        self._notes.note("moving", subscribed.topic, subscription=subscribed.name, position=position, details=details)
+        yield
+        self._notes.note("moved", subscribed.topic, subscription=subscribed.name, position=position, details=details)
+
     def _opening(self, topic: PersistentTopic) -> tuple[str, int]:
-        for broker in self._world.brokers.values():
-            if broker.ready and broker.broker.topics.find(topic.name) is topic:
-                return broker.process, topic.ledger.chain.epoch
-        return "", -1
+        serving = (broker for broker in self._world.brokers.values() if broker.ready)
+        process = next((broker.process for broker in serving if broker.broker.topics.find(topic.name) is topic), "")
+        return process, topic.ledger.chain.epoch
 
     def told(self, topic: TopicName) -> list[tuple[int, int]]:
         events = self._notes.events.get(str(topic), ())

@@ -1,0 +1,193 @@
+"""Where a subscription stands: what it owes for certain, what for certain not, and what may be either.
+
+    owed ◄──delivered── doubtful ──acknowledged──► done            a move that has begun makes doubtful what it would change;
+      └──────────── acknowledged, moved over ────────┘             its answer says what became of it
+
+Rules
+1. A move is done at some moment between its question and its answer. One that is never answered is done at any later moment of the
+   opening that was asked, or never.
+2. The next opening of the topic ends that: what an earlier one was asked for is done by then, or never (C7). So what is
+   acknowledged from then on counts, and only what the move would have changed is in doubt.
+3. An opening does in turn what it is asked: an answered reset comes behind what was asked before it and never answered. Of two that
+   were both under way nobody knows which came last.
+4. What is acknowledged is done again, what the latest opening delivers is owed again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from tests.history.events import Event, Position
+from tests.history.verdict import Facts
+
+BEGINS, ENDS = ("moving", "seeking"), ("moved", "sought")
+
+
+class Stored:
+    """Entries of the audit, and the ranks of their messages."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.events = facts.audit
+        self.ranks: dict[tuple[int, int], range] = {}
+        for rank, event in enumerate(facts.audit):
+            assert event.position is not None, "an audit event says where"
+            place = event.position[:2]
+            first = self.ranks[place].start if place in self.ranks else rank
+            self.ranks[place] = range(first, rank + 1)
+        self._places = list(self.ranks)
+
+    def first_from(self, position: Position) -> int:
+        """The rank of the first message at or after it."""
+        index = bisect_left(self._places, position[:2])
+        return self.ranks[self._places[index]].start if index < len(self._places) else len(self.events)
+
+    def messages(self, event: Event, *, left: bool) -> list[int]:
+        """Of the entry that the event names: those that are `left`, or those that are not."""
+        assert event.position is not None
+        ranks = self.ranks.get(event.position[:2], range(0))
+        mask = event.details.get("left")
+        if mask is None:
+            return list(ranks)
+        return [rank for index, rank in enumerate(ranks) if bool(mask >> index & 1) is left]
+
+    def at(self, rank: int) -> Position | None:
+        return self.events[rank].position if rank < len(self.events) else None
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """A reset (a seek is one): everything from the target on is owed again, nothing before it. Else a skip: nothing before it is
+    owed, and the rest stays as it is."""
+
+    opening: tuple[str, int]
+    actor: str
+    position: Position
+    target: int
+    resets: bool
+    began: int
+    ended: int | None = None
+    """The number of the event that answers it. None: nobody ever heard."""
+    contested: bool = False
+    """Rule 3: another one was under way."""
+    acked: dict[int, None] = field(default_factory=dict)
+    """Meanwhile, of what it makes owed: before it, or behind it?"""
+
+    @property
+    def epoch(self) -> int:
+        return self.opening[1]
+
+    def reopens(self, rank: int) -> bool:
+        return self.resets and rank >= self.target
+
+    def is_answered_by(self, event: Event) -> bool:
+        return (self.opening, self.actor, self.position) == (event.details["opening"], event.actor, event.position)
+
+
+def moves_in(events: Sequence[Event], stored: Stored) -> dict[int, Move]:
+    """By the numbers of the events that begin and end them."""
+    found: dict[int, Move] = {}
+    unanswered: list[Move] = []
+    for number, event in enumerate(events):
+        if event.kind in BEGINS:
+            found[number] = _begun_by(event, number, stored)
+            unanswered.append(found[number])
+        elif event.kind in ENDS:
+            found[number] = move = next(move for move in unanswered if move.is_answered_by(event))
+            move.ended = number
+            unanswered.remove(move)
+    for move, later in combinations(dict.fromkeys(found.values()), 2):
+        overlap = move.ended is not None and later.began < move.ended
+        if overlap and move.epoch == later.epoch and (move.resets or later.resets):
+            move.contested = later.contested = True
+    return found
+
+
+def _begun_by(event: Event, number: int, stored: Stored) -> Move:
+    assert event.position is not None, "a move says where to"
+    resets = event.kind == "seeking" or bool(event.details.get("reset"))
+    position = event.position if resets else (event.position[0], event.position[1] + 1, -1)  # a skip names the last that it skips
+    return Move(event.details["opening"], event.actor, event.position, stored.first_from(position), resets, number)
+
+
+class Standing:
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self.done: dict[int, None] = {}
+        """Acknowledged by somebody, or moved over: no opening must deliver it."""
+        self.doubtful: dict[int, None] = {}
+        self.moved_in = -1
+        """The epoch of the last opening that was asked for a move. Earlier ones stand where they stood, whatever is said here."""
+        self._latest = -1
+        self._unsettled: list[Move] = []
+
+    def on_opening(self, epoch: int) -> None:
+        self._latest = max(epoch, self._latest)
+
+    def is_moving(self, epoch: int) -> bool:
+        """It may yet do what it was asked."""
+        return any(move.epoch == epoch for move in self._unsettled)
+
+    def begin(self, move: Move) -> bool:
+        """False: it can change nothing any more, outside its own opening (rule 2)."""
+        self.on_opening(move.epoch)
+        self._unsettled.append(move)
+        if move.epoch < self._latest:
+            return False
+        self.moved_in = move.epoch
+        for rank in range(len(self._stored.events)):
+            if move.reopens(rank):
+                if rank in self.done:
+                    self._doubt(rank)
+            elif rank < move.target and rank not in self.done:
+                self._doubt(rank)
+        return True
+
+    def end(self, move: Move) -> bool:
+        """Whether it is known now where the subscription stands."""
+        if move not in self._unsettled:
+            return False  # one that was asked for later has ended before
+        self._unsettled.remove(move)
+        if move.contested:
+            return False
+        if move.resets:
+            self._unsettled = [other for other in self._unsettled if other.epoch != move.epoch]
+        if move.epoch < self._latest:
+            return False  # it may be what the next opening began with
+        for rank in range(len(self._stored.events)):
+            if rank < move.target:
+                self.acknowledge(rank, move.epoch)
+            elif rank in move.acked:
+                self._doubt(rank)
+            elif move.resets:
+                self.done.pop(rank, None)
+                self.doubtful.pop(rank, None)
+        return True
+
+    def acknowledge(self, rank: int, epoch: int) -> bool:
+        """False: a move may make it owed again, or did."""
+        moves = [move for move in self._unsettled if move.epoch == epoch and move.reopens(rank)]
+        for move in moves:
+            move.acked[rank] = None
+        if moves and epoch >= self._latest:
+            self._doubt(rank)
+        else:
+            self.done[rank] = None
+            self.doubtful.pop(rank, None)
+        return not moves
+
+    def deliver(self, rank: int, epoch: int) -> None:
+        if epoch >= self._latest and not self.is_moving(epoch):
+            self.doubtful.pop(rank, None)
+
+    def first_owed(self, rank: int) -> int:
+        """The first one from there that is owed for certain."""
+        while rank in self.done or rank in self.doubtful:
+            rank += 1
+        return rank
+
+    def _doubt(self, rank: int) -> None:
+        self.done.pop(rank, None)
+        self.doubtful[rank] = None
