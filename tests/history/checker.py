@@ -42,10 +42,10 @@ def judge(events: Sequence[Event], promises: Promises | None = None) -> Judgemen
 def _asked_of_publishing(facts: Facts, promised: Promises) -> Iterator[str]:
     if facts.audit:
         yield "H2"
-    if facts.sent_ok:
+    if facts.sent_ok or facts.refused:
         yield "H1"
-        if promised.deduplication:
-            yield "H3"
+    if facts.sent_ok and promised.deduplication:
+        yield "H3"
     if len(facts.sent_ok) > 1:
         yield "H4"
 

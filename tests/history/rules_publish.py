@@ -1,4 +1,4 @@
-"""H1 to H4: what was answered is stored, once where that was promised, and in order."""
+"""H1 to H4: what was answered is stored, what was refused is not, once where that was promised, and in order."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def _durability(facts: Facts) -> Iterator[Violation]:
             yield Violation("H1", f"{sent.uid} was answered with {sent.position} and is not stored", (sent,))
         elif sent.position is not None and sent.position[0] >= 0 and sent.position not in places:
             yield Violation("H1", f"{sent.uid} was answered with {sent.position} and is stored at {places}", (sent,))
+
+    answered = {sent.uid for sent in facts.sent_ok}
+    for refused in facts.refused:
+        others = len(facts.restarts) + facts.resends[refused.uid]  # attempts of which nobody heard what became of them
+        places = facts.copies.get(refused.uid, [])
+        if refused.uid not in answered and len(places) > others:
+            yield Violation("H1", f"{refused.uid} was refused with {refused.error} and is stored at {places}", (refused,))
 
 
 def _identity(facts: Facts, promises: Promises) -> Iterator[Violation]:

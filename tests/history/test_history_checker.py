@@ -259,6 +259,30 @@ def test_h9_counts_start_anew_with_a_broker_but_not_while_it_lives() -> None:
     assert story.rules() == {"H9"}
 
 
+REFUSED = ("ChecksumError", "Result.NotAllowedError")
+
+
+@pytest.mark.parametrize("error", REFUSED)
+def test_h1_what_was_refused_is_not_stored(error: str) -> None:
+    story = Story().add("send", "p", uid="m0").add("sent", "p", uid="m0", error=error)
+    assert story.rules() == set()
+    assert set(judge(story.events).asked) == {"H1"}
+    assert story.audit(0).rules() == {"H1"}
+
+
+@pytest.mark.parametrize("error", REFUSED)
+@pytest.mark.parametrize("attempt", ["resend", "restart"])
+def test_h1_an_earlier_attempt_of_what_was_refused_may_be_stored(error: str, attempt: str) -> None:
+    story = Story().add("send", "p", uid="m0").add(attempt, "p", uid="m0").add("sent", "p", uid="m0", error=error).audit(0)
+    assert story.rules() == set()
+    assert story.audit(0, position=(1, 1, -1)).rules() == {"H1"}, "but not both"
+
+
+@pytest.mark.parametrize("error", ["PersistenceError", "Result.Timeout", "Result.TopicTerminated"])
+def test_h1_what_failed_otherwise_may_be_stored(error: str) -> None:
+    assert Story().add("send", "p", uid="m0").add("sent", "p", uid="m0", error=error).audit(0).rules() == set()
+
+
 def test_h10_a_later_message_of_a_key_goes_elsewhere_too_early() -> None:
     story = Story().stored(2, keys="kk").open("a", "Key_Shared").open("b", "Key_Shared")
     story.consumer("received", "a", 0, key="k").consumer("received", "b", 1, key="k")

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 from tests.history.events import Event, Position
 
+NOT_STORED = frozenset({"ChecksumError", "NotAllowedError"})
+"""Answers to a SEND with which a server promises that it has not stored it: it looked at the message and refused it (protocol.md
+§10.4). Behind every other failure it may be stored: PersistenceError and ServiceNotReady say that something broke on the way, and
+clients themselves say TopicTerminated of what they sent before they heard of that, as they say Timeout or AlreadyClosed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -56,6 +61,7 @@ class Facts:
             self.copies[event.uid].append(event.position)
         self.sends: dict[str, Event] = {event.uid: event for event in events if event.kind == "send"}
         self.sent_ok = [event for event in events if event.kind == "sent" and not event.error]
+        self.refused = [event for event in events if event.kind == "sent" and event.error.rpartition(".")[2] in NOT_STORED]
         self.restarts = [event for event in events if event.kind == "restart"]
         self.resends: Counter[str] = Counter(event.uid for event in events if event.kind == "resend")
 

@@ -48,6 +48,9 @@ class ClientNotes:
     def sent(self, topic: TopicName, actor: str, uid: str, position: Position) -> None:
         self.note("sent", topic, actor, uid=uid, position=position)
 
+    def refused(self, topic: TopicName, actor: str, uid: str, error: str) -> None:
+        self.note("sent", topic, actor, uid=uid, error=error)
+
     # Consumers, as the broker's end of their connection sees them
 
     def spend_permit(self, actor: str, permits: int) -> None:

@@ -20,9 +20,11 @@ from cepheid_broker.dispatcher import Dispatcher
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
 from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.producer import Producer
 from cepheid_broker.subscription import Subscription
 from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
+from cepheid_wire import SendCommand, messages_in, parse_metadata
 from tests.dispatch_mistakes import (
     forget_what_a_leaver_held,
     give_a_key_to_two_consumers,
@@ -208,6 +210,21 @@ def tell_no_delivery_counts() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def store_what_is_refused() -> Iterator[None]:
+    """A message whose checksum is wrong is answered with that, and appended with what came beside it."""
+    take = Producer.take
+
+    def take_all(self: Producer, send: SendCommand, tail: memoryview) -> None:
+        refused = self.checksum_errors
+        take(self, send, tail)
+        if self.checksum_errors > refused:
+            self.topic.publish([bytes(tail)], _nothing, [messages_in(parse_metadata(tail))])
+
+    with mock.patch.object(Producer, "take", take_all):
+        yield
+
+
 DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     skip_what_did_not_fit_into_a_read,
     permits_wake_nobody,
@@ -228,6 +245,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     start_over_with_some_permits,
     send_to_whoever_has_permits,
     tell_no_delivery_counts,
+    store_what_is_refused,
 )
 
 DISPATCH_RULES: dict[str, set[str]] = {
@@ -250,4 +268,5 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "start over with some permits": {"H8"},
     "send to whoever has permits": {"H8"},
     "tell no delivery counts": {"H9"},
+    "store what is refused": {"H1"},
 }

@@ -1,17 +1,18 @@
 """A producer of the simulated clients: sends in order, keeps what is not answered, and sends it again after each reconnect.
 
     publish ──► unanswered ──SEND──► receipt of the oldest ──► told: position, or -1:-1 for "sent before"
+                    ├── SEND_ERROR ChecksumError for the oldest: it was damaged on its way, and is given up
                     └── connection lost, CLOSE_PRODUCER, SEND_ERROR: find the topic, PRODUCER, all of it again, same sequence ids
 
-Facts are the client libraries' (protocol.md §9, §10): a receipt is always for the oldest SEND; after a SEND_ERROR the connection
-goes.
+Facts are the client libraries' (protocol.md §9, §10): an answer is always for the oldest SEND; after every other SEND_ERROR the
+connection goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cepheid_wire import CommandType, ServerError, TopicName, encode_batch, encode_command, encode_tail, signed64
@@ -59,8 +60,19 @@ class SimProducer:
     def ready(self) -> bool:
         return self._connection is not None
 
-    def publish(self, messages: int, key: str, *, batch: bool, chunks: int = 1, padding: int = 0, delay_ms: int = 0) -> None:
-        """`messages` of one key, in one batch or one by one; or one message in `chunks` (at most MOST_CHUNKS)."""
+    def publish(
+        self,
+        messages: int,
+        key: str,
+        *,
+        batch: bool,
+        chunks: int = 1,
+        padding: int = 0,
+        delay_ms: int = 0,
+        damaged: bool = False,
+    ) -> None:
+        """`messages` of one key, in one batch or one by one; or one message in `chunks` (at most MOST_CHUNKS). `damaged`: the first
+        SEND does not have the checksum of what it carries, however often it is sent."""
         first, payloads = self._sent, [f"{self.name}/{self._sent + index}" for index in range(messages)]
         self._sent += messages
         if batch:
@@ -70,6 +82,8 @@ class SimProducer:
         else:
             tails = (self._plain(first + index, uid, key, padding, delay_ms) for index, uid in enumerate(payloads))
             sendings = [Sending(first + index, (payloads[index],), False, tail) for index, tail in enumerate(tails)]
+        if damaged:
+            sendings[0] = replace(sendings[0], tail=_with_wrong_checksum(sendings[0].tail))
         for sending in sendings:
             for index, uid in enumerate(sending.uids):
                 self._notes.send(self.topic, self.name, uid, key, order_of(sending.sequence_id + index, sending.chunk))
@@ -135,23 +149,34 @@ class SimProducer:
         elif self._connection is None:
             self._closed_early |= kind == CommandType.CLOSE_PRODUCER  # behind the answer that it is open, in one read
         elif kind == CommandType.SEND_ERROR:
-            self.client.history.note(lambda: f"{self.name} hears {body.error}: {body.message}")
-            self._connection.abort()
+            self._on_refused(body)
         else:
             self._connection.producers.pop(self._id, None)
             self._on_lost()
 
     def _on_receipt(self, sequence_id: int, place: tuple[int, int]) -> None:
-        history = self.client.history
+        if (answered := self._answered(sequence_id, place)) is not None:
+            for index, uid in enumerate(answered.uids):
+                position: Position = (*place, index if answered.is_batch else -1)
+                self._notes.sent(self.topic, self.name, uid, position)
+
+    def _on_refused(self, refusal: pb.CommandSendError) -> None:
+        name = pb.ServerError.Name(refusal.error)
+        self.client.history.note(lambda: f"{self.name} hears {name}: {refusal.message}")
+        if refusal.error == pb.ChecksumError:
+            if (answered := self._answered(refusal.sequence_id, name)) is not None:
+                for uid in answered.uids:
+                    self._notes.refused(self.topic, self.name, uid, name)
+        elif self._connection is not None:
+            self._connection.abort()
+
+    def _answered(self, sequence_id: int, answer: object) -> Sending | None:
         oldest = self.unanswered[0] if self.unanswered else None
         in_turn = oldest is not None and oldest.sequence_id == sequence_id
-        history.check("H4", in_turn, lambda: f"{self.name} is answered {sequence_id} at {place} and waits for {oldest}")
-        if oldest is None:
-            return
-        self.unanswered.popleft()
-        for index, uid in enumerate(oldest.uids):
-            position: Position = (*place, index if oldest.is_batch else -1)
-            self._notes.sent(self.topic, self.name, uid, position)
+        self.client.history.check(
+            "H4", in_turn, lambda: f"{self.name} is answered {sequence_id} with {answer} and waits for {oldest}"
+        )
+        return self.unanswered.popleft() if self.unanswered else None
 
     def on_connection_lost(self, connection: ClientConnection) -> None:
         if self._connection is connection:
@@ -195,6 +220,11 @@ class SimProducer:
             metadata.num_chunks_from_msg, metadata.total_chunk_msg_size = chunks, chunks * len(part)
             sendings.append(Sending(sequence_id, (part,), False, encode_tail(metadata, part.encode()), index))
         return sendings
+
+
+def _with_wrong_checksum(tail: bytes) -> bytes:
+    """It stands behind the two bytes that say that there is one (protocol.md §1)."""
+    return tail[:2] + bytes([tail[2] ^ 1]) + tail[3:]
 
 
 def order_of(sequence_id: int, chunk: int) -> int:

@@ -114,6 +114,20 @@ def test_what_was_not_answered_is_sent_again_in_order_when_a_connection_was_lost
     Scene().run(script)
 
 
+def test_a_damaged_message_is_refused_in_its_turn_and_given_up_alone() -> None:
+    async def script(scene: Scene) -> None:
+        scene.producer.publish(1, "", batch=False)
+        scene.producer.publish(2, "", batch=True, damaged=True)
+        scene.producer.publish(1, "", batch=False)
+        await wait_until(lambda: not scene.producer.unanswered)
+        told = [(event.uid, event.error) for event in scene.notes.events[str(TOPIC)] if event.kind == "sent"]
+        assert told == [("p/0", ""), ("p/1", "ChecksumError"), ("p/2", "ChecksumError"), ("p/3", "")]
+        assert len(await scene.take(2)) == 2
+        assert scene.noted("resend") == [], "the connection is as it was"
+
+    Scene().run(script)
+
+
 def test_a_seek_is_noted_between_its_question_and_its_answer_and_delivery_goes_on_there() -> None:
     async def script(scene: Scene) -> None:
         scene.producer.publish(4, "", batch=False)

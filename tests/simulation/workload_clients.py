@@ -49,6 +49,8 @@ _TERMINATED = 0.25
 """Of orderly worlds have a topic that is terminated at the end. Where brokers fight, one that was deposed never hears of it: nobody
 can write to make it notice."""
 _DELAYS_MS = (50, 400, 3_000)
+_DAMAGED = 0.02
+"""Of what producers send, chunks apart, has a wrong checksum: it is refused, and nothing else."""
 
 
 @dataclass(slots=True)
@@ -166,6 +168,7 @@ class ClientWorkload:
 
     async def _produce(self, producer: SimProducer) -> None:
         rng, chunked = self._random, str(producer.topic) == self.deduplicated
+        damage = random.Random(f"{self._world.seed}/damage/{producer.name}")
         pace_s = rng.choice((0.01, 0.02, 0.08))
         while not self._may_rest(producer):
             await asyncio.sleep(rng.random() * 2 * pace_s)
@@ -175,15 +178,16 @@ class ClientWorkload:
             if self._may_rest(producer):
                 break
             key = f"k{rng.randrange(_KEYS)}" if rng.random() < 0.9 else ""
-            kind = rng.random()
+            kind, damaged = rng.random(), damage.random() < _DAMAGED
             if kind < 0.25:
-                producer.publish(rng.choice((1, 2, 3, 5)), key, batch=True)
+                producer.publish(rng.choice((1, 2, 3, 5)), key, batch=True, damaged=damaged)
             elif kind < 0.4 and chunked:
                 producer.publish(1, key, batch=False, chunks=3)
             elif kind < 0.5 and not key:
                 producer.publish(1, "", batch=False, delay_ms=rng.choice(_DELAYS_MS))
             else:
-                producer.publish(rng.choice((1, 1, 2, 3)), key, batch=False, padding=rng.choice((0, 0, 0, 400)))
+                messages, padding = rng.choice((1, 1, 2, 3)), rng.choice((0, 0, 0, 400))
+                producer.publish(messages, key, batch=False, padding=padding, damaged=damaged)
 
     def _may_rest(self, producer: SimProducer) -> bool:
         return producer.terminated or (self.stopped and producer.topic != self.ending)
