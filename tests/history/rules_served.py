@@ -65,6 +65,7 @@ class _Opening:
     sought_from: int | None = None  # after a seek: the rank that must come next
     counts: dict[int, int] = field(default_factory=dict)
     received: dict[int, Event] = field(default_factory=dict)
+    end: int = -1  # the highest rank that it delivered, so has
     first_of_key: dict[str, int] = field(default_factory=dict)
     covered: dict[int, list[int]] = field(default_factory=dict)  # by request: what its answer will say is saved
 
@@ -172,7 +173,8 @@ class _Subscription:
         else:
             ranks = self._stored.messages(event, left=False)
         for rank in ranks:
-            if self._standing.acknowledge(rank, opening.epoch):
+            has = rank <= opening.end or not self._standing.is_deposed(opening.epoch)
+            if self._standing.acknowledge(rank, opening.epoch) and has:  # nothing acknowledges what is not there yet
                 opening.acked.setdefault(rank, event)
             for consumer in opening.consumers.values():
                 consumer.held.pop(rank, None)
@@ -229,6 +231,7 @@ class _Subscription:
             yield from self._held_once(consumer, event, ranks)
         if self._type == "Key_Shared" and not self._promises.out_of_order_allowed:
             yield from self._key_in_order(consumer, event, ranks[0])
+        opening.end = max(opening.end, ranks[-1])
         for rank in ranks:
             opening.received[rank] = self._delivered[rank] = event
             self._standing.deliver(rank, opening.epoch)

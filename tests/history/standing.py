@@ -126,6 +126,9 @@ class Standing:
     def on_opening(self, epoch: int) -> None:
         self._latest = max(epoch, self._latest)
 
+    def is_deposed(self, epoch: int) -> bool:
+        return epoch < self._latest
+
     def is_moving(self, epoch: int) -> bool:
         """It may yet do what it was asked."""
         return any(move.epoch == epoch for move in self._unsettled)
@@ -134,7 +137,7 @@ class Standing:
         """False: it can change nothing any more, outside its own opening (rule 2)."""
         self.on_opening(move.epoch)
         self._unsettled.append(move)
-        if move.epoch < self._latest:
+        if self.is_deposed(move.epoch):
             return False
         self.moved_in = move.epoch
         for rank in range(len(self._stored.events)):
@@ -154,7 +157,7 @@ class Standing:
             return False
         if move.resets:
             self._unsettled = [other for other in self._unsettled if other.epoch != move.epoch]
-        if move.epoch < self._latest:
+        if self.is_deposed(move.epoch):
             return False  # it may be what the next opening began with
         for rank in range(len(self._stored.events)):
             if rank < move.target:
@@ -171,7 +174,7 @@ class Standing:
         moves = [move for move in self._unsettled if move.epoch == epoch and move.reopens(rank)]
         for move in moves:
             move.acked[rank] = None
-        if moves and epoch >= self._latest:
+        if moves and not self.is_deposed(epoch):
             self._doubt(rank)
         else:
             self.done[rank] = None
@@ -179,7 +182,7 @@ class Standing:
         return not moves
 
     def deliver(self, rank: int, epoch: int) -> None:
-        if epoch >= self._latest and not self.is_moving(epoch):
+        if not (self.is_deposed(epoch) or self.is_moving(epoch)):
             self.doubtful.pop(rank, None)
 
     def first_owed(self, rank: int) -> int:
