@@ -258,7 +258,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "let later messages of a key pass": {"H10"},
     "keep a key at who has acknowledged": {"V7"},
     "take over without going back": {"H8", "V7"},
-    "seek one off": {"H13", "C4", "H5", "H6", "V7"},
+    "seek one off": {"H13", "C4", "H5", "H6", "H8", "V7"},
     "acknowledge cumulatively on shared subscriptions": {"H5", "H6"},
     "take a part of a batch for all of it": {"H5", "H6", "H8"},
     "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8"},
