@@ -140,6 +140,8 @@ class BookieProbe:
             last = min(answer.last_entry_id, group.last_entry_id)
             if answer.status is Status.OK:
                 self._on_ok(unanswered[0], entry_id, last, admission)
+            elif not unanswered[0].recovery:
+                self._facts.refused.update({(answer.ledger_id, e): answer.status for e in range(entry_id, last + 1)})
             if last == group.last_entry_id:
                 unanswered.popleft()
             entry_id = last + 1

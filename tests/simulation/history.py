@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cepheid_metadata import Chain, CursorRecord, LedgerMetadata
+from cepheid_rpc import Status
 from tests.simulation.topic_model import TopicModel
 from tests.simulation.virtual_loop import START_S, VirtualLoop
 
@@ -35,6 +36,7 @@ class BookieFacts:
     ok: dict[int, dict[int, bytes]] = field(default_factory=dict)  # ledger → entry → bytes, once answered OK
     fenced: dict[int, float] = field(default_factory=dict)  # ledger → when the fence was answered
     ok_admission: dict[tuple[int, int], int] = field(default_factory=dict)  # (ledger, entry) → the admission first answered OK
+    refused: dict[tuple[int, int], Status] = field(default_factory=dict)  # (ledger, entry) → why a regular add was, the last time
     absent: dict[tuple[int, int], int] = field(
         default_factory=dict
     )  # (ledger, entry) → the last admission before a fencing read's no

@@ -36,6 +36,7 @@ RULES: Mapping[str, Set[str]] = {
     "let producers in while chunks are under way": {"H3"},
     "take a blank bookie for a new one": {"S11", "S2", "S5"},
     "limbo answers a certain no": {"S2", "S5"},
+    "limbo takes regular adds": {"S3", "S11", "L5"},
     "limbo denies to readers": {"S2", "S5", "L5", "L10"},
     "count lives in metadata first": {"S8"},
     "collect what can be brought back": {"S10"},

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+from cepheid_bookie.admission import Admission
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
@@ -46,6 +47,19 @@ def take_a_blank_bookie_for_a_new_one() -> Iterator[None]:
 def limbo_answers_a_certain_no() -> Iterator[None]:
     """Regular adds are refused, but what was lost is denied."""
     with mock.patch.object(Limbo, "sure", lambda self, ledger_id, status: status):
+        yield
+
+
+@contextlib.contextmanager
+def limbo_takes_regular_adds() -> Iterator[None]:
+    """What was lost is unknown to readers, and writers go on as if no fence could have been among it."""
+    make = Admission.__init__
+
+    def made(self: Admission, *args: Any) -> None:
+        make(self, *args)
+        self._limbo_below = 0
+
+    with mock.patch.object(Admission, "__init__", made):
         yield
 
 
@@ -401,6 +415,7 @@ def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
 CLUSTER_MUTANTS: Iterable[Mutant] = (
     take_a_blank_bookie_for_a_new_one,
     limbo_answers_a_certain_no,
+    limbo_takes_regular_adds,
     limbo_denies_to_readers,
     count_lives_in_metadata_first,
     collect_what_can_be_brought_back,

@@ -16,6 +16,9 @@ from tests.simulation.nemesis_machines import some_bookie
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+_SEEN = 0.5
+"""Of lost disks were taken from a bookie whose process ended before: its writers know, and make connections to the next one."""
+
 
 class DiskFaults:
     def __init__(self, world: World, rng: random.Random) -> None:
@@ -80,6 +83,8 @@ class DiskFaults:
         if world.plan.deals(kind):
             world.disks_to_lose -= 1
             world.history.note(f"{bookie.id}: {kind}")
+            if self._random.random() < _SEEN:
+                bookie.crash(power=False)
             lose(bookie)
 
     def _lose_one_of_two(self, bookie: SimBookie) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cepheid_ledger import ClosedLedger, LedgerError, LedgerFencedError
-from cepheid_rpc import EntryGroup
+from cepheid_rpc import EntryGroup, Status
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, kind, parts_of, several, step
 from tests.simulation.scene import Scene
@@ -146,6 +146,18 @@ def lack(scene: Scene, bookies: Sequence[SimBookie], payloads: Sequence[bytes]) 
     for bookie in bookies:
         for each in payloads:
             scene.require(not has(scene, bookie.id, each), f'{bookie.id} has "{each.decode()}"')
+
+
+@step("{bookies} (refuses|refuse) {payloads}")
+async def refuse(scene: Scene, bookies: Sequence[SimBookie], payloads: Sequence[bytes]) -> None:
+    """Waits until each of these bookies has got the entry, and has answered FENCED, or READ_ONLY: its fence may be lost."""
+    for bookie in bookies:
+        refused = scene.history.bookie(bookie.id).refused
+        for each in payloads:
+            entry = of(scene).entry(each)
+            name, what = (entry.ledger.id, entry.entry_id), f'{bookie.id} refuses "{each.decode()}"'
+            await scene.wait_until(lambda refused=refused, name=name: name in refused, what)
+            scene.require(refused[name] in (Status.FENCED, Status.READ_ONLY), f"{what}: {refused[name].name}")
 
 
 def has(scene: Scene, bookie_id: str, payload: bytes) -> bool:
