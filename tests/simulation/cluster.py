@@ -62,7 +62,7 @@ def bookie_settings(bookie_id: str) -> BookieSettings:
         waiting_bytes=8 * KIB,
         journal_queue_bytes=64 * KIB,
         loaded_ledgers=4,
-        gc_interval_s=2.5,
+        gc_interval_s=1.0,
         gc_mass_ledgers=10_000,
         disk_check_interval_s=0.2,
     )
@@ -429,6 +429,7 @@ class SimBookie:
         if self.node.paused:
             self.node.resume()
         if self.store is not None:
+            self.store.catch_up()
             self.store.renew()
 
     def _on_disk_read(self, path: str) -> None:

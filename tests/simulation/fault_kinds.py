@@ -103,7 +103,7 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         "metadata: stale reads; watches late, merged, missed once",
         (
             ("sim_store.py", ("metadata read of the past", "watch late", "watches merged", "watch missed once")),
-            ("nemesis_metadata.py", ("metadata follower behind",)),
+            ("nemesis_metadata.py", ("metadata follower behind", "metadata follower of a bookie behind")),
         ),
     ),
     (

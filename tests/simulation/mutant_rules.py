@@ -40,6 +40,8 @@ RULES: Mapping[str, Set[str]] = {
     "limbo denies to readers": {"S2", "S5", "L5", "L10"},
     "count lives in metadata first": {"S8"},
     "collect what can be brought back": {"S10"},
+    "collect what one listing lacks": {"S10"},
+    "collect what one listing of any follower lacks": {"S10"},
     "count failed bookies while they are replaced": {"L3"},
     "count newcomers before metadata names them": {"L3"},
     "replace in metadata without sending again": {"L3", "V3", "V9"},

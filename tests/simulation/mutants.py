@@ -50,6 +50,7 @@ from tests.simulation.mutants_topics import (
 )
 from tests.simulation.mutants_upkeep import (
     UPKEEP_MUTANTS,
+    ask_any_follower_what_to_collect,
     forget_what_came_while_a_flush_was_tried_again,
     leave_the_logs_of_starts_that_failed,
     retry_a_flush_whatever_failed,
@@ -407,6 +408,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "forget what came while a flush was tried again": forget_what_came_while_a_flush_was_tried_again,
     "leave the logs of starts that failed": leave_the_logs_of_starts_that_failed,
     "write the entry log again for every attempt": write_the_entry_log_again_for_every_attempt,
+    "ask any follower what to collect": ask_any_follower_what_to_collect,
     "choose positions while trimming": choose_positions_while_trimming,
     "trim by what is not saved yet": trim_by_what_is_not_saved_yet,
     "keep what is open when the session is lost": keep_what_is_open_when_the_session_is_lost,
@@ -414,9 +416,12 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
 - "resend from the LAC": no answer is wrong in whatever world
-- "ask any follower", "begin the versions again", "report the end": two processes have to meet in one moment of a third one's write
+- "ask any follower for the cookie", "begin the versions again", "report the end": two processes have to meet in one moment of a
+  third one's write
 - "count what departed bookies acknowledged": a change has to be decided between two answers, and a third one has to be later
 - "keep what is open": a session has to be lost, nobody to take over, and somebody to write (100 to 300 seeds)
+- "ask any follower what to collect": a bookie's own writes bring its follower up to date before each look, unless its disks are
+  full; then it has to lag for longer than two looks are apart
 - "choose positions": a subscription has to be made in the moment in which a trim is recorded
 - "trim by what is not saved yet": a trim has to come in the tenth of a second in which acknowledgements wait to be saved
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing

@@ -12,8 +12,10 @@ from cepheid_bookie import opening
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.entry_log import list_logs, log_path
+from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.ledger_record import LedgerRecord
+from cepheid_bookie.metadata_records import MetadataLedgers
 from cepheid_bookie.write_cache import Half
 from cepheid_broker.bundle_tenures import BundleTenures
 from cepheid_broker.managed_ledger import ManagedLedgerFencedError
@@ -221,6 +223,35 @@ def leave_a_recovery_to_whoever_began_it() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def ask_any_follower_what_to_collect() -> Iterator[None]:
+    """One that lags denies a ledger that a bookie holds by now (BOOKKEEPER-193)."""
+    with mock.patch.object(MetadataLedgers, "_sync", mock.AsyncMock()):
+        yield
+
+
+@contextlib.contextmanager
+def collect_what_one_listing_lacks() -> Iterator[None]:
+    """No second pass, and no direct read of what it is about to delete."""
+
+    async def collect(self: GarbageCollector) -> None:
+        await self._ledgers.purge()
+        held = self._bookie.ledgers()
+        listed = await self._ledgers.listing()
+        await self._bookie.delete_ledgers(sorted(frozenset(held).difference(listed)))
+        await self._bookie.reclaim()
+
+    with mock.patch.object(GarbageCollector, "collect", collect):
+        yield
+
+
+@contextlib.contextmanager
+def collect_what_one_listing_of_any_follower_lacks() -> Iterator[None]:
+    """Both mistakes: all that protects a ledger that was made a moment ago is gone."""
+    with ask_any_follower_what_to_collect(), collect_what_one_listing_lacks():
+        yield
+
+
+@contextlib.contextmanager
 def begin_the_epochs_of_a_bundle_again() -> Iterator[None]:
     """Nobody writes down how far they went."""
     history_op = BundleTenures._history_op
@@ -248,6 +279,8 @@ UPKEEP_MUTANTS: Sequence[Mutant] = (
     ask_for_a_checkpoint_at_admission,
     collect_logs_by_the_ledgers_in_memory,
     leave_logs_that_nothing_refers_to,
+    collect_what_one_listing_lacks,
+    collect_what_one_listing_of_any_follower_lacks,
     count_on_what_the_mark_has_passed,
     terminate_before_appends_are_refused,
     count_versions_up_after_a_conflict,

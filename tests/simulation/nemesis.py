@@ -62,7 +62,7 @@ class Nemesis:
             if broker.node.paused:
                 broker.node.resume()
             if broker.node.alive:
-                broker.store.lag_s = None
+                broker.store.catch_up()
                 broker.store.renew()
             else:
                 world.begin(broker)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cepheid_metadata import SessionState
 from tests.simulation.nemesis_machines import some_bookie, some_broker
 
 if TYPE_CHECKING:
+    from tests.simulation.sim_store import SimStore
     from tests.simulation.world import World
 
 
@@ -26,6 +27,7 @@ class MetadataFaults:
             self._lose: 0.8,
             self._elect: 0.8,
             self._lag: 1.0,
+            self._lag_behind_bookie: 3.0,
             self._slow_down: 0.8,
         }
 
@@ -70,13 +72,18 @@ class MetadataFaults:
     def _lag(self) -> None:
         """A broker reads from a follower that is behind."""
         if (broker := some_broker(self._world, self._random)) is not None and self._world.plan.deals("metadata follower behind"):
-            store = broker.store
-            store.lag_s = self._random.choice((0.05, 0.3, 1.5))
+            self._fall_behind(broker.store, (0.05, 0.3, 1.5), (0.5, 3.0))
 
-            def catch_up() -> None:
-                store.lag_s = None
+    def _lag_behind_bookie(self) -> None:
+        """For longer than its garbage collector takes between two looks; perhaps the follower is so busy that a look takes long."""
+        bookie = some_bookie(self._world, self._random)
+        if bookie is not None and bookie.store is not None and self._world.plan.deals("metadata follower of a bookie behind"):
+            bookie.store.slow = self._random.choice((1.0, 40.0))
+            self._fall_behind(bookie.store, (0.3, 1.5, 6.0), (3.0, 8.0))
 
-            self._world.later(self._random.choice((0.5, 3.0)), catch_up)
+    def _fall_behind(self, store: SimStore, lags_s: Sequence[float], lasts_s: Sequence[float]) -> None:
+        store.lag_s = self._random.choice(lags_s)
+        self._world.later(self._random.choice(lasts_s), store.catch_up)
 
     def _slow_down(self) -> None:
         """So that much happens between a request and its answer."""

@@ -162,6 +162,14 @@ async def blank(scene: Scene, bookies: Sequence[SimBookie]) -> None:
         await each.start()
 
 
+@step("{bookies} (reads|read) metadata as it was {seconds} ago")
+def reads_the_past(scene: Scene, bookies: Sequence[SimBookie], lag_s: float) -> None:
+    """From followers that are so far behind; each sees its own writes, and asks to be brought up to date where it must."""
+    for each in bookies:
+        assert each.store is not None
+        each.store.lag_s = lag_s
+
+
 @step("a copy is made of the disks of {bookie}")
 def copy_disks(scene: Scene, bookie: SimBookie) -> None:
     """A snapshot."""

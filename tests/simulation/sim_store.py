@@ -27,6 +27,7 @@ from cepheid_metadata import (
     Delete,
     MemoryStore,
     MemoryTree,
+    NoSuchKeyError,
     Op,
     OpResult,
     Put,
@@ -36,7 +37,7 @@ from cepheid_metadata import (
     Watch,
 )
 from cepheid_metadata.session import SessionEvents
-from cepheid_metadata.tree import TreeBatch
+from cepheid_metadata.tree import Node, TreeBatch
 from tests.simulation.checks_store import StoreChecks
 from tests.simulation.faults import FaultPlan
 from tests.simulation.node import current_node
@@ -58,15 +59,19 @@ class SimTree(MemoryTree):
         self._elected: asyncio.Event | None = None  # set when there is a leader again
         self.past = TreePast()
         self.stores: list[SimStore] = []
+        self._written: dict[str, None] = {}
 
     def apply(self, ops: Sequence[Op], session_id: int) -> list[OpResult]:
         results = super().apply(ops, session_id)
-        now_s = asyncio.get_running_loop().time()
-        made = [result if isinstance(result, str) else op.key for op, result in zip(ops, results, strict=True)]
-        self.past.note(made, self.nodes.get, now_s)
+        written, self._written = self._written, {}
+        self.past.note(written, self.nodes.get, asyncio.get_running_loop().time())
         if self.on_commit is not None:
             self.on_commit(ops, self.writer)
         return results
+
+    def _store(self, key: str, node: Node | None) -> None:
+        self._written[key] = None
+        super()._store(key, node)
 
     def begin_outage(self) -> None:
         self.out = True
@@ -147,6 +152,7 @@ class SimStore:
         self._closed = False
         self.loses_answer: Callable[[Sequence[Op]], bool] = lambda _: False  # for scripts: of which applied writes
         self.lag_s: float | None = None  # how far in the past reads are
+        self.slow = 1.0  # how many times longer its own requests take
         self.held_writes: asyncio.Event | None = None  # for scripts: writes are on their way until it is set …
         self.held_answers: asyncio.Event | None = None  # … or applied, and nobody hears of it yet
         self._last_arrival_s = 0.0
@@ -166,7 +172,7 @@ class SimStore:
         return await self._ask(lambda: self._get(key)) is not None
 
     async def children(self, key: str) -> list[str]:
-        return await self._ask(lambda: self._fresh(self.memory.children(key)))
+        return await self._ask(lambda: self._children(key))
 
     async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
         ops = [Create(key, value, ephemeral, sequential)]
@@ -240,6 +246,10 @@ class SimStore:
             self._past_sessions.append(self.memory._session_id)
             self.memory.renew_session()
 
+    def catch_up(self) -> None:
+        """The follower that it reads from has."""
+        self.lag_s, self.slow = None, 1.0
+
     def suspend(self) -> None:
         self._cut = True
         self._tell()
@@ -305,17 +315,32 @@ class SimStore:
     # -- requests -------------------------------------------------------------------------------------------------------
 
     async def _get(self, key: str) -> Versioned | None:
-        plan, faults, past = self._plan, self._plan.faults, self._tree.past
         found = await self.memory.get(key)
+        if (commit := self._past_commit()) is None:
+            return found
+        node = self._tree.past.node_at(key, commit)
+        return None if node is None else Versioned(node.value, node.version)
+
+    async def _children(self, key: str) -> list[str]:
+        if (commit := self._past_commit()) is None:
+            return await self.memory.children(key)
+        self.memory._check_session()
+        names = self._tree.past.names_at(key, commit)
+        if names is None:
+            raise NoSuchKeyError(f"{key} does not exist", key=key)
+        return names
+
+    def _past_commit(self) -> int | None:
+        """What the follower is at that serves this read (rule 2); None: at the present."""
+        plan, faults, past = self._plan, self._plan.faults, self._tree.past
         lag_s = self.lag_s
         if lag_s is None and plan.strikes("metadata read of the past", faults.stale_read):
             lag_s = plan.between(faults.stale_read_s)
-        if lag_s is None or key not in past:
+        if lag_s is None:
             self._see_all()
-            return found
-        self._seen = max(self._seen, past.commits_before(asyncio.get_running_loop().time() - lag_s))
-        node = past.node_at(key, self._seen)
-        return None if node is None else Versioned(node.value, node.version)
+            return None
+        self._seen = max(self._seen, past.commits_before(self._loop.time() - lag_s))
+        return self._seen
 
     async def _fresh(self, request: Awaitable[T]) -> T:
         result = await request
@@ -333,7 +358,7 @@ class SimStore:
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults
         loop = self._loop
-        delay_s = plan.between(faults.metadata_delay_s) * self._tree.slow
+        delay_s = plan.between(faults.metadata_delay_s) * self._tree.slow * self.slow
         self._last_arrival_s = max(loop.time() + delay_s, self._last_arrival_s + _SPACING_S)
         await loop.moment(self._last_arrival_s)
         if write and self.held_writes is not None:
@@ -348,7 +373,7 @@ class SimStore:
             self._tree.writer = "world"
             if write:
                 self._see_all()
-        await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._tree.slow)
+        await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._tree.slow * self.slow)
         await self._tree.wait_leader()
         if write and self.held_answers is not None:
             await self.held_answers.wait()

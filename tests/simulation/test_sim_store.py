@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_metadata import BadVersionError, SessionState, StoreUnavailableError
+from cepheid_metadata import BadVersionError, NoSuchKeyError, SessionLostError, SessionState, StoreUnavailableError
 from tests.simulation.faults import CALM, FaultPlan
 from tests.simulation.node import Node
 from tests.simulation.sim_store import SimStore, SimTree
@@ -45,6 +45,36 @@ def test_a_follower_shows_the_past_until_it_has_caught_up() -> None:
         assert await value_of(ahead) == b"two"
         await asyncio.sleep(1.1)
         assert await value_of(behind) == b"two"
+
+    play(script)
+
+
+def test_a_follower_lists_the_past_too() -> None:
+    async def script(ahead: SimStore, behind: SimStore) -> None:
+        await ahead.create(A, b"one")
+        with pytest.raises(NoSuchKeyError):
+            await behind.children("/some")
+        await asyncio.sleep(1.1)
+        await ahead.create("/some/other/key", b"one")
+        await ahead.delete(A, 0)
+        assert await behind.children("/some") == ["key"]
+        assert await ahead.children("/some") == ["other"]
+        await asyncio.sleep(1.1)
+        assert await behind.children("/some") == ["other"]
+        assert await behind.children("/some/other") == ["key"]
+        await ahead.delete("/some/other/key", 0)
+        await behind.sync("/some")
+        assert await behind.children("/some/other") == []
+
+    play(script)
+
+
+def test_who_lists_without_a_session_is_refused_behind_too() -> None:
+    async def script(ahead: SimStore, behind: SimStore) -> None:
+        await ahead.create(A, b"one")
+        behind.expire()
+        with pytest.raises(SessionLostError):
+            await behind.children("/some")
 
     play(script)
 
