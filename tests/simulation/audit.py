@@ -11,6 +11,7 @@ from cepheid_wire import TopicName
 from tests.simulation.audit_clients import audit_clients, judge_clients
 from tests.simulation.audit_rest import check_rest, check_terminate
 from tests.simulation.audit_waits import read_all, wait_for
+from tests.simulation.checks_copies import check_copies
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
 from tests.simulation.history import History
@@ -59,6 +60,8 @@ async def audit(world: World) -> None:
     for bookie in bookies:
         assert bookie.bookie is not None
         await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
+    for record in history.ledgers.values():
+        check_copies(history, record, "in the end")
     await check_rest(world, auditor)
 
 

@@ -14,10 +14,12 @@ from cepheid_rpc import (
     AddSource,
     BookieConnection,
     Buffer,
+    DigestMismatchError,
     EntryGroup,
     ExplicitLac,
     LacAnswer,
     LacRequest,
+    MalformedGroupError,
     ReadAnswer,
     ReadRequest,
     Status,
@@ -107,11 +109,11 @@ class WriterProbe:
             history.check("L13", told, lambda: f"told OK for {name} of a deleted ledger; {history.story(ledger_id)}")
             return
         for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
-            holders = history.holders(record, entry_id)
+            answered = history.answered(record, entry_id)  # disks may be lost behind their answers: L6
             history.check(
                 "L3",
-                len(holders) >= record.ack_quorum,
-                lambda e=entry_id, h=holders: f"told OK for {ledger_id}:{e}, which only {h} hold; {history.story(ledger_id)}",
+                len(answered) >= record.ack_quorum,
+                lambda e=entry_id, h=answered: f"told OK for {ledger_id}:{e}, which only {h} hold; {history.story(ledger_id)}",
             )
         if record.last_entry_id is not None:
             history.check(
@@ -180,9 +182,13 @@ class ConnectionProbe:
         return self._connection.open_add_stream(source)
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
+        if not request.fence:
+            return await self._connection.read_lac(request)
+        learned = self._history.recoverer(self._process, request.ledger_id)  # before the answer: disks may be lost from here on
         answer = await self._connection.read_lac(request)
-        if request.fence and answer.status in _FENCED_ANSWERS:
-            self._history.recoverer(self._process, request.ledger_id).fenced[self.bookie_id] = None
+        if answer.status in _FENCED_ANSWERS:
+            learned.fenced[self.bookie_id] = None
+        learned.last_add_confirmed = max(learned.last_add_confirmed, _confirmed_by(answer))
         return answer
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
@@ -220,3 +226,15 @@ class ConnectionProbe:
                     f"{self._process} reads {ledger_id} to recover it, of {window} only {answered} are fenced"
                 ),
             )
+
+
+def _confirmed_by(answer: LacAnswer) -> int:
+    """The LAC that an undamaged entry carries."""
+    group = answer.highest_entry
+    if group is None:
+        return -1
+    try:
+        group.verify()
+    except (DigestMismatchError, MalformedGroupError):
+        return -1
+    return group.header(group.first_entry_id).last_add_confirmed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cepheid_ledger import ClosedLedger
 from cepheid_metadata import UNDELETED, LedgerMetadata, LedgerState
+from tests.simulation.checks_copies import check_copies
 from tests.simulation.history import History, write_set_of
 
 _LEGAL = {
@@ -143,11 +144,11 @@ class LedgerRecordChecks:
     def _check_quorums(self, record: LedgerMetadata, process: str) -> None:
         history, ledger_id = self._history, record.ledger_id
         for entry_id in range(history.acked.get(ledger_id, 0)):
-            holders = history.holders(record, entry_id)
+            answered = history.answered(record, entry_id)
             history.check(
                 "L3",
-                len(holders) >= record.ack_quorum,
-                lambda e=entry_id, h=holders: (
+                len(answered) >= record.ack_quorum,
+                lambda e=entry_id, h=answered: (
                     f"{process} commits that {ledger_id}:{e}, told OK, is on {h} alone; {self._story(record)}"
                 ),
             )
@@ -170,16 +171,28 @@ class LedgerRecordChecks:
                 record.length_bytes == length,
                 f"ledger {ledger_id} has {length} bytes, its record says {record.length_bytes}",
             )
-        recovered = before.state is LedgerState.IN_RECOVERY
-        rule = "L10" if recovered else "L6"
-        for entry_id in range(last + 1):
-            holders = history.holders(record, entry_id)
-            enough = len(holders) >= record.ack_quorum
-            history.check(
-                rule, enough, lambda e=entry_id, h=holders: f"closed with {ledger_id}:{e} on {h} alone; {story(ledger_id)}"
-            )
-        if recovered:
+        if before.state is LedgerState.IN_RECOVERY:
+            self._check_recovered(before, record, process)
             self._check_negatives(before, last + 1, process)
+        check_copies(history, record, f"{process} closes")
+
+    def _check_recovered(self, before: LedgerMetadata, record: LedgerMetadata, process: str) -> None:
+        """What is behind all that it was told was confirmed, it has copied: bookies that had lost their disks by then do not count
+        for what they answered before."""
+        history, ledger_id, last = self._history, record.ledger_id, record.last_entry_id
+        assert last is not None
+        learned = history.recoverer(process, ledger_id)
+        confirmed = max(learned.last_add_confirmed, before.last_fragment.first_entry_id - 1)
+        for entry_id in range(last + 1):
+            if entry_id <= confirmed:
+                holders = history.answered(record, entry_id)
+            else:
+                holders = history.holders(record, entry_id, learned.losses)
+            history.check(
+                "L10",
+                len(holders) >= record.ack_quorum,
+                lambda e=entry_id, h=holders: f"closed with {ledger_id}:{e} on {h} alone; {history.story(ledger_id)}",
+            )
 
     def _check_negatives(self, before: LedgerMetadata, absent: int, process: str) -> None:
         history, ledger_id = self._history, before.ledger_id

@@ -25,6 +25,7 @@ from cepheid_rpc import (
     Status,
     encode_group,
 )
+from tests.simulation.checks_copies import check_copies
 from tests.simulation.history import BookieFacts, History, write_set_of
 from tests.simulation.sim_network import ServedBookie
 
@@ -148,7 +149,7 @@ class BookieProbe:
 
     def _on_ok(self, request: AddRequest, first: int, last: int, admission: int) -> None:
         history, facts, ledger_id = self._history, self._facts, request.group.ledger_id
-        ok = facts.ok.setdefault(ledger_id, {})
+        ok, kept = facts.ok.setdefault(ledger_id, {}), facts.kept.setdefault(ledger_id, {})
         for entry_id in range(first, last + 1):
             name = (ledger_id, entry_id)
             entry = bytes(request.group.entry(entry_id))
@@ -158,6 +159,7 @@ class BookieProbe:
                 lambda n=name: f"{self._id} answered OK for {_at(n)}, which power loss can take",
             )
             facts.unindexed[name] = entry
+            kept[entry_id] = facts.losses
             known = ok.setdefault(entry_id, entry)
             history.check("L7", known == entry, lambda n=name: f"{self._id} holds two different entries {_at(n)}")
             if request.recovery:
@@ -253,6 +255,9 @@ class DeletionProbe:
             self._history.check(
                 "S10", not living, lambda ledger_id=ledger_id: f"{self._id} deletes; {self._history.story(ledger_id)}"
             )
+            self._history.bookie(self._id).kept.pop(ledger_id, None)
+            if (record := self._history.ledgers.get(ledger_id)) is not None:
+                check_copies(self._history, record, f"{self._id} deletes")
         await self._bookie.delete_ledgers(ledger_ids)
 
 

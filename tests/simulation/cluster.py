@@ -298,6 +298,7 @@ class SimBookie:
     def lose_one(self, which: str) -> None:
         """One of its directories is empty: "data", "journal" or "index"."""
         self._crash_if_alive()
+        self._count_loss()
         disk, journal_disk, index = self._blank()
         if which == "index":
             self.index = index
@@ -370,8 +371,11 @@ class SimBookie:
     def _forget(self, disk: SimDisk, journal_disk: SimDisk, index: SimBlockIndex) -> None:
         self._crash_if_alive()
         self._history.note(f"{self.id} lost its disks")
-        self._history.bookie(self.id).forgotten_through = max(self._history.creators, default=-1)
+        self._count_loss()
         self.disk, self.journal_disk, self.index = disk, journal_disk, index
+
+    def _count_loss(self) -> None:
+        self._history.bookie(self.id).lose_disks(max(self._history.creators, default=-1))
 
     # -- what happens to its process ------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ the code under test afterwards. `violated` ends the run, wherever in the code un
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,12 +45,25 @@ class BookieFacts:
     unindexed: dict[tuple[int, int], bytes] = field(default_factory=dict)  # answered OK, not yet seen in a synced index (S6)
     unrecorded_fences: dict[int, None] = field(default_factory=dict)  # … and fences
     forgotten_through: int = -1  # when its disks were lost: the last ledger that existed then
+    losses: int = 0  # how often they were
+    kept: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → `losses` when it was last answered OK
+
+    def lose_disks(self, last_ledger_id: int) -> None:
+        """What was answered OK stays in `ok`; nothing of it is held any more, and no fence."""
+        self.forgotten_through = last_ledger_id
+        self.losses += 1
+
+    def holds(self, ledger_id: int, entry_id: int, losses: int | None = None) -> bool:
+        """Whether an entry is on its disks now; or was, when they had been lost so often."""
+        return self.kept.get(ledger_id, {}).get(entry_id, -1) >= (self.losses if losses is None else losses)
 
 
 @dataclass(slots=True)
 class RecovererFacts:
-    """What one process learned while it recovered one ledger."""
+    """What one process learned while it recovered one ledger, in all its attempts."""
 
+    losses: dict[str, int]  # of every bookie, when it began
+    last_add_confirmed: int = -1  # as far as bookies told it
     fenced: dict[str, None] = field(default_factory=dict)  # bookies whose answer to a fencing LAC read arrived
     negatives: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # bookie → ranges it certainly does not have
 
@@ -92,7 +105,10 @@ class History:
         return self.bookies.setdefault(bookie_id, BookieFacts())
 
     def recoverer(self, process: str, ledger_id: int) -> RecovererFacts:
-        return self.recoverers.setdefault((process, ledger_id), RecovererFacts())
+        if (process, ledger_id) not in self.recoverers:
+            losses = {bookie: facts.losses for bookie, facts in self.bookies.items()}
+            self.recoverers[process, ledger_id] = RecovererFacts(losses)
+        return self.recoverers[process, ledger_id]
 
     def did(self, operation: str) -> None:
         self.operations[operation] = self.operations.get(operation, 0) + 1
@@ -143,10 +159,18 @@ class History:
         record = self.ledgers.get(ledger_id)
         return record is not None and bookie_id in write_set_of(record, entry_id)
 
-    def holders(self, record: LedgerMetadata, entry_id: int) -> list[str]:
-        """The bookies of the entry's write set that answered OK for it (durable then, by S1; and since, by S2)."""
+    def answered(self, record: LedgerMetadata, entry_id: int) -> list[str]:
+        """The bookies of the entry's write set that ever answered OK for it (durable then, by S1)."""
         write_set = write_set_of(record, entry_id)
         return [bookie for bookie in write_set if entry_id in self.bookie(bookie).ok.get(record.ledger_id, ())]
+
+    def holders(self, record: LedgerMetadata, entry_id: int, losses: Mapping[str, int] | None = None) -> list[str]:
+        """Those that have it on their disks (since they answered, by S2); or had it when disks had been lost so often."""
+        return [
+            bookie
+            for bookie in write_set_of(record, entry_id)
+            if self.bookie(bookie).holds(record.ledger_id, entry_id, None if losses is None else losses.get(bookie, 0))
+        ]
 
     def story(self, ledger_id: int) -> str:
         """For failure messages: all that is known of one ledger."""
@@ -157,8 +181,11 @@ class History:
             parts.append(f"{record.state} last {record.last_entry_id} {fragments}{'' if ledger_id in self.ledgers else ' DELETED'}")
         for bookie_id, facts in self.bookies.items():
             if ledger_id in facts.ok or ledger_id in facts.fenced:
-                held = sorted(facts.ok.get(ledger_id, ()))
-                parts.append(f"{bookie_id} {'fenced ' if ledger_id in facts.fenced else ''}{_runs(held)}")
+                held, lost = [], []
+                for entry_id in sorted(facts.ok.get(ledger_id, ())):
+                    (held if facts.holds(ledger_id, entry_id) else lost).append(entry_id)
+                what = f"{_runs(held)}{f' lost {_runs(lost)}' if lost else ''}"
+                parts.append(f"{bookie_id} {'fenced ' if ledger_id in facts.fenced else ''}{what}")
         return "; ".join(parts)
 
 

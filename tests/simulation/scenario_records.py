@@ -174,7 +174,7 @@ def fragments(scene: Scene, ledger: OpenLedger, count: int) -> None:
 
 @step("{payloads} (is|are) on {number} bookies that metadata names")
 def on_named(scene: Scene, payloads: Sequence[bytes], count: int) -> None:
-    """At least so many of each entry's write set have answered OK for it."""
+    """At least so many of each entry's write set have answered OK for it, and have not lost their disks since."""
     for each in payloads:
         entry = of(scene).entry(each)
         holders = scene.history.holders(record(scene, entry.ledger), entry.entry_id)

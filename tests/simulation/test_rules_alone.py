@@ -11,6 +11,7 @@ ALONE = (
     ("S11", "20_blank_bookie_old_id", "take a blank bookie for a new one"),
     ("L5", "20_blank_bookie_old_id", "take a blank bookie for a new one"),
     ("S11", "20_blank_bookie_old_id", "limbo takes regular adds"),
+    ("L6", "04d_the_loser_dies_between_two_copies", "recover without waiting for copies"),
 )
 
 
