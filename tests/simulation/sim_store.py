@@ -5,8 +5,8 @@
 
 Rules (those of ZooKeeper's servers and clients):
 1. Requests of a session are served in the order they were made.
-2. A read may show the past (a follower's view), but nothing older than what the session has seen: its own writes, refused ones
-   included, its earlier reads, the watches that fired, and `sync`.
+2. A read or listing may show the past (a follower's view), but nothing older than what the session has seen: its own writes,
+   refused ones included, its earlier reads, the watches that fired, and `sync`.
 3. During an outage everything is refused and what was under way has an unknown outcome; the session lives, and is SUSPENDED.
    While a leader is elected nothing is answered; then some connections are broken, others go on as if nothing had been.
 4. A process hears of its session and its watches in steps of its own: one that is paused hears of them when it resumes.
