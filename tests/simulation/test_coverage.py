@@ -15,6 +15,7 @@ from tests.simulation.conftest import CORES, FIXED_SEEDS
 from tests.simulation.fault_kinds import KINDS
 from tests.simulation.mutant_rules import RULES
 from tests.simulation.scenario_language import all_scenarios
+from tests.simulation.seeds import Outcome
 
 INVARIANTS = Path(__file__).parents[2] / "docs" / "invariants.md"
 TRACED_AT_ONCE = 24
@@ -55,8 +56,23 @@ def never(ci_run: Totals, wanted: Sequence[str], counts_of: Callable[[Totals], C
     for first in range(FIXED_SEEDS, MOST_FIXED_SEEDS, FURTHER_AT_ONCE):
         if all(counts[name] for name in wanted):
             break
-        counts.update(counts_of(run_campaign(range(first, first + FURTHER_AT_ONCE), cores=CORES)))
+        further = run_campaign(range(first, first + FURTHER_AT_ONCE), cores=CORES)
+        assert not further.failures, "\n".join(outcome.describe() for outcome in further.failures)
+        counts.update(counts_of(further))
     return [name for name in wanted if not counts[name]]
+
+
+def test_a_further_seed_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_one(seeds: Sequence[int], **_: int) -> Totals:
+        totals = Totals()
+        totals.add(Outcome(seeds[0], "M3: all is lost", "M3", faults={"rare": 1}))
+        return totals
+
+    monkeypatch.setattr("tests.simulation.test_coverage.run_campaign", run_one)
+    with pytest.raises(AssertionError, match="M3: all is lost"):
+        never(Totals(), ["rare"], lambda totals: totals.faults)
+    monkeypatch.setattr("tests.simulation.test_coverage.run_campaign", lambda *_, **__: pytest.fail("nothing was missing"))
+    never(Totals(), [], lambda totals: totals.faults)
 
 
 def test_every_invariant_has_a_mistake_that_it_catches() -> None:
