@@ -82,6 +82,12 @@ def _why_senseless(arguments: argparse.Namespace) -> str | None:
             given.append("trace")
         if given:
             return f"--{given[0]} is for one seed: --seed S"
+    if arguments.seed is not None and arguments.scenario is not None:
+        return "--seed and --scenario are two things to run: one of them"
+    one = "--seed" if arguments.seed is not None else "--scenario" if arguments.scenario is not None else None
+    given = [name for name in ("branches", "fresh") if getattr(arguments, name)]
+    if one is not None and given:
+        return f"--{given[0]} is for many seeds, without {one}"
     if arguments.branches and arguments.mutant is not None:
         return "--branches is of the code as it is, without --mutant"
     return None
