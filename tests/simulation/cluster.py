@@ -314,18 +314,14 @@ class SimBookie:
         """The stamp of one directory is gone. Its operator has a copy of that file."""
         self._crash_if_alive()
         disk = self._plan.random.choice(self.disks)
-        if "VERSION" not in disk.durable_files():
-            return  # it never started
         which, content = self.disks.index(disk), disk.take_away("VERSION")
         self.damage = Damage("the cookie of a directory is gone", lambda: self.disks[which].put_back("VERSION", content))
 
-    def decay_journal(self, rng: random.Random) -> bool:
+    def decay_journal(self, rng: random.Random) -> None:
         """One bit of what was synced to it. The next start finds it, or needs none of it."""
-        found = self.journal_disk.decay_before_last_write(rng, "journal")
-        if found:
-            self._crash_if_alive()
-            self.damage = Damage("a bit of its journal flipped", self.lose_disk, may_go_unnoticed=True)
-        return found
+        self.journal_disk.decay_before_last_write(rng, "journal")
+        self._crash_if_alive()
+        self.damage = Damage("a bit of its journal flipped", self.lose_disk, may_go_unnoticed=True)
 
     def give_word(self) -> None:
         """Its operator says that what is missing is lost."""

@@ -107,19 +107,16 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         ),
     ),
     (
-        "concurrency: beside brokers that fight in half of the worlds, several recoverers of one ledger",
+        "concurrency: beside brokers that fight in half of the worlds (three in some), several recoverers of one ledger",
         (
             (
                 "nemesis_operators.py",
-                (
-                    "several recover one ledger",
-                    "recovered amid late answers",
-                ),
+                ("two recover one ledger", "three recover one ledger", "recovered amid late answers"),
             ),
         ),
     ),
     (
-        "operations: rolling restarts (everything, twice), quorums changed",
+        "operations: rolling restarts (of all bookies or all brokers, each round that is completed), quorums changed",
         (
             ("nemesis_operators.py", ("rolling restart of bookies", "rolling restart of bookies, killed", "quorums changed")),
             ("nemesis_operators.py", ("rolling restart of brokers", "rolling restart of brokers, killed")),

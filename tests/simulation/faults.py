@@ -92,14 +92,18 @@ class FaultPlan:
 
     def deals(self, kind: str) -> bool:
         """Gives a fault its ordinal and counts it, right before it happens. False: it is suppressed, and must not happen."""
+        begins = self.begins()
+        if begins:
+            self.saw(kind)
+        return begins
+
+    def begins(self) -> bool:
+        """As `deals`, for what takes long and may be cut off: `saw` counts it when it is done."""
         ordinal, self.dealt = self.dealt, self.dealt + 1
-        if ordinal in self.suppressed:
-            return False
-        self.counts[kind] = self.counts.get(kind, 0) + 1
-        return True
+        return ordinal not in self.suppressed
 
     def saw(self, kind: str) -> None:
-        """Counts what another fault brought along: bytes that a power loss tore, messages that a pause made late."""
+        """Counts what is done, or what another fault brought along: bytes that a power loss tore, messages that a pause made late."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def stream(self, name: str) -> random.Random:

@@ -2,7 +2,8 @@
 
     World ──act──► Nemesis ──one of many, by weight──► machines, disks, wires, metadata, operators (nemesis_*.py)
 
-Rule 1: a fault is counted, and may be left out, right before it happens: `plan.deals(kind)`.
+Rule 1: a fault is counted, and may be left out, right before it happens: `plan.deals(kind)`. What would have no effect is not dealt out;
+what takes long begins (`plan.begins()`) and is counted when it is done (`plan.saw(kind)`).
 Rule 2: whatever lasts is ended by `heal`, or ends by itself; nothing begins after it.
 """
 
@@ -45,6 +46,11 @@ class Nemesis:
         if self._random.random() < _RATE:
             (act,) = self._random.choices(list(self._acts), list(self._acts.values()))
             act()
+
+    @property
+    def is_rolling(self) -> bool:
+        """A rolling restart is under way; whatever else breaks goes on breaking."""
+        return self._operators.is_rolling
 
     async def heal(self) -> None:
         """Ends every fault that lasts, and waits until every machine is up."""

@@ -116,24 +116,27 @@ class DiskFaults:
         world.later(restart_s + self._random.choice((0.3, 1.0, 3.0)), restore)
 
     def _lose_cookie(self) -> None:
-        if (bookie := some_bookie(self._world, self._random)) is not None and self._world.plan.deals("cookie lost"):
+        bookie = some_bookie(self._world, self._random)
+        if bookie is not None and self._world.plan.deals("cookie lost"):  # who serves has one in each directory
             bookie.lose_cookie()
 
     def _decay_entry_log(self) -> None:
         """The medium of one bookie's entry logs, here and there. What is on it counts as lost (see `_lose`)."""
         world, rng = self._world, self._random
         if self._decaying is None:
-            if world.disks_to_lose == 0 or (bookie := some_bookie(world, rng)) is None or not bookie.disk.listdir("entrylog"):
+            if world.disks_to_lose == 0 or (bookie := some_bookie(world, rng)) is None or not bookie.disk.durable_paths("entrylog"):
                 return
             world.disks_to_lose -= 1
             self._decaying = bookie
         for _ in range(rng.choice((1, 10))):
-            if world.plan.deals("bit of an entry log decayed"):
+            if self._decaying.disk.durable_paths("entrylog") and world.plan.deals("bit of an entry log decayed"):
                 self._decaying.disk.decay(rng, "entrylog")
 
     def _decay_journal(self) -> None:
         world = self._world
         if world.disks_to_lose == 0 or (bookie := some_bookie(world, self._random)) is None:
             return
-        if world.plan.deals("bit of a journal decayed") and bookie.decay_journal(self._random):
+        _, written = bookie.journal_disk.before_last_write("journal")
+        if written and world.plan.deals("bit of a journal decayed"):
+            bookie.decay_journal(self._random)
             world.disks_to_lose -= 1

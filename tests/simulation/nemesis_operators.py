@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulation.nemesis_machines import some_broker
+from tests.simulation.cluster import SimBookie
+from tests.simulation.sim_broker import SimBroker
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _PATIENCE_S = 8.0
 """After which the next machine's turn comes, whatever became of this one."""
+
+_ROUNDS = 2
+"""Of a rolling restart."""
 
 
 class OperatorFaults:
@@ -37,45 +42,62 @@ class OperatorFaults:
         if self._rolling is not None:
             await self._rolling
 
+    @property
+    def is_rolling(self) -> bool:
+        return self._rolling is not None and not self._rolling.done()
+
     def _roll_bookies(self) -> None:
         """One after the other, all of them twice: gracefully, or not."""
-        gracefully = self._random.random() < 0.6
-        if self._may_roll() and self._world.plan.deals(f"rolling restart of bookies{'' if gracefully else ', killed'}"):
-            self._rolling = self._world.start_outside(self._restart_bookies(gracefully=gracefully), "rolling restart of bookies")
+        world, gracefully = self._world, self._random.random() < 0.6
+        restarts = [partial(self._restart_bookie, bookie, gracefully=gracefully) for bookie in world.bookies.values()]
+        self._roll("rolling restart of bookies" if gracefully else "rolling restart of bookies, killed", restarts)
 
     def _roll_brokers(self) -> None:
-        gracefully = self._random.random() < 0.6
-        if self._may_roll() and self._world.plan.deals(f"rolling restart of brokers{'' if gracefully else ', killed'}"):
-            self._rolling = self._world.start_outside(self._restart_brokers(gracefully=gracefully), "rolling restart of brokers")
+        world, gracefully = self._world, self._random.random() < 0.6
+        restarts = [partial(self._restart_broker, broker, gracefully=gracefully) for broker in world.brokers.values()]
+        self._roll("rolling restart of brokers" if gracefully else "rolling restart of brokers, killed", restarts)
 
-    def _may_roll(self) -> bool:
-        return self._rolling is None or self._rolling.done()
+    def _roll(self, kind: str, restarts: Sequence[Callable[[], Awaitable[bool]]]) -> None:
+        """A round counts when each machine has been restarted in it."""
+        world = self._world
 
-    async def _restart_bookies(self, *, gracefully: bool) -> None:
-        for bookie in [*self._world.bookies.values()] * 2:
-            await self._until(lambda bookie=bookie: bookie.serving)
-            if self._ended or not bookie.serving:
-                continue
-            if gracefully:
-                bookie.stop()
-                await self._until(lambda bookie=bookie: not bookie.node.alive)
-            else:
-                bookie.crash(power=False)
-            if not bookie.node.alive and not self._ended:
-                bookie.start()
+        async def rounds() -> None:
+            for _ in range(_ROUNDS):
+                restarted = [await restart() for restart in restarts]
+                if all(restarted):
+                    world.plan.saw(kind)
 
-    async def _restart_brokers(self, *, gracefully: bool) -> None:
-        for broker in [*self._world.brokers.values()] * 2:
-            await self._until(lambda broker=broker: broker.node.alive and not broker.node.paused)
-            if self._ended or not broker.node.alive:
-                continue
-            if gracefully:
-                await broker.stop()
-            else:
-                broker.crash()
-            if not broker.node.alive and not self._ended:
-                self._world.begin(broker)
-            await asyncio.sleep(self._random.choice((0.1, 1.0)))
+        if not self.is_rolling and world.plan.begins():
+            self._rolling = world.start_outside(rounds(), kind)
+
+    async def _restart_bookie(self, bookie: SimBookie, *, gracefully: bool) -> bool:
+        await self._until(lambda: bookie.serving)
+        if self._ended or not bookie.serving:
+            return False
+        before = bookie.node
+        if gracefully:
+            bookie.stop()
+            await self._until(lambda: not before.alive)
+        else:
+            bookie.crash(power=False)
+        if not bookie.node.alive and not self._ended:
+            bookie.start()
+        await self._until(lambda: bookie.serving)
+        return bookie.serving and bookie.node is not before
+
+    async def _restart_broker(self, broker: SimBroker, *, gracefully: bool) -> bool:
+        await self._until(lambda: broker.node.alive and not broker.node.paused)
+        if self._ended or not broker.node.alive:
+            return False
+        before = broker.node
+        if gracefully:
+            await broker.stop()
+        else:
+            broker.crash()
+        if not broker.node.alive and not self._ended:
+            self._world.begin(broker)
+        await asyncio.sleep(self._random.choice((0.1, 1.0)))
+        return broker.node.alive and broker.node is not before
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         deadline = self._world.loop.time() + _PATIENCE_S
@@ -89,16 +111,19 @@ class OperatorFaults:
             self._world.change_quorums(quorums)
 
     def _recover_at_once(self) -> None:
-        """Two or three processes recover one ledger, whose writer may live."""
+        """Two or three processes recover one ledger, whose writer may live. One process alone would make one recovery of them."""
         world, rng = self._world, self._random
         open_ledgers = [ledger_id for ledger_id, record in world.history.ledgers.items() if not record.is_closed]
-        if not open_ledgers or not world.plan.deals("several recover one ledger"):
+        up = [broker for broker in world.brokers.values() if broker.node.alive and not broker.node.paused]
+        if not open_ledgers or len(up) < 2:
+            return
+        several = rng.sample(up, rng.randint(2, len(up)))
+        if not world.plan.deals("two recover one ledger" if len(several) == 2 else "three recover one ledger"):
             return
         victim = rng.choice(open_ledgers)
-        for _ in range(rng.choice((2, 3))):
-            if (broker := some_broker(world, rng)) is not None:
-                work = world.ledger_workload.recover(broker, victim)
-                world.spawn(broker.node, work, f"recover {victim} with others")
+        for broker in several:
+            work = world.ledger_workload.recover(broker, victim)
+            world.spawn(broker.node, work, f"recover {victim} with others")
 
     def _recover_amid_late_answers(self) -> None:
         """The ledger of a topic, whose owner hears too late what most bookies have taken."""
@@ -109,7 +134,7 @@ class OperatorFaults:
             for ledger_id, record in history.ledgers.items()
             if not record.is_closed and "topic" in record.custom and history.creators[ledger_id] in living
         ]
-        if not written or not world.plan.deals("recovered amid late answers"):
+        if not written or len(living) < 2 or not world.plan.deals("recovered amid late answers"):
             return
         record = rng.choice(written[-4:])
         owner = history.creators[record.ledger_id].split("#")[0]

@@ -259,22 +259,27 @@ class SimDisk:
         inode = Inode(bytearray(content), bytearray(content))
         self._names.files[normal_path(path)] = self._durable_names.files[normal_path(path)] = inode
 
-    def decay_before_last_write(self, rng: random.Random, folder: str) -> bool:
-        """Damages one bit in the newest file in there, of what was written and synced before its last write. False: nothing was."""
+    def before_last_write(self, folder: str) -> tuple[str, int]:
+        """The newest file in there, and how many bytes of it were written and synced before its last write; 0: nothing was."""
         paths = sorted(path for path in self._names.files if parent_of(path) == normal_path(folder))
-        inode = self._names.files[paths[-1]] if paths else None
-        if inode is None or not (end := min(inode.last_write, len(inode.durable))):
-            return False
-        self.flip_bit(paths[-1], rng.randrange(end), rng.randrange(8))
-        return True
+        if not paths:
+            return "", 0
+        inode = self._names.files[paths[-1]]
+        return paths[-1], min(inode.last_write, len(inode.durable))
 
-    def decay(self, rng: random.Random, folder: str) -> bool:
-        """Damages one bit of some file in there. False: there is nothing."""
-        paths = [path for path, inode in self._names.files.items() if parent_of(path) == normal_path(folder) and inode.durable]
-        if paths:
-            path = rng.choice(paths)
-            self.flip_bit(path, rng.randrange(len(self._names.files[path].durable)), rng.randrange(8))
-        return bool(paths)
+    def decay_before_last_write(self, rng: random.Random, folder: str) -> None:
+        """Damages one bit there."""
+        path, end = self.before_last_write(folder)
+        self.flip_bit(path, rng.randrange(end), rng.randrange(8))
+
+    def durable_paths(self, folder: str) -> list[str]:
+        """Of files in there of which something is synced."""
+        return [path for path, inode in self._names.files.items() if parent_of(path) == normal_path(folder) and inode.durable]
+
+    def decay(self, rng: random.Random, folder: str) -> None:
+        """Damages one bit of some file in there."""
+        path = rng.choice(self.durable_paths(folder))
+        self.flip_bit(path, rng.randrange(len(self._names.files[path].durable)), rng.randrange(8))
 
     def process_crash(self) -> SimDisk:
         """The process ended, the machine did not: all that was written is there."""

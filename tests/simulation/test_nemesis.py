@@ -17,6 +17,8 @@ from tests.simulation.fault_kinds import KINDS, kinds_by_file, table
 from tests.simulation.faults import CALM, FaultPlan, Faults
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.nemesis_machines import MachineFaults
+from tests.simulation.nemesis_operators import OperatorFaults
+from tests.simulation.node import Node
 from tests.simulation.virtual_loop import run_simulated
 from tests.simulation.world import World
 
@@ -152,3 +154,61 @@ def test_healing_waits_for_no_start_that_a_crash_has_ended(monkeypatch: pytest.M
     monkeypatch.setattr(SimBookie, "_register", end_instead)
     world.run()
     assert ended == ["b1"]
+
+
+@pytest.mark.parametrize("machines", ["bookies", "brokers"])
+def test_a_rolling_restart_counts_by_the_rounds_that_were_completed(machines: str) -> None:
+    world = Played(f"OperatorFaults._roll_{machines}")
+    world.run()
+    rounds = sum(count for kind, count in world.plan.counts.items() if kind.startswith(f"rolling restart of {machines}"))
+    assert rounds >= 2
+    nodes = world.bookies if machines == "bookies" else world.brokers
+    assert all(machine.node.incarnation > rounds for machine in nodes.values())
+
+
+def test_a_round_in_which_one_was_not_restarted_does_not_count() -> None:
+    world = World(80, faults=CALM, operations=0)
+
+    async def succeed() -> bool:
+        return True
+
+    async def fail() -> bool:
+        return False
+
+    async def main() -> None:
+        faults = OperatorFaults(world, random.Random(1))
+        for kind, restarts in (("whole", [succeed, succeed]), ("in part", [succeed, fail])):
+            faults._roll(kind, restarts)
+            assert faults.is_rolling
+            await faults.end()
+
+    world.play(main())
+    assert world.plan.counts == {"whole": 2}
+
+
+def test_who_recover_one_ledger_at_once_are_different_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process would make one recovery of them (`LedgerClient`)."""
+    met: list[list[str]] = []
+    recover_at_once, spawn = OperatorFaults._recover_at_once, World.spawn
+
+    def note_all(faults: OperatorFaults) -> None:
+        met.append([])
+        recover_at_once(faults)
+
+    def note_one(world: World, node: Node, work: Any, name: str) -> Any:
+        if name.endswith("with others"):
+            met[-1].append(node.name)
+        return spawn(world, node, work, name)
+
+    monkeypatch.setattr(OperatorFaults, "_recover_at_once", note_all)
+    monkeypatch.setattr(World, "spawn", note_one)
+    dealt, sizes = 0, set()
+    for seed in range(25):
+        world = World(seed)
+        world.run()
+        sizes.add(len(world.brokers))
+        dealt += sum(world.plan.counts.get(f"{several} recover one ledger", 0) for several in ("two", "three"))
+    recovered = [names for names in met if names]
+    assert sizes == {2, 3}
+    assert len(recovered) == dealt > 4
+    assert all(len(names) == len(set(names)) > 1 for names in recovered)

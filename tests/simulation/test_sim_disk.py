@@ -314,8 +314,10 @@ def test_decay_before_the_last_write_spares_the_last_write() -> None:
         for part in range(3):
             file.pwrite(b"x" * 100, part * 100)
             file.sync()
-        assert disk.decay_before_last_write(random.Random(seed), "journal")
+        disk.decay_before_last_write(random.Random(seed), "journal")
         data = content(disk, "journal/1")
         assert sum(byte != ord("x") for byte in data) == 1
         assert data[200:] == b"x" * 100
-    assert not disk.decay_before_last_write(random.Random(1), "entrylog")
+    assert disk.before_last_write("journal") == ("journal/1", 200)
+    assert disk.before_last_write("entrylog") == ("", 0)
+    assert (disk.durable_paths("journal"), disk.durable_paths("entrylog")) == (["journal/1"], [])

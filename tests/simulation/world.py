@@ -33,6 +33,9 @@ _MOST_REPLAYS = 4
 _FEWEST_FAULTS = 3
 _STORES = 0.35
 """Of worlds use storage directly; the others have clients."""
+_BROKERS = ("east", "west", "north")
+_THREE_BROKERS = 0.25
+"""Of worlds have all of them, the others two."""
 _ORDERLY = 0.5
 """Of worlds have brokers that ask whose a topic is; in the others they fight."""
 
@@ -60,7 +63,8 @@ class World(Stage):
 
     async def _live(self) -> None:
         self.quorums = Quorums(*self.random.choice(_QUORUMS))
-        self.build(self.quorums.ensemble_size + self.random.randrange(3), registers=True)
+        brokers = _BROKERS if random.Random(f"{self.seed}/brokers").random() < _THREE_BROKERS else _BROKERS[:2]
+        self.build(self.quorums.ensemble_size + self.random.randrange(3), brokers, registers=True)
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
         self._least_ack_quorum = self.disks_to_lose + 1
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
@@ -86,7 +90,7 @@ class World(Stage):
         if self.clients is not None:
             self.clients.start()
         nemesis = Nemesis(self)
-        while self._operations() < self._wanted_operations or self.plan.dealt < self._fewest_faults:
+        while self._goes_on(nemesis):
             await asyncio.sleep(self.random.expovariate(10.0))
             if self.stores:
                 self._visit_ledgers()
@@ -101,6 +105,12 @@ class World(Stage):
         await nemesis.heal()
         self.healed = True
         await audit(self)
+
+    def _goes_on(self, nemesis: Nemesis) -> bool:
+        """A rolling restart is over first, unless a run is made smaller."""
+        if self._operations() < self._wanted_operations or self.plan.dealt < self._fewest_faults:
+            return True
+        return nemesis.is_rolling and self._fewest_faults > 0
 
     def _choose_flavour(self) -> None:
         """Brokers whose storage is used directly, or brokers that serve clients; in good order or not."""
@@ -143,7 +153,9 @@ class World(Stage):
         fit = [
             quorums
             for quorums in (Quorums(*sizes) for sizes in _QUORUMS)
-            if quorums.ensemble_size <= len(self.bookies) and quorums.ack_quorum >= self._least_ack_quorum
+            if quorums.ensemble_size <= len(self.bookies)
+            and quorums.ack_quorum >= self._least_ack_quorum
+            and quorums != self.quorums
         ]
         return rng.choice(fit) if fit else None
 
