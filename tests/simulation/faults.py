@@ -103,7 +103,7 @@ class FaultPlan:
         return ordinal not in self.suppressed
 
     def saw(self, kind: str) -> None:
-        """Counts what is done, or what another fault brought along: bytes that a power loss tore, messages that a pause made late."""
+        """Counts what is done, or came along with another fault: bytes that a power loss tore, messages that a pause made late."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def stream(self, name: str) -> random.Random:

@@ -2,8 +2,8 @@
 
     World ──act──► Nemesis ──one of many, by weight──► machines, disks, wires, metadata, operators (nemesis_*.py)
 
-Rule 1: a fault is counted, and may be left out, right before it happens: `plan.deals(kind)`. What would have no effect is not dealt out;
-what takes long begins (`plan.begins()`) and is counted when it is done (`plan.saw(kind)`).
+Rule 1: a fault is counted, and may be left out, right before it happens: `plan.deals(kind)`. What would have no
+effect is not dealt out; what takes long begins (`plan.begins()`) and is counted when it is done (`plan.saw(kind)`).
 Rule 2: whatever lasts is ended by `heal`, or ends by itself; nothing begins after it.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.campaign import Totals
+from tests.simulation.replays import PARTS, Occasion, Replays
 from tests.simulation.seeds import kept_seeds, run_seed
+from tests.simulation.world import World
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -28,6 +31,29 @@ def test_everything_promised_holds(ci_run: Totals) -> None:
 def test_every_seed_does_enough_to_mean_something(ci_run: Totals) -> None:
     assert ci_run.fewest_operations >= FEWEST_OPERATIONS
     assert ci_run.fewest_faults >= FEWEST_FAULTS
+
+
+def test_copies_are_replayed_all_over_the_course_of_a_world() -> None:
+    for seed in range(8):
+        world = World(seed)
+        world.run()
+        taken = world.replays.taken
+        assert len(taken) == PARTS, f"seed {seed}: {world.replays}"
+        assert all(progress >= part / PARTS for part, progress in enumerate(taken)), f"seed {seed}: {taken}"
+        assert taken[0] < 0.5, f"seed {seed}: {taken}"
+
+
+def test_a_replay_waits_for_its_occasion_until_the_next_part_begins() -> None:
+    progress, taken = 0.0, []
+    replays = Replays(random.Random(1), lambda: progress)
+    replays._due = [(0.1, "fence"), (0.3, "mark"), (0.6, "any moment"), (0.8, "fence")]
+    comes: dict[Occasion, list[int]] = {"fence": [5, 15, 35, 85, 90], "mark": [20, 52], "any moment": [55, 61]}
+    for percent in range(100):
+        progress = percent / 100
+        taken += [(percent, occasion) for occasion, when in comes.items() if percent in when and replays.take(occasion)]
+    assert taken == [(15, "fence"), (52, "mark"), (61, "any moment"), (85, "fence")]
+    replays._due, replays.taken[1:] = [(0.1, "fence"), (0.3, "mark"), (0.6, "fence"), (0.8, "fence")], []
+    assert replays.take("any moment")  # the next part has begun long ago
 
 
 def test_kept_seeds_say_what_they_found() -> None:

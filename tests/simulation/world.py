@@ -18,6 +18,7 @@ from tests.simulation.cluster import SimBookie
 from tests.simulation.cuts import NO_CUTS, Cuts
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
+from tests.simulation.replays import Replays
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_clock import JUMPS_MS
 from tests.simulation.sim_serving import found_cluster
@@ -29,7 +30,6 @@ from tests.simulation.workload_owners import OwnershipWorkload
 from tests.simulation.workload_topics import TopicWorkload
 
 _QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2))
-_MOST_REPLAYS = 4
 _FEWEST_FAULTS = 3
 _STORES = 0.35
 """Of worlds use storage directly; the others have clients."""
@@ -53,7 +53,7 @@ class World(Stage):
         self.stores = self.orderly = True
         self.healed = False
         self.clients: ClientWorkload | None = None
-        self._replays = 0
+        self.replays = Replays(random.Random(f"{seed}/replays"), self._progress)
         self._inspector = random.Random(f"{seed}/inspector")
         self._operator = random.Random(f"{seed}/operator")
 
@@ -133,6 +133,10 @@ class World(Stage):
         """But those of producers that only wait for each other."""
         return sum(self.history.operations.values()) - self.dedup_workload.operations
 
+    def _progress(self) -> float:
+        """0 at the start, 1 when there were as many operations as wanted."""
+        return self._operations() / max(1, self._wanted_operations)
+
     def does(self) -> bool:
         """Gives an action of visitors and operators its ordinal, right before it happens. False: it is left out."""
         ordinal, self.actions = self.actions, self.actions + 1
@@ -192,25 +196,24 @@ class World(Stage):
 
     def on_fence(self, bookie: SimBookie) -> None:
         """Right before a promise: what if power were lost in this instant?"""
-        if self._replays < _MOST_REPLAYS and self.random.random() < 0.3:
-            self.replay(bookie)
+        if self.replays.take("fence"):
+            self._replay(bookie)
 
-    def replay(self, bookie: SimBookie) -> None:
-        self._replays += 1
-        seed = f"{self.seed}/replay/{self._replays}"
-        self.start_outside(bookie.replay_copy(seed), f"replay {self._replays}")
+    def _replay(self, bookie: SimBookie) -> None:
+        name = f"replay {len(self.replays.taken)}"
+        self.start_outside(bookie.replay_copy(f"{self.seed}/{name}"), name)
 
     def _on_mark(self, bookie: SimBookie) -> None:
         """The journal lets go of what it held: what if power were lost now?"""
-        if self._replays < _MOST_REPLAYS and self._inspector.random() < 0.03:
-            self.replay(bookie)
+        if self.replays.take("mark"):
+            self._replay(bookie)
 
     def _look_around(self) -> None:
         """An inspector looks at some disk, and at the counts and excuses of some broker's subscriptions."""
         rng = self._inspector
         serving = [bookie for bookie in self.bookies.values() if bookie.serving]
-        if serving and self._replays < _MOST_REPLAYS and rng.random() < 0.05:
-            self.replay(rng.choice(serving))
+        if serving and self.replays.take("any moment"):
+            self._replay(rng.choice(serving))
         if serving and rng.random() < 0.05:
             bookie = rng.choice(serving)
             bookie.checks.scan(bookie.disks, bookie.index)
