@@ -67,7 +67,7 @@ RULES: Mapping[str, Set[str]] = {
     "put adds into the cache behind their answers": {"S2", "S4", "S5", "S6"},
     "take a repeated add in spite of the fence": {"S3"},
     "move the mark although the flush failed": {"S6", "S2", "S3", "S5"},
-    "let the mark move back": {"S7", "S8"},
+    "let checkpoints overlap": {"S7", "S8"},
     "take restored disks for the present ones": {"S2", "S3", "S5", "S11"},
     "take one denial for enough": {"L5", "L10"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
@@ -76,7 +76,7 @@ RULES: Mapping[str, Set[str]] = {
     "begin a recovery before the last fragment": {"V1", "L2", "L5", "L10", "SimulationError"},
     "take a lost answer for a refusal": {"M1", "M3", "M7", "L14"},
     "forget fences with what is deleted": {"S3", "L13"},
-    "hear late answers of a broken ledger": {"SimulationError", "M3", "M4", "M5", "M9", "V9", "H1", "H3", "H4"},
+    "drop an empty ledger without fencing it": {"L13", "M2", "M3"},
     "give up one append and go on": {"M5", "H2", "H3", "H4"},
     "keep as pushed what was never appended": {"V9", "H3"},
     "trim by a size that grows": {"M6"},
@@ -102,6 +102,10 @@ RULES: Mapping[str, Set[str]] = {
     "leave a recovery to whoever began it": {"V1", "V2", "V4", "V9"},
     "begin the epochs of a bundle again": {"O4"},
     "reset in the same generation": {"C1", "C2", "C4"},
+    "save cursors whoever owns the topic": {"C7", "C1", "C2"},
+    "take ids that somebody else took": {"L14"},
+    "answer the last of a group first": {"H4"},
+    "answer before it can be read": {"M9"},
     "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
     **DISPATCH_RULES,
 }

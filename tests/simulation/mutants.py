@@ -13,6 +13,7 @@ from unittest import mock
 
 from cepheid_bookie import entry_reader
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
+from cepheid_bookie.journal_format import encode_ledger_to
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
@@ -27,7 +28,7 @@ from cepheid_ledger import ClosedLedger, recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
 from cepheid_metadata import Position, Put
-from cepheid_rpc import ReadRequest, Status
+from cepheid_rpc import Buffer, ReadRequest, Status
 from tests.simulation.mutants_bookies import (
     BOOKIE_MUTANTS,
     ask_any_follower_for_the_cookie,
@@ -45,6 +46,8 @@ from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
 from tests.simulation.mutants_topics import (
     TOPIC_MUTANTS,
     choose_positions_while_trimming,
+    forget_fences_with_what_is_deleted,
+    hear_late_answers_of_a_broken_ledger,
     look_for_lost_sequence_ids_behind_the_position_alone,
     trim_by_what_is_not_saved_yet,
 )
@@ -86,12 +89,14 @@ def acknowledge_before_sync() -> Iterator[None]:
 
 @contextlib.contextmanager
 def answer_a_fence_before_it_is_durable() -> Iterator[None]:
-    """The fence holds in memory at once; its record is queued, and not waited for."""
+    """The fence holds in memory at once; its record is on its way to the journal, and not waited for (BOOKKEEPER-500)."""
 
     async def fence(self: LedgerAccess, state: Any) -> Status:
         if not state.fenced:
             state.fenced = True
             self._ledgers.mark_dirty(state)
+            parts: list[Buffer] = []
+            self._journal.append(parts, encode_ledger_to(parts, state.ledger_id, state.record()), lambda outcome: None)
         return Status.OK
 
     with mock.patch.object(LedgerAccess, "_fence", fence):
@@ -363,6 +368,14 @@ def let_producers_in_while_chunks_are_under_way() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def write_on_to_what_was_collected() -> Iterator[None]:
+    """An owner keeps its handle through the loss of its session; bookies have forgotten the ledger, its fence as well, and take
+    what it writes for the beginning of another (apache/pulsar#20094)."""
+    with keep_what_is_open_when_the_session_is_lost(), forget_fences_with_what_is_deleted():
+        yield
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -409,16 +422,20 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "leave the logs of starts that failed": leave_the_logs_of_starts_that_failed,
     "write the entry log again for every attempt": write_the_entry_log_again_for_every_attempt,
     "ask any follower what to collect": ask_any_follower_what_to_collect,
+    "hear late answers of a broken ledger": hear_late_answers_of_a_broken_ledger,
     "choose positions while trimming": choose_positions_while_trimming,
     "trim by what is not saved yet": trim_by_what_is_not_saved_yet,
     "keep what is open when the session is lost": keep_what_is_open_when_the_session_is_lost,
+    "write on to what was collected": write_on_to_what_was_collected,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
 - "resend from the LAC": no answer is wrong in whatever world
 - "ask any follower for the cookie", "begin the versions again", "report the end": two processes have to meet in one moment of a
   third one's write
+- "hear late answers": they have to come between one ledger and the next
 - "count what departed bookies acknowledged": a change has to be decided between two answers, and a third one has to be later
+- "write on to what was collected": in most worlds one half of it is caught before the other is needed
 - "keep what is open": a session has to be lost, nobody to take over, and somebody to write (100 to 300 seeds)
 - "ask any follower what to collect": a bookie's own writes bring its follower up to date before each look, unless its disks are
   full; then it has to lag for longer than two looks are apart

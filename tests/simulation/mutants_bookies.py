@@ -13,7 +13,6 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import Cookie
-from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalPosition
 from cepheid_ledger import ClosedLedger, ensemble_change, recovery
 from cepheid_ledger.recovery import Recovery
@@ -93,7 +92,8 @@ def take_a_repeated_add_in_spite_of_the_fence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def move_the_mark_although_the_flush_failed() -> Iterator[None]:
-    """It is noted as an error; the half is let go of, and the journal with it (apache/bookkeeper#4114 found the reverse)."""
+    """It is noted as an error; the half is let go of, and the journal with it. (The other side of that, a flush that is tried for
+    ever, is "retry a flush whatever failed".)"""
 
     def go_on(self: Checkpointer, error: BaseException) -> None:
         self.failed_flushes += 1
@@ -104,21 +104,32 @@ def move_the_mark_although_the_flush_failed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def let_the_mark_move_back() -> Iterator[None]:
-    """Checkpoints overlap: a late one takes the mark back, below what the journal was cut to (apache/bookkeeper#4105)."""
-    save_mark, write = FlushStore.save_mark, MarkFile.save
-    earlier: dict[MarkFile, list[JournalPosition]] = {}
+def let_checkpoints_overlap() -> Iterator[None]:
+    """One that is asked for while another runs begins at once, inside of it: the outer one, which began first, writes its mark last
+    (apache/bookkeeper#4105)."""
+    on_flushed, save_mark = Checkpointer._on_flushed, FlushStore.save_mark
+    outer: dict[FlushStore, JournalPosition] = {}
 
-    def late(self: FlushStore, mark: JournalPosition) -> None:
+    def begin_the_inner_one(self: Checkpointer) -> None:
+        if self._closed or not self._requested or self._store in outer:
+            on_flushed(self)
+            return
+        outer[self._store] = self._taken
+        self._cache.release()
+        self._ledgers.on_flushed()
+        self._on_full(False)
+        self._on_marked()
+
+    def save_both(self: FlushStore, mark: JournalPosition) -> None:
         save_mark(self, mark)
-        marks = earlier.setdefault(self._mark, [])
-        marks.append(mark)
-        if len(marks) == 4:
-            self._mark.current = marks[0]
-            write(self._mark, marks[0])
-            marks.clear()
+        if (late := outer.pop(self, None)) is not None:
+            self._mark.current = late  # nobody compares them
+            self._mark.save(late)
 
-    with mock.patch.object(FlushStore, "save_mark", late):
+    with (
+        mock.patch.object(Checkpointer, "_on_flushed", begin_the_inner_one),
+        mock.patch.object(FlushStore, "save_mark", save_both),
+    ):
         yield
 
 
@@ -172,7 +183,7 @@ def report_the_end_that_a_recovery_found_itself() -> Iterator[None]:
 
 @contextlib.contextmanager
 def take_the_length_of_a_ledger_from_its_last_fragment() -> Iterator[None]:
-    """Where nothing was written since, there is nothing to read it from."""
+    """Where nothing was written since, there is nothing to read it from: the end is right, and the length 0."""
 
     async def as_far_as_known(self: Recovery, ledger: LedgerMetadata, last_entry_id: int, write_back: WriteBack) -> int:
         return write_back.last_header.length if write_back.last_header is not None else 0
@@ -183,7 +194,7 @@ def take_the_length_of_a_ledger_from_its_last_fragment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def look_for_the_last_entry_in_the_last_fragment() -> Iterator[None]:
-    """Nobody of an ensemble that got nothing can tell what is before it, today or ever (apache/bookkeeper#2615)."""
+    """Nobody of an ensemble that got nothing can tell what is before it, today or ever: recovery fails each time."""
     read_entry = recovery.read_entry
 
     async def in_the_last(ledger: LedgerMetadata, entry_id: int, *others: Any) -> EntryGroup:
@@ -196,7 +207,8 @@ def look_for_the_last_entry_in_the_last_fragment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def begin_a_recovery_before_the_last_fragment() -> Iterator[None]:
-    """Behind the LAC that it was told. Bookies that joined later know of none yet, and deny all that is before them."""
+    """Behind the LAC that it was told. Bookies that joined later know of none yet, and deny all that is before them: recovery walks
+    through fragments that it has no business in, and ends in the wrong place or never (apache/bookkeeper#2615)."""
     fence, read_on = Recovery._fence, Recovery._read_on
     told: dict[Recovery, int] = {}
 
@@ -258,7 +270,7 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     put_adds_into_the_cache_behind_their_answers,
     take_a_repeated_add_in_spite_of_the_fence,
     move_the_mark_although_the_flush_failed,
-    let_the_mark_move_back,
+    let_checkpoints_overlap,
     take_restored_disks_for_the_present_ones,
     take_one_denial_for_enough,
     take_the_length_of_a_ledger_from_its_last_fragment,

@@ -360,7 +360,7 @@ def look_for_no_orphans() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_what_is_open_when_the_session_is_lost() -> Iterator[None]:
-    """Nobody fences it, so it goes on (apache/pulsar#20094)."""
+    """Nobody fences it, so it goes on."""
     with mock.patch.object(ManagedLedgers, "on_session"):
         yield
 

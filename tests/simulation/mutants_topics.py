@@ -12,7 +12,7 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_broker.deduplication import ProducerSequence
 from cepheid_broker.forward_reader import ForwardReader
-from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, saved_cursor, trimmer
+from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, opening, saved_cursor, trimmer
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor import Cursor
@@ -23,8 +23,12 @@ from cepheid_broker.managed_ledger.saved_cursor import SavedCursor
 from cepheid_broker.managed_ledger.trim import Retention
 from cepheid_broker.managed_ledger.trimmer import Trimmer
 from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
+from cepheid_ledger import LedgerClient, LedgerError
+from cepheid_ledger.add_pipeline import AddPipeline
+from cepheid_ledger.writer_state import Confirm, WriterState
 from cepheid_metadata import Chain, ChainLedger, MetadataStore, Op, Position, StoreUnavailableError
 from cepheid_ports import SteadyClock
+from cepheid_rpc import EntryGroup
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -48,8 +52,8 @@ def take_a_lost_answer_for_a_refusal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forget_fences_with_what_is_deleted() -> Iterator[None]:
-    """A collected ledger leaves no tombstone: its writer, awake again, finds bookies that never heard of it
-    (apache/bookkeeper#4462)."""
+    """A collected ledger leaves no tombstone: its writer, awake again, finds bookies that never heard of it (what
+    apache/bookkeeper#4462 ended)."""
     delete = LedgerDeletion.delete
 
     async def delete_wholly(self: LedgerDeletion, ledger_ids: Iterable[int], now_ms: int) -> None:
@@ -93,27 +97,68 @@ def terminate_before_the_last_entry() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def drop_an_empty_ledger_without_fencing_it() -> Iterator[None]:
+    """The next owner asks for its last entry, hears of none, and deletes it: its writer, about to write, is not stopped by anything
+    (apache/bookkeeper#4462)."""
+    ended = opening._ended
+
+    async def take_it_for_empty(topic: Any, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Any) -> Any:
+        seen = []
+        for ledger in ledgers:
+            if ledger.is_open and await (await client.open_reader(ledger.ledger_id)).read_lac() < 0:
+                ledger = ledger.replace(entries=0, closed_at_ms=ports.wall_ms())
+            seen.append(ledger)
+        return await ended(topic, seen, client, ports)
+
+    with (
+        mock.patch.object(opening, "_ended", take_it_for_empty),
+        mock.patch.object(LedgerClient, "_end_before_deletion"),
+    ):
+        yield
+
+
 # Appends
 
 
 @contextlib.contextmanager
 def hear_late_answers_of_a_broken_ledger() -> Iterator[None]:
-    """What recovery found is answered by that, and once more when the broken ledger's own answer comes: by then something else
-    waits to be answered first (apache/pulsar#5588)."""
-    settle = Appender.settle
+    """Its writer has failed, and goes on listening. When the answers that were under way make a quorum at last, whoever waits to be
+    answered first is told of them, and that is somebody else by now (apache/pulsar#5588)."""
+    finish, on_added = AddPipeline._finish, WriterState.on_added
+    send, on_outcome = Appender._send, Appender.on_outcome
+    of_topics: dict[AddPipeline, None] = {}
 
-    def settle_and_listen(self: Appender, confirmed: int, last: int) -> None:
-        sent = [item.group for item in self._pending if item.group is not None and item.group.last_entry_id <= last]
-        settle(self, confirmed, last)
+    def send_and_note(self: Appender, item: Any) -> None:
+        of_topics[self._current.writer._pipeline] = None
+        send(self, item)
 
-        def hear() -> None:
-            for group in sent:
-                if self._pending and self.failure is None:
-                    self._answer(group)
+    def fail_and_listen(self: AddPipeline, error: LedgerError) -> None:
+        if self not in of_topics:
+            finish(self, error)
+            return
+        self._on_failed(error)
+        for _, _, on_done in list(self.unconfirmed._groups):
+            on_done(error)
 
-        asyncio.get_running_loop().call_later(0.01, hear)
+    def count_on(self: WriterState, bookie: str, last: int) -> Confirm | None:
+        has_failed, self.failed_for_good = self.failed_for_good, False
+        try:
+            return on_added(self, bookie, last)
+        finally:
+            self.failed_for_good = has_failed
 
-    with mock.patch.object(Appender, "settle", settle_and_listen):
+    def hear(self: Appender, segment: Any, outcome: EntryGroup | LedgerError) -> None:
+        if segment.is_over and isinstance(outcome, EntryGroup) and self._pending and self.failure is None:
+            self._answer(outcome)
+        else:
+            on_outcome(self, segment, outcome)
+
+    with (
+        mock.patch.object(AddPipeline, "_finish", fail_and_listen),
+        mock.patch.object(WriterState, "on_added", count_on),
+        mock.patch.multiple(Appender, _send=send_and_note, on_outcome=hear),
+    ):
         yield
 
 
@@ -320,7 +365,7 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     forget_fences_with_what_is_deleted,
     open_a_terminated_topic_like_any_other,
     terminate_before_the_last_entry,
-    hear_late_answers_of_a_broken_ledger,
+    drop_an_empty_ledger_without_fencing_it,
     give_up_one_append_and_go_on,
     keep_as_pushed_what_was_never_appended,
     trim_by_a_size_that_grows,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,14 +19,34 @@ from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.metadata_records import MetadataLedgers
 from cepheid_bookie.write_cache import Half
+from cepheid_broker import unanswered_sends
 from cepheid_broker.bundle_tenures import BundleTenures
 from cepheid_broker.managed_ledger import ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.ack_set import AckSet
+from cepheid_broker.managed_ledger.appender import Appender, AppendHooks
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger, State
 from cepheid_ledger import ClosedLedger, LedgerClient, RecoveryFailedError
 from cepheid_ledger.recovery_state import FenceCoverage
-from cepheid_metadata import CursorRecord, LedgerState, MemoryStore, MemoryTree, Op, Position, Put, Records
+from cepheid_metadata import (
+    BadVersionError,
+    Check,
+    CursorRecord,
+    KeyExistsError,
+    LedgerIdCounter,
+    LedgerIds,
+    LedgerMetadata,
+    LedgerState,
+    MemoryStore,
+    MemoryTree,
+    Op,
+    Position,
+    Put,
+    Records,
+)
+from cepheid_metadata.ledger_ids import FIRST_LEDGER_ID
+from cepheid_rpc import EntryGroup
+from cepheid_wire import encode_send_receipts
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -275,6 +297,71 @@ def reset_in_the_same_generation() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def save_cursors_whoever_owns_the_topic() -> Iterator[None]:
+    """A save reads the version that the record has, and does not ask for the chain's."""
+    write = ChainKeeper._write
+
+    async def save(self: ChainKeeper, ops: Sequence[Op]) -> None:
+        if isinstance(ops[0], Check) and all(isinstance(op, Put) for op in ops[1:]):
+            found = [await self._store.get(op.key) for op in ops[1:]]
+            ops = [Put(op.key, op.value, at.version) for op, at in zip(ops[1:], found, strict=True) if isinstance(op, Put) and at]
+        if ops:
+            await write(self, ops)
+
+    with mock.patch.object(ChainKeeper, "_write", save):
+        yield
+
+
+@contextlib.contextmanager
+def take_ids_that_somebody_else_took() -> Iterator[None]:
+    """A conflict at the counter, and at the record of the ledger, is taken for a lost answer to one's own write."""
+    create_record = LedgerClient._create_record
+
+    async def take_block(self: LedgerIds, above: int) -> tuple[int, int]:
+        found = await self._counter.get(None)
+        first = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
+        counter = LedgerIdCounter(next_ledger_id=first + self._block)
+        with contextlib.suppress(BadVersionError, KeyExistsError):
+            await (self._counter.create(None, counter) if found is None else self._counter.replace(None, counter, found.version))
+        return first, first + self._block
+
+    async def believe(self: LedgerClient, ledger: LedgerMetadata) -> Any:
+        return await create_record(self, ledger) or await self._records.get(ledger.ledger_id)
+
+    with (
+        mock.patch.object(LedgerIds, "_take_block", take_block),
+        mock.patch.object(LedgerClient, "_create_record", believe),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def answer_the_last_of_a_group_first() -> Iterator[None]:
+    """Receipts come from a stack."""
+
+    def reversed_receipts(receipts: Iterable[Any]) -> bytes:
+        return encode_send_receipts(list(receipts)[::-1])
+
+    with mock.patch.object(unanswered_sends, "encode_send_receipts", reversed_receipts):
+        yield
+
+
+@contextlib.contextmanager
+def answer_before_it_can_be_read() -> Iterator[None]:
+    """The topic's end moves with the next turn of the loop, behind the answers of this one."""
+    make = Appender.__init__
+
+    def made(self: Appender, topic: str, writer: Any, window_bytes: int, hooks: AppendHooks) -> None:
+        def confirm_later(group: EntryGroup) -> None:
+            asyncio.get_running_loop().call_soon(hooks.on_confirmed, group)
+
+        make(self, topic, writer, window_bytes, replace(hooks, on_confirmed=confirm_later))
+
+    with mock.patch.object(Appender, "__init__", made):
+        yield
+
+
 UPKEEP_MUTANTS: Sequence[Mutant] = (
     ask_for_a_checkpoint_at_admission,
     collect_logs_by_the_ledgers_in_memory,
@@ -290,4 +377,8 @@ UPKEEP_MUTANTS: Sequence[Mutant] = (
     leave_a_recovery_to_whoever_began_it,
     begin_the_epochs_of_a_bundle_again,
     reset_in_the_same_generation,
+    save_cursors_whoever_owns_the_topic,
+    take_ids_that_somebody_else_took,
+    answer_the_last_of_a_group_first,
+    answer_before_it_can_be_read,
 )

@@ -59,6 +59,18 @@ def slow_disks(scene: Scene, bookie: SimBookie, delay_s: float) -> None:
     bookie.work_delay_s = delay_s
 
 
+@step("the journal of {bookie} takes {seconds} for everything")
+def slow_journal(scene: Scene, bookie: SimBookie, delay_s: float) -> None:
+    """Each work of its thread; the others go on."""
+    bookie.slow_thread, bookie.slow_thread_s = "journal", (delay_s, delay_s)
+
+
+@step("flushes of {bookie} take {seconds}")
+def slow_flushes(scene: Scene, bookie: SimBookie, delay_s: float) -> None:
+    """Each work of their thread; the journal goes on."""
+    bookie.slow_thread, bookie.slow_thread_s = "flush", (delay_s, delay_s)
+
+
 @step("the disks of {bookie} are full")
 def full_disks(scene: Scene, bookie: SimBookie) -> None:
     """What is preallocated may still be written to."""
