@@ -24,7 +24,7 @@ from tests.simulation.shrink import shrink
 def main() -> int:
     arguments = _parse()
     if arguments.scenario is not None:
-        return _play(arguments.scenario, arguments.mutant, trace=arguments.trace)
+        return _play(arguments.scenario, arguments.mutant, arguments.only, trace=arguments.trace)
     cuts = Cuts(arguments.without, arguments.skip, arguments.operations)
     if arguments.seed is None:
         fresh = fresh_seeds(arguments.seeds) if arguments.fresh else range(arguments.start, arguments.start + arguments.seeds)
@@ -33,7 +33,8 @@ def main() -> int:
         return _run_many(list(fresh), arguments.cores, arguments.mutant)
     if arguments.shrink:
         return _shrink(arguments.seed, cuts, arguments.mutant)
-    outcome = run_seed(arguments.seed, trace=arguments.trace or arguments.digest, cuts=cuts, mutant=arguments.mutant)
+    traced, mutant = arguments.trace or arguments.digest, arguments.mutant
+    outcome = run_seed(arguments.seed, trace=traced, cuts=cuts, mutant=mutant, only=arguments.only)
     if arguments.trace:
         print("\n".join(outcome.trace))
     if arguments.digest:
@@ -66,6 +67,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--mutant", choices=[*MUTANTS, *SCENARIO_MUTANTS], metavar="NAME", help="with this known mistake put into the code"
     )
+    parser.add_argument("--only", metavar="RULE", help="with --seed or --scenario: all rules but this one are muted")
     arguments = parser.parse_args()
     if (why := _why_senseless(arguments)) is not None:
         parser.error(why)
@@ -82,6 +84,8 @@ def _why_senseless(arguments: argparse.Namespace) -> str | None:
             given.append("trace")
         if given:
             return f"--{given[0]} is for one seed: --seed S"
+    if arguments.only and (arguments.shrink or (arguments.seed is None and arguments.scenario is None)):
+        return "--only is for one seed or scenario, and not for --shrink"
     if arguments.seed is not None and arguments.scenario is not None:
         return "--seed and --scenario are two things to run: one of them"
     one = "--seed" if arguments.seed is not None else "--scenario" if arguments.scenario is not None else None
@@ -93,11 +97,11 @@ def _why_senseless(arguments: argparse.Namespace) -> str | None:
     return None
 
 
-def _play(name: str, mutant: str | None, *, trace: bool) -> int:
+def _play(name: str, mutant: str | None, only: str | None, *, trace: bool) -> int:
     from tests.simulation.scenario_runner import ScenarioError, run  # with all steps, which seeds do not need
 
     try:
-        outcome = run(name, mutant, trace)
+        outcome = run(name, mutant, trace, only)
     except ScenarioError as error:
         print(error)
         return 2
@@ -124,11 +128,15 @@ def _run_many(seeds: list[int], cores: int, mutant: str | None) -> int:
 
 
 def _show_branches(seeds: list[int], cores: int) -> int:
-    from tests.simulation.branch_coverage import branches_of, totals  # needs the library coverage, which nothing else here does
+    # needs the library coverage, which nothing else here does
+    from tests.simulation.branch_coverage import UNREACHED, branches_of, excused, rare_and_missed, totals
 
     reports = branches_of(seeds, cores=cores)
     print("\n".join(map(str, reports)))
     print(totals(reports))
+    rare, missed = rare_and_missed(reports, excused(UNREACHED.read_text()))
+    print(f"rare        {rare} that few seeds take, {rare - len(missed)} of them reached")
+    print("\n".join(f"    {name}" for name in missed))
     return 0
 
 

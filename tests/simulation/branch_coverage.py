@@ -16,7 +16,7 @@ import importlib.util
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,8 @@ CORES = (
 )  # fmt: skip
 
 UNREACHED = Path(__file__).with_name("unreached.txt")
+RARE = "Taken by some seeds only"
+"""So begins the reason of a branch that the few seeds of the test may miss, and that many seeds take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,13 @@ def branches_of(seeds: Sequence[int], *, cores: int = 1, with_scenarios: bool = 
     spawn = multiprocessing.get_context("spawn")  # a tracer is not to be forked, nor to stay behind
     with ProcessPoolExecutor(cores, mp_context=spawn) as processes:
         return merged(list(processes.map(_trace_share, shares)))
+
+
+def rare_and_missed(reports: Sequence[CoreReport], reasons: Mapping[str, str]) -> tuple[int, list[str]]:
+    """How many branches are excused because few seeds take them, and which of them none of these took."""
+    rare = [name for name, reason in reasons.items() if reason.startswith(RARE)]
+    missed = {branch.name for report in reports for branch in report.missed}
+    return len(rare), [name for name in rare if name in missed]
 
 
 def totals(reports: Sequence[CoreReport]) -> str:

@@ -66,17 +66,19 @@ class Outcome:
         return "\n".join([*lines, f"replay: {replay} --trace"])
 
 
-def run(name: str, mutant: str | None = None, trace: bool = False) -> Outcome:
+def run(name: str, mutant: str | None = None, trace: bool = False, only: str | None = None) -> Outcome:
     """Runs the scenario of that number or name. Raises ScenarioError for a text that cannot be understood."""
-    return play(scenario_named(name), mutant, trace)
+    return play(scenario_named(name), mutant, trace, only)
 
 
-def play(scenario: Scenario, mutant: str | None = None, trace: bool = False) -> Outcome:
+def play(scenario: Scenario, mutant: str | None = None, trace: bool = False, only: str | None = None) -> Outcome:
+    """`only`: all other rules are muted, but not what its lines say."""
     course = [(line, *match(line)) for line in scenario.lines]
     mistakes = {**MUTANTS, **SCENARIO_MUTANTS}
     if mutant is not None and mutant not in mistakes:
         raise ScenarioError(f"there is no mutant {mutant!r}")
     scene = Scene(scenario.stem, trace=trace)
+    scene.history.only = only
     failure: BaseException | None = None
     with mistakes[mutant]() if mutant is not None else contextlib.nullcontext():
         try:

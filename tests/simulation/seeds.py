@@ -55,6 +55,7 @@ class Outcome:
     rule: str = ""  # the number of the invariant that failed, or the name of an exception
     cuts: Cuts = NO_CUTS
     mutant: str | None = None
+    only: str | None = None  # the one rule that could fail
     operations: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     checks: dict[str, int] = field(default_factory=dict)
@@ -76,7 +77,8 @@ class Outcome:
     def replay(self) -> str:
         """The command that runs it again."""
         mutant = f'--mutant "{self.mutant}"' if self.mutant else ""
-        return " ".join(filter(None, (f"python -m tests.simulation --seed {self.seed:#x}", self.cuts.flags(), mutant)))
+        only = f"--only {self.only}" if self.only else ""
+        return " ".join(filter(None, (f"python -m tests.simulation --seed {self.seed:#x}", self.cuts.flags(), mutant, only)))
 
     def digest(self) -> str:
         """Of everything that happened; needs the trace. Equal on two machines: they saw the same."""
@@ -84,10 +86,18 @@ class Outcome:
 
 
 def run_seed(
-    seed: int, *, trace: bool = False, cuts: Cuts = NO_CUTS, mutant: str | None = None, new_world: Callable[..., World] = World
+    seed: int,
+    *,
+    trace: bool = False,
+    cuts: Cuts = NO_CUTS,
+    mutant: str | None = None,
+    only: str | None = None,
+    new_world: Callable[..., World] = World,
 ) -> Outcome:
+    """`only`: all other rules are muted."""
     began_s = time.process_time()
     world = new_world(seed, trace=trace, cuts=cuts)
+    world.history.only = only
     failure, rule = None, ""
     with _mutation(mutant):
         try:
@@ -101,6 +111,7 @@ def run_seed(
         rule,
         cuts,
         mutant,
+        only,
         operations=history.operations,
         faults=plan.counts,
         checks=history.checked,

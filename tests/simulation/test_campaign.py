@@ -105,6 +105,7 @@ def test_the_command_says_what_came_out(flags: list[str], code: int, said: str) 
         (["--without", "3"], "--without is for one seed"),
         (["--seed", "1", "--without", "9-3"], "invalid"),
         (["--seeds", "2", "--branches", "--mutant", MUTANT], "without --mutant"),
+        (["--seeds", "7", "--only", "S1"], "--only is for one seed or scenario"),
         (["--seed", "7", "--branches"], "--branches is for many seeds, without --seed"),
         (["--scenario", "01", "--branches"], "--branches is for many seeds, without --scenario"),
         (["--seed", "7", "--fresh"], "--fresh is for many seeds"),

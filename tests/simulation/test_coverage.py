@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.branch_coverage import UNREACHED, Branch, CoreReport, branches_of, excused, merged
+from tests.simulation.branch_coverage import RARE, UNREACHED, Branch, CoreReport, branches_of, excused, merged, rare_and_missed
 from tests.simulation.campaign import Totals, run_campaign
 from tests.simulation.conftest import CORES, FIXED_SEEDS
+from tests.simulation.cuts import Cuts
 from tests.simulation.fault_kinds import KINDS
-from tests.simulation.mutant_rules import RULES
-from tests.simulation.scenario_language import all_scenarios
-from tests.simulation.seeds import Outcome
+from tests.simulation.rules_alone import ALONE, NOT_ALONE, all_alone
+from tests.simulation.seeds import Outcome, run_seed
 
 INVARIANTS = Path(__file__).parents[2] / "docs" / "invariants.md"
 TRACED_AT_ONCE = 24
@@ -75,9 +75,31 @@ def test_a_further_seed_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     never(Totals(), [], lambda totals: totals.faults)
 
 
-def test_every_invariant_has_a_mistake_that_it_catches() -> None:
-    caught = set().union(*RULES.values(), *(rules for scenario in all_scenarios() for rules in scenario.mutants.values()))
-    assert [number for number in numbers() if number not in caught] == []
+def test_every_rule_has_a_mistake_that_it_is_to_catch_alone() -> None:
+    assert sorted([*ALONE, *NOT_ALONE]) == sorted(numbers())
+    assert all(len(reason) > 20 for reason in NOT_ALONE.values())
+
+
+@pytest.fixture(scope="module")
+def caught_alone() -> dict[str, tuple[str, int]]:
+    return {rule: (by, runs) for rule, by, runs in all_alone(CORES)}
+
+
+@pytest.mark.parametrize("rule", ALONE)
+@pytest.mark.timeout(900)  # the first one waits for all of them
+def test_a_rule_catches_its_mistake_while_all_others_are_muted(rule: str, caught_alone: dict[str, tuple[str, int]]) -> None:
+    by, runs = caught_alone[rule]
+    mutant, where = ALONE[rule]
+    assert by == rule, f"{mutant!r} is not noticed by {rule} in {runs} runs, {where!r} and others: can it fail?"
+
+
+def test_a_muted_rule_is_not_heard() -> None:
+    mutant = "acknowledge before sync"
+    assert (run_seed(0, mutant=mutant).rule, run_seed(0, mutant=mutant, only="S1").rule) == ("S1", "S1")
+    muted = run_seed(0, mutant=mutant, only="H14", cuts=Cuts(operations=20))
+    assert muted.rule != "S1"
+    assert muted.checks["S1"] > 0
+    assert "--only H14" in muted.replay()
 
 
 @pytest.mark.timeout(1_800)
@@ -107,6 +129,14 @@ def test_what_one_run_takes_another_need_not() -> None:
     assert reports == [CoreReport("core", 3, (nowhere,), names)]
     assert unexcused(reports, {"nowhere": "it cannot be"}) == []
     assert unexcused(reports, {}) == ["nowhere"]
+
+
+def test_a_rare_branch_that_no_seed_takes_is_named() -> None:
+    names = frozenset({"rare", "rarer", "guard"})
+    reports = [CoreReport("core", 3, (Branch("core", "rarer", 1), Branch("core", "guard", 2)), names)]
+    reasons = {"rare": f"{RARE}: why", "rarer": f"{RARE}, and so on", "guard": "It cannot be."}
+    assert rare_and_missed(reports, reasons) == (2, ["rarer"])
+    assert rare_and_missed([], excused(UNREACHED.read_text()))[0] > 10
 
 
 def test_an_excuse_needs_a_reason() -> None:
