@@ -84,7 +84,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "V6": ("ask for a checkpoint at admission", 0),
     "V7": ("permits wake nobody", 0),
     "V8": ("ask any follower for the cookie", "0x465"),
-    "V9": ("keep as pushed what was never appended", 0),
+    "V9": ("replace in metadata without sending again", 1),
 }
 
 NOT_ALONE: Mapping[str, str] = {
