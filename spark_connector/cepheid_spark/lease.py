@@ -316,5 +316,5 @@ def drop_all(lease: Lease, topics: Sequence[str], at_once: int = AT_ONCE) -> Non
     """What cannot be dropped stays until its time to live is over."""
     failures = call_all([partial(lease.drop, topic) for topic in topics], at_once, until=PlanUnavailableError)
     if failures:
-        facts = {"subscription": lease.name, "topics": len(topics), "error": str(failures[0])}
-        log.warning("lease.not_dropped", extra=facts)
+        facts = {"subscription": lease.name, "topics": len(topics)}
+        log.warning("lease.not_dropped: %s, which ends by its time to live: %s", lease.name, failures[0], extra=facts)

@@ -266,7 +266,7 @@ class LeaseKeeper:
             except LeaseTakenError as error:
                 pause_s = max(_LOOK_AGAIN_S, error.watch_s / 100)
                 if error.watch_s and not is_watched:
-                    log.warning("lease.holder_is_watched", extra={"subscription": self.name, "error": str(error)})
+                    log.warning("lease.holder_is_watched: %s", error, extra={"subscription": self.name})
                     is_watched = True
                 if self._taken is None and time.monotonic() - began >= max(self._patience_s, error.watch_s + pause_s):
                     self._on_taken(error)
