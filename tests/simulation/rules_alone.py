@@ -28,13 +28,14 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "S8": ("count lives in metadata first", 0),
     "S9": ("collect logs by the ledgers in memory", 0),
     "S10": ("collect what can be brought back", 0),
+    "S11": ("take a blank bookie for a new one", "20"),
     "S12": ("admit adds without a bound", 0),
     "L1": ("insist on an ensemble whoever recovers", 0),
     "L2": ("choose a bookie again that had left", "07"),
     "L3": ("confirm below the ack quorum", 0),
     "L4": ("stamp recovered copies anew", 0),
     "L5": ("count a timeout as a negative", 1),
-    "L6": ("confirm below the ack quorum", 0),
+    "L6": ("recover without waiting for copies", "04d"),
     "L7": ("stamp recovered copies anew", 0),
     "L8": ("report the end that a recovery found itself", "04"),
     "L9": ("stamp recovered copies anew", "04c"),
@@ -86,12 +87,6 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "V8": ("ask any follower for the cookie", "0x465"),
     "V9": ("replace in metadata without sending again", 1),
 }
-
-NOT_ALONE: Mapping[str, str] = {
-    "S11": "who answers such an add has lost its fence or its entries as well: S2 and S5 say so at the same answer, or before it",
-}
-"""Rules without such a mistake, and why."""
-
 
 def fails_alone(rule: str) -> tuple[str, int]:
     """By which rule the mistake was found out ("": by none), and how many runs that took."""
