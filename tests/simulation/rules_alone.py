@@ -88,6 +88,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "V9": ("replace in metadata without sending again", 1),
 }
 
+
 def fails_alone(rule: str) -> tuple[str, int]:
     """By which rule the mistake was found out ("": by none), and how many runs that took."""
     mutant, where = ALONE[rule]
