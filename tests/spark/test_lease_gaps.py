@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 
 import pytest
 
 from cepheid_scan import DataLossError, MessagePosition
 from cepheid_spark.stream_state import Snapshot
-from tests.spark.stream_courses import Course, World
+from tests.spark.stream_courses import MANY, Course, ProcessDied, World
 
+COURSES = 150
 A, B = (f"persistent://public/default/{name}" for name in "ab")
 
 
@@ -145,3 +147,59 @@ def test_a_lease_taken_on_an_old_checkpoint_held_nothing_before(has_records: boo
         world.records.clear()
     with pytest.raises(DataLossError, match="8 entries" if has_records else "unknown number"):
         gone_on(course).run(5)
+
+
+def drop_and_move_leases(course: Course) -> None:
+    """And trims what they held, now and then before anybody has looked at it."""
+    world, chance = course.world, course.world.chance
+    for topic, name in sorted(world.cursors):
+        if chance.random() < 0.02 and course.offsets:
+            for _ in range(chance.randrange(3)):
+                world.write(topic, chance.randrange(1, 4))
+                world.roll(topic)
+            if chance.random() < 0.5:
+                del world.cursors[topic, name]
+            else:
+                last = world.chains[topic][-1]
+                world.cursors[topic, name] = MessagePosition(last.ledger_id, chance.randrange(last.confirmed + 1))
+            world.trim(topic)
+
+
+def disturb(course: Course) -> None:
+    """Little is written: most of the time a topic stands in the offsets at a ledger of which nothing was read."""
+    world, chance = course.world, course.world.chance
+    course.background()
+    for topic in sorted(world.chains):
+        what = chance.random()
+        if what < 0.02:
+            world.write(topic, chance.randrange(1, 4))
+        elif what < 0.05:
+            world.lose_owner(topic)
+    drop_and_move_leases(course)
+    if chance.random() < 0.03:
+        raise ProcessDied
+
+
+def test_whatever_becomes_of_leases_nothing_is_left_out_without_a_word() -> None:
+    losses = 0
+    for seed in range(COURSES):
+        world = World(random.Random(seed))
+        for topic in (A, B):
+            world.create(topic)
+        course, is_said = Course(world, from_latest=seed % 2 == 0, disturb=disturb), False
+        try:
+            for _ in range(5):
+                with suppress(ProcessDied):
+                    course.run(10)
+                course.begin()
+            course.disturb = lambda course: course.background()
+            for topic in world.chains:
+                world.settle(topic)
+            course.run(MANY)
+        except DataLossError:
+            is_said = True
+            losses += 1
+        for topic in world.chains:
+            rows, expected = course.rows(topic), course.expected(topic)
+            assert rows == (expected[: len(rows)] if is_said else expected), f"course {seed}, {topic}"
+    assert 0 < losses < COURSES, "some have losses, not all"
