@@ -101,7 +101,7 @@ class TopicModel:
     appended: dict[tuple[str, int], dict[bytes, None]] = field(default_factory=dict)  # by opening, in the order of the calls
     stored: dict[Position, bytes] = field(default_factory=dict)  # acknowledged to the producer
     trimmed: dict[int, None] = field(default_factory=dict)  # ledgers that left the chain
-    # what a process had as the topic's policy while it owned it, or was about to: only its last trims tell which counted
+    # by process, what it was given to go by, from its first opening on: any of them may have decided about a trim
     policies: dict[str, list[Retention]] = field(default_factory=dict)
     closed_at_ms: dict[int, int] = field(default_factory=dict)  # ledger → true time, where the record says nearly the same
     timely: dict[tuple[str, int], None] = field(default_factory=dict)  # openings by a process whose clock was right then
