@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_cli.dev.log_follower import last_lines
+from cepheid_cli.dev.log_follower import followed, last_lines
 from cepheid_cli.dev.status_table import duration
 from cepheid_cli.wire_client import WireClient
 from cepheid_dev.cluster_file import ClusterFileError
@@ -235,6 +235,16 @@ def test_looking_is_cheap() -> None:
 )
 def test_how_long_is_told_in_two_units(ms: int, words: str) -> None:
     assert duration(ms) == words
+
+
+def test_nothing_falls_between_the_last_lines_and_what_follows(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\n")
+    following = followed(log, 1)
+    assert next(following) == "two\n"
+    with log.open("a") as more:
+        more.write("three\n")
+    assert next(following) == "three\n", "written after the last lines were read, and before more was looked for"
 
 
 def test_the_last_lines_of_a_log(tmp_path: Path) -> None:

@@ -82,9 +82,10 @@ def logs(
     from cepheid_cli.dev.log_follower import follow_log, last_lines
 
     path = _cluster(directory).log_path(name)
-    print("".join(last_lines(path, lines)), end="")
     if follow:
-        follow_log(path)
+        follow_log(path, lines)
+    else:
+        print("".join(last_lines(path, lines)), end="")
 
 
 @app.command()
