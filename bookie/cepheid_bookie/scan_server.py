@@ -71,8 +71,8 @@ class ScanServer:
     async def start(self) -> None:
         """Raises PortInUseError."""
         try:
-            loop, kind = asyncio.get_running_loop(), socket.SOCK_STREAM
-            found = await loop.getaddrinfo(self._host or None, self.port, type=kind, flags=socket.AI_PASSIVE)
+            # It may block, as all may at a start; the loop's own would leave a thread behind.
+            found = socket.getaddrinfo(self._host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, _, _, _, address = found[0]
             self._listener = socket.create_server(address[:2], family=family, backlog=128)
         except OSError as error:
