@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from crc32c import crc32c
 
 from cepheid_bookie.errors import BlockCorruptError
-from cepheid_rpc import BLOCK_MAGIC, Buffer, EntryGroup, merge_groups
+from cepheid_rpc import BLOCK_MAGIC, Buffer, EntryGroup, MalformedGroupError, merge_groups, stored_groups
 
 _HEADER = struct.Struct("<4sIqqII")
 _BODY = struct.Struct("<qqII")
@@ -88,6 +88,15 @@ def block_bytes_at(header: bytes) -> int | None:
     size: int
     _, _, _, _, count, size = _HEADER.unpack_from(header)
     return HEADER_BYTES + 4 * count + size
+
+
+def uncheck_block(data: bytes) -> EntryGroup:
+    """As `decode_block`, of a block that may be damaged somewhere. Raises BlockCorruptError only where entries have no bounds."""
+    try:
+        (group,) = stored_groups(memoryview(data))
+    except (MalformedGroupError, ValueError) as error:
+        raise BlockCorruptError(str(error)) from error
+    return group
 
 
 def decode_block(data: bytes) -> EntryGroup:

@@ -109,7 +109,8 @@ class ReadingBudget:
 class EntryReader:
     """One for the brokers' reads of a bookie, one for scans. `worker` has the reader threads.
 
-    `whole_blocks`: chunks end where blocks do, so that no block is read twice. `cached_groups`: of one chunk; small ones
+    `whole_blocks`: chunks end where blocks do, so that no block is read twice, and of a damaged block all entries are given: who
+    scans checks each of them, and wants those that are whole. `cached_groups`: of one chunk; small ones
     cost the loop more than their bytes do.
     """
 
@@ -335,7 +336,7 @@ def _read_chunk(
         if block.first_entry_id > position:
             missing.append(MissingEntries(position, block.first_entry_id - 1, Status.NO_ENTRY))
             position = block.first_entry_id
-        status, group = _read_block(logs, block)
+        status, group = _read_block(logs, block, check=not whole_blocks)
         if group is None:
             unreadable += 1
             until = min(last, block.last_entry_id)
@@ -389,9 +390,9 @@ def _blocks(index: BlockIndex, ledger_id: int, first: int, last: int) -> Iterato
     yield None
 
 
-def _read_block(logs: EntryLogReader, block: BlockRef) -> tuple[Status, EntryGroup | None]:
+def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool) -> tuple[Status, EntryGroup | None]:
     try:
-        return Status.OK, logs.read_block(block)
+        return Status.OK, logs.read_block(block, check=check)
     except BlockCorruptError:
         return Status.BAD_DIGEST, None
     except OSError:
