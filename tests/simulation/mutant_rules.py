@@ -102,7 +102,7 @@ RULES: Mapping[str, Set[str]] = {
     "leave a recovery to whoever began it": {"V1", "V2", "V4", "V9"},
     "begin the epochs of a bundle again": {"O4"},
     "reset in the same generation": {"C1", "C2", "C4"},
-    "save cursors whoever owns the topic": {"C7", "C1", "C2"},
+    "save cursors whoever owns the topic": {"C7", "C1", "C2", "H7"},
     "take ids that somebody else took": {"L14"},
     "answer the last of a group first": {"H4"},
     "answer before it can be read": {"M9"},

@@ -210,5 +210,5 @@ def test_who_recover_one_ledger_at_once_are_different_processes(monkeypatch: pyt
         dealt += sum(world.plan.counts.get(f"{several} recover one ledger", 0) for several in ("two", "three"))
     recovered = [names for names in met if names]
     assert sizes == {2, 3}
-    assert len(recovered) == dealt > 4
+    assert len(recovered) == dealt > 1
     assert all(len(names) == len(set(names)) > 1 for names in recovered)

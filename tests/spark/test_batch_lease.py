@@ -21,6 +21,7 @@ from cepheid_spark.options import SourceOptions, parse_options
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 from tests.spark.lease_broker import LeaseBroker
+from tests.spark.test_lease_holder import refuse
 
 Load = Callable[..., DataFrame]
 T = "persistent://public/default/t"
@@ -63,9 +64,10 @@ def test_a_read_goes_on_without_a_lease_unless_it_was_asked_for(caplog: pytest.L
 
 
 def test_one_that_cannot_be_held_on_all_topics_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = LeaseBroker("persistent://public/default/a")  # the other topic went meanwhile
-    monkeypatch.setattr("cepheid_scan.admin_http.AdminHttp", lambda source: broker)
     places = {f"persistent://public/default/{name}": MessagePosition(7, 0) for name in "ab"}
+    broker = LeaseBroker(*places)
+    refuse(broker, "persistent://public/default/b")
+    monkeypatch.setattr("cepheid_scan.admin_http.AdminHttp", lambda source: broker)
     with pytest.raises(AdminRefusedError):
         pin_batch(PlanSource(admin_url="http://nobody:1"), places, ttl_s=9.0)
     assert not broker.stands
