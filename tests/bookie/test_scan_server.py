@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -88,6 +88,8 @@ async def reader_of(server: ScanServer) -> AsyncIterator[Reader]:
         yield Reader(reader, writer)
     finally:
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()  # else the loop ends before, and the transport is found unclosed by a later test
 
 
 async def asked(server: ScanServer, request: ReadRequest) -> list[tuple[FrameKind, int, int, bytes]]:
