@@ -10,10 +10,10 @@ parts of tests/broker/broker_world.py in one loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -82,7 +82,7 @@ class TappedBroker:
     def frames(self, *kinds: CommandType, since: int = 0) -> list[Seen]:
         return [seen for seen in self.seen[since:] if seen.kind in kinds]
 
-    @contextmanager
+    @contextlib.contextmanager
     def requests_held(self) -> Iterator[None]:
         """What clients send meanwhile is seen, waits, and then reaches the broker together."""
         self._loop.call_soon_threadsafe(setattr, self, "_holding", True)
@@ -91,7 +91,7 @@ class TappedBroker:
         finally:
             self._loop.call_soon_threadsafe(self._let_go)
 
-    @contextmanager
+    @contextlib.contextmanager
     def connects_refused(self, answer: Message) -> Iterator[None]:
         """The tap gives `answer` to every CONNECT in the place of the broker, and the connection ends."""
         self._refusal = answer
@@ -128,17 +128,26 @@ class TappedBroker:
             self._started.set_result(None)
             await self._stop.wait()
             server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            while tasks := tuple(self._tasks):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Whatever becomes of the task, even if it never starts, the connection ends with it."""
+        task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            writer.close()
+            self._tasks.discard(task)
+
+        task.add_done_callback(end)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         number = self.connections
-        try:
+        with contextlib.suppress(ConnectionError):  # the client is gone
             if self._refusal is not None:
                 await reader.read(CHUNK_BYTES)
                 writer.write(encode_body(self._refusal))
@@ -151,15 +160,10 @@ class TappedBroker:
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                broker_writer.close()
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-                broker_writer.close()
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # the client is gone, or the test is over
-        finally:
-            writer.close()
-            self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int, *, from_broker: bool) -> None:
         splitter = FrameSplitter(1 << 28)

@@ -1,11 +1,12 @@
 """The log of the code under test: into the trace, and an eye on what only the log would tell.
 
 An exception that the code caught, logged and went on from is a defect when it is none of the expected kinds: a broken
-assertion in a callback must not pass unseen.
+assertion in a callback must not pass unseen, nor a call with arguments that nobody takes (a mutant of yesterday's code).
 """
 
 from __future__ import annotations
 
+import builtins
 import logging
 from types import TracebackType
 
@@ -26,21 +27,33 @@ class LogWatch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, _EXPECTED) and self._loop.failure is None:
-            self._loop.failure = SimulationError(f"{record.getMessage()}: {error!r}")
-            self._loop.failure.__cause__ = error
+        if error is not None and not isinstance(error, _EXPECTED):
+            self._fail(SimulationError(f"{record.getMessage()}: {error!r}"), error)
+        elif error is None and _is_unexpected(told := vars(record).get("error")):
+            self._fail(SimulationError(f"{record.getMessage()}: {told}"), None)
         if self._history.trace is not None:
             fields = " ".join(f"{key}={value}" for key, value in vars(record).items() if key not in _STANDARD)
             self._history.note(f"  log {record.getMessage()} {fields}")
+
+    def _fail(self, failure: SimulationError, cause: BaseException | None) -> None:
+        if self._loop.failure is None:
+            self._loop.failure = failure
+            failure.__cause__ = cause
 
     def __enter__(self) -> LogWatch:
         root = logging.getLogger()
         self._before = root.level, root.handlers[:]
         root.handlers[:] = [self]
-        root.setLevel(logging.INFO if self._history.trace is not None else logging.ERROR)
+        root.setLevel(logging.INFO if self._history.trace is not None else logging.WARNING)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         root = logging.getLogger()
         root.setLevel(self._before[0])
         root.handlers[:] = self._before[1]
+
+
+def _is_unexpected(told: object) -> bool:
+    """The `repr` of an exception of Python's own that none of the expected kinds is."""
+    kind = getattr(builtins, str(told).partition("(")[0], None) if told is not None else None
+    return isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _EXPECTED)

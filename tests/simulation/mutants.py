@@ -235,8 +235,8 @@ def deny_what_cannot_be_read() -> Iterator[None]:
     """A block that is damaged or that the disk does not give is taken for one that was never written."""
     read_block = entry_reader._read_block
 
-    def deny(logs: Any, block: Any) -> Any:
-        status, group = read_block(logs, block)
+    def deny(logs: Any, block: Any, *, check: bool) -> Any:
+        status, group = read_block(logs, block, check=check)
         return (status if group is not None else Status.NO_ENTRY), group
 
     with mock.patch.object(entry_reader, "_read_block", deny):
