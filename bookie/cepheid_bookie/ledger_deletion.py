@@ -64,8 +64,6 @@ class LedgerDeletion:
             for state in states:
                 self._ledgers.on_delete_failed(state)
             raise
-        for state in states:
-            state.fence_durable = True
         self.deleted_ledgers += len(states)
         if states:
             log.info("ledgers.deleted", extra={"count": len(states)})

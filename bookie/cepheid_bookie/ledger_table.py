@@ -42,8 +42,8 @@ class LedgerState:
         self.ledger_id = ledger_id
         self.master_key = record.master_key
         self.fenced = record.fenced
-        # False also where the index has the fence: an add admitted before it may still wait for the journal, and must be
-        # answered before the fence is. So the first fencing request goes through the journal, behind that add.
+        # False also where the index has the fence (of a tombstone, too): an add admitted before it may still wait for the journal,
+        # and must be answered before the fence is. So the first fencing request goes through the journal, behind that add.
         self.fence_durable = False
         self.explicit_lac = record.explicit_lac
         self.deleted_at_ms = record.deleted_at_ms

@@ -12,7 +12,7 @@ import pytest
 
 from cepheid_bookie import RealDisk
 from cepheid_bookie.block_index import BlockRef
-from cepheid_rpc import AddAnswer, AddRequest, ExplicitLac, Status
+from cepheid_rpc import AddAnswer, AddRequest, ExplicitLac, LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, group_of, read_all, small_settings
 from tests.support import run_async, run_virtual, wait_until
 
@@ -53,6 +53,32 @@ def test_a_ledger_being_deleted_is_not_loaded_anew_from_its_old_record() -> None
             machine.workers["flush"].release()
             await deletion
             assert [a.status for a in late] == [Status.FENCED]
+
+    run_async(main())
+
+
+def test_a_fence_of_a_deleted_ledger_is_answered_behind_the_adds_that_came_before_it() -> None:
+    """The tombstone is durable, but an add from before the deletion may still wait for a slow journal (seed 0x169b738df)."""
+
+    async def main() -> None:
+        machine = Machine()
+        async with machine.bookie() as bookie:
+            await added(bookie, group_of(7, 0))
+            await bookie.checkpoint()
+            machine.workers["journal"].hold()
+            answers: list[str] = []
+            late = asyncio.ensure_future(add(bookie, group_of(7, 1)))
+            late.add_done_callback(lambda _: answers.append("add"))
+            await asyncio.sleep(0)
+            await bookie.delete_ledgers([7])
+            fence = asyncio.ensure_future(bookie.read_lac(LacRequest(7, KEY, fence=True)))
+            fence.add_done_callback(lambda _: answers.append("fence"))
+            await asyncio.sleep(0.1)
+            assert not answers, "neither is durable yet"
+            machine.workers["journal"].release()
+            assert [answer.status for answer in await late] == [Status.OK]
+            assert (await fence).status is Status.NO_LEDGER
+            assert answers == ["add", "fence"]
 
     run_async(main())
 
