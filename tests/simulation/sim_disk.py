@@ -241,12 +241,14 @@ class SimDisk:
         self._failures.append((operation, path, error_number))
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damages one synced byte, as a decaying medium does."""
+        """Damages one byte, as a decaying medium does; also one behind an end that was cut off, and the cut not yet synced."""
         inode = self._names.files[normal_path(path)]
         inode.damaged = True
-        inode.content[offset] ^= 1 << bit
-        if offset < len(inode.durable):
-            inode.durable[offset] ^= 1 << bit
+        if offset >= max(len(inode.content), len(inode.durable)):
+            raise ValueError(f"{path} has no byte {offset}")
+        for content in (inode.content, inode.durable):
+            if offset < len(content):
+                content[offset] ^= 1 << bit
 
     def take_away(self, path: str) -> bytes:
         """A file is gone for good, as after a mistake of its operator; returns what was in it."""

@@ -193,6 +193,17 @@ def test_a_flipped_bit_stays_flipped() -> None:
     assert content(disk.power_loss(), "a") == b"\x00\x08"
 
 
+def test_a_medium_decays_behind_an_end_whose_cut_is_not_synced() -> None:
+    """Found by seed 0x14b3cf9ce: a bookie had cut off the end of an entry log."""
+    disk = new_disk()
+    file_with(disk, "a", b"\x00" * 100)
+    disk.open("a").truncate(10)
+    disk.flip_bit("a", 50)
+    assert content(disk, "a") == b"\x00" * 10
+    with pytest.raises(ValueError, match="no byte 100"):
+        disk.flip_bit("a", 100)
+
+
 def test_injected_errors_hit_one_operation() -> None:
     disk = new_disk()
     file_with(disk, "a", b"x")
