@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
@@ -38,6 +37,7 @@ from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, open_storage
+from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
@@ -57,9 +57,6 @@ log = logging.getLogger(__name__)
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
-
-
-_PIECE_BYTES = 1 << 20
 """Of a run, read and sent in one go. More is in memory for no gain; what a connection does not take is read again."""
 
 
@@ -129,6 +126,8 @@ class Bookie:
             open_scans=settings.open_scans,
             retry_s=settings.scan_retry_s,
         )
+        can_share = settings.share_logs and directories.data.can_share
+        self.runs = RunSender(self._log_reader, workers.scan, can_share=can_share)
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
@@ -245,7 +244,7 @@ class Bookie:
                 yield self._limbo.chunk(request.ledger_id, chunk)
 
     async def scan(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]:
-        """As `read`, of a scan; what lies on disk in whole blocks is told as runs of them, for `send_run`."""
+        """As `read`, of a scan; what lies on disk in whole blocks is told as runs of them, for `runs`."""
         assert request.scan, "brokers read through gRPC or in their own process"
         refusal = await self._refusal(request)
         if refusal is not None:
@@ -257,33 +256,6 @@ class Bookie:
                     yield refuse_range(request, Status.STOPPED)
                     return
                 yield chunk if isinstance(chunk, StoredRun) else self._limbo.chunk(request.ledger_id, chunk)
-
-    async def send_run(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
-        """As much of the run behind its first `done_bytes` as the connection takes, which does not block: 0 when it is full.
-
-        In a thread of the scans, to whose end it waits also when it is cancelled: only then may the connection be closed, as
-        another one would get its number. Raises OSError, for a log that is gone or too short as well."""
-        sending = asyncio.ensure_future(self._workers.scan.run(lambda: self._send(run, done_bytes, connection)))
-        try:
-            return await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            while not sending.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([sending])
-            raise
-
-    def _send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
-        at = done_bytes
-        while at < run.size_bytes:
-            piece = self._log_reader.read_bytes(run.log_id, min(_PIECE_BYTES, run.size_bytes - at), run.offset + at)
-            try:
-                size_bytes = connection.send(piece)
-            except BlockingIOError:
-                break
-            at += size_bytes
-            if size_bytes < len(piece):
-                break
-        return at - done_bytes
 
     async def _refusal(self, request: ReadRequest) -> ReadAnswer | None:
         refusal = self._scans.refuse(request) if request.scan and self.state is BookieState.SERVING else None
@@ -465,6 +437,7 @@ class Bookie:
             checkpointer=self._checkpointer,
             reads=self._reader.counters,
             scans=self._scans,
+            runs=self.runs,
             ledgers=self._ledgers,
             access=self._access,
             lac_waits=self._lac_waits,

@@ -104,6 +104,12 @@ def _scans(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield counter("cepheid_bookie_scan_requests_total", "Reads past the brokers.", figures.scan_requests, bookie=bookie)
     yield gauge("cepheid_bookie_open_scans", "Scans under way.", figures.open_scans, bookie=bookie)
     yield counter("cepheid_bookie_scan_sent_bytes_total", "Bytes given to scans.", figures.scan_sent_bytes, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_scan_shared_bytes_total",
+        "Of these, bytes that scans on this machine read from the entry logs themselves.",
+        figures.scan_shared_bytes,
+        bookie=bookie,
+    )
     yield Family(
         "cepheid_bookie_scan_chunks_total",
         "counter",

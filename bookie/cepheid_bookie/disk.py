@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -51,6 +52,13 @@ class DiskFile(Protocol):
 
 
 class Disk(Protocol):
+    @property
+    def can_share(self) -> bool:
+        """Whether files of it can be given to other processes: `share` answers."""
+
+    def share(self, path: str) -> int:
+        """A descriptor that can only read, to be given away and closed. Raises OSError."""
+
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         """Opens for reading and writing. Raises FileNotFoundError unless `create`."""
 
@@ -141,6 +149,13 @@ class RealDisk:
 
     def __repr__(self) -> str:
         return f"<RealDisk {self.root}>"
+
+    @property
+    def can_share(self) -> bool:
+        return sys.platform == "linux"  # elsewhere nobody asks who is at the other end of a socket
+
+    def share(self, path: str) -> int:
+        return os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
         return RealFile(self.root / path, create=create)

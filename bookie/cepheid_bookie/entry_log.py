@@ -199,6 +199,10 @@ class EntryLogReader:
             raise OSError(f"{log_path(log_id)} ends at {offset + len(data)}, {size_bytes} bytes from {offset} on are wanted")
         return data
 
+    def share(self, log_id: int) -> int:
+        """A descriptor for another process. Raises OSError, for a log that is gone too."""
+        return self._disk.share(log_path(log_id))
+
     def forget(self, log_id: int) -> None:
         """The log is about to be deleted."""
         with self._lock:

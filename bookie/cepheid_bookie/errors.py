@@ -61,4 +61,7 @@ class DirectoryUnusableError(BookieError):
 class PortInUseError(BookieError):
     """A port of the bookie cannot be opened."""
 
-    hint = "stop the process that holds the port (`ss -ltnp` names it), or give the bookie another one: `--port`, `--http-port`"
+    hint = (
+        "stop the process that holds the port (`ss -ltnp` names it), or give the bookie another one: "
+        "`--port`, `--http-port`, `--scan-port`"
+    )

@@ -5,30 +5,34 @@
                      ▼                                                many as the socket takes; when it is full, the loop waits
                    closed
 
-A scan thread reads a piece and sends it, so that it is still in the processor's cache; sendfile, page by page, takes half as much
-again on Linux's loopback.
+Who comes by the Unix socket, and is the bookie's own user, gets no pieces: it is given the file, and told where the run lies in it.
 
 Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered.
 Rule 2: a reader that does not read holds its socket's buffer in the kernel and a place among the open scans, and no thread.
 Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
+Rule 4: a log is given only to processes that could as well open it themselves: of the same machine and user, or root's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
 from cepheid_bookie.entry_reader import StoredRun
 from cepheid_bookie.errors import PortInUseError
+from cepheid_bookie.run_sender import RunSender
 from cepheid_ports import Ports, TaskOwner
 from cepheid_rpc import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
     REQUEST_LENGTH,
+    RUN_PLACE,
     SCAN_TOKEN_BYTES,
     FrameKind,
     MalformedGroupError,
@@ -36,6 +40,7 @@ from cepheid_rpc import (
     ReadRequest,
     decode_read_request,
     encode_read_answer,
+    local_scan_address,
 )
 
 log = logging.getLogger(__name__)
@@ -43,14 +48,15 @@ log = logging.getLogger(__name__)
 _REQUEST_S = 10.0
 _ACCEPT_PAUSE_S = 1.0  # when the process has no file descriptors left
 _KEEPALIVE_S = 10
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CONNECTIONS = 1024
 """Open at once, far more than scans may be: those above that are told to come later, in words."""
 
 
 class ScannedBookie(Protocol):
-    def scan(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]: ...
+    runs: RunSender
 
-    async def send_run(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int: ...
+    def scan(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]: ...
 
 
 class ScanServer:
@@ -62,7 +68,7 @@ class ScanServer:
         self.port = port
         self.token = ports.random.getrandbits(8 * SCAN_TOKEN_BYTES).to_bytes(SCAN_TOKEN_BYTES, "big")
         self._tasks = TaskOwner("scan-server")
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._connections = 0
 
     def __repr__(self) -> str:
@@ -74,18 +80,35 @@ class ScanServer:
             # It may block, as all may at a start; the loop's own would leave a thread behind.
             found = socket.getaddrinfo(self._host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, _, _, _, address = found[0]
-            self._listener = socket.create_server(address[:2], family=family, backlog=128)
+            listener = socket.create_server(address[:2], family=family, backlog=128)
         except OSError as error:
             raise PortInUseError(f"cannot listen for scans on {self._host}:{self.port}: {error}", port=self.port) from error
-        self._listener.setblocking(False)
-        self.port = self._listener.getsockname()[1]
-        self._tasks.start(self._accept(self._listener), name="accept")
+        self.port = listener.getsockname()[1]
+        self._listen(listener)
+        if self._bookie.runs.can_share:
+            self._listen_on_machine()
+
+    def _listen_on_machine(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(local_scan_address(self.token))
+            listener.listen(128)
+        except OSError as error:  # a system that forbids it: all goes by the port
+            log.warning("scan_server.not_on_unix_socket", extra={"error": str(error)})
+            listener.close()
+            return
+        self._listen(listener)
+
+    def _listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._tasks.start(self._accept(listener), name="accept")
 
     async def aclose(self) -> None:
         """Whoever is being answered loses its connection, and asks another replica."""
         await self._tasks.aclose()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -105,10 +128,14 @@ class ScanServer:
     async def _serve(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
-            _watch_peer(connection)
+            is_local = connection.family == socket.AF_UNIX
+            if is_local and not _may_read_logs(connection):
+                return  # it comes again by the port
+            if not is_local:
+                _watch_peer(connection)
             request = await self._read_request(connection)
             if request is not None:
-                await self._answer(connection, request)
+                await self._answer(connection, request, places=is_local)
         except (OSError, EOFError, TimeoutError) as error:  # of the reader mostly, which went away
             log.debug("scan_server.connection_lost", extra={"error": repr(error)})
         except MalformedGroupError as error:
@@ -131,11 +158,15 @@ class ScanServer:
             raise MalformedGroupError("a read that is no scan")
         return request
 
-    async def _answer(self, connection: socket.socket, request: ReadRequest) -> None:
+    async def _answer(self, connection: socket.socket, request: ReadRequest, *, places: bool) -> None:
         loop = asyncio.get_running_loop()
+        given_log: int | None = None
         async with aclosing(self._bookie.scan(request)) as parts:
             async for part in parts:
-                if isinstance(part, StoredRun):
+                if isinstance(part, StoredRun) and places:
+                    await self._tell_place(connection, part, is_given=part.log_id == given_log)
+                    given_log = part.log_id
+                elif isinstance(part, StoredRun):
                     head = FRAME_HEAD.pack(FrameKind.BLOCKS, part.size_bytes, part.first_entry_id, part.last_entry_id)
                     await loop.sock_sendall(connection, head)
                     await self._send_run(connection, part)
@@ -145,10 +176,21 @@ class ScanServer:
                     await loop.sock_sendall(connection, body)
         await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.END, 0, 0, 0))
 
+    async def _tell_place(self, connection: socket.socket, run: StoredRun, *, is_given: bool) -> None:
+        """With the log, unless the connection was given it last."""
+        frame = FRAME_HEAD.pack(FrameKind.PLACE, RUN_PLACE.size, run.first_entry_id, run.last_entry_id)
+        frame += RUN_PLACE.pack(run.offset, run.size_bytes)
+        self._bookie.runs.shared_bytes += run.size_bytes
+        if is_given:
+            await asyncio.get_running_loop().sock_sendall(connection, frame)
+            return
+        while not await self._bookie.runs.share(run.log_id, frame, connection):
+            await _writable(connection)
+
     async def _send_run(self, connection: socket.socket, run: StoredRun) -> None:
         done_bytes = 0
         while True:
-            done_bytes += await self._bookie.send_run(run, done_bytes, connection)
+            done_bytes += await self._bookie.runs.send(run, done_bytes, connection)
             if done_bytes == run.size_bytes:
                 return
             await _writable(connection)
@@ -179,6 +221,11 @@ async def _writable(connection: socket.socket) -> None:
         await ready
     finally:
         loop.remove_writer(connection)
+
+
+def _may_read_logs(connection: socket.socket) -> bool:
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return user in (0, os.geteuid())
 
 
 def _watch_peer(connection: socket.socket) -> None:

@@ -79,6 +79,11 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         16 * MiB, ge=1 * MiB, description="Chunks of scans being read from disk at once, all scans together; others queue."
     )
     scan_retry_s: float = Field(0.5, gt=0, le=60, description="When a refused scan is told to come back.")
+    share_logs: bool = Field(
+        True,
+        description="Scans by processes of the bookie's machine and user get its entry logs, and read them themselves (Linux). "
+        "A log holds entries of many topics.",
+    )
 
     lac_waits: int = Field(
         10_000,

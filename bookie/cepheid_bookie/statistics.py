@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.ledger_access import LedgerAccess
     from cepheid_bookie.ledger_deletion import LedgerDeletion
     from cepheid_bookie.ledger_table import LedgerTable
+    from cepheid_bookie.run_sender import RunSender
     from cepheid_bookie.scans import Scans
     from cepheid_bookie.write_cache import WriteCache
 
@@ -64,6 +65,7 @@ class BookieStatistics:
     scan_disk_chunks: int
     scan_disk_bytes: int
     scan_sent_bytes: int
+    scan_shared_bytes: int
     scan_waits: int
     scans_refused: int
     scans_unauthorized: int
@@ -92,6 +94,7 @@ def take_statistics(
     checkpointer: Checkpointer,
     reads: ReadCounters,
     scans: Scans,
+    runs: RunSender,
     ledgers: LedgerTable,
     access: LedgerAccess,
     lac_waits: LacWaits,
@@ -138,6 +141,7 @@ def take_statistics(
         scan_disk_chunks=scans.reads.disk_chunks,
         scan_disk_bytes=scans.reads.disk_bytes,
         scan_sent_bytes=scans.counters.sent_bytes,
+        scan_shared_bytes=runs.shared_bytes,
         scan_waits=scans.turns.waits,
         scans_refused=scans.counters.refused,
         scans_unauthorized=scans.counters.unauthorized,

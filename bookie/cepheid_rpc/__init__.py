@@ -69,10 +69,12 @@ from cepheid_rpc.scan_protocol import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
     REQUEST_LENGTH,
+    RUN_PLACE,
     SCAN_TOKEN_BYTES,
     FrameKind,
     decode_scan_port,
     encode_scan_port,
+    local_scan_address,
     stored_groups,
 )
 from cepheid_rpc.status import Status
@@ -91,6 +93,7 @@ __all__ = [
     "READ",
     "READ_LAC",
     "REQUEST_LENGTH",
+    "RUN_PLACE",
     "SCAN_CHUNK_BYTES",
     "SCAN_PORT",
     "SCAN_TOKEN_BYTES",
@@ -139,6 +142,7 @@ __all__ = [
     "encode_read_request",
     "encode_scan_port",
     "encode_status",
+    "local_scan_address",
     "merge_groups",
     "method_path",
     "server_options",

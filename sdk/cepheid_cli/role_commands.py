@@ -42,6 +42,7 @@ def bookie(
     advertised_host: AdvertisedHost = None,
     advertised_port: AdvertisedPort = None,
     http_port: Annotated[int | None, typer.Option(help="Port of /health, /ready and /metrics. Default: 8000")] = None,
+    scan_port: Annotated[int | None, typer.Option(help="Port of stored entries for Spark. Default: any free one")] = None,
     rack: Annotated[str | None, typer.Option(help="Rack or zone it stands in: Spark tasks there prefer its replicas")] = None,
     metadata_session_timeout_s: SessionTimeout = None,
     accept_empty_disk: Annotated[
@@ -63,6 +64,7 @@ def bookie(
         "advertised_host": advertised_host,
         "advertised_port": advertised_port,
         "http_port": http_port,
+        "scan_port": scan_port,
         "rack": rack,
         "metadata_session_timeout_s": metadata_session_timeout_s,
     }

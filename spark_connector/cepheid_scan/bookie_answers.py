@@ -3,7 +3,7 @@
     known where? ──no──► ask by gRPC ──► none ────────────────────────────┐
         │ yes             ▲ refused, or no longer that bookie: ask anew   ▼
         ▼                 │                                            gRPC stream
-    connect, token, request ──► frames ──► a buffer each, padded as the decoder wants it, so that nothing is copied again
+    connect, token, request ──► frames (scan_connection.py)
 
 Rule 1: the answer is complete, or the iteration raises: an end of the connection never looks like the end of the answer.
 Rule 2: `cancel` ends whatever is waited for, from any thread.
@@ -12,17 +12,12 @@ Rule 2: `cancel` ends whatever is waited for, from any thread.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any
-
-import numpy as np
+from contextlib import ExitStack, suppress
+from typing import TypeAlias
 
 from cepheid_rpc import (
-    FRAME_HEAD,
-    REQUEST_LENGTH,
     BookieUnavailableError,
     EntryGroup,
     FrameKind,
@@ -35,12 +30,13 @@ from cepheid_rpc import (
     encode_read_request,
     stored_groups,
 )
-from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor, known_door, learn_door, read_method, scan_port_call
-from cepheid_scan.decode_fields import PADDING_BYTES
+from cepheid_scan.bookie_channels import ScanDoor, known_door, learn_door, read_method, scan_port_call
+from cepheid_scan.scan_connection import ScanConnection, dial_on_machine, dial_port
 
 log = logging.getLogger(__name__)
 
-_MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, and then the largest entry
+_Head: TypeAlias = tuple[int, int, int, int]
+_BLOCKS = (FrameKind.BLOCKS, FrameKind.PLACE)
 
 
 class CancelledAnswersError(Exception):
@@ -68,12 +64,11 @@ class BookieAnswers:
                 yield decode_read_answer(data), len(data)
             return
         connection, head = reached
-        try:
-            yield from self._frames(connection, head)
-        except OSError as error:
-            raise self._unavailable(str(error)) from error
-        finally:
-            connection.close()
+        with connection:
+            try:
+                yield from self._frames(connection, head)
+            except OSError as error:
+                raise self._unavailable(str(error)) from error
 
     def cancel(self) -> None:
         with self._lock:
@@ -93,7 +88,7 @@ class BookieAnswers:
 
     # Past gRPC
 
-    def _reach(self) -> tuple[socket.socket, bytes] | None:
+    def _reach(self) -> tuple[ScanConnection, _Head] | None:
         """A connection that has the request, and the head of its first frame. None: only gRPC is left."""
         is_known, door = known_door(self._address)
         if door is not None:
@@ -125,43 +120,37 @@ class BookieAnswers:
                 return learn_door(self._address, None)
             raise
 
-    def _dial(self, door: ScanDoor) -> tuple[socket.socket, bytes] | None:
+    def _dial(self, door: ScanDoor) -> tuple[ScanConnection, _Head] | None:
         """None: nobody is there, or somebody else."""
-        connection = None
-        try:
-            connection = socket.create_connection((door.host, door.port), timeout=CONNECT_TIMEOUT_S)
-            connection.settimeout(None)  # whoever waits for chunks has a limit
-            self._wait_for(lambda: _shut(connection))
-            request = encode_read_request(self._request)
-            connection.sendall(door.token + REQUEST_LENGTH.pack(len(request)) + request)
-            return connection, _receive(connection, FRAME_HEAD.size)
-        except OSError:
-            if connection is not None:
-                connection.close()
-            return None
-        except CancelledAnswersError:
-            if connection is not None:
-                connection.close()
-            raise
+        return self._ask_at(dial_on_machine, door) or self._ask_at(dial_port, door)
 
-    def _frames(self, connection: socket.socket, head: bytes) -> Iterator[tuple[ReadAnswer, int]]:
+    def _ask_at(self, dial: Callable[[ScanDoor], ScanConnection | None], door: ScanDoor) -> tuple[ScanConnection, _Head] | None:
+        if (connection := dial(door)) is None:
+            return None
+        with ExitStack() as opened:
+            opened.enter_context(connection)
+            self._wait_for(connection.end)
+            try:
+                connection.ask(door.token, encode_read_request(self._request))
+                head = connection.head()
+            except OSError:
+                return None
+            opened.pop_all()
+        return connection, head
+
+    def _frames(self, connection: ScanConnection, head: _Head) -> Iterator[tuple[ReadAnswer, int]]:
         while True:
-            kind, size_bytes, first, last = FRAME_HEAD.unpack(head)
+            kind, size_bytes, first, last = head
             if kind == FrameKind.END:
                 return
-            if size_bytes > _MAX_FRAME_BYTES:
-                raise MalformedGroupError(f"a frame of {size_bytes} bytes, {_MAX_FRAME_BYTES} are taken")
-            buffer = np.empty(size_bytes + PADDING_BYTES, np.uint8)
-            buffer[size_bytes:] = 0
-            body = memoryview(buffer.data)[:size_bytes]
-            _receive_into(connection, body)
-            if kind == FrameKind.BLOCKS:
-                yield stored_answer(body, self._request.ledger_id, first, last), size_bytes
-            elif kind == FrameKind.ANSWER:
-                yield decode_read_answer(body), size_bytes
-            else:
+            if kind not in _BLOCKS and kind != FrameKind.ANSWER:
                 raise MalformedGroupError(f"a frame of kind {kind}, which this process does not know")
-            head = _receive(connection, FRAME_HEAD.size)
+            body = connection.body(kind, size_bytes)
+            if kind in _BLOCKS:
+                yield stored_answer(body, self._request.ledger_id, first, last), len(body)
+            else:
+                yield decode_read_answer(body), len(body)
+            head = connection.head()
 
 
 def stored_answer(blocks: memoryview, ledger_id: int, first: int, last: int) -> ReadAnswer:
@@ -176,24 +165,3 @@ def stored_answer(blocks: memoryview, ledger_id: int, first: int, last: int) -> 
             entry_id = group.last_entry_id + 1
     missing = (MissingEntries(entry_id, last, Status.BAD_DIGEST),) if entry_id <= last else ()
     return ReadAnswer(tuple(groups), missing, last + 1)
-
-
-def _receive(connection: socket.socket, size_bytes: int) -> bytes:
-    data = bytearray(size_bytes)
-    _receive_into(connection, memoryview(data))
-    return bytes(data)
-
-
-def _receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fills it. Raises ConnectionError at an end before that, OSError."""
-    while view:
-        size_bytes = connection.recv_into(view, len(view), socket.MSG_WAITALL)
-        if size_bytes == 0:
-            raise ConnectionError("the connection ended before the answer")
-        view = view[size_bytes:]
-
-
-def _shut(connection: Any) -> None:
-    """Whoever waits for it goes on."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

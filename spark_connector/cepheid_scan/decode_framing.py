@@ -3,7 +3,7 @@
     │size│SingleMessageMetadata│payload│size│SingleMessageMetadata│payload│ …        the chain is serial: `payload_size` inside the
      ▲                                  ▲                                          metadata says where the next message begins
 
-    seek    sizes below 1024 begin with two zero bytes and a small one: all such places in one sweep         2 ms per 16 MB
+    seek    sizes below 256 begin with three zero bytes: all such places in one sweep                        2 ms per 16 MB
     lanes   all batches go forward in step, one numpy step per message                                       0.1 µs a message
     hop     a loop over the messages of one batch                                                            0.3 µs a message
 
@@ -31,7 +31,6 @@ _FIRST_TAGS[[0x0A, 0x12, 0x18]] = True  # properties, partition_key, payload_siz
 _PROPERTIES, _KEY, _PAYLOAD_SIZE = 0x0A, 0x12, 0x18
 _MAX_SKIPPED = 64  # properties before a guess is given up: a step for all costs as much when one message alone goes on
 _LANES_MIN = 64
-_LANES_MIN_MESSAGE_BYTES = 512  # shorter ones are found sooner by a sweep
 _SEEK_MAX_MESSAGE_BYTES = 4096  # longer ones: too many bytes are looked at for each found
 _size_at = Struct(">I").unpack_from
 
@@ -50,12 +49,10 @@ def guess_starts(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
     if not len(open_batches):
         return places
     message_bytes = int((ends - starts)[open_batches].sum()) // total
-    if message_bytes >= _LANES_MIN_MESSAGE_BYTES and _are_lanes(counts[open_batches]):
-        open_batches = _lanes(data, starts, ends, counts, offsets, places, open_batches)
-    elif message_bytes <= _SEEK_MAX_MESSAGE_BYTES:
+    if message_bytes <= _SEEK_MAX_MESSAGE_BYTES:
         open_batches = _seek(data, starts, ends, counts, offsets, places, open_batches)
-        if _are_lanes(counts[open_batches]):
-            open_batches = _lanes(data, starts, ends, counts, offsets, places, open_batches)
+    if len(open_batches) and _are_lanes(counts[open_batches]):
+        open_batches = _lanes(data, starts, ends, counts, offsets, places, open_batches)
     if len(open_batches):
         view = data.data
         for batch in open_batches.tolist():
@@ -115,15 +112,19 @@ def _walk(
 
 
 def _likely_starts(data: Bytes, start: int, end: int) -> Ints:
-    """All positions where a size below 1024 may stand, in front of a tag that metadata begins with."""
+    """All positions where a size below 256 may stand, in front of a tag that metadata begins with.
+
+    Its three zero bytes hold a pair at an even place, and those are compared two bytes at a time. No size is 0: where four bytes
+    are zero, a size begins with the pair, not before it."""
     found = []
     end -= SIZE_BYTES
-    for block in range(start, end, _SEEK_BLOCK_BYTES):
-        piece = data[block : min(block + _SEEK_BLOCK_BYTES, end) + SIZE_BYTES]
-        union = piece[:-4] | piece[1:-3]
-        union |= piece[2:-2] >> 2
-        places = np.flatnonzero(union == 0)
-        found.append(places[_FIRST_TAGS[piece[places + SIZE_BYTES]]] + block)
+    for block in range(start & ~1, end, _SEEK_BLOCK_BYTES):
+        pairs = data[block : min(block + _SEEK_BLOCK_BYTES, end + 2) & ~1].view("<u2")
+        even = np.flatnonzero(pairs == 0) * 2 + block
+        begins = data[even + 2] == 0
+        places = even - 1 + begins
+        places = places[(begins | (data[even - 1] == 0)) & _FIRST_TAGS[data[places + SIZE_BYTES]]]
+        found.append(places[np.searchsorted(places, start) :])
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 

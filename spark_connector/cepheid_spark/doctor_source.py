@@ -68,6 +68,7 @@ def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
     import grpc
 
     from cepheid_scan.bookie_channels import learn_door, scan_port_call
+    from cepheid_scan.scan_connection import dial_on_machine
 
     reasons: dict[str, str] = {}
     for bookie, place in bookies.items():
@@ -79,7 +80,12 @@ def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
         except grpc.FutureTimeoutError:
             pass  # said among those that are not reached
         else:
-            if door is not None and (why := _connect_error(door.host, door.port)) is not None:
+            if door is None:
+                continue
+            if (connection := dial_on_machine(door)) is not None:
+                with connection:
+                    continue
+            if (why := _connect_error(door.host, door.port)) is not None:
                 reasons[bookie] = f"port {door.port}, on which it serves scans: {why} (open it, or set the bookie's --scan-port)"
     return reasons
 

@@ -208,8 +208,11 @@ def test_a_bookie_whose_disk_fails_ends_with_its_reason(founded: str, tmp_path: 
 def test_ports_in_use_are_named(founded: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for role, flag in (("bookie", "--port"), ("bookie", "--http-port"), ("broker", "--port"), ("broker", "--admin-port")):
-            flags = bookie_flags(founded, tmp_path / "data", "b4") if role == "bookie" else broker_flags(founded)
+        roles = {"bookie": ("--port", "--http-port", "--scan-port"), "broker": ("--port", "--admin-port")}
+        for role, flag in [(role, flag) for role, its_flags in roles.items() for flag in its_flags]:
+            flags = (
+                [*bookie_flags(founded, tmp_path / "data", "b4"), "--scan-port", "0"] if role == "bookie" else broker_flags(founded)
+            )
             flags[flags.index(flag) + 1] = port
             code, said = cepheid(*flags)
             assert code == 1, said

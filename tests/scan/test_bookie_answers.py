@@ -28,7 +28,7 @@ from cepheid_rpc import (
     Status,
     encode_read_answer,
 )
-from cepheid_scan import bookie_answers, bookie_channels
+from cepheid_scan import bookie_channels, scan_connection
 from cepheid_scan.bookie_answers import BookieAnswers, CancelledAnswersError, stored_answer
 from cepheid_scan.bookie_channels import ScanDoor, close_channels, known_door
 from tests.scan.scan_bookies import LEDGER, ScanBookies, groups_of
@@ -44,9 +44,9 @@ def _fresh_process() -> Iterator[None]:
     close_channels()
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[ScanBookies]:
-    with ScanBookies(tmp_path, ["a"]) as bookies:
+@pytest.fixture(params=["on this machine", "by the port"])
+def one(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ScanBookies]:
+    with ScanBookies(tmp_path, ["a"], share_logs=request.param == "on this machine") as bookies:
         for group in groups_of(100):
             bookies.add(group)
         bookies.checkpoint()
@@ -96,6 +96,7 @@ def test_a_bookie_without_such_a_port_is_read_by_grpc(tmp_path: Path) -> None:
         assert known_door(bookies.addresses["a"]) == (True, None)
 
 
+@pytest.mark.parametrize("one", ["by the port"], indirect=True)
 def test_a_port_that_cannot_be_reached_is_not_tried_again_for_a_while(
     one: ScanBookies, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,13 +108,13 @@ def test_a_port_that_cannot_be_reached_is_not_tried_again_for_a_while(
         dialled.append(target[1])
         return connect(("127.0.0.1", closed), timeout=timeout)
 
-    monkeypatch.setattr(bookie_answers.socket, "create_connection", refused)
+    monkeypatch.setattr(scan_connection.socket, "create_connection", refused)
     for _ in range(3):
         assert entry_ids(answers_of(address)) == list(range(100))
     assert len(dialled) == 1
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("scan.port_unreachable: ")
-    monkeypatch.setattr(bookie_answers.socket, "create_connection", connect)
+    monkeypatch.setattr(scan_connection.socket, "create_connection", connect)
     monkeypatch.setitem(bookie_channels._doors, address, (None, 0.0))  # the while is over
     assert came_past_grpc(answers_of(address))
 

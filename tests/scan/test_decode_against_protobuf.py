@@ -194,7 +194,6 @@ def _only(patch: pytest.MonkeyPatch, way: str) -> None:
     if way != "hop":
         patch.setattr(decode_framing, "hop", lambda *_: [])
     patch.setattr(decode_framing, "_are_lanes", lambda counts: way == "lanes" and len(counts) > 0)
-    patch.setattr(decode_framing, "_LANES_MIN_MESSAGE_BYTES", 0 if way == "lanes" else 1 << 40)
     patch.setattr(decode_framing, "_SEEK_MAX_MESSAGE_BYTES", 1 << 40 if way == "seek" else -1)
 
 

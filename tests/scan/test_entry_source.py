@@ -48,6 +48,13 @@ def two(tmp_path: Path) -> Iterator[ScanBookies]:
         yield bookies
 
 
+@pytest.fixture
+def two_elsewhere(tmp_path: Path) -> Iterator[ScanBookies]:
+    """As on other machines: their bytes come over connections."""
+    with ScanBookies(tmp_path, ["a", "b"], share_logs=False) as bookies:
+        yield bookies
+
+
 def source_of(
     bookies: ScanBookies, settings: ReadSettings = QUICK, addresses: dict[str, str] | None = None, **changes: Any
 ) -> EntrySource:
@@ -167,20 +174,31 @@ def test_damage_goes_unnoticed_where_checks_are_off(two: ScanBookies) -> None:
     assert len(group) == 10
 
 
-def test_a_bookie_that_stops_in_the_middle_costs_nothing(two: ScanBookies) -> None:
+def test_a_bookie_that_stops_in_the_middle_costs_nothing(two_elsewhere: ScanBookies) -> None:
     for group in groups_of(30_000, per_group=500):
-        two.add(group)
-    two.checkpoint()
+        two_elsewhere.add(group)
+    two_elsewhere.checkpoint()
     counters = ScanCounters()
     settings = ReadSettings(decode_bytes=1 << 20)
-    reading = source_of(two, settings, counters=counters).read(piece_of(0, 29_999, (0, "ab")))
+    reading = source_of(two_elsewhere, settings, counters=counters).read(piece_of(0, 29_999, (0, "ab")))
     read = [next(reading)]
     (first,) = counters.by_bookie
-    two.stop(first)
+    two_elsewhere.stop(first)
     read += reading
     assert ids_and_payloads(read) == expected(0, 29_999)
     assert set(counters.by_bookie) == {"a", "b"}
     assert counters.retries >= 1
+
+
+def test_a_bookie_of_this_machine_that_stops_in_the_middle_costs_nothing_either(two: ScanBookies) -> None:
+    for group in groups_of(30_000, per_group=500):
+        two.add(group)
+    two.checkpoint()
+    reading = source_of(two, ReadSettings(decode_bytes=1 << 20)).read(piece_of(0, 29_999, (0, "ab")))
+    read = [next(reading)]
+    (first,) = [bookie for bookie, one in two.bookies.items() if one.statistics().scan_shared_bytes]
+    two.stop(first)
+    assert ids_and_payloads(read + list(reading)) == expected(0, 29_999)
 
 
 def test_all_replicas_may_be_down_for_five_seconds(two: ScanBookies) -> None:
@@ -322,7 +340,7 @@ def test_a_ticket_is_shown_and_its_refusal_ends_the_read(two: ScanBookies) -> No
 
 
 def test_an_overloaded_bookie_is_asked_again_when_it_says(tmp_path: Path) -> None:
-    with ScanBookies(tmp_path, "a", open_scans=1, scan_retry_s=0.3) as bookies:
+    with ScanBookies(tmp_path, "a", open_scans=1, scan_retry_s=0.3, share_logs=False) as bookies:
         for group in groups_of(20_000, per_group=500):
             bookies.add(group)
         bookies.checkpoint()
@@ -350,32 +368,32 @@ def test_an_overloaded_bookie_is_asked_again_when_it_says(tmp_path: Path) -> Non
         assert counters.retries == refused
 
 
-def test_a_reader_that_goes_away_leaves_no_scan_behind(two: ScanBookies) -> None:
+def test_a_reader_that_goes_away_leaves_no_scan_behind(two_elsewhere: ScanBookies) -> None:
     for group in groups_of(30_000, per_group=500):
-        two.add(group)
-    two.checkpoint()
-    reading = source_of(two, ReadSettings(decode_bytes=1)).read(piece_of(0, 29_999, (0, "ab")))
+        two_elsewhere.add(group)
+    two_elsewhere.checkpoint()
+    reading = source_of(two_elsewhere, ReadSettings(decode_bytes=1)).read(piece_of(0, 29_999, (0, "ab")))
     next(reading)
-    assert sum(bookie.statistics().open_scans for bookie in two.bookies.values()) == 1
+    assert sum(bookie.statistics().open_scans for bookie in two_elsewhere.bookies.values()) == 1
     reading.close()
     deadline = time.monotonic() + 60
-    while any(bookie.statistics().open_scans for bookie in two.bookies.values()):
+    while any(bookie.statistics().open_scans for bookie in two_elsewhere.bookies.values()):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("scan-")]
 
 
-def test_a_slow_reader_holds_the_bookie_back(two: ScanBookies) -> None:
+def test_a_slow_reader_holds_the_bookie_back(two_elsewhere: ScanBookies) -> None:
     """Read-ahead, what HTTP/2 has under way, and a chunk: not the ledger."""
     for group in groups_of(60_000, per_group=500):
-        two.add(group)
-    two.checkpoint()
-    reading = source_of(two, ReadSettings(decode_bytes=1)).read(piece_of(0, 59_999, (0, "ab")))
+        two_elsewhere.add(group)
+    two_elsewhere.checkpoint()
+    reading = source_of(two_elsewhere, ReadSettings(decode_bytes=1)).read(piece_of(0, 59_999, (0, "ab")))
     next(reading)
     sent, since = -1, time.monotonic()
     while sent < 1 << 20 or time.monotonic() - since < 0.3:  # until nothing more comes
         assert time.monotonic() - since < 60, f"{sent} bytes were sent"
-        now = sum(bookie.statistics().scan_sent_bytes for bookie in two.bookies.values())
+        now = sum(bookie.statistics().scan_sent_bytes for bookie in two_elsewhere.bookies.values())
         sent, since = (now, time.monotonic()) if now != sent else (sent, since)
         time.sleep(0.01)
     assert sent <= 40 << 20

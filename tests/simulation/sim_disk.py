@@ -225,6 +225,13 @@ class SimDisk:
         self._check_alive()
         return 0 if self.full else max(0, self.capacity_bytes - self.used_bytes())
 
+    @property
+    def can_share(self) -> bool:
+        return False
+
+    def share(self, path: str) -> int:
+        raise NotImplementedError("nobody may ask a disk that cannot share")
+
     def lock(self) -> None:
         self._check_alive()
         if self._locked:

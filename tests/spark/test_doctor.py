@@ -80,7 +80,8 @@ def test_what_a_worker_lacks() -> None:
 
 
 def test_bookies_that_are_read_by_grpc_are_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ScanBookies(tmp_path, ["a", "b"]) as bookies, ScanBookies(tmp_path / "older", ["c"], stored=False) as older:
+    bookies = ScanBookies(tmp_path, ["a", "b"], share_logs=False)
+    with bookies, ScanBookies(tmp_path / "older", ["c"], stored=False) as older:
         addresses = {**bookies.addresses, **older.addresses, "d": f"127.0.0.1:{free_port()}"}
         reach = _connect_error
         closed = learn_door(addresses["b"], scan_port_call(addresses["b"]).result())
@@ -93,6 +94,13 @@ def test_bookies_that_are_read_by_grpc_are_named_with_the_reason(tmp_path: Path,
     assert reasons.keys() == {"b", "c"}, "d is told among those that are not reached"
     assert f"port {closed.port}, on which it serves scans: refused" in reasons["b"]
     assert "older release" in reasons["c"]
+
+
+def test_a_bookie_of_this_machine_needs_no_port_of_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_source, "_connect_error", lambda host, port: "refused")
+    with ScanBookies(tmp_path, ["a"]) as bookies:
+        assert _by_grpc(bookies.addresses) == {}
+        close_channels()
 
 
 def test_findings_are_read_at_a_glance() -> None:

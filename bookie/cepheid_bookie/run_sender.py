@@ -1,0 +1,85 @@
+"""Runs of blocks to those who scan, as they lie in the entry log: their bytes, or the log itself.
+
+    send    log ──a piece──► scan thread ──► connection, as much as it takes
+    share   log ──a descriptor that only reads──► connection      (processes of this machine; see scan_server.py)
+
+A piece is read and sent at once, so that it is still in the processor's cache; sendfile, page by page, takes half as much again on
+Linux's loopback.
+
+Rule: what was begun is waited for, also when its caller is cancelled: only then may the connection be closed, as another one
+would get its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from cepheid_bookie.entry_log import EntryLogReader
+from cepheid_bookie.entry_reader import StoredRun
+from cepheid_ports import Worker
+
+T = TypeVar("T")
+
+_PIECE_BYTES = 1 << 20
+
+
+class RunSender:
+    """`worker`: the scans' threads. `can_share`: whether `share` may be called."""
+
+    def __init__(self, logs: EntryLogReader, worker: Worker, *, can_share: bool) -> None:
+        self._logs = logs
+        self._worker = worker
+        self.can_share = can_share
+        self.shared_bytes = 0
+
+    async def send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
+        """As much of the run behind its first `done_bytes` as the connection takes, which does not block: 0 when it is full.
+
+        Raises OSError, for a log that is gone or too short as well."""
+        return await self._to_its_end(lambda: self._send(run, done_bytes, connection))
+
+    async def share(self, log_id: int, frame: bytes, connection: socket.socket) -> bool:
+        """Sends a frame with a descriptor of the log, on a Unix socket; False: the connection is full, and nothing was sent.
+
+        Raises OSError, for a log that is gone as well."""
+        return await self._to_its_end(lambda: self._share(log_id, frame, connection))
+
+    async def _to_its_end(self, work: Callable[[], T]) -> T:
+        working = asyncio.ensure_future(self._worker.run(work))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            while not working.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([working])
+            raise
+
+    def _send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
+        at = done_bytes
+        while at < run.size_bytes:
+            piece = self._logs.read_bytes(run.log_id, min(_PIECE_BYTES, run.size_bytes - at), run.offset + at)
+            try:
+                size_bytes = connection.send(piece)
+            except BlockingIOError:
+                break
+            at += size_bytes
+            if size_bytes < len(piece):
+                break
+        return at - done_bytes
+
+    def _share(self, log_id: int, frame: bytes, connection: socket.socket) -> bool:
+        descriptor = self._logs.share(log_id)
+        try:
+            sent = socket.send_fds(connection, [frame], [descriptor])
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        if sent < len(frame):
+            raise OSError(f"{sent} of {len(frame)} bytes of a frame went out")  # a few bytes go as one, or not at all
+        return True

@@ -1,0 +1,143 @@
+"""A connection to where a bookie serves scans (cepheid_rpc/scan_protocol.py): its frames, as buffers for the decoder.
+
+    Unix socket of this machine? ──no──► port ──► token, request ──► head, body, head, body …
+                                                                               └─ PLACE: the bytes come from the log itself
+
+Rule 1: every buffer is padded as the decoder wants it, which takes it as it is.
+Rule 2: an end before the last frame raises; so does a log that ends before a run does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import suppress
+from typing import Self
+
+import numpy as np
+
+from cepheid_rpc import FRAME_HEAD, REQUEST_LENGTH, RUN_PLACE, FrameKind, MalformedGroupError, local_scan_address
+from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor
+from cepheid_scan.decode_fields import PADDING_BYTES
+
+_MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, and then the largest entry
+_NO_LOG = -1
+_ON_MACHINE = sys.platform == "linux"
+
+
+class ScanConnection:
+    """Raises OSError from everything, MalformedGroupError for frames that make no sense. `end` may be called from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._gives_logs = connection.family == socket.AF_UNIX
+        self._log = _NO_LOG
+
+    def __repr__(self) -> str:
+        return f"<ScanConnection {self._socket!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._take_log(_NO_LOG)
+
+    def end(self) -> None:
+        """Whoever waits for it goes on."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def ask(self, token: bytes, request: bytes) -> None:
+        self._socket.sendall(token + REQUEST_LENGTH.pack(len(request)) + request)
+
+    def head(self) -> tuple[int, int, int, int]:
+        """Of the next frame: kind, bytes of its body, first and last entry id."""
+        data = b""
+        while len(data) < FRAME_HEAD.size:
+            left = FRAME_HEAD.size - len(data)
+            if self._gives_logs:
+                more, descriptors, _, _ = socket.recv_fds(self._socket, left, 1, socket.MSG_CMSG_CLOEXEC)
+                for descriptor in descriptors:
+                    self._take_log(descriptor)
+            else:
+                more = self._socket.recv(left, socket.MSG_WAITALL)
+            if not more:
+                raise _ended()
+            data += more
+        kind, size_bytes, first, last = FRAME_HEAD.unpack(data)
+        return kind, size_bytes, first, last
+
+    def body(self, kind: int, size_bytes: int) -> memoryview:
+        """What the frame stands for: of a place, the blocks that lie there."""
+        if kind != FrameKind.PLACE:
+            body = _buffer(size_bytes)
+            self._receive_into(body)
+            return body
+        if size_bytes != RUN_PLACE.size:
+            raise MalformedGroupError(f"a place in {size_bytes} bytes")
+        place = bytearray(size_bytes)
+        self._receive_into(memoryview(place))
+        offset, size_bytes = RUN_PLACE.unpack(place)
+        blocks = _buffer(size_bytes)
+        self._read_log(blocks, offset)
+        return blocks
+
+    def _receive_into(self, view: memoryview) -> None:
+        while view:
+            size_bytes = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+            if size_bytes == 0:
+                raise _ended()
+            view = view[size_bytes:]
+
+    def _read_log(self, view: memoryview, offset: int) -> None:
+        if self._log == _NO_LOG:
+            raise MalformedGroupError("a place in no log")
+        while view:
+            size_bytes = os.preadv(self._log, [view], offset)
+            if size_bytes == 0:
+                raise OSError(f"the entry log ends at {offset}, {len(view)} bytes before the blocks do")
+            view, offset = view[size_bytes:], offset + size_bytes
+
+    def _take_log(self, descriptor: int) -> None:
+        if self._log != _NO_LOG:
+            os.close(self._log)
+        self._log = descriptor
+
+
+def dial_on_machine(door: ScanDoor) -> ScanConnection | None:
+    """None: the bookie is elsewhere, or has no such socket."""
+    if not _ON_MACHINE:
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        connection.connect(local_scan_address(door.token))
+        connection.settimeout(None)  # whoever waits for chunks has a limit
+    except OSError:
+        connection.close()
+        return None
+    return ScanConnection(connection)
+
+
+def dial_port(door: ScanDoor) -> ScanConnection | None:
+    """None: it cannot be reached."""
+    try:
+        connection = socket.create_connection((door.host, door.port), timeout=CONNECT_TIMEOUT_S)
+    except OSError:
+        return None
+    connection.settimeout(None)
+    return ScanConnection(connection)
+
+
+def _buffer(size_bytes: int) -> memoryview:
+    if size_bytes > _MAX_FRAME_BYTES:
+        raise MalformedGroupError(f"a frame of {size_bytes} bytes, {_MAX_FRAME_BYTES} are taken")
+    buffer = np.empty(size_bytes + PADDING_BYTES, np.uint8)
+    buffer[size_bytes:] = 0
+    return memoryview(buffer.data)[:size_bytes]
+
+
+def _ended() -> ConnectionError:
+    return ConnectionError("the connection ended before the answer")
