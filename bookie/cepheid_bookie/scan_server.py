@@ -22,6 +22,7 @@ import socket
 import struct
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 from cepheid_bookie.entry_reader import StoredRun
@@ -123,7 +124,12 @@ class ScanServer:
                 connection.close()
                 continue
             self._connections += 1
-            self._tasks.start(self._serve(connection), name="connection")
+            # Also one that is cancelled before its first step ends its connection.
+            self._tasks.start(self._serve(connection), name="connection").add_done_callback(partial(self._on_served, connection))
+
+    def _on_served(self, connection: socket.socket, _: object) -> None:
+        self._connections -= 1
+        connection.close()
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
@@ -140,9 +146,6 @@ class ScanServer:
             log.debug("scan_server.connection_lost", extra={"error": repr(error)})
         except MalformedGroupError as error:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
-        finally:
-            self._connections -= 1
-            connection.close()
 
     async def _read_request(self, connection: socket.socket) -> ReadRequest | None:
         """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -95,7 +96,10 @@ def test_no_descriptor_stays_open(bookies: ScanBookies) -> None:
         next(given_up)
         assert len(log_descriptors()) > len(before)
         del given_up
-    assert log_descriptors() == before
+    deadline = time.monotonic() + 30
+    while log_descriptors() != before:  # the bookie is of this process, too, and closes its own when they are sent
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_a_log_that_is_deleted_meanwhile_is_read_all_the_same(bookies: ScanBookies) -> None:
