@@ -94,7 +94,10 @@ def _reads(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield counter("cepheid_bookie_read_disk_blocks_total", "Blocks read from entry logs.", figures.read_disk_blocks, bookie=bookie)
     yield counter("cepheid_bookie_read_disk_bytes_total", "Bytes read from entry logs.", figures.read_disk_bytes, bookie=bookie)
     yield counter(
-        "cepheid_bookie_read_unreadable_blocks_total", "Blocks that were damaged.", figures.read_unreadable_blocks, bookie=bookie
+        "cepheid_bookie_read_unreadable_blocks_total",
+        "Blocks that could not be read.",
+        figures.read_unreadable_blocks,
+        bookie=bookie,
     )
     yield counter("cepheid_bookie_reads_refused_total", "Reads refused.", figures.reads_refused, bookie=bookie)
     yield gauge("cepheid_bookie_open_reads", "Reads under way.", figures.open_reads, bookie=bookie)

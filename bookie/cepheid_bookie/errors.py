@@ -58,6 +58,12 @@ class DirectoryUnusableError(BookieError):
     hint = "name another one (`--data`, `--journal`), or mend its permissions"
 
 
+class LogUnreadableError(BookieError):
+    """An entry log does not give what the index says it has."""
+
+    hint = "look at the disk; entries that other bookies have are read there, and `cepheid ledgers verify` names those that are not"
+
+
 class PortInUseError(BookieError):
     """A port of the bookie cannot be opened."""
 

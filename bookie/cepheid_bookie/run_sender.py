@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from cepheid_bookie.entry_log import EntryLogReader
+from cepheid_bookie.entry_log import EntryLogReader, log_path
 from cepheid_bookie.entry_reader import StoredRun
+from cepheid_bookie.errors import LogUnreadableError
 from cepheid_ports import Worker
 
 T = TypeVar("T")
@@ -36,17 +37,18 @@ class RunSender:
         self._worker = worker
         self.can_share = can_share
         self.shared_bytes = 0
+        self.unreadable_runs = 0
 
     async def send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
         """As much of the run behind its first `done_bytes` as the connection takes, which does not block: 0 when it is full.
 
-        Raises OSError, for a log that is gone or too short as well."""
+        Raises LogUnreadableError, for a log that is gone or too short as well; OSError of the connection."""
         return await self._to_its_end(lambda: self._send(run, done_bytes, connection))
 
     async def share(self, log_id: int, frame: bytes, connection: socket.socket) -> bool:
         """Sends a frame with a descriptor of the log, on a Unix socket; False: the connection is full, and nothing was sent.
 
-        Raises OSError, for a log that is gone as well."""
+        Raises LogUnreadableError, for a log that is gone as well; OSError of the connection."""
         return await self._to_its_end(lambda: self._share(log_id, frame, connection))
 
     async def _to_its_end(self, work: Callable[[], T]) -> T:
@@ -59,10 +61,19 @@ class RunSender:
                     await asyncio.wait([working])
             raise
 
+    @contextmanager
+    def _reading(self, log_id: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.unreadable_runs += 1
+            raise LogUnreadableError(f"{log_path(log_id)} cannot be read: {error}", file=log_path(log_id)) from error
+
     def _send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
         at = done_bytes
         while at < run.size_bytes:
-            piece = self._logs.read_bytes(run.log_id, min(_PIECE_BYTES, run.size_bytes - at), run.offset + at)
+            with self._reading(run.log_id):
+                piece = self._logs.read_bytes(run.log_id, min(_PIECE_BYTES, run.size_bytes - at), run.offset + at)
             try:
                 size_bytes = connection.send(piece)
             except BlockingIOError:
@@ -73,7 +84,8 @@ class RunSender:
         return at - done_bytes
 
     def _share(self, log_id: int, frame: bytes, connection: socket.socket) -> bool:
-        descriptor = self._logs.share(log_id)
+        with self._reading(log_id):
+            descriptor = self._logs.share(log_id)
         try:
             sent = socket.send_fds(connection, [frame], [descriptor])
         except BlockingIOError:

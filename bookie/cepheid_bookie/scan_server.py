@@ -7,7 +7,8 @@
 
 Who comes by the Unix socket, and is the bookie's own user, gets no pieces: it is given the file, and told where the run lies in it.
 
-Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered.
+Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered, and few
+of those may wait at a time.
 Rule 2: a reader that does not read holds its socket's buffer in the kernel and a place among the open scans, and no thread.
 Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
 Rule 4: a log is given only to processes that could as well open it themselves: of the same machine and user, or root's.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import socket
 import struct
 from collections.abc import AsyncGenerator
@@ -26,7 +28,7 @@ from functools import partial
 from typing import Protocol
 
 from cepheid_bookie.entry_reader import StoredRun
-from cepheid_bookie.errors import PortInUseError
+from cepheid_bookie.errors import LogUnreadableError, PortInUseError
 from cepheid_bookie.run_sender import RunSender
 from cepheid_ports import Ports, TaskOwner
 from cepheid_rpc import (
@@ -42,6 +44,7 @@ from cepheid_rpc import (
     decode_read_request,
     encode_read_answer,
     local_scan_address,
+    scan_greeting,
 )
 
 log = logging.getLogger(__name__)
@@ -51,7 +54,10 @@ _ACCEPT_PAUSE_S = 1.0  # when the process has no file descriptors left
 _KEEPALIVE_S = 10
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CONNECTIONS = 1024
-"""Open at once, far more than scans may be: those above that are told to come later, in words."""
+"""Open at once, far more than scans may be: those above that are told to come later, in words. Never more than a quarter of the
+files that the process may have open: its journal and logs need some, too."""
+_STRANGERS = 128
+"""Connections without a token, so far."""
 
 
 class ScannedBookie(Protocol):
@@ -71,6 +77,7 @@ class ScanServer:
         self._tasks = TaskOwner("scan-server")
         self._listeners: list[socket.socket] = []
         self._connections = 0
+        self._strangers = 0
 
     def __repr__(self) -> str:
         return f"<ScanServer {self._host}:{self.port}, {self._connections} connections>"
@@ -120,7 +127,7 @@ class ScanServer:
                 log.warning("scan_server.accept_failed", extra={"error": str(error)})
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if self._connections >= _CONNECTIONS:
+            if self._connections >= _connection_limit() or self._strangers >= _STRANGERS:
                 connection.close()
                 continue
             self._connections += 1
@@ -142,7 +149,9 @@ class ScanServer:
             request = await self._read_request(connection)
             if request is not None:
                 await self._answer(connection, request, places=is_local)
-        except (OSError, EOFError, TimeoutError) as error:  # of the reader mostly, which went away
+        except LogUnreadableError as error:  # the reader asks anew, by gRPC, which tells of each block
+            log.warning("scan_server.log_unreadable", extra={"error": str(error), **error.facts})
+        except (OSError, EOFError, TimeoutError) as error:  # of the reader, which went away
             log.debug("scan_server.connection_lost", extra={"error": repr(error)})
         except MalformedGroupError as error:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
@@ -150,10 +159,14 @@ class ScanServer:
     async def _read_request(self, connection: socket.socket) -> ReadRequest | None:
         """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""
         async with asyncio.timeout(_REQUEST_S):
-            head = await _receive(connection, SCAN_TOKEN_BYTES + REQUEST_LENGTH.size)
-            if head[:SCAN_TOKEN_BYTES] != self.token:
-                return None
-            (size_bytes,) = REQUEST_LENGTH.unpack_from(head, SCAN_TOKEN_BYTES)
+            self._strangers += 1
+            try:
+                if await _receive(connection, SCAN_TOKEN_BYTES) != self.token:
+                    return None
+            finally:
+                self._strangers -= 1
+            await asyncio.get_running_loop().sock_sendall(connection, scan_greeting(self.token))
+            (size_bytes,) = REQUEST_LENGTH.unpack(await _receive(connection, REQUEST_LENGTH.size))
             if size_bytes > MAX_SCAN_REQUEST_BYTES:
                 raise MalformedGroupError(f"a request of {size_bytes} bytes, {MAX_SCAN_REQUEST_BYTES} are taken")
             request = decode_read_request(await _receive(connection, size_bytes))
@@ -224,6 +237,11 @@ async def _writable(connection: socket.socket) -> None:
         await ready
     finally:
         loop.remove_writer(connection)
+
+
+def _connection_limit() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _CONNECTIONS if files == resource.RLIM_INFINITY else min(_CONNECTIONS, files // 4)
 
 
 def _may_read_logs(connection: socket.socket) -> bool:

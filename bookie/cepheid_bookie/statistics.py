@@ -133,7 +133,7 @@ def take_statistics(
         read_disk_chunks=reads.disk_chunks,
         read_disk_blocks=reads.disk_blocks,
         read_disk_bytes=reads.disk_bytes,
-        read_unreadable_blocks=reads.unreadable_blocks + scans.reads.unreadable_blocks,
+        read_unreadable_blocks=reads.unreadable_blocks + scans.reads.unreadable_blocks + runs.unreadable_runs,
         reads_refused=reads.refused,
         open_reads=open_reads,
         scan_requests=scans.counters.requests,

@@ -1,6 +1,7 @@
 """Stored entries on a connection of their own, as they lie on a bookie's disk: what scans are given besides gRPC.
 
     client ──► token (16) │ length (4) │ read request (codec)
+    bookie ──► greeting (16), once the token is there: only who knows it can say that
     bookie ──► frames: kind (1) │ bytes of the body (4) │ first entry id (8) │ last entry id (8) │ body
 
     1 ANSWER   a read answer (codec): what is no whole block on disk, what is missing, a refusal; its ids say nothing
@@ -10,7 +11,8 @@
 
 gRPC moves a megabyte for 0.9 ms of both processors' time, most of it copies; this does for a third of that. Where the port is,
 and its token, are asked over gRPC (`ScanPort`): who cannot reach it, or asks an older bookie, reads by gRPC. The token is of one
-start of the bookie: behind the port of one that has ended may be another by now, which would deny what it never had.
+start of the bookie: behind the port of one that has ended may be another by now, which would deny what it never had, or
+something that is no bookie, and says anything or nothing.
 
 The same is served on a Unix socket of the machine, whose name in Linux's abstract namespace follows from the token
 (`local_scan_address`). There the bookie gives processes of its own user descriptors of its entry logs (PLACE), which can only read:
@@ -31,6 +33,7 @@ from cepheid_rpc.entry_group import EntryGroup, MalformedGroupError, decode_grou
 BLOCK_MAGIC = b"CPBK"
 BLOCK_PREFIX_BYTES = 8  # magic and CRC32C
 SCAN_TOKEN_BYTES = 16
+SCAN_GREETING_BYTES = 16
 MAX_SCAN_REQUEST_BYTES = 1 << 17
 REQUEST_LENGTH = struct.Struct("<I")
 FRAME_HEAD = struct.Struct("<BIqq")
@@ -62,6 +65,10 @@ def decode_scan_port(data: bytes) -> tuple[int, bytes]:
 def local_scan_address(token: bytes) -> str:
     """Of a Unix socket. Everybody on the machine can list such names: this one does not give the token away."""
     return f"\0cepheid-scan-{hashlib.sha256(token).hexdigest()[:32]}"
+
+
+def scan_greeting(token: bytes) -> bytes:
+    return hashlib.sha256(b"greeting" + token).digest()[:SCAN_GREETING_BYTES]
 
 
 def stored_groups(data: memoryview) -> Iterator[EntryGroup]:

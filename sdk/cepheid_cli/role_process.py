@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from cepheid_cli.log_lines import start_logging
@@ -29,8 +31,16 @@ def run_role(name: str, make: Callable[[], R], facts: Callable[[R], Sequence[str
     """
     start_logging()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    allow_open_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(name, make, facts, started))
+
+
+def allow_open_files() -> None:
+    """As many as this process may have: it starts with 1024 for old programs' sake, and a thousand clients would end a bookie."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS says that there is no limit, and has one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(name: str, make: Callable[[], R], facts: Callable[[R], Sequence[str]], started: float) -> None:

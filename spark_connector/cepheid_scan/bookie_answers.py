@@ -7,6 +7,8 @@
 
 Rule 1: the answer is complete, or the iteration raises: an end of the connection never looks like the end of the answer.
 Rule 2: `cancel` ends whatever is waited for, from any thread.
+Rule 3: whoever answers proves that it is the bookie. What goes wrong past gRPC afterwards (a log that cannot be read, a damaged
+block) is asked again by gRPC, for a while: there the bookie looks at each block, and says what it has not.
 """
 
 from __future__ import annotations
@@ -15,17 +17,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from typing import TypeAlias
 
 from cepheid_rpc import (
     BookieUnavailableError,
     EntryGroup,
     FrameKind,
     MalformedGroupError,
-    MissingEntries,
     ReadAnswer,
     ReadRequest,
-    Status,
     decode_read_answer,
     encode_read_request,
     stored_groups,
@@ -35,12 +34,15 @@ from cepheid_scan.scan_connection import ScanConnection, dial_on_machine, dial_p
 
 log = logging.getLogger(__name__)
 
-_Head: TypeAlias = tuple[int, int, int, int]
 _BLOCKS = (FrameKind.BLOCKS, FrameKind.PLACE)
 
 
 class CancelledAnswersError(Exception):
     """Nobody wants them any more."""
+
+
+class _DamagedRunError(Exception):
+    """Blocks that make no sense from some entry on."""
 
 
 class BookieAnswers:
@@ -56,19 +58,20 @@ class BookieAnswers:
         self._end: Callable[[], object] | None = None  # of what is waited for
 
     def __iter__(self) -> Iterator[tuple[ReadAnswer, int]]:
-        reached = self._reach()
-        if reached is None:
+        connection = self._reach()
+        if connection is None:
             call = read_method(self._address)(encode_read_request(self._request))
             self._wait_for(call.cancel)
             for data in call:
                 yield decode_read_answer(data), len(data)
             return
-        connection, head = reached
         with connection:
             try:
-                yield from self._frames(connection, head)
-            except OSError as error:
-                raise self._unavailable(str(error)) from error
+                yield from self._frames(connection)
+            except (OSError, _DamagedRunError, MalformedGroupError) as error:
+                if not self._cancelled:
+                    learn_door(self._address, None)  # by gRPC it tells what it has block by block
+                raise error if isinstance(error, MalformedGroupError) else self._unavailable(str(error)) from error
 
     def cancel(self) -> None:
         with self._lock:
@@ -88,8 +91,8 @@ class BookieAnswers:
 
     # Past gRPC
 
-    def _reach(self) -> tuple[ScanConnection, _Head] | None:
-        """A connection that has the request, and the head of its first frame. None: only gRPC is left."""
+    def _reach(self) -> ScanConnection | None:
+        """A connection to the bookie that has the request. None: only gRPC is left."""
         is_known, door = known_door(self._address)
         if door is not None:
             reached = self._dial(door)
@@ -120,41 +123,44 @@ class BookieAnswers:
                 return learn_door(self._address, None)
             raise
 
-    def _dial(self, door: ScanDoor) -> tuple[ScanConnection, _Head] | None:
+    def _dial(self, door: ScanDoor) -> ScanConnection | None:
         """None: nobody is there, or somebody else."""
         return self._ask_at(dial_on_machine, door) or self._ask_at(dial_port, door)
 
-    def _ask_at(self, dial: Callable[[ScanDoor], ScanConnection | None], door: ScanDoor) -> tuple[ScanConnection, _Head] | None:
+    def _ask_at(self, dial: Callable[[ScanDoor], ScanConnection | None], door: ScanDoor) -> ScanConnection | None:
         if (connection := dial(door)) is None:
             return None
         with ExitStack() as opened:
             opened.enter_context(connection)
             self._wait_for(connection.end)
             try:
-                connection.ask(door.token, encode_read_request(self._request))
-                head = connection.head()
+                if not connection.ask(door.token, encode_read_request(self._request)):
+                    return None
             except OSError:
                 return None
             opened.pop_all()
-        return connection, head
+        return connection
 
-    def _frames(self, connection: ScanConnection, head: _Head) -> Iterator[tuple[ReadAnswer, int]]:
+    def _frames(self, connection: ScanConnection) -> Iterator[tuple[ReadAnswer, int]]:
         while True:
-            kind, size_bytes, first, last = head
+            kind, size_bytes, first, last = connection.head()
             if kind == FrameKind.END:
                 return
             if kind not in _BLOCKS and kind != FrameKind.ANSWER:
                 raise MalformedGroupError(f"a frame of kind {kind}, which this process does not know")
             body = connection.body(kind, size_bytes)
-            if kind in _BLOCKS:
-                yield stored_answer(body, self._request.ledger_id, first, last), len(body)
-            else:
+            if kind not in _BLOCKS:
                 yield decode_read_answer(body), len(body)
-            head = connection.head()
+                continue
+            answer = stored_answer(body, self._request.ledger_id, first, last)
+            if answer.groups:
+                yield answer, len(body)
+            if answer.next_entry_id <= last:
+                raise _DamagedRunError(f"the stored block of entry {answer.next_entry_id} is damaged")
 
 
 def stored_answer(blocks: memoryview, ledger_id: int, first: int, last: int) -> ReadAnswer:
-    """The entries `first..last`; those from where the blocks are not what they should be are missing as damaged."""
+    """The entries from `first` on, to `last` or where a block is not what it should be."""
     groups: list[EntryGroup] = []
     entry_id = first
     with suppress(MalformedGroupError):
@@ -163,5 +169,4 @@ def stored_answer(blocks: memoryview, ledger_id: int, first: int, last: int) -> 
                 break
             groups.append(group)
             entry_id = group.last_entry_id + 1
-    missing = (MissingEntries(entry_id, last, Status.BAD_DIGEST),) if entry_id <= last else ()
-    return ReadAnswer(tuple(groups), missing, last + 1)
+    return ReadAnswer(tuple(groups), (), entry_id)

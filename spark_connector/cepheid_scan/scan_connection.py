@@ -1,7 +1,7 @@
 """A connection to where a bookie serves scans (cepheid_rpc/scan_protocol.py): its frames, as buffers for the decoder.
 
-    Unix socket of this machine? ──no──► port ──► token, request ──► head, body, head, body …
-                                                                               └─ PLACE: the bytes come from the log itself
+    Unix socket of this machine? ──no──► port ──► token, request ──► greeting ──► head, body, head, body …
+                                                                                            └─ PLACE: bytes from the log itself
 
 Rule 1: every buffer is padded as the decoder wants it, which takes it as it is.
 Rule 2: an end before the last frame raises; so does a log that ends before a run does.
@@ -17,7 +17,16 @@ from typing import Self
 
 import numpy as np
 
-from cepheid_rpc import FRAME_HEAD, REQUEST_LENGTH, RUN_PLACE, FrameKind, MalformedGroupError, local_scan_address
+from cepheid_rpc import (
+    FRAME_HEAD,
+    REQUEST_LENGTH,
+    RUN_PLACE,
+    SCAN_GREETING_BYTES,
+    FrameKind,
+    MalformedGroupError,
+    local_scan_address,
+    scan_greeting,
+)
 from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor
 from cepheid_scan.decode_fields import PADDING_BYTES
 
@@ -49,8 +58,14 @@ class ScanConnection:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def ask(self, token: bytes, request: bytes) -> None:
+    def ask(self, token: bytes, request: bytes) -> bool:
+        """Whether it is the bookie who answers, and soon."""
+        self._socket.settimeout(CONNECT_TIMEOUT_S)
         self._socket.sendall(token + REQUEST_LENGTH.pack(len(request)) + request)
+        greeting = bytearray(SCAN_GREETING_BYTES)
+        self._receive_into(memoryview(greeting))
+        self._socket.settimeout(None)  # whoever waits for chunks has a limit
+        return greeting == scan_greeting(token)
 
     def head(self) -> tuple[int, int, int, int]:
         """Of the next frame: kind, bytes of its body, first and last entry id."""
@@ -114,7 +129,6 @@ def dial_on_machine(door: ScanDoor) -> ScanConnection | None:
     try:
         connection.settimeout(CONNECT_TIMEOUT_S)
         connection.connect(local_scan_address(door.token))
-        connection.settimeout(None)  # whoever waits for chunks has a limit
     except OSError:
         connection.close()
         return None
@@ -127,7 +141,6 @@ def dial_port(door: ScanDoor) -> ScanConnection | None:
         connection = socket.create_connection((door.host, door.port), timeout=CONNECT_TIMEOUT_S)
     except OSError:
         return None
-    connection.settimeout(None)
     return ScanConnection(connection)
 
 

@@ -138,7 +138,7 @@ class _Lane:
         except BookieUnavailableError as error:
             raise self._not_given(entry_id, error.args[0]) from error
         except MalformedGroupError as error:
-            raise self._not_given(entry_id, error.args[0], Status.BAD_DIGEST) from error
+            raise self._not_given(entry_id, error.args[0]) from error  # of the way, or of a newer bookie: not of the entries
         finally:
             self._counters.wait_s += time.monotonic() - began
         if chunk is None:

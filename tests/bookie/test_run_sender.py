@@ -11,6 +11,7 @@ import pytest
 
 from cepheid_bookie import RealDisk
 from cepheid_bookie.entry_log import EntryLogReader, log_path
+from cepheid_bookie.errors import LogUnreadableError
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scan_server import ScanServer, _may_read_logs
 from cepheid_ports import Ports
@@ -44,8 +45,9 @@ def test_a_log_goes_with_its_frame_and_can_only_be_read(tmp_path: Path) -> None:
                     os.pwrite(descriptor, b"x", 0)
             finally:
                 os.close(descriptor)
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(LogUnreadableError, match=r"00000002\.log cannot be read"):
                 await sender.share(2, FRAME, here)
+            assert sender.unreadable_runs == 1
         await worker.aclose()
 
     run_async(main())

@@ -21,12 +21,14 @@ from cepheid_rpc import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
     REQUEST_LENGTH,
+    SCAN_GREETING_BYTES,
     FrameKind,
     ReadAnswer,
     ReadRequest,
     Status,
     decode_read_answer,
     encode_read_request,
+    scan_greeting,
     stored_groups,
 )
 from tests.bookie.bookie_support import KiB, Machine, added, entries_of, group_of, read_all, small_settings
@@ -54,8 +56,9 @@ class Reader:
         self.writer.write((token or server.token) + REQUEST_LENGTH.pack(len(body)) + body)
 
     async def frames(self) -> list[tuple[FrameKind, int, int, bytes]]:
-        """All, with the last one; raises IncompleteReadError when the connection ends before it."""
+        """All behind the greeting, with the last one; raises IncompleteReadError when the connection ends before it."""
         found = []
+        await self.reader.readexactly(SCAN_GREETING_BYTES)
         while True:
             kind, size_bytes, first, last = FRAME_HEAD.unpack(await self.reader.readexactly(FRAME_HEAD.size))
             found.append((FrameKind(kind), first, last, await self.reader.readexactly(size_bytes)))
@@ -63,10 +66,10 @@ class Reader:
                 assert await self.reader.read() == b"", "a connection carries one answer"
                 return found
 
-    async def is_turned_away(self) -> bool:
+    async def is_turned_away(self, greeting: bytes = b"") -> bool:
         """The connection ends without an answer; by a reset if something that was sent is left unread."""
         try:
-            return await self.reader.read() == b""
+            return await self.reader.read() == greeting
         except ConnectionResetError:
             return True
 
@@ -194,7 +197,7 @@ def test_what_is_no_request_ends_the_connection(what: str, sent: bytes, said: st
         async with Machine(settings=BIG).bookie() as bookie, serving(bookie) as server, reader_of(server) as reader:
             await added(bookie, group_of(7, 0, 5))
             reader.writer.write(server.token + sent)
-            assert await reader.is_turned_away()
+            assert await reader.is_turned_away(scan_greeting(server.token))
             assert bookie.statistics().scan_requests == 0
 
     run_async(main())
@@ -262,7 +265,7 @@ def test_a_reader_that_goes_away_and_a_server_that_stops_leave_no_scan() -> None
     run_async(main())
 
 
-def test_half_a_run_is_never_taken_for_a_whole_one() -> None:
+def test_half_a_run_is_never_taken_for_a_whole_one(caplog: pytest.LogCaptureFixture) -> None:
     """The log goes while it is sent: the connection ends, and so does a frame whose head was sent."""
 
     async def main() -> None:
@@ -277,8 +280,34 @@ def test_half_a_run_is_never_taken_for_a_whole_one() -> None:
                 with pytest.raises(asyncio.IncompleteReadError):
                     await reader.frames()
             assert bookie.statistics().open_scans == 0
+            assert bookie.statistics().read_unreadable_blocks == 1
 
     run_async(main())
+    (warning,) = [record for record in caplog.records if record.message == "scan_server.log_unreadable"]
+    assert "cannot be read" in warning.__dict__["error"]
+
+
+def test_those_without_a_token_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_server, "_STRANGERS", 2)
+
+    async def main() -> None:
+        async with Machine(settings=BIG).bookie() as bookie, serving(bookie) as server:
+            await added(bookie, group_of(7, 0, 5))
+            request = ReadRequest(7, 0, 4, 1 << 40, scan=True)
+            async with reader_of(server) as first, reader_of(server), reader_of(server) as third:
+                assert await third.is_turned_away()
+                first.ask(server, request)
+                assert len(told(await first.frames(), 0)[0]) == 5
+                assert len(told(await asked(server, request), 0)[0]) == 5, "its place is free"
+
+    run_async(main())
+
+
+def test_scans_leave_a_process_most_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_server.resource, "getrlimit", lambda _: (1024, 1024))
+    assert scan_server._connection_limit() == 256
+    monkeypatch.setattr(scan_server.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    assert scan_server._connection_limit() == scan_server._CONNECTIONS
 
 
 def test_connections_have_a_bound_and_a_port_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,10 @@ from cepheid_rpc import (
     EntryGroup,
     FrameKind,
     MalformedGroupError,
-    MissingEntries,
     ReadAnswer,
     ReadRequest,
-    Status,
     encode_read_answer,
+    scan_greeting,
 )
 from cepheid_scan import bookie_channels, scan_connection
 from cepheid_scan.bookie_answers import BookieAnswers, CancelledAnswersError, stored_answer
@@ -151,9 +150,10 @@ def test_a_bookie_that_is_down_is_unavailable(one: ScanBookies) -> None:
 class FakeBookie:
     """Takes one connection, and says what it is told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, say: Callable[[socket.socket], None]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, say: Callable[[socket.socket], None], *, greets: bool = True) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._say = say
+        self._greets = greets
         self.address = f"127.0.0.1:{free_port()}"
         knows(monkeypatch, self.address, ScanDoor("127.0.0.1", self._listener.getsockname()[1], TOKEN))
         self.requests: list[bytes] = []
@@ -174,6 +174,8 @@ class FakeBookie:
             head = connection.recv(SCAN_TOKEN_BYTES + REQUEST_LENGTH.size, socket.MSG_WAITALL)
             assert head[:SCAN_TOKEN_BYTES] == TOKEN
             self.requests.append(connection.recv(REQUEST_LENGTH.unpack_from(head, SCAN_TOKEN_BYTES)[0], socket.MSG_WAITALL))
+            if self._greets:
+                connection.sendall(scan_greeting(TOKEN))
             self._say(connection)
 
 
@@ -203,6 +205,43 @@ def test_what_is_no_frame_is_refused(frame: bytes, what: str, monkeypatch: pytes
     with FakeBookie(monkeypatch, lambda connection: connection.sendall(frame)) as bookie:
         with pytest.raises(MalformedGroupError, match=what):
             answers_of(bookie.address)
+
+
+def _says_nothing(connection: socket.socket) -> None:
+    connection.recv(1)  # until the other one closes it
+
+
+def _says_hello(connection: socket.socket) -> None:
+    connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n" * 10)
+
+
+def _ends(connection: socket.socket) -> None:
+    pass
+
+
+@pytest.mark.parametrize("one", ["by the port"], indirect=True)
+@pytest.mark.parametrize("stranger", [_says_nothing, _says_hello, _ends])
+def test_a_stranger_behind_the_port_of_before_is_no_bookie(
+    stranger: Callable[[socket.socket], None], one: ScanBookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_connection, "CONNECT_TIMEOUT_S", 0.2)
+    address = one.addresses["a"]
+    with FakeBookie(monkeypatch, stranger, greets=False) as fake:
+        door = known_door(fake.address)[1]
+        assert door is not None
+        knows(monkeypatch, address, door)
+        answers = answers_of(address)
+        assert entry_ids(answers) == list(range(100))
+        assert not any(answer.missing for answer in answers)
+        assert came_past_grpc(answers), "its port is asked for anew"
+
+
+@pytest.mark.parametrize("end", [FRAME_HEAD.pack(9, 0, 0, 0), FRAME_HEAD.pack(FrameKind.BLOCKS, 50, 0, 9) + bytes(50), b""])
+def test_after_an_answer_that_went_wrong_the_bookie_is_asked_by_grpc(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeBookie(monkeypatch, lambda connection: connection.sendall(end)) as bookie:
+        with pytest.raises((MalformedGroupError, BookieUnavailableError)):
+            answers_of(bookie.address)
+        assert known_door(bookie.address) == (True, None)
 
 
 def test_cancelling_ends_a_wait_and_a_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +283,10 @@ def blocks_of(groups: Sequence[EntryGroup]) -> bytearray:
     return bytearray(b"".join(parts))
 
 
-def test_from_where_blocks_are_damaged_entries_are_missing() -> None:
+def test_an_answer_ends_where_blocks_are_damaged() -> None:
     groups = groups_of(30)
     whole = blocks_of(groups)
     one_bytes = len(whole) // 3
-    damaged = MissingEntries(10, 29, Status.BAD_DIGEST)
 
     def answer(data: bytearray, first: int = 0, last: int = 29) -> ReadAnswer:
         return stored_answer(memoryview(data), LEDGER, first, last)
@@ -257,13 +295,13 @@ def test_from_where_blocks_are_damaged_entries_are_missing() -> None:
     for at in (0, 8, 16, 24, 28):  # magic, ledger, first entry, entries, bytes
         spoilt = bytearray(whole)
         spoilt[one_bytes + at] ^= 0x40
-        assert answer(spoilt) == ReadAnswer((groups[0],), (damaged,), 30), at
+        assert answer(spoilt) == ReadAnswer((groups[0],), (), 10), at
     spoilt[one_bytes + 28] ^= 0x40
     spoilt[one_bytes + 32] ^= 0x40  # the end of an entry, which only digests can tell
     with pytest.raises(DigestMismatchError):
         answer(spoilt).groups[1].verify()
-    assert answer(whole[:-1]).missing == (MissingEntries(20, 29, Status.BAD_DIGEST),)
+    assert answer(whole[:-1]).next_entry_id == 20
     assert answer(whole, last=25).groups == tuple(groups[:2]), "more than it says is not taken"
-    assert answer(whole, last=35).missing == (MissingEntries(30, 35, Status.BAD_DIGEST),)
-    assert answer(whole[one_bytes:], first=0).groups == ()
-    assert answer(bytearray()).missing == (MissingEntries(0, 29, Status.BAD_DIGEST),)
+    assert answer(whole, last=35).next_entry_id == 30
+    assert answer(whole[one_bytes:], first=0) == ReadAnswer((), (), 0)
+    assert answer(bytearray()) == ReadAnswer((), (), 0)

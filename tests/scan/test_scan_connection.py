@@ -13,23 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from cepheid_bookie.disk import DiskFile
 from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_rpc import (
     FRAME_HEAD,
     RUN_PLACE,
-    BookieUnavailableError,
     FrameKind,
     MalformedGroupError,
     ReadAnswer,
     ReadRequest,
-    Status,
     encode_read_request,
 )
-from cepheid_scan import scan_connection
+from cepheid_scan import EntriesUnreadableError, ReadSettings, ScanCounters, bookie_channels, entry_source, scan_connection
 from cepheid_scan.bookie_answers import BookieAnswers, stored_answer
 from cepheid_scan.bookie_channels import ScanDoor, close_channels, known_door
+from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_connection import ScanConnection, dial_on_machine
-from tests.scan.scan_bookies import LEDGER, ScanBookies, groups_of
+from tests.scan.scan_bookies import LEDGER, ScanBookies, groups_of, piece_of
 
 REQUEST = ReadRequest(LEDGER, 0, 199, max_bytes=1 << 40, scan=True)
 LOG = bytes(range(256)) * 16
@@ -121,16 +122,6 @@ def test_a_log_that_is_deleted_meanwhile_is_read_all_the_same(bookies: ScanBooki
         group.verify()
 
 
-def test_a_log_that_ends_too_early_is_an_unavailable_bookie(bookies: ScanBookies) -> None:
-    disk = bookies.bookies["a"]._directories.data
-    for log_id in list_logs(disk):
-        file = disk.open(log_path(log_id))
-        file.truncate(min(file.size(), 5_000))
-        file.close()
-    with pytest.raises(BookieUnavailableError, match="the entry log ends at"):
-        entries_of(bookies)
-
-
 def test_a_bookie_that_turns_its_machine_away_is_read_by_its_port(bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch) -> None:
     """Because the process is another user's; or because nobody listens on that socket, as in another container."""
     monkeypatch.setattr("cepheid_bookie.scan_server._may_read_logs", lambda _: False)
@@ -142,22 +133,60 @@ def test_a_bookie_that_turns_its_machine_away_is_read_by_its_port(bookies: ScanB
     assert statistics.scan_sent_bytes > 400_000
 
 
-def test_damage_on_disk_is_told_as_by_the_port(bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = bookies.bookies["a"]._directories.data
-    log_id = next(log_id for log_id in list_logs(disk) if (size := disk.open(log_path(log_id)).size()) > 50_000)
-    file = disk.open(log_path(log_id))
-    place = file.pread(size, 0).index(b"CPBK", 5_000)
+def cut_off(file: DiskFile) -> None:
+    """As when the disk gives an error from there on."""
+    file.truncate(file.size() // 2)
+
+
+def flip_a_head(file: DiskFile) -> None:
+    """Of a block in the middle."""
+    place = file.pread(file.size(), 0).index(b"CPBK", file.size() // 3)
     file.pwrite(b"XXXX", place)
+
+
+def flip_a_payload(file: DiskFile) -> None:
+    place = file.pread(file.size(), 0).index(b"~~~~", file.size() // 3)
+    file.pwrite(b"~~X~", place)
+
+
+@pytest.mark.parametrize("damage", [cut_off, flip_a_head, flip_a_payload])
+def test_what_is_damaged_on_disk_costs_what_it_costs_by_grpc(
+    damage: Callable[[DiskFile], None], bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = bookies.bookies["a"]._directories.data
+    log_id = max(list_logs(disk), key=lambda log_id: disk.open(log_path(log_id)).size())
+    file = disk.open(log_path(log_id))
+    damage(file)
     file.close()
+    found: dict[str, dict[int, bytes]] = {}
+    for way in ("this machine", "port", "gRPC"):
+        close_channels()
+        monkeypatch.setattr(scan_connection, "_ON_MACHINE", way == "this machine")
+        if way == "gRPC":
+            monkeypatch.setitem(bookie_channels._doors, bookies.addresses["a"], (None, time.monotonic() + 600))
+        monkeypatch.setattr(entry_source, "_suspects", Suspects())
+        found[way] = undamaged(bookies)
+    assert 100 < len(found["gRPC"]) < 200
+    assert found["this machine"] == found["gRPC"]
+    assert found["port"] == found["gRPC"]
 
-    def missing() -> list[tuple[int, int, Status]]:
-        found = [each for answer in answers_of(bookies) for each in answer.missing]
-        return [(each.first_entry_id, each.last_entry_id, each.status) for each in found]
 
-    here = missing()
-    monkeypatch.setattr(scan_connection, "_ON_MACHINE", False)
-    assert here == missing()
-    assert {status for *_, status in here} == {Status.BAD_DIGEST}
+def undamaged(bookies: ScanBookies) -> dict[int, bytes]:
+    """What is left of the ledger for who leaves damage out; what is only unreadable here counts as that."""
+    settings = ReadSettings(unreachable_s=0.1, read_attempts=1, decode_bytes=1)
+    source = EntrySource(
+        bookies.addresses, settings=settings, ticket=b"", counters=ScanCounters(), replan=None, damaged_as_empty=True
+    )
+    found: dict[int, bytes] = {}
+    entry_id = 0
+    while entry_id <= 199:
+        try:
+            for group in source.read(piece_of(entry_id, 199, (0, "a"))):
+                entry_id = group.last_entry_id + 1
+                found |= {each: bytes(group.payload(each)) for each in range(group.first_entry_id, entry_id)}
+        except EntriesUnreadableError as error:
+            entry_id = int(error.facts["entry_id"]) + 1
+    return {entry_id: payload for entry_id, payload in found.items() if payload}
 
 
 def connection_that_gets(*frames: tuple[bytes, bool]) -> tuple[ScanConnection, Callable[[], None]]:
