@@ -76,7 +76,10 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     )
     scan_threads: int = Field(2, ge=1, le=64, description="Threads that read blocks for scans. Brokers' reads have others.")
     scan_bytes: int = Field(
-        16 * MiB, ge=1 * MiB, description="Chunks of scans being read from disk at once, all scans together; others queue."
+        16 * MiB,
+        ge=1 * MiB,
+        description="Chunks of scans being read from disk at once, all by gRPC together; others queue. Past gRPC "
+        "each of the scans' threads reads one MiB at a time.",
     )
     scan_retry_s: float = Field(0.5, gt=0, le=60, description="When a refused scan is told to come back.")
     share_logs: bool = Field(
