@@ -110,29 +110,37 @@ class ScanServer:
     def _listen(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self._listeners.append(listener)
-        self._tasks.start(self._accept(listener), name="accept")
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def aclose(self) -> None:
         """Whoever is being answered loses its connection, and asks another replica."""
-        await self._tasks.aclose()
         for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
             listener.close()
+        await self._tasks.aclose()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                log.warning("scan_server.accept_failed", extra={"error": str(error)})
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            if self._connections >= _connection_limit() or self._strangers >= _STRANGERS:
-                connection.close()
-                continue
-            self._connections += 1
-            # Also one that is cancelled before its first step ends its connection.
-            self._tasks.start(self._serve(connection), name="connection").add_done_callback(partial(self._on_served, connection))
+    def _accept(self, listener: socket.socket) -> None:
+        """Not a task, which may be cancelled when it has a connection and nobody else knows of it yet."""
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it went away meanwhile
+        except OSError as error:
+            log.warning("scan_server.accept_failed", extra={"error": str(error)})
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
+            return
+        if self._connections >= _connection_limit() or self._strangers >= _STRANGERS:
+            connection.close()
+            return
+        self._connections += 1
+        # Also one that is cancelled before its first step ends its connection.
+        self._tasks.start(self._serve(connection), name="connection").add_done_callback(partial(self._on_served, connection))
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:  # else it was closed meanwhile
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _on_served(self, connection: socket.socket, _: object) -> None:
         self._connections -= 1
