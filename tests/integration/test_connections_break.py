@@ -80,5 +80,5 @@ def test_a_broker_cut_off_from_zookeeper_for_longer_opens_its_topics_again(proxi
             proxied.zookeeper.heal()
             proxied.wait_until(lambda: proxied.owner(work.topic) == owner, "the topic is owned again")
             work.goes_on()
-        # Acknowledgements of the time without metadata, and just before it, are not saved: who got no response gets their messages again.
+        # Acknowledgements from just before the outage on are not saved: who got no response for them gets their messages again.
         work.ends_well(ack_window_s=2.0 + time.monotonic() - stalled_at)
