@@ -21,9 +21,8 @@ import typer
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from cepheid_scan import ScanCounters
+    from cepheid_scan.scan_reader import ScanReader
 
 DEFAULT_SERVICE_URL = "pulsar://127.0.0.1:6650"
 TABLE_COLUMNS = ("message_id", "publish_time", "key", "value")
@@ -111,7 +110,7 @@ def read(
     _say_the_rest(rows, kind, output, counters)
 
 
-def _write(reader: pa.RecordBatchReader, kind: Format, output: Path | None, limit: int | None) -> int:
+def _write(reader: ScanReader, kind: Format, output: Path | None, limit: int | None) -> int:
     from cepheid_cli.row_writers import open_writer, terminal_width
 
     rows = 0
