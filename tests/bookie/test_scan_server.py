@@ -182,10 +182,12 @@ def no_requests() -> Iterator[tuple[str, bytes, str | None]]:
     """What is sent behind the token, and what the log says."""
     fenced = encode_read_request(ReadRequest(7, 0, 4, fence=True, master_key=bytes(16)))
     plain = encode_read_request(ReadRequest(7, 0, 4))
+    endless = encode_read_request(ReadRequest(99, 0, 2**63 - 1, scan=True))
     yield "too long", REQUEST_LENGTH.pack(MAX_SCAN_REQUEST_BYTES + 1), "are taken"
     yield "garbage", REQUEST_LENGTH.pack(3) + b"xyz", ""
     yield "a fence", REQUEST_LENGTH.pack(len(fenced)) + fenced, "no scan"
     yield "a broker's read", REQUEST_LENGTH.pack(len(plain)) + plain, "no scan"
+    yield "an end that has none behind it", REQUEST_LENGTH.pack(len(endless)) + endless, "no range of entries"
 
 
 @pytest.mark.parametrize(("what", "sent", "said"), [pytest.param(*case, id=case[0]) for case in no_requests()])
