@@ -88,7 +88,8 @@ class ScanServer:
             # It may block, as all may at a start; the loop's own would leave a thread behind.
             found = socket.getaddrinfo(self._host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, _, _, _, address = found[0]
-            listener = socket.create_server(address[:2], family=family, backlog=128)
+            takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # of "::", as gRPC does
+            listener = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=takes_both)
         except OSError as error:
             raise PortInUseError(f"cannot listen for scans on {self._host}:{self.port}: {error}", port=self.port) from error
         self.port = listener.getsockname()[1]

@@ -82,6 +82,8 @@ _MISSING = struct.Struct("<qqB")
 _EXPLICIT_LAC = struct.Struct("<BBqqB")
 _STATUS = struct.Struct("<BBB")
 
+_ENTRY_IDS_END = (1 << 63) - 1  # what a signed field holds: also the entry behind a range must be told in one
+
 _STATUSES: dict[int, Status] = {int(status): status for status in Status}
 
 
@@ -385,7 +387,7 @@ def _check_end(view: memoryview, end: int) -> None:
 
 
 def _check_range(ledger_id: int, first: int, last: int) -> None:
-    if ledger_id < 0 or not 0 <= first <= last:
+    if ledger_id < 0 or not 0 <= first <= last < _ENTRY_IDS_END:
         raise MalformedGroupError(f"no range of entries: ledger {ledger_id}, entries {first}..{last}")
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -21,15 +21,26 @@ import typer
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from cepheid_scan import ScanCounters
+    from cepheid_scan.scan_reader import ScanReader
 
 DEFAULT_SERVICE_URL = "pulsar://127.0.0.1:6650"
 TABLE_COLUMNS = ("message_id", "publish_time", "key", "value")
 ENTRY_TABLE_COLUMNS = ("ledger_id", "entry_id", "publish_time", "producer_name", "sequence_id", "num_messages")
 CONDITIONS = ("key", "event_from", "event_until")
 BROKEN_PIPE_EXIT = 141  # as of a program that SIGPIPE ended
+OWN_WORDS = {
+    "; failOnMissingTopic=false reads what there is": "",  # one topic is read
+    "failOnDataLoss=false": "--accept-loss",
+    "onBadRecord=": "--on-bad-record ",
+    "on_bad_record '": "--on-bad-record '",
+    "with readMode=messages": "without --typed",
+    "give {topic: position}": "choose one by --partition",
+    "service.url": "--url",
+    "admin.url": "--admin-url",
+}
+"""What errors of a scan advise, in Spark's words or those of `scan()`: here it is said otherwise."""
+
 _NEEDED = {"pyarrow": "pyarrow", "numpy": "numpy", "grpc": "grpcio"}
 
 
@@ -84,34 +95,52 @@ def read(
         raise ReadCommandError("--typed and --entries are two kinds of rows; choose one")
     kind = _format(output_format, output)
     mode = "typed" if typed else "entries" if entries else "messages"
-    named = tuple(name.strip() for name in columns.split(",")) if columns else _default_columns(kind, mode)
+    named = _default_columns(kind, mode) if columns is None else _column_names(columns)
     from cepheid_scan import ScanCounters, scan
 
     logging.getLogger("cepheid_scan").addHandler(logging.NullHandler())  # a replica that failed is no news: another one answers
     counters = ScanCounters()
     if url is None and admin_url is None and metadata is None:
         url = DEFAULT_SERVICE_URL
-    reader = scan(
-        topic,
-        service_url=url,
-        admin_url=admin_url,
-        metadata=metadata,
-        token=token,
-        start=start,
-        end=end,
-        columns=named,
-        mode=mode,
-        partitions=partition or None,
-        on_bad_record=on_bad_record,
-        fail_on_data_loss=not accept_loss,
-        counters=counters,
-        **_conditions(where or ()),
-    )
-    rows = _write(reader, kind, output, limit)
+    with _errors_in_own_words():
+        reader = scan(
+            topic,
+            service_url=url,
+            admin_url=admin_url,
+            metadata=metadata,
+            token=token,
+            start=start,
+            end=end,
+            columns=named,
+            mode=mode,
+            partitions=partition or None,
+            on_bad_record=on_bad_record,
+            fail_on_data_loss=not accept_loss,
+            counters=counters,
+            **_conditions(where or ()),
+        )
+        rows = _write(reader, kind, output, limit)
     _say_the_rest(rows, kind, output, counters)
 
 
-def _write(reader: pa.RecordBatchReader, kind: Format, output: Path | None, limit: int | None) -> int:
+@contextmanager
+def _errors_in_own_words() -> Iterator[None]:
+    from cepheid_scan import ScanError
+
+    try:
+        yield
+    except ScanError as error:
+        raise ReadCommandError(own_words(str(error))) from None
+
+
+def own_words(text: str) -> str:
+    """An error's text with the flags of this command."""
+    for said, own in OWN_WORDS.items():
+        text = text.replace(said, own)
+    return text
+
+
+def _write(reader: ScanReader, kind: Format, output: Path | None, limit: int | None) -> int:
     from cepheid_cli.row_writers import open_writer, terminal_width
 
     rows = 0
@@ -140,6 +169,8 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains when it flushes at its end
             raise typer.Exit(BROKEN_PIPE_EXIT) from None
         return
+    if os.path.isdir(output):  # whatever else is wrong with it is said when it is opened
+        raise ReadCommandError(f"{output} is a directory: name a file in it", path=str(output))
     part = output.with_name(f".{output.name}.part")
     try:
         with part.open("wb") as file:
@@ -148,7 +179,8 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
     except OSError as error:
         raise ReadCommandError(f"{output} cannot be written: {error}", path=str(output)) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # of a place that is no directory: that was said
+            part.unlink(missing_ok=True)
 
 
 def _say_the_rest(rows: int, kind: Format, output: Path | None, counters: ScanCounters) -> None:
@@ -176,6 +208,13 @@ def _format(wanted: Format | None, output: Path | None) -> Format:
 
 def _is_terminal() -> bool:
     return sys.stdout.isatty()
+
+
+def _column_names(text: str) -> Sequence[str]:
+    names = tuple(name.strip() for name in text.split(","))
+    if "" in names:
+        raise ReadCommandError(f"--columns '{text}': a name is empty; write key,value, or leave the option out")
+    return names
 
 
 def _default_columns(kind: Format, mode: str) -> Sequence[str] | None:

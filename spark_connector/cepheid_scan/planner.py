@@ -119,7 +119,8 @@ def namespace_of_pattern(pattern: str) -> tuple[NamespaceName, re.Pattern[str]]:
     """Where a pattern looks, and the whole pattern over full names. Raises BadOptionError."""
     found = _PATTERN_PREFIX.fullmatch(pattern)
     if found is None or found["domain"] not in (None, "persistent"):
-        raise BadOptionError(f"the pattern {pattern!r} does not read persistent://tenant/namespace/REGEX", value=pattern)
+        forms = "persistent://tenant/namespace/REGEX, nor REGEX alone (of public/default)"
+        raise BadOptionError(f"the pattern {pattern!r} does not read {forms}: slashes only there", value=pattern)
     try:
         namespace = NamespaceName.parse(f"{found['tenant'] or 'public'}/{found['namespace'] or 'default'}")
     except InvalidTopicNameError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from cepheid_scan.history import ScanTask
@@ -23,7 +23,7 @@ _POLL_S = 0.1
 ReadTask = Callable[[ScanTask], Iterator[Any]]
 
 
-def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int) -> Iterator[Any]:
+def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int) -> Generator[Any, None, None]:
     """Batches of all tasks. Closing the generator ends the threads; an error of a task comes where its next batch would."""
     if threads <= 1 or len(tasks) <= 1:
         for task in tasks:

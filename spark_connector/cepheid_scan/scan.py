@@ -3,6 +3,7 @@
 from cepheid_scan import scan
 reader = scan("flights", service_url="pulsar://127.0.0.1:6650", start="2026-03-01", columns=["key", "value"])
 for batch in reader: ...                      # or reader.read_all(), polars.from_arrow(reader), duckdb.sql("from reader")
+with reader: reader.read_next_batch()         # where it is not read to its end: threads end, and bookies are left alone
 
     plan_scan ──► tasks ──► scan_task, `threads` of them ahead, in order ──► record batches
 
@@ -35,7 +36,7 @@ from cepheid_scan.scan_request import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from cepheid_scan.scan_reader import ScanReader
 
 TASK_BYTES = 32 << 20  # smaller than Spark's: a task costs nothing here, and the first rows come sooner
 
@@ -61,13 +62,13 @@ def scan(
     threads: int = 2,
     settings: ReadSettings | None = None,
     counters: ScanCounters | None = None,
-) -> pa.RecordBatchReader:
+) -> ScanReader:
     """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
 
     One of `service_url`, `admin_url` and `metadata` says where the cluster is; who is away is asked again for `retry_s`.
     `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
     `partitions` and the event times leave rows out (stored entries have neither keys nor event times). `counters` is filled as
-    batches are read.
+    batches are read. Close the reader where it is not read to its end.
     Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader raises later is a ScanError too.
     """
     from cepheid_scan.plan_scan import plan_scan
@@ -107,10 +108,9 @@ def scan(
     return _open_reader(tasks, spec, threads, ScanCounters() if counters is None else counters)
 
 
-def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counters: ScanCounters) -> pa.RecordBatchReader:
-    import pyarrow as pa
-
+def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counters: ScanCounters) -> ScanReader:
     from cepheid_scan.columns import arrow_schema
+    from cepheid_scan.scan_reader import ScanReader
     from cepheid_scan.scan_task import scan_task
 
     adding = threading.Lock()
@@ -123,7 +123,7 @@ def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counte
             with adding:
                 counters.add(of_task)
 
-    return pa.RecordBatchReader.from_batches(arrow_schema(spec), read_in_order(tasks, read, threads))
+    return ScanReader(arrow_schema(spec), read_in_order(tasks, read, threads))
 
 
 def _default_columns(spec: ScanSpec) -> tuple[str, ...]:

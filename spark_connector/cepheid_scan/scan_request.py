@@ -38,7 +38,7 @@ class TopicSelection:
     """Exactly one of the two. Partitioned topics mean all their partitions, unless `partitions` names some."""
 
     names: tuple[str, ...] = ()
-    pattern: str | None = None  # a regular expression over full names
+    pattern: str | None = None  # persistent://tenant/namespace/REGEX; REGEX alone: in public/default
     partitions: frozenset[int] | None = None
     fail_on_missing: bool = True
 

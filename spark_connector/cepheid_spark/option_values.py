@@ -162,5 +162,5 @@ def parse_regex(name: str, text: str) -> str:
     try:
         re.compile(parse_text(name, text))
     except re.error as error:
-        raise refuse(name, text, f"a regular expression over full topic names ({error})") from None
+        raise refuse(name, text, f"persistent://tenant/namespace/REGEX, a regular expression of its names ({error})") from None
     return text.strip()

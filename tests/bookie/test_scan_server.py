@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
@@ -75,8 +76,8 @@ class Reader:
 
 
 @asynccontextmanager
-async def serving(bookie: Bookie) -> AsyncIterator[ScanServer]:
-    server = ScanServer(bookie, "127.0.0.1", 0, Ports())
+async def serving(bookie: Bookie, host: str = "127.0.0.1") -> AsyncIterator[ScanServer]:
+    server = ScanServer(bookie, host, 0, Ports())
     await server.start()
     try:
         yield server
@@ -85,8 +86,8 @@ async def serving(bookie: Bookie) -> AsyncIterator[ScanServer]:
 
 
 @asynccontextmanager
-async def reader_of(server: ScanServer) -> AsyncIterator[Reader]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+async def reader_of(server: ScanServer, host: str = "127.0.0.1") -> AsyncIterator[Reader]:
+    reader, writer = await asyncio.open_connection(host, server.port)
     try:
         yield Reader(reader, writer)
     finally:
@@ -181,14 +182,42 @@ def test_a_refusal_is_told_in_words() -> None:
     run_async(main())
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return socket.has_dualstack_ipv6()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6")
+def test_all_addresses_of_a_machine_are_those_of_both_kinds() -> None:
+    """As gRPC takes them on its port: else half of the readers would find one of the two closed."""
+
+    async def main() -> None:
+        async with Machine(settings=BIG).bookie() as bookie, serving(bookie, "::") as server:
+            await added(bookie, group_of(7, 0, 5))
+            for host in ("127.0.0.1", "::1"):
+                async with reader_of(server, host) as reader:
+                    reader.ask(server, ReadRequest(7, 0, 4, 1 << 40, scan=True))
+                    assert len(told(await reader.frames(), 0)[0]) == 5, host
+        async with Machine(settings=BIG).bookie() as bookie, serving(bookie, "::1") as server, reader_of(server, "::1") as reader:
+            reader.ask(server, ReadRequest(7, 0, 4, 1 << 40, scan=True))
+            assert told(await reader.frames(), 0)[1] == dict.fromkeys(range(5), Status.NO_LEDGER)
+
+    run_async(main())
+
+
 def no_requests() -> Iterator[tuple[str, bytes, str | None]]:
     """What is sent behind the token, and what the log says."""
     fenced = encode_read_request(ReadRequest(7, 0, 4, fence=True, master_key=bytes(16)))
     plain = encode_read_request(ReadRequest(7, 0, 4))
+    endless = encode_read_request(ReadRequest(99, 0, 2**63 - 1, scan=True))
     yield "too long", REQUEST_LENGTH.pack(MAX_SCAN_REQUEST_BYTES + 1), "are taken"
     yield "garbage", REQUEST_LENGTH.pack(3) + b"xyz", ""
     yield "a fence", REQUEST_LENGTH.pack(len(fenced)) + fenced, "no scan"
     yield "a broker's read", REQUEST_LENGTH.pack(len(plain)) + plain, "no scan"
+    yield "an end that has none behind it", REQUEST_LENGTH.pack(len(endless)) + endless, "no range of entries"
 
 
 @pytest.mark.parametrize(("what", "sent", "said"), [pytest.param(*case, id=case[0]) for case in no_requests()])

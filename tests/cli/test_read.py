@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -22,10 +23,12 @@ from click.testing import Result
 from pulsar.schema import AvroSchema
 from typer.testing import CliRunner
 
+import cepheid_scan
 from cepheid_cli import read as read_command
 from cepheid_cli.admin_client import AdminClient
 from cepheid_cli.app import app
 from cepheid_ports import CepheidError
+from cepheid_scan import BadRecordError, DataLossError, NoSuchTopicError
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import client_of
 
@@ -121,6 +124,9 @@ def test_a_failure_leaves_no_file_and_an_earlier_one_as_it_was(server: ProcessCl
         run(server, "orders", "--columns", "vlaue", "--output", str(path))
     with pytest.raises(CepheidError, match="cannot be written"):
         run(server, "orders", "--output", str(tmp_path / "nowhere" / "rows.json"))
+    for no_place in (path / "rows.json", tmp_path, Path()):
+        with pytest.raises(CepheidError, match=r"cannot be written|is a directory"):
+            run(server, "orders", "--output", str(no_place))
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.json"]
     assert path.read_text() == "earlier"
 
@@ -140,12 +146,29 @@ def test_a_failure_leaves_no_file_and_an_earlier_one_as_it_was(server: ProcessCl
         (["orders", "--from", "1:" + "9" * 5000], "is no position"),
         (["orders", "--entries", "--where", "key=k1"], "those of messages"),
         (["nobody-made-this"], "nobody-made-this"),
-        (["orders", "--typed"], "schema"),
+        (["orders", "--typed"], "schema: read without --typed, or upload one"),
+        (["orders", "--columns", ","], "--columns ',': a name is empty"),
+        (["orders", "--columns", ""], "--columns '': a name is empty"),
+        (["orders", "--on-bad-record", "drop"], "--on-bad-record 'drop': there is fail, null, skip"),
+        (["orders", "--from", f"{2**62}:0"], "--accept-loss takes it as it is"),
+        (["parts", "--partition=0", "--partition=1", "--from", "1:0"], "several are read: choose one by --partition"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(server: ProcessCluster, words: list[str], text: str) -> None:
     with pytest.raises(CepheidError, match=text):
         run(server, *words)
+
+
+def test_every_option_that_an_error_advises_has_the_words_of_the_command() -> None:
+    """Those of Spark's options which stand with a value in a text of `cepheid_scan`, and would be foreign here."""
+    sources = [path.read_text() for path in Path(cepheid_scan.__file__).parent.rglob("*.py")]
+    advised = {said for source in sources for said in re.findall(r"\b(?:[a-z]+[A-Z]\w*=[a-z]+|(?:service|admin)\.url)\b", source)}
+    assert len(advised) >= 6, "else the pattern is out of date"
+    of_several_topics = "failOnMissingTopic=false"
+    assert {said for said in advised if said in read_command.own_words(f"read with {said}")} == {of_several_topics}
+    assert of_several_topics not in read_command.own_words(str(NoSuchTopicError("x")))
+    assert read_command.own_words(str(DataLossError("gone"))).endswith("or accept the loss with --accept-loss)")
+    assert "(--on-bad-record skip leaves such messages out" in read_command.own_words(str(BadRecordError("bad")))
 
 
 def cepheid(*words: str) -> list[str]:

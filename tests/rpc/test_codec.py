@@ -183,6 +183,22 @@ def test_entry_ids_that_could_not_be_answered_are_refused() -> None:
     encode_group_to(parts, EntryGroup(1, 2**63 - 1, [HEADER_BYTES, 2 * HEADER_BYTES], bytes(2 * HEADER_BYTES)))
     with pytest.raises(MalformedGroupError):
         decode_group(memoryview(b"".join(parts)), 0)
+    answers = encode_add_answers([AddAnswer(1, 0, 2**63 - 1, Status.OK)])
+    missing = encode_read_answer(ReadAnswer((), (MissingEntries(0, 2**63 - 1, Status.NO_ENTRY),), 0))
+    with pytest.raises(MalformedGroupError, match="no range of entries"):
+        decode_add_answers(answers)
+    with pytest.raises(MalformedGroupError, match="no range of entries"):
+        decode_read_answer(missing)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_a_read_is_answered_with_the_entry_behind_it_so_the_last_id_of_all_is_refused(scan: bool) -> None:
+    last = 2**63 - 2
+    request = decode_read_request(encode_read_request(ReadRequest(1, 0, last, scan=scan)))
+    assert decode_read_answer(encode_read_answer(ReadAnswer((), (), request.last_entry_id + 1))).next_entry_id == last + 1
+    for first in (0, last, last + 1):
+        with pytest.raises(MalformedGroupError, match="no range of entries"):
+            decode_read_request(encode_read_request(ReadRequest(1, first, last + 1, scan=scan)))
 
 
 @given(

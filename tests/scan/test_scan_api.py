@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
@@ -25,6 +24,7 @@ from cepheid_scan import (
     ScanError,
     scan,
 )
+from cepheid_scan.scan_reader import ScanReader
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import client_of
 
@@ -66,7 +66,7 @@ def value_of(number: int) -> bytes:
     return b"%06d" % number * 20
 
 
-def numbers(reader: pa.RecordBatchReader) -> list[int]:
+def numbers(reader: ScanReader) -> list[int]:
     return [int(value.as_py()[:6]) for value in reader.read_all()["value"]]
 
 
@@ -217,12 +217,24 @@ def test_polars_reads_it(server: ProcessCluster) -> None:
     assert frame["publish_time"].dtype == polars.Datetime("us", "UTC")
 
 
-def test_a_reader_that_is_left_ends_its_threads(server: ProcessCluster) -> None:
+def test_a_reader_that_is_closed_ends_its_threads(server: ProcessCluster) -> None:
+    with scan("orders", service_url=server.service_url, threads=3) as reader:
+        reader.read_next_batch()
+    assert not reading_threads()
+    with pytest.raises(ValueError, match="reader of this scan is closed"):
+        reader.read_next_batch()
+
+
+def test_a_reader_that_is_dropped_ends_its_threads(server: ProcessCluster) -> None:
     reader = scan("orders", service_url=server.service_url, threads=3)
     reader.read_next_batch()
-    reader.close()
     del reader
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("cepheid-scan-")]
+    assert not reading_threads()
+
+
+def reading_threads() -> list[str]:
+    """Of a scan, and of what it asks bookies."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("cepheid-scan-", "scan-"))]
 
 
 def test_bookies_that_are_gone_are_an_error_and_not_the_end(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_options_of_what_is_not_served_yet_are_refused_by_name(name: str) -> Non
         ("startingOffsets", '{"t": "--5:1"}', "ledger:entry"),
         ("endingOffsets", "earliest", "latest, or JSON"),
         ("serviceUrl", "localhost:6650", "pulsar://host:port"),
-        ("topicsPattern", "[", "regular expression"),
+        ("topicsPattern", "[", "persistent://tenant/namespace/REGEX, a regular expression"),
         ("partitions", "5-2", "0,3,7-9"),
         ("keys", "", "a list"),
     ],

@@ -1,0 +1,96 @@
+"""What `scan()` gives: an Arrow stream that ends its threads, and leaves the bookies, when it is closed.
+
+    batches of the tasks ──► ClosableBatches ──► pyarrow.RecordBatchReader ──┬─ read_next_batch, read_all, …
+                                   ▲                                         └─ __arrow_c_stream__ ──► DuckDB, Polars, pyarrow
+    ScanReader.close ──────────────┘
+
+pyarrow's reader takes any generator, but its `close` does nothing for one, and it can be neither changed nor subclassed with a
+stream in it. So it stands within. Whoever must have one of pyarrow's makes it: `pyarrow.RecordBatchReader.from_stream(reader)`.
+
+Rule 1: a stream that was closed raises when it is read, also in a library that took it before: rows that are missing must not
+look as if there were none.
+Rule 2: whoever drops the last hold on the stream closes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+_OfPyarrow: Any = getattr(pa.lib, "_ReadPandasMixin", object)
+"""Polars takes what has a class of pyarrow among its own as rows, and any other stream as a column of structs."""
+
+
+class ScanReader(_OfPyarrow):  # type: ignore[misc]
+    """Record batches of a scan, once, like a `pyarrow.RecordBatchReader`: iterate it, `read_all()`, or give it to what takes
+    Arrow streams. Close it, or use it in a `with`, where it is not read to its end."""
+
+    def __init__(self, schema: pa.Schema, batches: Generator[pa.RecordBatch, None, None]) -> None:
+        self._batches = ClosableBatches(batches)
+        self._reader = pa.RecordBatchReader.from_batches(schema, self._batches)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._reader.schema
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return self._reader.read_next_batch()
+
+    def read_next_batch(self) -> pa.RecordBatch:
+        """Raises StopIteration at the end, ScanError, and ValueError when it is closed."""
+        return self._reader.read_next_batch()
+
+    def read_all(self) -> pa.Table:
+        """All batches that were not read yet."""
+        return self._reader.read_all()
+
+    def read_pandas(self, **options: Any) -> Any:
+        """As a pandas DataFrame; `options` are those of `pyarrow.Table.to_pandas`."""
+        return self._reader.read_pandas(**options)
+
+    def cast(self, target_schema: pa.Schema) -> pa.RecordBatchReader:
+        """The same stream in these types."""
+        return self._reader.cast(target_schema)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._reader.__arrow_c_stream__(requested_schema)
+
+    def close(self) -> None:
+        """Returns when its threads have ended: after their next batch, or the timeout of a bookie's answer."""
+        self._batches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class ClosableBatches:
+    """A generator that one thread may close while another one waits for its next item."""
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self._closed = False
+        self._in_turn = threading.Lock()  # a generator that runs can be neither asked nor closed
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with self._in_turn:
+            if self._closed:
+                raise ValueError("the reader of this scan is closed: what it has not given yet must be asked for by a new scan()")
+            return next(self._batches)
+
+    def close(self) -> None:
+        with self._in_turn:
+            self._closed = True
+            self._batches.close()

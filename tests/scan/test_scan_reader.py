@@ -1,0 +1,124 @@
+"""The stream that `scan()` gives: closing it closes what feeds it, whoever reads it, and errors keep their kind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from cepheid_scan import DataLossError
+from cepheid_scan.scan_reader import ScanReader
+
+SCHEMA = pa.schema([("n", pa.int64())])
+COUNT = 5
+
+
+class Feed:
+    """Batches of one row each, and whether somebody ended them."""
+
+    def __init__(self, fails: bool = False, before_batch: Callable[[], Any] = lambda: None) -> None:
+        self.is_closed = False
+        self._fails = fails
+        self._before_batch = before_batch
+        self.reader = ScanReader(SCHEMA, self._batches())
+
+    def _batches(self) -> Generator[pa.RecordBatch, None, None]:
+        try:
+            for number in range(COUNT):
+                self._before_batch()
+                yield pa.record_batch([[number]], schema=SCHEMA)
+                if self._fails:
+                    raise DataLossError("trimmed")
+        finally:
+            self.is_closed = True
+
+
+def test_leaving_the_block_closes_what_feeds_it() -> None:
+    feed = Feed()
+    with feed.reader as reader:
+        assert reader.read_next_batch().num_rows == 1
+        assert not feed.is_closed
+    assert feed.is_closed
+    with pytest.raises(ValueError, match="reader of this scan is closed"):
+        reader.read_next_batch()
+    reader.close()
+
+
+def test_whoever_drops_it_closes_it() -> None:
+    feed = Feed()
+    next(feed.reader)
+    del feed.reader
+    assert feed.is_closed
+
+
+def test_a_stream_that_was_given_away_outlives_the_name_and_raises_when_it_is_closed() -> None:
+    feed = Feed()
+    taken = pa.RecordBatchReader.from_stream(feed.reader)
+    taken.read_next_batch()
+    feed.reader.close()
+    with pytest.raises(Exception, match="reader of this scan is closed"):  # not the end of the stream
+        taken.read_next_batch()
+    other = Feed()
+    taken = pa.RecordBatchReader.from_stream(other.reader)
+    del other.reader
+    assert taken.read_all()["n"].to_pylist() == list(range(COUNT))
+
+
+def test_closing_waits_for_the_batch_that_another_thread_reads() -> None:
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def before_batch() -> None:
+        began.set()
+        assert may_go_on.wait(10)
+
+    feed = Feed(before_batch=before_batch)
+    found: list[pa.RecordBatch] = []
+    reading = threading.Thread(target=lambda: found.append(feed.reader.read_next_batch()))
+    reading.start()
+    assert began.wait(10)
+    closing = threading.Thread(target=feed.reader.close)
+    closing.start()
+    assert not feed.is_closed
+    may_go_on.set()
+    closing.join(10)
+    reading.join(10)
+    assert feed.is_closed
+    assert len(found) == 1
+
+
+def test_errors_keep_their_kind() -> None:
+    with pytest.raises(DataLossError, match="trimmed"):
+        Feed(fails=True).reader.read_all()
+    with pytest.raises(DataLossError, match="trimmed"):
+        list(Feed(fails=True).reader)
+
+
+def test_it_is_read_like_a_reader_of_pyarrow() -> None:
+    assert Feed().reader.schema == SCHEMA
+    assert [batch["n"][0].as_py() for batch in Feed().reader] == list(range(COUNT))
+    assert Feed().reader.read_pandas()["n"].tolist() == list(range(COUNT))
+    narrow = pa.schema([("n", pa.int32())])
+    assert Feed().reader.cast(narrow).read_all().schema == narrow
+    assert pa.RecordBatchReader.from_stream(Feed().reader, schema=narrow).read_all().schema == narrow
+    assert pa.table(Feed().reader).num_rows == COUNT
+    assert pa.Table.from_batches(Feed().reader).num_rows == COUNT
+    assert ds.Scanner.from_batches(Feed().reader).to_table().num_rows == COUNT
+
+
+def test_duckdb_and_polars_take_it() -> None:
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    history = Feed().reader
+    assert duckdb.sql("select sum(n) from history").fetchall() == [(sum(range(COUNT)),)]
+    assert duckdb.from_arrow(Feed().reader).fetchall() == [(number,) for number in range(COUNT)]
+    left = Feed()
+    relation = duckdb.from_arrow(left.reader)
+    left.reader.close()
+    with pytest.raises(Exception, match="reader of this scan is closed"):
+        relation.fetchall()
+    assert polars.from_arrow(Feed().reader)["n"].to_list() == list(range(COUNT))
+    assert polars.DataFrame(Feed().reader)["n"].to_list() == list(range(COUNT))
+    del history
