@@ -86,6 +86,8 @@ RULES: Mapping[str, Set[str]] = {
     "go on at the end without a cursor ledger": {"C3", "C6", "H5", "H6"},
     "deliver what was read before a seek": {"H5", "H6", "H8", "H13", "V7"},
     "close without saving cursors": {"C2", "H7"},
+    "be content with the round under way": {"C2", "C8", "H7"},
+    "retire a cursor ledger before its record": {"C2"},
     "believe the wall clock": {"M6"},
     "admit adds without a bound": {"S12"},
     "ask for a checkpoint at admission": {"V6"},
