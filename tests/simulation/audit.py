@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cepheid_metadata import UNDELETED, LedgerState, Position, keys
 from cepheid_wire import TopicName
 from tests.simulation.audit_clients import audit_clients, judge_clients
-from tests.simulation.audit_rest import check_rest, check_terminate
+from tests.simulation.audit_rest import check_given_back, check_rest, check_terminate
 from tests.simulation.audit_waits import read_all, wait_for
 from tests.simulation.checks_copies import check_copies
 from tests.simulation.checks_storage import check_promises, promises_of
@@ -39,6 +39,7 @@ async def audit(world: World) -> None:
         await _rest(world)
     if world.clients is not None:
         await audit_clients(world)
+    await check_given_back(world, list(world.brokers.values()))
     for broker in world.brokers.values():
         if broker.node.alive:
             broker.crash()

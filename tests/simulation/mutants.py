@@ -36,6 +36,7 @@ from tests.simulation.mutants_bookies import (
     look_for_the_last_entry_in_the_last_fragment,
     report_the_end_that_a_recovery_found_itself,
 )
+from tests.simulation.mutants_bounds import BOUNDS_MUTANTS
 from tests.simulation.mutants_cluster import (
     CLUSTER_MUTANTS,
     count_what_departed_bookies_acknowledged,
@@ -402,6 +403,7 @@ MUTANTS: dict[str, Mutant] = {
         save_no_chunks_with_sequence_ids,
         let_producers_in_while_chunks_are_under_way,
         *BOOKIE_MUTANTS,
+        *BOUNDS_MUTANTS,
         *CLUSTER_MUTANTS,
         *DISPATCH_MUTANTS,
         *TOPIC_MUTANTS,
