@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerSettings
+from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedError, ManagedLedgerSettings
 from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_ledger import EntryUnavailableError, LedgerLostError
 from cepheid_metadata import ChainLedger, Position, chain_records
@@ -64,7 +64,10 @@ def test_who_continues_is_read_ahead_of_and_the_budget_comes_back() -> None:
     run_virtual(main())
 
 
-def test_what_was_read_ahead_for_nobody_is_dropped() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_read_ahead_for_nobody_is_dropped(fails: bool) -> None:
+    """Also while nobody has closed a topic that failed."""
+
     async def main() -> None:
         async with topic_world() as world:
             broker = world.broker()
@@ -77,8 +80,12 @@ def test_what_was_read_ahead_for_nobody_is_dropped() -> None:
             await wait_until(lambda: budget.used_bytes > 50 * KIB)
             for stream in ledger._reads._streams.values():
                 stream.used_at -= 60
+            if fails:
+                ledger.fail(ManagedLedgerFailedError("its session ended"))
             ledger.tick()
             await wait_until(lambda: budget.used_bytes == 0)
+            if fails:
+                return
             groups = await ledger.read(position, max_entries=3, max_bytes=1 << 20)
             assert payloads_of(groups)[0].startswith(b"6.")
 

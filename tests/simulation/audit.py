@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from cepheid_metadata import UNDELETED, LedgerState, Position, keys
 from cepheid_wire import TopicName
 from tests.simulation.audit_clients import audit_clients, judge_clients
-from tests.simulation.audit_rest import check_rest, check_terminate
-from tests.simulation.audit_waits import read_all, wait_for
+from tests.simulation.audit_rest import check_given_back, check_rest, check_terminate
+from tests.simulation.audit_waits import OPENED_S, RECOVERED_S, SERVED_S, read_all, wait_for
 from tests.simulation.checks_copies import check_copies
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
@@ -39,6 +39,7 @@ async def audit(world: World) -> None:
         await _rest(world)
     if world.clients is not None:
         await audit_clients(world)
+    await check_given_back(world, list(world.brokers.values()))
     for broker in world.brokers.values():
         if broker.node.alive:
             broker.crash()
@@ -47,9 +48,9 @@ async def audit(world: World) -> None:
     auditor.start()
     if world.stores:
         done = world.spawn(auditor.node, _read_topic(world, auditor), "audit of topics")
-        await wait_for(world, "V4", done.done, "some topic cannot be opened, read and written")
+        await wait_for(world, "V4", done.done, "some topic cannot be opened, read and written", limit_s=OPENED_S)
         done = world.spawn(auditor.node, _read_deduplicated(world, auditor), "audit of deduplication")
-        await wait_for(world, "V4", done.done, "the topic with deduplication cannot be opened and read")
+        await wait_for(world, "V4", done.done, "the topic with deduplication cannot be opened and read", limit_s=OPENED_S)
     if world.clients is not None:
         await judge_clients(world, auditor)
     await wait_for(
@@ -58,10 +59,14 @@ async def audit(world: World) -> None:
     if left:  # their recoverers are dead; those of topics the auditor has opened
         world.spawn(auditor.node, _end_recoveries(world, auditor, left), "audit of recoveries")
         await wait_for(
-            world, "V2", lambda: not _in_recovery(history, left), lambda: f"in recovery stay {_in_recovery(history, left)}"
+            world,
+            "V2",
+            lambda: not _in_recovery(history, left),
+            lambda: f"in recovery stay {_in_recovery(history, left)}",
+            limit_s=RECOVERED_S,
         )
     done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
-    await wait_for(world, "V1", done.done, "some ledger cannot be recovered and read")
+    await wait_for(world, "V1", done.done, "some ledger cannot be recovered and read", limit_s=RECOVERED_S)
     bookies = world.bookies.values()  # one may still have ended of what had struck it before
     await wait_for(world, "V8", lambda: all(bookie.serving for bookie in bookies), f"not everybody serves: {list(bookies)}")
     for bookie in bookies:
@@ -79,13 +84,17 @@ async def _rest(world: World) -> None:
             pending = workload.pending.get(broker.process)
             if pending is not None:
                 await wait_for(
-                    world, "V9", lambda pending=pending: pending.count == 0, f"appends of {broker.process} are never answered"
+                    world,
+                    "V9",
+                    lambda pending=pending: pending.count == 0,
+                    f"appends of {broker.process} are never answered",
+                    limit_s=SERVED_S,
                 )
     dedup = world.dedup_workload
-    await wait_for(world, "V9", lambda: dedup.is_quiet, f"messages are sent again and again: {dedup.clients}")
+    await wait_for(world, "V9", lambda: dedup.is_quiet, f"messages are sent again and again: {dedup.clients}", limit_s=SERVED_S)
     if world.topic_workload.owners is not None:
         done = world.start_outside(_find_owner(world), "look up")
-        await wait_for(world, "V4", done.done, f"nobody comes to own {world.topic_workload.topic}")
+        await wait_for(world, "V4", done.done, f"nobody comes to own {world.topic_workload.topic}", limit_s=OPENED_S)
 
 
 async def _find_owner(world: World) -> None:

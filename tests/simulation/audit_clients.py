@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_wire import TopicName
-from tests.simulation.audit_waits import read_all, wait_for
+from tests.simulation.audit_waits import OPENED_S, SERVED_S, read_all, wait_for
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.workload_ledgers import EXPECTED
 
@@ -24,12 +24,16 @@ async def audit_clients(world: World) -> None:
         for broker in others:
             world.start_outside(broker.stop(), f"stop {broker.name}")
         await wait_for(world, "V4", lambda: not any(broker.node.alive for broker in others), lambda: f"{others} do not stop")
-    await wait_for(world, "V9", lambda: not clients.unanswered, lambda: f"never answered: {clients.unanswered}")
+    await wait_for(world, "V9", lambda: not clients.unanswered, lambda: f"never answered: {clients.unanswered}", limit_s=SERVED_S)
     if not world.orderly:
         # A broker that was deposed hears of it when it next writes: until then its consumers wait, for what it does not have.
         clients.publish_once_more()
-        await wait_for(world, "V9", lambda: not clients.unanswered, lambda: f"never answered: {clients.unanswered}")
-    await wait_for(world, "V7", lambda: not clients.owed(), lambda: f"these do not get what they are owed: {clients.owed()}")
+        await wait_for(
+            world, "V9", lambda: not clients.unanswered, lambda: f"never answered: {clients.unanswered}", limit_s=SERVED_S
+        )
+    await wait_for(
+        world, "V7", lambda: not clients.owed(), lambda: f"these do not get what they are owed: {clients.owed()}", limit_s=SERVED_S
+    )
 
 
 async def judge_clients(world: World, auditor: SimBroker) -> None:
@@ -38,7 +42,7 @@ async def judge_clients(world: World, auditor: SimBroker) -> None:
     assert clients is not None
     for topic in clients.topics:
         done = world.spawn(auditor.node, _read(world, auditor, topic), f"audit of {topic}")
-        await wait_for(world, "V4", done.done, f"{topic} cannot be opened and read")
+        await wait_for(world, "V4", done.done, f"{topic} cannot be opened and read", limit_s=OPENED_S)
     clients.judge()
 
 

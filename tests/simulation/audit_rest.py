@@ -1,9 +1,10 @@
 """What is asked of a cluster that has nothing to do any more: journals are let go of and space comes back (V6), nothing waits or
-is counted as under way (V9); and of a topic that is terminated in the middle of its appends (M10)."""
+is counted as under way, and budgets are whole (V9); and of a topic that is terminated in the middle of its appends (M10)."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.audit_waits import wait_for
@@ -21,6 +22,8 @@ _SLOW_JOURNAL_S = (0.9, 1.3)
 """More than the interval of checkpoints, less than the timeout of an add."""
 COLLECTED_S = 30.0
 """A deleted ledger goes after two looks at metadata, its log with the next one."""
+GIVEN_BACK_S = 15.0
+"""What was read ahead and nobody fetched is dropped after five seconds, when the topic is next looked after."""
 
 
 async def check_rest(world: World, auditor: SimBroker) -> None:
@@ -33,6 +36,7 @@ async def check_rest(world: World, auditor: SimBroker) -> None:
         lambda: not any(_under_way(bookie.bookie) for bookie in bookies),
         lambda: f"still under way: {[(bookie.id, _under_way(bookie.bookie)) for bookie in bookies]}",
     )
+    await check_given_back(world, [auditor])
     await wait_for(
         world,
         "V6",
@@ -47,6 +51,35 @@ async def check_rest(world: World, auditor: SimBroker) -> None:
         lambda: f"logs without a reference stay: {[(bookie.id, dead_logs(bookie)) for bookie in bookies]}",
         limit_s=COLLECTED_S,
     )
+
+
+async def check_given_back(world: World, brokers: Sequence[SimBroker]) -> None:
+    """Brokers whose work is done have every byte back in their budgets and windows. Those that are down have none."""
+
+    def living() -> list[SimBroker]:
+        return [broker for broker in brokers if broker.node.alive]
+
+    await wait_for(
+        world,
+        "V9",
+        lambda: not any(map(_not_given_back, living())),
+        lambda: f"not given back: {[(broker.process, _not_given_back(broker)) for broker in living()]}",
+        limit_s=GIVEN_BACK_S,
+    )
+
+
+def _not_given_back(broker: SimBroker) -> list[str]:
+    client, topics = broker.client, broker.managed_ledgers
+    counters = {
+        "kept for newcomers": client.ensemble_change_statistics().kept_bytes,
+        "windows of bookies": sum(channel.waiting_bytes for channel in client.statistics().values()),
+        "catch-up reads": topics.catch_up.used_bytes,
+        "appends": sum(topic._appender.waiting_bytes for topic in topics.opened.values() if topic._appender is not None),
+    }
+    if broker.ready:
+        counters["publishing"] = broker.broker._publish_budget.used_bytes
+        counters["read ahead"] = broker.broker.topics.read_ahead_budget.used_bytes
+    return [f"{name} {count}" for name, count in counters.items() if count]
 
 
 async def _append_slowly(world: World, auditor: SimBroker) -> None:
@@ -71,6 +104,7 @@ def _under_way(bookie: Any) -> list[str]:
         "adds waiting": bookie._admission.waiting_bytes,
         "journal": bookie._journal.queued_bytes,
         "reads": bookie._open_reads,
+        "reading": bookie._reader._budget.used_bytes,
     }
     return [f"{name} {count}" for name, count in counters.items() if count]
 

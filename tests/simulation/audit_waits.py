@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.managed_ledger import ManagedLedger
 from cepheid_metadata import Position
+from tests.simulation.sim_broker import MANAGED_LEDGER_SETTINGS
+from tests.simulation.sim_directory import SESSION_S
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 REST_S = 60.0
 """Longer than every timeout and backoff of the settings in `cluster.py` together."""
+OPENED_S = MANAGED_LEDGER_SETTINGS.ledger_failover_timeout_s + SESSION_S + 3.0
+"""Of a topic: its ledger has been given up, the session of its last owner has ended, and what is read and written is little."""
+RECOVERED_S = 15.0
+"""Of all ledgers: nobody is silent any more, so none of them takes a timeout."""
+SERVED_S = 30.0
+"""Of clients: they look for their broker again after some seconds, and send again what they were not answered."""
 
 
 async def read_all(managed_ledger: ManagedLedger) -> list[tuple[Position, bytes]]:

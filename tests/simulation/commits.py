@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cepheid_metadata import BundleOwner, Chain, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
+from tests.simulation.checks_cursors import check_retired
 from tests.simulation.checks_records import LedgerRecordChecks
 from tests.simulation.checks_topic import TopicRecordChecks
 from tests.simulation.history import History
@@ -35,6 +36,13 @@ class CommitChecks:
             elif op.key.startswith(f"{keys.BUNDLES_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else BundleOwner.decode(op.value, op.key)
                 self._owners.on_owner(op.key, record, process)
+        self._check_retired(ops)
+
+    def _check_retired(self, ops: Sequence[Op]) -> None:
+        """When all of a write is known."""
+        for op in ops:
+            if op.key.startswith(f"{keys.CHAINS_KEY}/") and (chain := self._history.chains.get(op.key)) is not None:
+                check_retired(self._history, op.key, chain)
 
     def _on_ledger(self, op: Op, process: str) -> None:
         match op:

@@ -36,6 +36,7 @@ from tests.simulation.mutants_bookies import (
     look_for_the_last_entry_in_the_last_fragment,
     report_the_end_that_a_recovery_found_itself,
 )
+from tests.simulation.mutants_bounds import BOUNDS_MUTANTS, read_without_a_timeout, recover_without_a_timeout
 from tests.simulation.mutants_cluster import (
     CLUSTER_MUTANTS,
     count_what_departed_bookies_acknowledged,
@@ -402,6 +403,7 @@ MUTANTS: dict[str, Mutant] = {
         save_no_chunks_with_sequence_ids,
         let_producers_in_while_chunks_are_under_way,
         *BOOKIE_MUTANTS,
+        *BOUNDS_MUTANTS,
         *CLUSTER_MUTANTS,
         *DISPATCH_MUTANTS,
         *TOPIC_MUTANTS,
@@ -427,6 +429,8 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "trim by what is not saved yet": trim_by_what_is_not_saved_yet,
     "keep what is open when the session is lost": keep_what_is_open_when_the_session_is_lost,
     "write on to what was collected": write_on_to_what_was_collected,
+    "recover without a timeout": recover_without_a_timeout,
+    "read without a timeout": read_without_a_timeout,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
@@ -445,4 +449,5 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "look for lost sequence ids": nobody deletes a ledger of a topic that removes duplicates
 - "retry a flush", "leave the logs", "write the entry log again", "forget what came": a fault has to last, and in worlds all of them
   end, with more appends behind them
+- "recover without a timeout", "read without a timeout": somebody has to be silent for ever, and in worlds everybody speaks again
 """

@@ -263,7 +263,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "take a part of a batch for all of it": {"H5", "H6", "H8"},
     "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8"},
     "ignore parts of batches": {"H7", "C2"},
-    "say saved before it is": {"H7"},
+    "say saved before it is": {"C2", "H7"},
     "spend no permits": {"H14"},
     "start over with some permits": {"H8"},
     "send to whoever has permits": {"H8"},

@@ -343,6 +343,46 @@ def deliver_what_was_read_before_a_seek() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def be_content_with_the_round_under_way() -> Iterator[None]:
+    """Who waits for a save joins the round that runs, and what it asks for came after that one had begun."""
+    join_round, run_round = CursorStore._join_round, CursorStore._round
+    running: dict[CursorStore, asyncio.Future[Exception | None]] = {}
+
+    async def run_and_tell(self: CursorStore) -> Exception | None:
+        told = running[self] = asyncio.get_running_loop().create_future()
+        outcome = await run_round(self)
+        told.set_result(outcome)
+        del running[self]
+        return outcome
+
+    async def join(self: CursorStore) -> None:
+        if self not in running:
+            await join_round(self)
+            return
+        self._check_open()
+        if (error := await asyncio.shield(running[self])) is not None:
+            raise error
+
+    with mock.patch.object(CursorStore, "_round", run_and_tell), mock.patch.object(CursorStore, "_join_round", join):
+        yield
+
+
+@contextlib.contextmanager
+def retire_a_cursor_ledger_before_its_record() -> Iterator[None]:
+    """It goes to the deletion queue in one write, and the records cease to name it in the next."""
+
+    async def commit_twice(self: CursorStore, ops: Sequence[Op], changed: Any, *, retire: bool = True) -> None:
+        retired = await self._cursor_ledgers.retire(self._named_ledgers(changed)) if retire else ()
+        if retired:
+            await self._keeper.commit(lambda chain: (chain.replace(deletions=chain.deletions + retired), ()))
+        await self._keeper.commit(lambda chain: (None, ops))
+        self._cursor_ledgers.forget(retired)
+
+    with mock.patch.object(CursorStore, "_commit", commit_twice):
+        yield
+
+
 # Time and room
 
 
@@ -374,6 +414,8 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
     deliver_what_was_read_before_a_seek,
+    be_content_with_the_round_under_way,
+    retire_a_cursor_ledger_before_its_record,
     close_without_saving_cursors,
     believe_the_wall_clock,
     admit_adds_without_a_bound,

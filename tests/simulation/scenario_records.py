@@ -57,6 +57,21 @@ async def recovery_fails(scene: Scene, broker: SimBroker, ledger: OpenLedger) ->
     scene.require(isinstance(error, REFUSALS), lambda: f"it ended: {recovery!r}")
 
 
+@step("{broker}'s recovery of {ledger} ends it with {payload} within {seconds}")
+async def recovery_ends_within(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload: bytes, limit_s: float) -> None:
+    """Waits no longer for what was begun."""
+    recovery = _recovery(scene, broker, ledger)
+    await scene.wait_until(recovery.done, "the recovery is over", limit_s)
+    ends_with(scene, recovery.result(), payload)
+
+
+@step("{broker}'s recovery of {ledger} fails within {seconds}")
+async def recovery_fails_within(scene: Scene, broker: SimBroker, ledger: OpenLedger, limit_s: float) -> None:
+    """Waits no longer for what was begun: who has to be heard is silent."""
+    await scene.wait_until(_recovery(scene, broker, ledger).done, "the recovery is over", limit_s)
+    await recovery_fails(scene, broker, ledger)
+
+
 def _recovery(scene: Scene, broker: SimBroker, ledger: OpenLedger) -> asyncio.Task[ClosedLedger]:
     found = of(scene).recoveries.get((broker.name, ledger.name))
     if found is None:
@@ -102,6 +117,22 @@ async def reads_lac(scene: Scene, broker: SimBroker, ledger: OpenLedger, payload
     while read <= lac:
         groups = await scene.at(broker, reader.read(read, lac, max_bytes=1 << 20))
         read = groups[-1].last_entry_id + 1
+
+
+@step("{broker} reads all of {ledger} within {seconds}")
+async def reads_all_within(scene: Scene, broker: SimBroker, ledger: OpenLedger, limit_s: float) -> None:
+    """A closed ledger, with the reader that was opened (its bytes are compared: L7)."""
+    reader = of(scene).readers[broker.name, ledger.name]
+
+    async def read_all() -> None:
+        read = 0
+        while read <= reader.known_end:
+            groups = await reader.read(read, reader.known_end, max_bytes=1 << 20)
+            read = groups[-1].last_entry_id + 1
+
+    reading = broker.node.start(read_all(), name="read")
+    await scene.wait_until(reading.done, "all of it is read", limit_s)
+    reading.result()
 
 
 # -- deleting -----------------------------------------------------------------------------------------------------------

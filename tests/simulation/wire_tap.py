@@ -17,6 +17,8 @@ from typing import Any
 
 from cepheid_wire import CommandType, FrameSplitter, TopicName, messages_in, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
+from tests.history.rules_served import ORDERED
+from tests.simulation.checks_cursors import SavedAnswers
 from tests.simulation.client_notes import BEGINNING, ClientNotes, mask_of
 
 TYPES = {0: "Exclusive", 1: "Shared", 2: "Failover", 3: "Key_Shared"}
@@ -55,6 +57,7 @@ class _Seat:
     topic: str
     subscription: str
     opening: tuple[str, int]
+    kind: str
     permits: int  # that it gave and no message has used
 
 
@@ -67,7 +70,7 @@ class WireTap(asyncio.Protocol):
         self._opening_of = opening_of
         self._heard, self._said = FrameSplitter(1 << 24), FrameSplitter(1 << 24)
         self._asked: dict[int, Any] = {}  # SUBSCRIBE, SEEK and UNSUBSCRIBE by request id
-        self._acks: dict[int, None] = {}  # ACKs that want a response
+        self._answers = SavedAnswers(notes)
         self._seats: dict[int, _Seat] = {}
         self._lives: dict[str, int] = {}
 
@@ -144,7 +147,7 @@ class WireTap(asyncio.Protocol):
             entry_id = ident.entryId if ident.entryId < 1 << 63 else -1
             self._note("ack", seat, position=(ident.ledgerId, entry_id, -1), cumulative=cumulative, details=details)
         if ack.HasField("request_id"):
-            self._acks[ack.request_id] = None
+            self._answers.on_ack(seat.topic, seat.subscription, ack, is_ordered=seat.kind in ORDERED)
             self._note("saving", seat, details={"ask": ack.request_id})
 
     def _on_redeliver(self, ask: pb.CommandRedeliverUnacknowledgedMessages) -> None:
@@ -187,8 +190,9 @@ class WireTap(asyncio.Protocol):
         else:
             response = command.ackResponse
             seat = self._seats.get(response.consumer_id)
-            self._acks.pop(response.request_id, None)
-            if seat is not None and not response.HasField("error"):
+            is_saved = seat is not None and not response.HasField("error")
+            self._answers.on_answer(response.request_id, seat.opening if seat is not None and is_saved else None)
+            if seat is not None and is_saved:
                 self._note("saved", seat, details={"ask": response.request_id})
 
     def _sit_down(self, ask: pb.CommandSubscribe) -> None:
@@ -198,8 +202,8 @@ class WireTap(asyncio.Protocol):
         opening = self._opening_of(topic)
         life = self._lives[ask.consumer_name] = self._lives.get(ask.consumer_name, 0) + 1
         actor = f"{ask.consumer_name}@{self._peer}.{life}"
-        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription, opening, permits=0)
-        self._note("open", seat, type=TYPES[ask.subType], details={"opening": opening})
+        seat = self._seats[ask.consumer_id] = _Seat(actor, topic, ask.subscription, opening, TYPES[ask.subType], permits=0)
+        self._note("open", seat, type=seat.kind, details={"opening": opening})
 
     def _leave(self, consumer_id: int) -> None:
         seat = self._seats.pop(consumer_id, None)

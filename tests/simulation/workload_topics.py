@@ -24,6 +24,7 @@ from cepheid_broker.managed_ledger import (
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
+from tests.simulation.checks_cursors import check_saved
 from tests.simulation.checks_topic import acked_messages, check_backlog, check_backlog_told, check_entry, check_opened
 from tests.simulation.checks_trim import RIGHT_MS, check_positions
 from tests.simulation.history import History
@@ -147,6 +148,7 @@ class TopicWorkload:
             for model, resets, acked in asked:
                 if self.model.cursors.get(model.name) is model and model.resets == resets and self._is_kept(model.name):
                     model.must.add(acked)
+                    check_saved(self._history, self.model, self.topic, model.name, acked)
 
     def _is_kept(self, name: str) -> bool:
         """Not in a ledger that an operator has deleted: its owner does not know, has nothing to save, and says that it is saved."""
@@ -451,6 +453,8 @@ class TopicWorkload:
         await cursor.saved()
         if self.model.cursors.get(cursor.name) is model and model.resets == resets and self._is_kept(cursor.name):
             model.must.add(asked)
+            if not model.resetting:
+                check_saved(self._history, self.model, self.topic, cursor.name, asked)
             self._history.note(lambda: f"{cursor!r} reports as saved: {asked!r}")
 
     async def reset(self, managed_ledger: ManagedLedger, cursor: Any) -> None:

@@ -362,8 +362,8 @@ class ManagedLedger:
 
     def tick(self) -> None:
         """Now and then: what is due by time alone."""
+        self._reads.drop_idle()  # also of one that failed: who closes it may come late, and others want the memory
         if self.is_usable:
-            self._reads.drop_idle()
             self._roll_if_due()
             self._upkeep.clean()
 

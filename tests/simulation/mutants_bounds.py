@@ -1,0 +1,107 @@
+"""Mistakes that cost room or time, and make no answer wrong: what is taken and never given back, what takes longer than it may."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from cepheid_broker.managed_ledger.catch_up import CatchUpReads
+from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
+from cepheid_ledger.bookie_channel import BookieChannel
+from cepheid_ledger.ledger_reader import LedgerReader
+from cepheid_ledger.recovery import Recovery
+from cepheid_ledger.unconfirmed import Unconfirmed
+
+Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+
+_FOR_EVER_S = 1e6
+
+
+@contextlib.contextmanager
+def charge_for_ever_for_what_newcomers_got() -> Iterator[None]:
+    """A change of an ensemble lets its groups go, and their bytes stay in what all writers share."""
+
+    def let_go(self: Unconfirmed) -> None:
+        self._keeping = False
+        self._kept, self._kept_size = [], 0
+
+    with mock.patch.object(Unconfirmed, "let_go", let_go):
+        yield
+
+
+@contextlib.contextmanager
+def charge_for_ever_for_what_nobody_fetched() -> Iterator[None]:
+    """What was read ahead is dropped, and its bytes stay in the budget of all topics."""
+
+    def drop(self: CatchUpReads, stream: Any) -> None:
+        stream.dropped = True
+        stream.size_bytes = 0
+        stream.groups.clear()
+
+    with mock.patch.object(CatchUpReads, "_drop", drop):
+        yield
+
+
+@contextlib.contextmanager
+def charge_for_ever_for_what_was_not_sent() -> Iterator[None]:
+    """A lane that is closed drops its queue, and the bytes stay in the window of its bookie."""
+    close_lane = BookieChannel.close_lane
+
+    def close_and_forget(self: BookieChannel, lane: Any) -> None:
+        before = self._waiting_bytes
+        close_lane(self, lane)
+        self._waiting_bytes = before
+
+    with mock.patch.object(BookieChannel, "close_lane", close_and_forget):
+        yield
+
+
+@contextlib.contextmanager
+def open_topics_slowly() -> Iterator[None]:
+    """It takes 20 seconds longer, whatever there is to do."""
+    open_topic = ManagedLedger.open
+
+    async def open_late(self: ManagedLedger) -> None:
+        await asyncio.sleep(20)
+        await open_topic(self)
+
+    with mock.patch.object(ManagedLedger, "open", open_late):
+        yield
+
+
+@contextlib.contextmanager
+def recover_without_a_timeout() -> Iterator[None]:
+    """A recovery waits for the last of its bookies, however long that one is silent (apache/bookkeeper#1067)."""
+    make = Recovery.__init__
+
+    def make_patient(self: Recovery, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        self._settings = self._settings.model_copy(update={"recovery_timeout_s": _FOR_EVER_S})
+
+    with mock.patch.object(Recovery, "__init__", make_patient):
+        yield
+
+
+@contextlib.contextmanager
+def read_without_a_timeout() -> Iterator[None]:
+    """A reader asks one bookie, and the next one when that one has answered."""
+    make = LedgerReader.__init__
+
+    def make_patient(self: LedgerReader, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        never = {"read_timeout_s": _FOR_EVER_S, "speculative_read_s": _FOR_EVER_S}
+        self._settings = self._settings.model_copy(update=never)
+
+    with mock.patch.object(LedgerReader, "__init__", make_patient):
+        yield
+
+
+BOUNDS_MUTANTS: Sequence[Mutant] = (
+    charge_for_ever_for_what_newcomers_got,
+    charge_for_ever_for_what_nobody_fetched,
+    charge_for_ever_for_what_was_not_sent,
+    open_topics_slowly,
+)
