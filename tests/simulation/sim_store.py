@@ -358,7 +358,7 @@ class SimStore:
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults
         loop = self._loop
-        delay_s = plan.between(faults.metadata_delay_s) * self._tree.slow * self.slow
+        delay_s = plan.between(faults.metadata_delay_s) * self._slowness()
         self._last_arrival_s = max(loop.time() + delay_s, self._last_arrival_s + _SPACING_S)
         await loop.moment(self._last_arrival_s)
         if write and self.held_writes is not None:
@@ -373,10 +373,14 @@ class SimStore:
             self._tree.writer = "world"
             if write:
                 self._see_all()
-        await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._tree.slow * self.slow)
+        await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._slowness())
         await self._tree.wait_leader()
         if write and self.held_answers is not None:
             await self.held_answers.wait()
         if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):
             raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
         return result
+
+    def _slowness(self) -> float:
+        """Not the product of both: a request of half a minute would outlast all that the world waits for."""
+        return max(self._tree.slow, self.slow)

@@ -208,6 +208,17 @@ def test_while_a_leader_is_elected_nothing_is_answered_and_then_everything_or_no
     run_simulated(run())
 
 
+def test_two_slownesses_do_not_multiply() -> None:
+    async def run() -> None:
+        tree, store = with_faults(metadata_delay_s=(0.003, 0.003))
+        tree.slow, store.slow = 300.0, 40.0
+        began = asyncio.get_running_loop().time()
+        await store.create(A, b"one")
+        assert asyncio.get_running_loop().time() - began < 2.0
+
+    run_simulated(run())
+
+
 def test_a_process_that_stopped_in_order_has_no_session_to_abandon() -> None:
     async def run() -> None:
         tree, store = with_faults()
