@@ -33,6 +33,7 @@ DRIVERS = (
     "cepheid_ledger.ensemble_change",
     "cepheid_ledger.recovery",
     "cepheid_bookie.admission",
+    "cepheid_broker.managed_ledger.appender",
     "cepheid_broker.managed_ledger.failover",
     "cepheid_broker.managed_ledger.rollover",
 )

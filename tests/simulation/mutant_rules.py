@@ -79,6 +79,7 @@ RULES: Mapping[str, Set[str]] = {
     "drop an empty ledger without fencing it": {"L13", "M2", "M3"},
     "give up one append and go on": {"M5", "H2", "H3", "H4"},
     "keep as pushed what was never appended": {"V9", "H3"},
+    "take appends behind a refusal that is not heard": {"M5", "H3", "H4"},
     "trim by a size that grows": {"M6"},
     "trim whatever the size": {"M6"},
     "leave cursors in what is trimmed": {"M7"},
