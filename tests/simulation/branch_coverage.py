@@ -2,8 +2,9 @@
 
     seeds and scenarios ──► shares, a process each, traced ──► per core: branches, reached, and what was missed
 
-A core decides and does nothing else (no I/O, no clock, no await); the drivers around it are dull on purpose and not counted. A
-branch is named by what it says, not by its line, so that `unreached.txt` survives edits elsewhere in the file:
+A core decides and does nothing else (no I/O, no clock, no await); the drivers around it are dull on purpose and not counted, but
+for those in DRIVERS, which decide what no core does: what is in doubt, what to do without, when to give up.
+A branch is named by what it says, not by its line, so that `unreached.txt` survives edits elsewhere in the file:
 
     dispatch_shared SharedDispatch.on_flow: if not permits → return []
         a reason, for all the branches above it, why no seed takes it and what tests it instead
@@ -28,7 +29,16 @@ from tests.simulation.scenario_language import all_scenarios
 from tests.simulation.scenario_runner import play
 from tests.simulation.seeds import run_seed
 
+DRIVERS = (
+    "cepheid_ledger.ensemble_change",
+    "cepheid_ledger.recovery",
+    "cepheid_bookie.admission",
+    "cepheid_broker.managed_ledger.appender",
+    "cepheid_broker.managed_ledger.failover",
+    "cepheid_broker.managed_ledger.rollover",
+)
 CORES = (
+    *DRIVERS,
     *(f"cepheid_ledger.{name}" for name in ("metadata_edits", "recovery_state", "striping", "unconfirmed", "writer_state")),
     *(
         f"cepheid_bookie.{name}"

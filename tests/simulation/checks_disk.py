@@ -1,6 +1,7 @@
 """Checks of what lies on a bookie's disk, whatever the bookie thinks (S6, S7, S9): at the operations that let go of something.
 
-    rename mark.new ──► S6: all that was promised and is below it is in synced log and index    S7: it does not move back
+    rename mark.new ──► S6: all that was promised and is below it is in synced log and index
+                        S7: it does not move back, and what it points into is durable
     unlink a segment ─► S7: both marks are above it       unlink a log ──► S9: no reference to it
     now and then ─────► S9: every reference leads to a block with these entries, as they were sent
 
@@ -73,7 +74,16 @@ class DiskChecks:
         self._history.check("S7", forward, lambda: f"{self._id} moves its mark from {known} back to {mark}")
         damaged = [path for disk in disks for path in disk.damaged_files()]
         if not any(path.startswith("journal/") for path in damaged):
+            self._check_place(mark, files)
             self._check_below(mark, files, index, damaged)
+
+    def _check_place(self, mark: Mark, files: dict[str, bytearray]) -> None:
+        """S7: whoever starts from it finds its segment, as far as it points; 0 is that of a journal that was not begun."""
+        segment = files.get(f"journal/{mark[1]:016x}.journal", b"")
+        there = mark[1] == 0 or (_was_begun(segment) and len(segment) >= mark[2])
+        self._history.check(
+            "S7", there, lambda: f"{self._id} moves its mark to {mark}, of that segment {len(segment)} B survive a power loss"
+        )
 
     def _check_below(self, mark: Mark, files: dict[str, bytearray], index: Any, damaged: Sequence[str]) -> None:
         """S6. What is found in log and index is not looked for again: `scan` does that."""

@@ -42,6 +42,7 @@ from tests.simulation.mutants_cluster import (
     count_what_departed_bookies_acknowledged,
     keep_what_is_open_when_the_session_is_lost,
     resend_from_the_lac_at_the_end_of_the_change,
+    take_a_change_in_doubt_for_refused,
 )
 from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
 from tests.simulation.mutants_topics import (
@@ -418,6 +419,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "report the end that a recovery found itself": report_the_end_that_a_recovery_found_itself,
     "look for the last entry in the last fragment": look_for_the_last_entry_in_the_last_fragment,
     "count what departed bookies acknowledged": count_what_departed_bookies_acknowledged,
+    "take a change in doubt for refused": take_a_change_in_doubt_for_refused,
     "retry a flush whatever failed": retry_a_flush_whatever_failed,
     "look for lost sequence ids behind the position alone": look_for_lost_sequence_ids_behind_the_position_alone,
     "forget what came while a flush was tried again": forget_what_came_while_a_flush_was_tried_again,
@@ -437,6 +439,8 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "resend from the LAC": no answer is wrong in whatever world
 - "ask any follower for the cookie", "begin the versions again", "report the end": two processes have to meet in one moment of a
   third one's write
+- "take a change in doubt": a leader has to be elected for longer than a change may take, just when there is one, and its writer's
+  connection has to outlast that (40 to 200 seeds)
 - "hear late answers": they have to come between one ledger and the next
 - "count what departed bookies acknowledged": a change has to be decided between two answers, and a third one has to be later
 - "write on to what was collected": in most worlds one half of it is caught before the other is needed

@@ -13,6 +13,8 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import Cookie
+from cepheid_bookie.journal_format import JournalRecord
+from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_writer import JournalPosition
 from cepheid_ledger import ClosedLedger, ensemble_change, recovery
 from cepheid_ledger.recovery import Recovery
@@ -146,6 +148,45 @@ def take_restored_disks_for_the_present_ones() -> Iterator[None]:
         yield
 
 
+class _Kept:
+    """A file, or a disk, of which nothing is made durable."""
+
+    def __init__(self, kept: Any) -> None:
+        self._kept = kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kept, name)
+
+    def open(self, path: str) -> _Kept:
+        return _Kept(self._kept.open(path))
+
+    def sync(self) -> None:
+        pass
+
+    def sync_dir(self, path: str) -> None:
+        pass
+
+    def pwrite(self, data: bytes, offset: int) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def start_from_what_power_loss_can_take() -> Iterator[None]:
+    """What a crashed process has written is there to be read: why make it durable? (journal_replay.py, rule 3)"""
+    records = JournalReplay.records
+
+    def as_it_is(self: JournalReplay) -> Iterator[JournalRecord]:
+        disk = self._disk
+        self._disk = _Kept(disk)  # type: ignore[assignment]
+        try:
+            yield from records(self)
+        finally:
+            self._disk = disk
+
+    with mock.patch.object(JournalReplay, "records", as_it_is):
+        yield
+
+
 # Recovery
 
 
@@ -272,6 +313,7 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     move_the_mark_although_the_flush_failed,
     let_checkpoints_overlap,
     take_restored_disks_for_the_present_ones,
+    start_from_what_power_loss_can_take,
     take_one_denial_for_enough,
     take_the_length_of_a_ledger_from_its_last_fragment,
     begin_a_recovery_before_the_last_fragment,

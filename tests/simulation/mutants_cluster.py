@@ -218,6 +218,18 @@ def choose_a_bookie_again_that_had_left() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def take_a_change_in_doubt_for_refused() -> Iterator[None]:
+    """No answer in time is a no: the next attempt is for what is right by then, with other bookies."""
+    take_failure = EnsembleChanger._take_failure
+
+    def refused(self: EnsembleChanger, error: Exception, is_unknown: bool) -> bool:
+        return take_failure(self, error, False)
+
+    with mock.patch.object(EnsembleChanger, "_take_failure", refused):
+        yield
+
+
 # Recovery
 
 

@@ -203,6 +203,20 @@ def keep_as_pushed_what_was_never_appended() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def take_appends_behind_a_refusal_that_is_not_heard() -> Iterator[None]:
+    """What fits is taken: the producer of what did not will send that again, behind it."""
+    append = Appender.append
+
+    def take(self: Appender, *call: Any) -> None:
+        untold, self._untold_refusals = self._untold_refusals, 0
+        append(self, *call)
+        self._untold_refusals += untold
+
+    with mock.patch.object(Appender, "append", take):
+        yield
+
+
 # Trimming
 
 
@@ -408,6 +422,7 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     drop_an_empty_ledger_without_fencing_it,
     give_up_one_append_and_go_on,
     keep_as_pushed_what_was_never_appended,
+    take_appends_behind_a_refusal_that_is_not_heard,
     trim_by_a_size_that_grows,
     trim_whatever_the_size,
     leave_cursors_in_what_is_trimmed,

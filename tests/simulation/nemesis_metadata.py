@@ -25,7 +25,7 @@ class MetadataFaults:
             self._expire_session_of_bookie: 1.0,
             self._break_connection: 1.0,
             self._lose: 0.8,
-            self._elect: 0.8,
+            self._elect: 1.2,
             self._lag: 1.0,
             self._lag_behind_bookie: 3.0,
             self._slow_down: 0.8,
@@ -64,10 +64,11 @@ class MetadataFaults:
             self._world.later(self._random.choice((0.2, 1.0, 4.0, 9.0)), lambda: tree.out and tree.end_outage())
 
     def _elect(self) -> None:
+        """Perhaps for longer than anybody waits for an answer: then a write has an unknown outcome, and takes effect later."""
         tree, plan = self._world.tree, self._world.plan
         if not tree.electing and plan.deals("metadata leader elected"):
             tree.begin_election()
-            self._world.later(self._random.choice((0.2, 1.0, 5.0)), lambda: tree.end_election(plan))
+            self._world.later(self._random.choice((0.2, 1.0, 8.0)), lambda: tree.end_election(plan))
 
     def _lag(self) -> None:
         """A broker reads from a follower that is behind."""

@@ -11,6 +11,7 @@ from cepheid_rpc import ReadAnswer, ReadRequest
 from tests.simulation.audit_rest import CHECKPOINT_S, COLLECTED_S, dead_logs, unmarked_batches
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.cluster import SimBookie
+from tests.simulation.node import NodeCrashed
 from tests.simulation.scenario_language import ScenarioError, step
 from tests.simulation.scenario_ledgers import OpenLedger
 from tests.simulation.scenario_records import record
@@ -113,6 +114,22 @@ def index_keeps_failing(scene: Scene, bookie: SimBookie, times: int = 1_000) -> 
 def index_recovers(scene: Scene, bookie: SimBookie) -> None:
     """What is wrong with its disk is over."""
     bookie.index.before_sync = bookie.index._sync  # as it was made
+
+
+@step("{bookie} crashes before the name of its next journal segment is durable")
+def crashes_beginning_a_segment(scene: Scene, bookie: SimBookie) -> None:
+    """Its process ends there; whoever comes next sees the segment, and a loss of power may take it."""
+    disk = bookie.journal_disk
+    on_operation = disk.on_operation
+    assert on_operation is not None
+
+    def crash(operation: str, path: str) -> None:
+        if (operation, path) == ("sync_dir", "journal"):
+            bookie.power_lost = False
+            raise NodeCrashed(f"{operation} {path}")
+        on_operation(operation, path)
+
+    disk.on_operation = crash  # until the next start
 
 
 @step("{bookie} stops")

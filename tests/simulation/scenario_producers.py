@@ -189,6 +189,21 @@ async def floods(scene: Scene, broker: SimBroker, count: int, size_bytes: int, t
         await asyncio.sleep(1 / rate_per_s)
 
 
+@step("{broker} publishes {payload} of {number} bytes to {topic}")
+def publishes_large(scene: Scene, broker: SimBroker, payload: bytes, size_bytes: int, topic: TopicCourse) -> None:
+    """An append of its own, filled up to that size; and waits for nothing: what the next line publishes comes in the same moment.
+    A topic here takes 64 KiB that are not stored."""
+    if payload in topic.published:
+        raise ScenarioError(f'"{payload.decode()}" was published before')
+    topic.published[payload] = topic.publish(broker, [payload.ljust(size_bytes, b".")])
+
+
+@step("{topic} has refused some of it")
+def has_refused(scene: Scene, topic: TopicCourse) -> None:
+    """More waited to be stored than it takes."""
+    scene.require(bool(topic.workload.model.refused), "nothing was refused")
+
+
 @step("every producer of {topic} is answered")
 async def all_answered(scene: Scene, topic: TopicCourse) -> None:
     """Waits until each append is told OK or an error (V9)."""

@@ -67,7 +67,10 @@ MANAGED_LEDGER_SETTINGS = ManagedLedgerSettings(
     cursor_inline_bytes=60,  # so that a few holes move a cursor to its ledger and back
     cursor_part_bytes=40,
     cursor_ledger_max_bytes=2 * KIB,
+    append_window_bytes=64 * KIB,  # of worlds: WINDOWS_BYTES
 )
+WINDOWS_BYTES = (2 * KIB, 4 * KIB)
+"""Of appends, so that a topic whose bookies or metadata are away for seconds refuses some."""
 
 
 class SimBroker:

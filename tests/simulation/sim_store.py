@@ -11,6 +11,7 @@ Rules (those of ZooKeeper's servers and clients):
    While a leader is elected nothing is answered; then some connections are broken, others go on as if nothing had been.
 4. A process hears of its session and its watches in steps of its own: one that is paused hears of them when it resumes.
 5. What a watch tells may come late, many changes in one; or not at all, because the connection broke: then with the next one.
+6. A write that waits for a leader takes effect later even if who asked gave up, or has crashed, as long as its session lives.
 
 `SimTree` shows every committed write to whoever keeps the history, with the process that made it.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cepheid_metadata import (
     Create,
@@ -358,25 +359,43 @@ class SimStore:
     async def _ask(self, act: Callable[[], Awaitable[T]], *, write: bool = False) -> T:
         plan, faults = self._plan, self._plan.faults
         loop = self._loop
-        delay_s = plan.between(faults.metadata_delay_s) * self._tree.slow * self.slow
+        delay_s = plan.between(faults.metadata_delay_s) * self._slowness()
         self._last_arrival_s = max(loop.time() + delay_s, self._last_arrival_s + _SPACING_S)
         await loop.moment(self._last_arrival_s)
-        if write and self.held_writes is not None:
-            await self.held_writes.wait()
-        await self._tree.wait_leader()
-        if self._cut or plan.strikes("metadata refused", faults.refused):
-            raise StoreUnavailableError("the metadata store cannot be reached")
-        self._tree.writer = self._process
-        try:
-            result = await act()  # the memory store never waits: nobody else writes meanwhile
-        finally:
-            self._tree.writer = "world"
-            if write:
-                self._see_all()
-        await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._tree.slow * self.slow)
+        if write and (self._tree.electing or (self.held_writes is not None and not self.held_writes.is_set())):
+            served = loop.create_task(self._serve(act, write), name=f"write of {self._process}", context=self._outside)
+            served.add_done_callback(_hear_it, context=self._outside)
+            result = await asyncio.shield(served)  # rule 6
+        else:
+            result = await self._serve(act, write)
+        await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._slowness())
         await self._tree.wait_leader()
         if write and self.held_answers is not None:
             await self.held_answers.wait()
         if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):
             raise StoreUnavailableError("the connection to the metadata store was lost", outcome_unknown=True)
         return result
+
+    def _slowness(self) -> float:
+        """Not the product of both: a request of half a minute would outlast all that the world waits for."""
+        return max(self._tree.slow, self.slow)
+
+    async def _serve(self, act: Callable[[], Awaitable[T]], write: bool) -> T:
+        if write and self.held_writes is not None:
+            await self.held_writes.wait()
+        await self._tree.wait_leader()
+        if self._cut or self._plan.strikes("metadata refused", self._plan.faults.refused):
+            raise StoreUnavailableError("the metadata store cannot be reached")
+        self._tree.writer = self._process
+        try:
+            return await act()  # the memory store never waits: nobody else writes meanwhile
+        finally:
+            self._tree.writer = "world"
+            if write:
+                self._see_all()
+
+
+def _hear_it(served: asyncio.Task[Any]) -> None:
+    """What became of a write for which nobody waits any more."""
+    if not served.cancelled():
+        served.exception()

@@ -48,6 +48,12 @@ def test_every_kind_of_fault_strikes(ci_run: Totals) -> None:
     assert never(ci_run, KINDS, lambda totals: totals.faults) == []
 
 
+@pytest.mark.timeout(900)
+def test_topics_refuse_appends(ci_run: Totals) -> None:
+    """Else nothing here would notice that what comes behind a refusal is taken."""
+    assert never(ci_run, ["append refused"], lambda totals: totals.operations) == []
+
+
 def never(ci_run: Totals, wanted: Sequence[str], counts_of: Callable[[Totals], Counter[str]]) -> list[str]:
     """What is rare may be missing in the seeds of CI by chance: then further fixed ones are asked, so that a commit passes always
     or never."""

@@ -208,6 +208,37 @@ def test_while_a_leader_is_elected_nothing_is_answered_and_then_everything_or_no
     run_simulated(run())
 
 
+def test_a_write_takes_effect_when_there_is_a_leader_even_if_nobody_waits_for_it_any_more() -> None:
+    async def run() -> None:
+        tree, plan = SimTree(), FaultPlan("election", CALM)
+        store, other, gone = (SimStore(tree, plan, name) for name in ("east", "west", "north"))
+        tree.begin_election()
+        for each, key in ((store, "/given/up"), (gone, "/session/over")):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await each.create(key, b"one")
+        gone.expire()
+        later = asyncio.ensure_future(store.put("/given/up", b"two", 0))
+        await asyncio.sleep(3)
+        tree.stores.clear()  # so that no connection breaks
+        tree.end_election(plan)
+        assert await later == 1, "requests of a session are served in the order they were made"
+        assert await other.get("/session/over") is None
+
+    run_simulated(run())
+
+
+def test_two_slownesses_do_not_multiply() -> None:
+    async def run() -> None:
+        tree, store = with_faults(metadata_delay_s=(0.003, 0.003))
+        tree.slow, store.slow = 300.0, 40.0
+        began = asyncio.get_running_loop().time()
+        await store.create(A, b"one")
+        assert asyncio.get_running_loop().time() - began < 2.0
+
+    run_simulated(run())
+
+
 def test_a_process_that_stopped_in_order_has_no_session_to_abandon() -> None:
     async def run() -> None:
         tree, store = with_faults()

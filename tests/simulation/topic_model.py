@@ -109,10 +109,19 @@ class TopicModel:
     # (number of the append, its last position) that was answered last, by opening: only within one opening is the order of
     # answers that of entries. A process that slept tells late what was stored before its successor began.
     answered: dict[tuple[str, int], tuple[int, Position]] = field(default_factory=dict)
+    # Of appends that were refused, by opening: its number, and the last one's that was called before its caller heard of it.
+    refused: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def note_policy(self, process: str, retention: Retention) -> None:
         """It may trim by this one from now on."""
         self.policies.setdefault(process, []).append(retention)
+
+    def note_refusal(self, opening: tuple[str, int], number: int, last_called: int) -> None:
+        self.refused.setdefault(opening, []).append((number, last_called))
+
+    def behind_refused(self, opening: tuple[str, int], number: int) -> bool:
+        """It was appended behind one that was refused, by a producer that did not know yet: it would change the order."""
+        return any(refused < number <= last_called for refused, last_called in self.refused.get(opening, ()))
 
     def may_be_gone(self, position: Position) -> bool:
         return position.ledger_id in self.trimmed

@@ -224,6 +224,8 @@ class TopicWorkload:
             if isinstance(outcome, Position):
                 self._on_stored(opening, number, outcome, payloads, managed_ledger)
             elif isinstance(outcome, TooManyAppendsError):
+                history.did("append refused")
+                model.note_refusal(opening, number, self._appends)
                 for payload in payloads:  # refused: it never was in the order of appends
                     del appended[payload]
             if not told.done():
@@ -239,6 +241,8 @@ class TopicWorkload:
         broker, sessions_lost = self._sessions[managed_ledger]
         in_session = broker.sessions_lost == sessions_lost
         history.check("O1", in_session, f"{broker.process} told OK for {first} of {name}, opened in a lost session")
+        behind_refused = model.behind_refused(opening, number)
+        history.check("M5", not behind_refused, f"{name}: told {first}, appended before the refusal of what came before was heard")
         runs = first.runs if isinstance(first, SplitPosition) else ((first, len(payloads)),)
         positions = [Position(start.ledger_id, start.entry_id + index) for start, count in runs for index in range(count)]
         for position, payload in zip(positions, payloads, strict=True):
@@ -524,7 +528,7 @@ class TopicWorkload:
 
     def _payload(self) -> bytes:
         self._payloads += 1
-        return f"{self.topic.local_name}-{self._payloads}".encode() + b"." * self._random.choice((0, 10, 10, 300))
+        return f"{self.topic.local_name}-{self._payloads}".encode() + b"." * self._random.choice((0, 10, 10, 300, 900))
 
 
 def _acknowledge(cursor: Any, asked: Acked) -> bool:

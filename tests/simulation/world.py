@@ -19,7 +19,7 @@ from tests.simulation.cuts import NO_CUTS, Cuts
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.replays import Replays
-from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_broker import WINDOWS_BYTES, SimBroker
 from tests.simulation.sim_clock import JUMPS_MS
 from tests.simulation.sim_serving import found_cluster
 from tests.simulation.stage import Stage
@@ -65,6 +65,9 @@ class World(Stage):
         self.quorums = Quorums(*self.random.choice(_QUORUMS))
         brokers = _BROKERS if random.Random(f"{self.seed}/brokers").random() < _THREE_BROKERS else _BROKERS[:2]
         self.build(self.quorums.ensemble_size + self.random.randrange(3), brokers, registers=True)
+        window_bytes = random.Random(f"{self.seed}/windows").choice(WINDOWS_BYTES)
+        for broker in self.brokers.values():
+            broker.settings = broker.settings.model_copy(update={"append_window_bytes": window_bytes})
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
         self._least_ack_quorum = self.disks_to_lose + 1
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
