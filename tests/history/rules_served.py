@@ -67,6 +67,8 @@ class _Opening:
     received: dict[int, Event] = field(default_factory=dict)
     end: int = -1  # the highest rank that it delivered, so has
     first_of_key: dict[str, int] = field(default_factory=dict)
+    to_send_again: dict[str, dict[int, None]] = field(default_factory=dict)
+    """By key, ranks: who held them gave them back or left, and they did not come again yet."""
     covered: dict[int, list[int]] = field(default_factory=dict)  # by request: what its answer will say is saved
 
     @property
@@ -81,6 +83,7 @@ class _Opening:
         self.sought_from = None
         if move.resets:
             self.counts.clear()
+        self.to_send_again.clear()
         for consumer in self.consumers.values():
             consumer.held.clear()  # what is skipped nobody holds, from the moment on when it is asked for
 
@@ -91,6 +94,7 @@ class _Opening:
         self.starts = True
         self.counts.clear()
         self.first_of_key.clear()
+        self.to_send_again.clear()
         self.received.clear()
         for consumer in self.consumers.values():
             consumer.held.clear()
@@ -133,6 +137,8 @@ class _Subscription:
         elif event.kind == "close":
             del self._consumers[event.actor], opening.consumers[event.actor]
             opening.has_changed = True
+            for rank in consumer.held:
+                self._waits_again(opening, rank)
 
     # Consumers, openings
 
@@ -178,6 +184,7 @@ class _Subscription:
                 opening.acked.setdefault(rank, event)
             for consumer in opening.consumers.values():
                 consumer.held.pop(rank, None)
+            self._waits_no_more(opening, rank)
 
     def _on_saved(self, opening: _Opening, event: Event) -> None:
         epoch = opening.epoch
@@ -194,6 +201,14 @@ class _Subscription:
             for rank in named:
                 if consumer.held.pop(rank, None) is not None:  # what it does not hold it cannot give back
                     opening.counts[rank] = opening.counts.get(rank, 0) + 1
+                    self._waits_again(opening, rank)
+
+    def _waits_again(self, opening: _Opening, rank: int) -> None:
+        if key := self._stored.key_of(rank):
+            opening.to_send_again.setdefault(key, {})[rank] = None
+
+    def _waits_no_more(self, opening: _Opening, rank: int) -> None:
+        opening.to_send_again.get(self._stored.key_of(rank), {}).pop(rank, None)
 
     # Moves
 
@@ -235,6 +250,7 @@ class _Subscription:
         for rank in ranks:
             opening.received[rank] = self._delivered[rank] = event
             self._standing.deliver(rank, opening.epoch)
+            self._waits_no_more(opening, rank)
             if rank not in opening.acked:
                 consumer.held[rank] = event
 
@@ -299,7 +315,8 @@ class _Subscription:
         opening.counts.update(dict.fromkeys(ranks, event.redelivery_count))
 
     def _key_in_order(self, consumer: _Consumer, event: Event, rank: int) -> Iterator[Violation]:
-        opening, key = consumer.opening, self._stored.events[rank].key
+        """Messages that a producer delayed promise no order: in these histories they have no key."""
+        opening, key = consumer.opening, self._stored.key_of(rank)
         if not key:
             return
         self.asked["H10"] = None
@@ -307,7 +324,7 @@ class _Subscription:
             if other is consumer:
                 continue
             for held_rank, held in other.held.items():
-                if held_rank < rank and self._stored.events[held_rank].key == key:
+                if held_rank < rank and self._stored.key_of(held_rank) == key:
                     text = f"{event.actor} got {event.position} of key {key} while {other.opened.actor} holds an earlier one"
                     yield Violation("H10", text, (held, event))
                     return
@@ -315,6 +332,9 @@ class _Subscription:
             if (last := opening.first_of_key.get(key, -1)) > rank:
                 text = f"key {key}: {event.position} came first behind {self._stored.at(last)}"
                 yield Violation("H10", text, (opening.received[last], event))
+            if (earlier := min(opening.to_send_again.get(key, ()), default=rank)) < rank:
+                text = f"key {key}: {event.position} came first, and {self._stored.at(earlier)} was to be sent again before it"
+                yield Violation("H10", text, (opening.received[earlier], event))
             opening.first_of_key[key] = max(rank, last)
 
     # The end

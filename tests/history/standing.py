@@ -53,6 +53,9 @@ class Stored:
             return list(ranks)
         return [rank for index, rank in enumerate(ranks) if bool(mask >> index & 1) is left]
 
+    def key_of(self, rank: int) -> str:
+        return self.events[rank].key
+
     def at(self, rank: int) -> Position | None:
         return self.events[rank].position if rank < len(self.events) else None
 

@@ -195,6 +195,31 @@ def test_a_key_waits_for_who_holds_earlier_messages_of_it() -> None:
     assert passed.acks("a", *range(5)).broken()[0] == "H10"
 
 
+def test_what_is_sent_again_goes_before_later_messages_of_its_key() -> None:
+    def after(*entries: int, key: str = "k") -> list[str]:
+        """What came behind 0 and 1, which a had; then 0 was given back, or a left."""
+        broken = []
+        for gone, count in (("nack", 1), ("close", 0)):
+            told = Story("Key_Shared", key=key).open("b").open("a").got("a", 0, 1).acks("a", 1)
+            told.note(gone, "a", position=(1, 0, -1))
+            for entry in entries:
+                told.got("b", entry, redelivery_count=0 if entry else count)
+            broken += told.acks("b", 0, 2, 3, 4).broken()
+        return broken
+
+    assert after(0, 2, 3, 4) == []
+    assert after(2, 0, 3, 4) == ["H10", "H10"]
+    assert after(2, 3, 4, 0) == ["H10"] * 6
+    assert after(2, 0, 3, 4, key="") == [], "without a key there is no order"
+
+
+def test_what_is_acknowledged_or_skipped_holds_up_no_later_messages_of_its_key() -> None:
+    told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a", position=(1, 0, -1)).acks("a", 0)
+    assert told.got("a", 1, 2, 3, 4).acks("a", 1, 2, 3, 4).broken() == []
+    told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a").begins(0, reset=False).moved(0, reset=False)
+    assert told.got("a", 1, 2, 3, 4).acks("a", 1, 2, 3, 4).broken() == []
+
+
 def test_an_administrators_move_is_known_when_it_is_done_and_doubtful_before() -> None:
     skipped = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).begins(0, reset=False).moved(0, reset=False)
     assert skipped.got("b", 1, 2, 3, 4).acks("b", 1, 2, 3, 4).broken() == [], "what was skipped nobody holds"

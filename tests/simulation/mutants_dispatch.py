@@ -30,6 +30,7 @@ from tests.dispatch_mistakes import (
     give_a_key_to_two_consumers,
     keep_a_key_at_who_has_acknowledged,
     let_later_messages_of_a_key_pass,
+    let_later_messages_pass_what_is_sent_again,
     take_over_without_going_back,
 )
 
@@ -233,6 +234,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     deliver_to_a_newcomer_what_others_hold,
     give_a_key_to_two_consumers,
     let_later_messages_of_a_key_pass,
+    let_later_messages_pass_what_is_sent_again,
     keep_a_key_at_who_has_acknowledged,
     take_over_without_going_back,
     seek_one_off,
@@ -256,6 +258,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "deliver to a newcomer what others hold": {"H9"},
     "give a key to two consumers": {"H10"},
     "let later messages of a key pass": {"H10"},
+    "let later messages pass what is sent again": {"H10"},
     "keep a key at who has acknowledged": {"V7"},
     "take over without going back": {"H8", "V7"},
     "seek one off": {"H13", "C4", "H5", "H6", "H8", "V7"},
