@@ -1,4 +1,4 @@
-"""H5 to H10 and H13 for histories that were noted at the servers' end of every connection: exact, without allowances of time.
+"""H5 to H10, H13 and M6 for histories that were noted at the servers' end of every connection: exact, without allowances of time.
 
 A topic is served in *openings*, one after the other: a server opens it, others are deposed and may notice late. An `open` event
 names the opening of its consumer; what is promised within an opening, and from one to the next, are two things:
@@ -9,8 +9,9 @@ names the opening of its consumer; what is promised within an opening, and from 
 Beside the events of clients there are `active` (a Failover consumer is told that it is the one that receives from now on), `saving`
 and `saved` (an ACK that asks for an answer, and that answer), `seeking` before `sought`, and `moving` before `moved`: where the
 subscription stands meanwhile, and if the second never comes, says standing.py. All four name the opening that was asked, and where
-to. Positions name entries (index -1); `details["left"]` is the mask of a batch's messages that are not acknowledged, absent for
-none: all are acknowledged by such an ack, all are delivered by such a message.
+to. `trimmed`: what is before its position has left the topic. Positions name entries (index -1); `details["left"]` is the mask of
+a batch's messages that are not acknowledged, absent for none: all are acknowledged by such an ack, all are delivered by such a
+message.
 """
 
 from __future__ import annotations
@@ -111,12 +112,15 @@ class _Subscription:
         self._openings: dict[Opening, _Opening] = {}
         self._consumers: dict[str, _Consumer] = {}
         self._type = ""
+        self._exists = False  # for certain: until somebody subscribes nothing is kept for it
         self._saved: dict[int, int] = {}  # by rank: the epoch of the opening that answered for it
         self._delivered: dict[int, Event] = {}
 
     def on_event(self, event: Event) -> Iterator[Violation]:
         if event.kind == "open":
             self._on_open(event)
+        elif event.kind == "trimmed":
+            yield from self._on_trimmed(event)
         elif (consumer := self._consumers.get(event.actor)) is not None:
             yield from self._on_consumer_event(consumer, event)
 
@@ -153,6 +157,7 @@ class _Subscription:
         opening = self._opening(event.details["opening"])
         self._consumers[event.actor] = opening.consumers[event.actor] = _Consumer(event, opening)
         opening.has_changed = True
+        self._exists |= not self._standing.is_deposed(opening.epoch)
         if event.type == "Exclusive":
             self._choose(opening, event.actor)
         if len(opening.consumers) == 1:
@@ -210,10 +215,24 @@ class _Subscription:
     def _waits_no_more(self, opening: _Opening, rank: int) -> None:
         opening.to_send_again.get(self._stored.key_of(rank), {}).pop(rank, None)
 
-    # Moves
+    # Moves, retention
+
+    def _on_trimmed(self, event: Event) -> Iterator[Violation]:
+        assert event.position is not None
+        edge = self._stored.first_from(event.position)
+        owed = self._standing.trim(edge)
+        if self._exists:
+            self.asked["M6"] = None
+            if owed:
+                text = f"{self._stored.at(owed[0])} left the topic, and {self._name} has not acknowledged it"
+                yield Violation("M6", text, (event,))
+        for opening in self._openings.values():
+            for rank in range(edge):
+                self._waits_no_more(opening, rank)
 
     def begin(self, move: Move) -> None:
         self._opening(move.opening).let_go(move)
+        self._exists &= not move.deletes
         if self._standing.begin(move):
             self._saved = {rank: epoch for rank, epoch in self._saved.items() if not move.reopens(rank)}
 

@@ -106,6 +106,7 @@ RULES: Mapping[str, Set[str]] = {
     "take ids that somebody else took": {"L14"},
     "answer the last of a group first": {"H4"},
     "answer before it can be read": {"M9"},
-    "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
+    # C4: a cursor was reset into what had gone; H2: the sequence ids of what had gone were not saved; H8: it is left out
+    "trim without asking the cursors": {"M6", "C3", "C4", "C6", "H2", "H8"},
     **DISPATCH_RULES,
 }
