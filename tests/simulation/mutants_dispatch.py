@@ -294,9 +294,10 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "keep a key at who has acknowledged": {"V7"},
     "take over without going back": {"H8", "V7"},
     "seek one off": {"H13", "C4", "H5", "H6", "H8", "V7"},
-    "acknowledge cumulatively on shared subscriptions": {"H5", "H6"},
-    "take a part of a batch for all of it": {"H5", "H6", "H8"},
-    "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8"},
+    # M6: what counts as acknowledged may be trimmed
+    "acknowledge cumulatively on shared subscriptions": {"H5", "H6", "M6"},
+    "take a part of a batch for all of it": {"H5", "H6", "H8", "M6"},
+    "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8", "M6"},
     "ignore parts of batches": {"H7", "C2"},
     "say saved before it is": {"H7"},
     "spend no permits": {"H14"},
