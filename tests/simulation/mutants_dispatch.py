@@ -284,7 +284,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "skip what did not fit into a read": {"V7", "H5", "H8"},
     "permits wake nobody": {"V7"},
     "find nothing behind what was trimmed": {"V7", "H5", "H8"},
-    "skip the first behind what was trimmed": {"H8", "H5"},
+    "skip the first behind what was trimmed": {"V7", "H5", "H8"},
     "forget what is given back": {"H9", "V7", "H5", "H6"},
     "forget what a leaver held": {"V7", "H5", "H6"},
     "deliver to a newcomer what others hold": {"H9"},
