@@ -10,8 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 from cepheid_broker.dispatch_failover import FailoverDispatch
+from cepheid_broker.dispatch_key_shared import KeySharedDispatch
 from cepheid_broker.holders import Holders
 from cepheid_broker.key_places import KeyPlaces
 from cepheid_broker.waiting_keys import WaitingKeys
@@ -46,6 +48,39 @@ def give_a_key_to_two_consumers() -> Iterator[None]:
 def let_later_messages_of_a_key_pass() -> Iterator[None]:
     """Whoever can take the next message of a key gets it, though an earlier one waits to be sent again."""
     with mock.patch.object(WaitingKeys, "__contains__", return_value=False):
+        yield
+
+
+@contextlib.contextmanager
+def let_later_messages_pass_what_is_sent_again() -> Iterator[None]:
+    """What was given back, or left behind by its consumer, waits for its turn, and new messages of its key do not wait for it."""
+    sent: WeakKeyDictionary[KeySharedDispatch, dict[tuple[int, int], None]] = WeakKeyDictionary()
+    give, share_out = KeySharedDispatch._give, KeySharedDispatch._share_out
+
+    class Unsent:
+        def __init__(self, core: KeySharedDispatch) -> None:
+            self._keys, self._sent = core._waiting, sent.setdefault(core, {})
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._keys, name)
+
+        def __contains__(self, key_hash: int) -> bool:
+            key = self._keys.get(key_hash)
+            return key is not None and any(position not in self._sent for position in key.positions)
+
+    def give_and_note(self: KeySharedDispatch, holder: Any, counted: Any, entry_id: int, *more: Any) -> None:
+        sent.setdefault(self, {})[counted.ledger_id, entry_id] = None
+        give(self, holder, counted, entry_id, *more)
+
+    def share_out_past(self: KeySharedDispatch, *args: Any) -> int:
+        waiting: Any = Unsent(self)
+        with mock.patch.object(self, "_waiting", waiting):
+            return share_out(self, *args)
+
+    with (
+        mock.patch.object(KeySharedDispatch, "_give", give_and_note),
+        mock.patch.object(KeySharedDispatch, "_share_out", share_out_past),
+    ):
         yield
 
 

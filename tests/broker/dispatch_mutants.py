@@ -23,6 +23,7 @@ from tests.dispatch_mistakes import (
     give_a_key_to_two_consumers,
     keep_a_key_at_who_has_acknowledged,
     let_later_messages_of_a_key_pass,
+    let_later_messages_pass_what_is_sent_again,
     take_over_without_going_back,
 )
 
@@ -139,6 +140,7 @@ KEY_SHARED: list[Mutant] = [
     give_a_key_to_two_consumers,
     keep_a_key_at_who_has_acknowledged,
     let_later_messages_of_a_key_pass,
+    let_later_messages_pass_what_is_sent_again,
     skipped_entries_keep_a_key_draining,
     chunks_follow_their_key,
 ]

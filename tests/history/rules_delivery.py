@@ -231,6 +231,7 @@ class _Watch:
         self._counts[rank] = event.redelivery_count
 
     def _key_in_order(self, consumer: _Consumer, event: Event, rank: int) -> Iterator[Violation]:
+        """Not that what was given back comes before later messages: these may have been on their way already (rules_served.py)."""
         for other in self._consumers.values():
             if other is consumer:
                 continue

@@ -1,4 +1,4 @@
-"""H5 to H10 and H13 for histories that were noted at the servers' end of every connection: exact, without allowances of time.
+"""H5 to H10, H13 and M6 for histories that were noted at the servers' end of every connection: exact, without allowances of time.
 
 A topic is served in *openings*, one after the other: a server opens it, others are deposed and may notice late. An `open` event
 names the opening of its consumer; what is promised within an opening, and from one to the next, are two things:
@@ -9,8 +9,9 @@ names the opening of its consumer; what is promised within an opening, and from 
 Beside the events of clients there are `active` (a Failover consumer is told that it is the one that receives from now on), `saving`
 and `saved` (an ACK that asks for an answer, and that answer), `seeking` before `sought`, and `moving` before `moved`: where the
 subscription stands meanwhile, and if the second never comes, says standing.py. All four name the opening that was asked, and where
-to. Positions name entries (index -1); `details["left"]` is the mask of a batch's messages that are not acknowledged, absent for
-none: all are acknowledged by such an ack, all are delivered by such a message.
+to. `trimmed`: what is before its position has left the topic. Positions name entries (index -1); `details["left"]` is the mask of
+a batch's messages that are not acknowledged, absent for none: all are acknowledged by such an ack, all are delivered by such a
+message.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class _Opening:
     received: dict[int, Event] = field(default_factory=dict)
     end: int = -1  # the highest rank that it delivered, so has
     first_of_key: dict[str, int] = field(default_factory=dict)
+    to_send_again: dict[str, dict[int, None]] = field(default_factory=dict)
+    """By key, ranks: who held them gave them back or left, and they did not come again yet."""
     covered: dict[int, list[int]] = field(default_factory=dict)  # by request: what its answer will say is saved
 
     @property
@@ -81,6 +84,7 @@ class _Opening:
         self.sought_from = None
         if move.resets:
             self.counts.clear()
+        self.to_send_again.clear()
         for consumer in self.consumers.values():
             consumer.held.clear()  # what is skipped nobody holds, from the moment on when it is asked for
 
@@ -91,6 +95,7 @@ class _Opening:
         self.starts = True
         self.counts.clear()
         self.first_of_key.clear()
+        self.to_send_again.clear()
         self.received.clear()
         for consumer in self.consumers.values():
             consumer.held.clear()
@@ -107,12 +112,15 @@ class _Subscription:
         self._openings: dict[Opening, _Opening] = {}
         self._consumers: dict[str, _Consumer] = {}
         self._type = ""
+        self._exists = False  # for certain: until somebody subscribes nothing is kept for it
         self._saved: dict[int, int] = {}  # by rank: the epoch of the opening that answered for it
         self._delivered: dict[int, Event] = {}
 
     def on_event(self, event: Event) -> Iterator[Violation]:
         if event.kind == "open":
             self._on_open(event)
+        elif event.kind == "trimmed":
+            yield from self._on_trimmed(event)
         elif (consumer := self._consumers.get(event.actor)) is not None:
             yield from self._on_consumer_event(consumer, event)
 
@@ -133,6 +141,8 @@ class _Subscription:
         elif event.kind == "close":
             del self._consumers[event.actor], opening.consumers[event.actor]
             opening.has_changed = True
+            for rank in consumer.held:
+                self._waits_again(opening, rank)
 
     # Consumers, openings
 
@@ -147,6 +157,7 @@ class _Subscription:
         opening = self._opening(event.details["opening"])
         self._consumers[event.actor] = opening.consumers[event.actor] = _Consumer(event, opening)
         opening.has_changed = True
+        self._exists |= not self._standing.is_deposed(opening.epoch)
         if event.type == "Exclusive":
             self._choose(opening, event.actor)
         if len(opening.consumers) == 1:
@@ -178,6 +189,7 @@ class _Subscription:
                 opening.acked.setdefault(rank, event)
             for consumer in opening.consumers.values():
                 consumer.held.pop(rank, None)
+            self._waits_no_more(opening, rank)
 
     def _on_saved(self, opening: _Opening, event: Event) -> None:
         epoch = opening.epoch
@@ -194,11 +206,33 @@ class _Subscription:
             for rank in named:
                 if consumer.held.pop(rank, None) is not None:  # what it does not hold it cannot give back
                     opening.counts[rank] = opening.counts.get(rank, 0) + 1
+                    self._waits_again(opening, rank)
 
-    # Moves
+    def _waits_again(self, opening: _Opening, rank: int) -> None:
+        if key := self._stored.key_of(rank):
+            opening.to_send_again.setdefault(key, {})[rank] = None
+
+    def _waits_no_more(self, opening: _Opening, rank: int) -> None:
+        opening.to_send_again.get(self._stored.key_of(rank), {}).pop(rank, None)
+
+    # Moves, retention
+
+    def _on_trimmed(self, event: Event) -> Iterator[Violation]:
+        assert event.position is not None
+        edge = self._stored.first_from(event.position)
+        owed = self._standing.trim(edge)
+        if self._exists:
+            self.asked["M6"] = None
+            if owed:
+                text = f"{self._stored.at(owed[0])} left the topic, and {self._name} has not acknowledged it"
+                yield Violation("M6", text, (event,))
+        for opening in self._openings.values():
+            for rank in range(edge):
+                self._waits_no_more(opening, rank)
 
     def begin(self, move: Move) -> None:
         self._opening(move.opening).let_go(move)
+        self._exists &= not move.deletes
         if self._standing.begin(move):
             self._saved = {rank: epoch for rank, epoch in self._saved.items() if not move.reopens(rank)}
 
@@ -235,6 +269,7 @@ class _Subscription:
         for rank in ranks:
             opening.received[rank] = self._delivered[rank] = event
             self._standing.deliver(rank, opening.epoch)
+            self._waits_no_more(opening, rank)
             if rank not in opening.acked:
                 consumer.held[rank] = event
 
@@ -299,7 +334,8 @@ class _Subscription:
         opening.counts.update(dict.fromkeys(ranks, event.redelivery_count))
 
     def _key_in_order(self, consumer: _Consumer, event: Event, rank: int) -> Iterator[Violation]:
-        opening, key = consumer.opening, self._stored.events[rank].key
+        """Messages that a producer delayed promise no order: in these histories they have no key."""
+        opening, key = consumer.opening, self._stored.key_of(rank)
         if not key:
             return
         self.asked["H10"] = None
@@ -307,7 +343,7 @@ class _Subscription:
             if other is consumer:
                 continue
             for held_rank, held in other.held.items():
-                if held_rank < rank and self._stored.events[held_rank].key == key:
+                if held_rank < rank and self._stored.key_of(held_rank) == key:
                     text = f"{event.actor} got {event.position} of key {key} while {other.opened.actor} holds an earlier one"
                     yield Violation("H10", text, (held, event))
                     return
@@ -315,6 +351,9 @@ class _Subscription:
             if (last := opening.first_of_key.get(key, -1)) > rank:
                 text = f"key {key}: {event.position} came first behind {self._stored.at(last)}"
                 yield Violation("H10", text, (opening.received[last], event))
+            if (earlier := min(opening.to_send_again.get(key, ()), default=rank)) < rank:
+                text = f"key {key}: {event.position} came first, and {self._stored.at(earlier)} was to be sent again before it"
+                yield Violation("H10", text, (opening.received[earlier], event))
             opening.first_of_key[key] = max(rank, last)
 
     # The end

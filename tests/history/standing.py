@@ -11,6 +11,7 @@ Rules
 3. An opening does in turn what it is asked: an answered reset comes behind what was asked before it and never answered. Of two that
    were both under way nobody knows which came last.
 4. What is acknowledged is done again, what the latest opening delivers is owed again.
+5. What has left the topic is done for ever.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class Stored:
             return list(ranks)
         return [rank for index, rank in enumerate(ranks) if bool(mask >> index & 1) is left]
 
+    def key_of(self, rank: int) -> str:
+        return self.events[rank].key
+
     def at(self, rank: int) -> Position | None:
         return self.events[rank].position if rank < len(self.events) else None
 
@@ -78,6 +82,11 @@ class Move:
     @property
     def epoch(self) -> int:
         return self.opening[1]
+
+    @property
+    def deletes(self) -> bool:
+        """The subscription: who comes next makes it anew, from the beginning."""
+        return self.resets and self.position < (0, 0, 0)
 
     def reopens(self, rank: int) -> bool:
         return self.resets and rank >= self.target
@@ -120,6 +129,8 @@ class Standing:
         self.doubtful: dict[int, None] = {}
         self.moved_in = -1
         """The epoch of the last opening that was asked for a move. Earlier ones stand where they stood, whatever is said here."""
+        self.trimmed = 0
+        """So many messages, from the first on, have left the topic."""
         self._latest = -1
         self._unsettled: list[Move] = []
 
@@ -133,6 +144,15 @@ class Standing:
         """It may yet do what it was asked."""
         return any(move.epoch == epoch for move in self._unsettled)
 
+    def trim(self, rank: int) -> list[int]:
+        """What is before it leaves the topic. Which of it is owed for certain."""
+        owed = [each for each in range(rank) if each not in self.done and each not in self.doubtful]
+        for each in range(rank):
+            self.done[each] = None
+            self.doubtful.pop(each, None)
+        self.trimmed = max(self.trimmed, rank)
+        return [] if self.is_moving(self._latest) else owed
+
     def begin(self, move: Move) -> bool:
         """False: it can change nothing any more, outside its own opening (rule 2)."""
         self.on_opening(move.epoch)
@@ -140,7 +160,7 @@ class Standing:
         if self.is_deposed(move.epoch):
             return False
         self.moved_in = move.epoch
-        for rank in range(len(self._stored.events)):
+        for rank in range(self.trimmed, len(self._stored.events)):
             if move.reopens(rank):
                 if rank in self.done:
                     self._doubt(rank)
@@ -159,7 +179,7 @@ class Standing:
             self._unsettled = [other for other in self._unsettled if other.epoch != move.epoch]
         if self.is_deposed(move.epoch):
             return False  # it may be what the next opening began with
-        for rank in range(len(self._stored.events)):
+        for rank in range(self.trimmed, len(self._stored.events)):
             if rank < move.target:
                 self.acknowledge(rank, move.epoch)
             elif rank in move.acked:

@@ -195,6 +195,80 @@ def test_a_key_waits_for_who_holds_earlier_messages_of_it() -> None:
     assert passed.acks("a", *range(5)).broken()[0] == "H10"
 
 
+def test_what_is_sent_again_goes_before_later_messages_of_its_key() -> None:
+    def after(*entries: int, key: str = "k") -> list[str]:
+        """What came behind 0 and 1, which a had; then 0 was given back, or a left."""
+        broken = []
+        for gone, count in (("nack", 1), ("close", 0)):
+            told = Story("Key_Shared", key=key).open("b").open("a").got("a", 0, 1).acks("a", 1)
+            told.note(gone, "a", position=(1, 0, -1))
+            for entry in entries:
+                told.got("b", entry, redelivery_count=0 if entry else count)
+            broken += told.acks("b", 0, 2, 3, 4).broken()
+        return broken
+
+    assert after(0, 2, 3, 4) == []
+    assert after(2, 0, 3, 4) == ["H10", "H10"]
+    assert after(2, 3, 4, 0) == ["H10"] * 6
+    assert after(2, 0, 3, 4, key="") == [], "without a key there is no order"
+
+
+def test_what_is_acknowledged_or_skipped_holds_up_no_later_messages_of_its_key() -> None:
+    told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a", position=(1, 0, -1)).acks("a", 0)
+    assert told.got("a", 1, 2, 3, 4).acks("a", 1, 2, 3, 4).broken() == []
+    told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a").begins(0, reset=False).moved(0, reset=False)
+    assert told.got("a", 1, 2, 3, 4).acks("a", 1, 2, 3, 4).broken() == []
+
+
+def test_retention_takes_what_is_acknowledged_alone() -> None:
+    def trimmed(story: Story, entry: int = 2) -> Story:
+        return story.note("trimmed", position=(1, entry, -1))
+
+    for kind in ("Exclusive", "Failover", "Shared", "Key_Shared"):
+        told = Story(kind, key="k").open("a").got("a", 0, 1).acks("a", 0, 1)
+        assert trimmed(told).got("a", 2, 3, 4).acks("a", 2, 3, 4).broken() == []
+        told = Story(kind, key="k").open("a").got("a", 0, 1).acks("a", 0)
+        assert trimmed(told).got("a", 2, 3, 4).acks("a", 2, 3, 4).broken() == ["M6"]
+        told = Story(kind, key="k").open("a").got("a", 0, 1).acks("a", 0, 1)
+        assert "H5" in trimmed(told, entry=1).got("a", 2, 3).acks("a", 2, 3).broken(), "what it leaves is owed"
+    assert "M6" in trimmed(Story().open("a").all_of("a")).judged().asked
+    assert "M6" not in trimmed(Story()).open("a").all_of("a").judged().asked
+
+
+def test_what_retention_took_before_there_was_a_subscription_is_not_owed_to_it() -> None:
+    def trimmed(story: Story) -> list[str]:
+        story.note("trimmed", position=(1, 2, -1))
+        return story.open("b").got("b", 2, 3, 4).acks("b", 2, 3, 4).broken()
+
+    assert trimmed(Story()) == []
+    deletion: dict[str, Any] = {"position": (-1, -1, -1), "details": {"reset": True, "opening": FIRST}}
+    deleted = Story().open("a").got("a", 0).note("moving", **deletion).note("close", "a")
+    assert trimmed(deleted) == [], "it may be deleted already"
+    assert trimmed(Story().open("a").got("a", 0).note("moving", **deletion).note("close", "a").note("moved", **deletion)) == []
+    again = Story("Shared").open("a").note("moving", **deletion).note("moved", **deletion).open("c").note("close", "c")
+    assert trimmed(again) == ["M6"], "somebody subscribed once more"
+
+
+@pytest.mark.parametrize("kind", ["Exclusive", "Shared"])
+@pytest.mark.parametrize("target", [0, 1, 2, 3])
+def test_a_seek_into_what_is_gone_goes_on_behind_it(kind: str, target: int) -> None:
+    for trimmed_at in range(3):  # before it, while it is under way, afterwards
+        where: Any = {"position": (1, target, -1), "details": {"opening": FIRST}}
+        told = Story(kind).open("a").got("a", 0, 1).acks("a", 0, 1)
+        steps = [("seeking", "a", where), ("close", "a", {}), ("sought", "a", where)]
+        steps.insert(trimmed_at, ("trimmed", "", {"position": (1, 2, -1)}))
+        for step, actor, fields in steps:
+            told.note(step, actor, **fields)
+        first = max(2, target)
+        assert told.open("b").got("b", *range(first, 5)).acks("b", *range(first, 5)).broken() == []
+
+
+def test_a_server_that_is_deposed_waits_for_nothing_that_is_gone() -> None:
+    told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a").open("b", SECOND).got("b", 0).acks("b", 0)
+    told.note("trimmed", position=(1, 1, -1)).got("a", 1).got("b", 1, 2, 3, 4)
+    assert told.acks("b", 1, 2, 3, 4).broken() == []
+
+
 def test_an_administrators_move_is_known_when_it_is_done_and_doubtful_before() -> None:
     skipped = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).begins(0, reset=False).moved(0, reset=False)
     assert skipped.got("b", 1, 2, 3, 4).acks("b", 1, 2, 3, 4).broken() == [], "what was skipped nobody holds"

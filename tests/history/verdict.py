@@ -89,12 +89,12 @@ class Facts:
         return position[:2]
 
     def subscriptions(self) -> dict[str, list[Event]]:
-        """Events of each subscription in order, with restarts among them."""
+        """Events of each subscription in order, and those of the whole topic among them."""
         found: dict[str, list[Event]] = {event.subscription: [] for event in self.events if event.kind == "open"}
         for event in self.events:
             if event.subscription in found:
                 found[event.subscription].append(event)
-            elif event.kind in ("restart", "restarted"):
+            elif event.kind in ("restart", "restarted", "trimmed"):
                 for events in found.values():
                     events.append(event)
         return found

@@ -23,15 +23,20 @@ class TrimChecks:
         self._history = history
 
     def on_chain(self, key: str, before: Chain | None, chain: Chain, process: str) -> None:
-        topic = self._history.topics.get(key)
-        if topic is None or before is None:
+        if before is None:
             return
-        self._note_closed(topic, before, chain, process)
+        history, topic = self._history, self._history.topics.get(key)
         kept = [ledger.ledger_id for ledger in chain.ledgers]
         gone = [ledger.ledger_id for ledger in before.ledgers if ledger.ledger_id not in kept]
-        self._check_consumed(topic, before, gone)
-        if any(map(self._history.entries_of, gone)):  # else they are empty, and go with an opening
-            self._check_retention(topic, gone, kept, process, (process, chain.epoch) in topic.timely)
+        has_entries = any(map(history.entries_of, gone))  # else they are empty, and go with an opening
+        if topic is not None:
+            self._note_closed(topic, before, chain, process)
+            self._check_consumed(topic, before, gone)
+            if has_entries:
+                self._check_retention(topic, gone, kept, process, (process, chain.epoch) in topic.timely)
+        if has_entries and kept and before.incarnation == chain.incarnation:  # else the topic is being deleted, or was
+            history.did("trim" if topic is not None else "trim for clients")
+            history.on_trimmed(key, gone, kept)
             self._check_saved_positions(key, chain, gone)
 
     def _note_closed(self, topic: TopicModel, before: Chain, chain: Chain, process: str) -> None:

@@ -2,7 +2,8 @@
 
 SimProducer ── send, resend, sent ──┐
 WireTap, at the broker's end ───────┼──► events of the topic, in the order in which they happened
-operators ── moving, moved ─────────┘
+operators ── moving, moved ─────────┤
+ClientTrims ── trimmed ─────────────┘
 """
 
 from __future__ import annotations

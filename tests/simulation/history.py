@@ -6,7 +6,7 @@ the code under test afterwards. `violated` ends the run, wherever in the code un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,6 +93,7 @@ class History:
         self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch
         self.chains: dict[str, Chain] = {}  # the committed records
         self.cursor_records: dict[str, CursorRecord] = {}
+        self.on_trimmed: Callable[[str, Sequence[int], Sequence[int]], None] = lambda key, gone, kept: None  # from a chain
         self.on_release: Callable[[str, str], None] = lambda key, process: None  # somebody deletes a bundle's owner record
 
     def __repr__(self) -> str:

@@ -84,8 +84,9 @@ RULES: Mapping[str, Set[str]] = {
     "trim by a size that grows": {"M6"},
     "trim whatever the size": {"M6"},
     "leave cursors in what is trimmed": {"M7"},
-    "keep what was acknowledged during a reset": {"C4", "H13", "H5", "H6"},
-    "go on at the end without a cursor ledger": {"C3", "C6", "H5", "H6"},
+    # M6: what counts as acknowledged may be trimmed
+    "keep what was acknowledged during a reset": {"C4", "H13", "H5", "H6", "M6"},
+    "go on at the end without a cursor ledger": {"C3", "C6", "H5", "H6", "M6"},
     "deliver what was read before a seek": {"H5", "H6", "H8", "H13", "V7"},
     "close without saving cursors": {"C2", "H7"},
     "be content with the round under way": {"C2", "C8", "H7"},
@@ -114,6 +115,7 @@ RULES: Mapping[str, Set[str]] = {
     "take ids that somebody else took": {"L14"},
     "answer the last of a group first": {"H4"},
     "answer before it can be read": {"M9"},
-    "trim without asking the cursors": {"M6", "C3", "C4", "C6"},  # C4: a cursor was reset into what had gone
+    # C4: a cursor was reset into what had gone; H2: the sequence ids of what had gone were not saved; H8: it is left out
+    "trim without asking the cursors": {"M6", "C3", "C4", "C6", "H2", "H8"},
     **DISPATCH_RULES,
 }

@@ -18,6 +18,7 @@ from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.dispatcher import Dispatcher
 from cepheid_broker.managed_ledger.cursor import Cursor
+from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
 from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.producer import Producer
@@ -30,6 +31,7 @@ from tests.dispatch_mistakes import (
     give_a_key_to_two_consumers,
     keep_a_key_at_who_has_acknowledged,
     let_later_messages_of_a_key_pass,
+    let_later_messages_pass_what_is_sent_again,
     take_over_without_going_back,
 )
 
@@ -70,6 +72,33 @@ def permits_wake_nobody() -> Iterator[None]:
         self.core.on_permits(consumer, messages)
 
     with mock.patch.object(Dispatcher, "on_permits", on_permits):
+        yield
+
+
+@contextlib.contextmanager
+def find_nothing_behind_what_was_trimmed() -> Iterator[None]:
+    """Whoever asks for an entry whose ledger has left the topic is told that it has come to the end."""
+    entry_at = ManagedLedger._entry_at
+
+    def exactly(self: ManagedLedger, position: Position) -> Position | None:
+        is_gone = position.ledger_id < self.ledgers.first_position.ledger_id
+        return None if is_gone else entry_at(self, position)
+
+    with mock.patch.object(ManagedLedger, "_entry_at", exactly):
+        yield
+
+
+@contextlib.contextmanager
+def skip_the_first_behind_what_was_trimmed() -> Iterator[None]:
+    """Whoever asks for an entry whose ledger has left the topic goes on with the second one that is there."""
+    entry_at = ManagedLedger._entry_at
+
+    def beyond(self: ManagedLedger, position: Position) -> Position | None:
+        is_gone = position.ledger_id < self.ledgers.first_position.ledger_id
+        first = entry_at(self, position)
+        return self.next_position(first) if is_gone and first is not None else first
+
+    with mock.patch.object(ManagedLedger, "_entry_at", beyond):
         yield
 
 
@@ -228,11 +257,14 @@ def store_what_is_refused() -> Iterator[None]:
 DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     skip_what_did_not_fit_into_a_read,
     permits_wake_nobody,
+    find_nothing_behind_what_was_trimmed,
+    skip_the_first_behind_what_was_trimmed,
     forget_what_is_given_back,
     forget_what_a_leaver_held,
     deliver_to_a_newcomer_what_others_hold,
     give_a_key_to_two_consumers,
     let_later_messages_of_a_key_pass,
+    let_later_messages_pass_what_is_sent_again,
     keep_a_key_at_who_has_acknowledged,
     take_over_without_going_back,
     seek_one_off,
@@ -251,17 +283,21 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
 DISPATCH_RULES: dict[str, set[str]] = {
     "skip what did not fit into a read": {"V7", "H5", "H8"},
     "permits wake nobody": {"V7"},
+    "find nothing behind what was trimmed": {"V7", "H5", "H8"},
+    "skip the first behind what was trimmed": {"V7", "H5", "H8"},
     "forget what is given back": {"H9", "V7", "H5", "H6"},
     "forget what a leaver held": {"V7", "H5", "H6"},
     "deliver to a newcomer what others hold": {"H9"},
     "give a key to two consumers": {"H10"},
     "let later messages of a key pass": {"H10"},
+    "let later messages pass what is sent again": {"H10"},
     "keep a key at who has acknowledged": {"V7"},
     "take over without going back": {"H8", "V7"},
     "seek one off": {"H13", "C4", "H5", "H6", "H8", "V7"},
-    "acknowledge cumulatively on shared subscriptions": {"H5", "H6"},
-    "take a part of a batch for all of it": {"H5", "H6", "H8"},
-    "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8"},
+    # M6: what counts as acknowledged may be trimmed
+    "acknowledge cumulatively on shared subscriptions": {"H5", "H6", "M6"},
+    "take a part of a batch for all of it": {"H5", "H6", "H8", "M6"},
+    "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8", "M6"},
     "ignore parts of batches": {"H7", "C2"},
     "say saved before it is": {"C2", "H7"},
     "spend no permits": {"H14"},

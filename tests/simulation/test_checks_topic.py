@@ -49,6 +49,21 @@ def test_a_topic_is_not_terminated_below_what_was_acknowledged() -> None:
     assert violated(script).startswith("M10: orders is terminated at")
 
 
+def test_what_leaves_the_topic_of_a_client_is_told_with_what_stays() -> None:
+    told: list[tuple[str, list[int], list[int]]] = []
+
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        del history.topics[KEY]
+        history.on_trimmed = lambda key, gone, kept: told.append((key, list(gone), list(kept)))
+        history.acked = {1: 3, 2: 0, 3: 1}
+        for ledger_id in (1, 2, 3, 4):
+            checks.on_chain(KEY, chain(ChainLedger(ledger_id=ledger_id)), "east#1")
+        checks.on_chain(KEY, chain(), "east#1")  # it is being deleted
+
+    assert violated(script) == ""
+    assert told == [(KEY, [1], [2]), (KEY, [3], [4])], "the second had no entries"
+
+
 @pytest.mark.parametrize(("end", "allowed"), [(1, False), (2, True), (3, False)])
 def test_a_topic_is_terminated_at_its_last_entry(end: int, allowed: bool) -> None:
     def script(history: History, checks: TopicRecordChecks) -> None:

@@ -54,6 +54,11 @@ def test_topics_refuse_appends(ci_run: Totals) -> None:
     assert never(ci_run, ["append refused"], lambda totals: totals.operations) == []
 
 
+@pytest.mark.timeout(900)
+def test_retention_takes_ledgers_from_every_kind_of_topic(ci_run: Totals) -> None:
+    assert never(ci_run, ["trim", "trim for clients"], lambda totals: totals.operations) == []
+
+
 def never(ci_run: Totals, wanted: Sequence[str], counts_of: Callable[[Totals], Counter[str]]) -> list[str]:
     """What is rare may be missing in the seeds of CI by chance: then further fixed ones are asked, so that a commit passes always
     or never."""

@@ -6,8 +6,8 @@
          └── consumers: join, take, acknowledge one by one, up to here, in part, with an answer, give back, seek, hang, leave
     operators: unload, trim, reset, skip and more, at whichever broker serves (workload_operators.py)
 
-When all is well again every subscription is drained, and tests/history judges what was noted (`judge`). A topic keeps everything,
-so that the audit reads all of it.
+When all is well again every subscription is drained, and tests/history judges what was noted (`judge`), with what left the topics
+meanwhile (client_trims.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.dispatch import HashRange
-from cepheid_metadata import MemoryStore, RetentionPolicy, TopicRecord, topic_records
+from cepheid_metadata import MemoryStore, TopicRecord, topic_records
 from cepheid_metadata import Position as Place
 from cepheid_wire import TopicName, count_messages, decode_batch, parse_metadata, split_tail
 from tests.history.checker import judge
 from tests.history.verdict import Promises
 from tests.simulation.client_notes import ClientNotes
+from tests.simulation.client_trims import ClientTrims
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_client import CLIENT_ERRORS, SimClient
 from tests.simulation.sim_consumer import Delivery, SimConsumer
@@ -75,6 +76,7 @@ class ClientWorkload:
         self.deduplicated = "persistent://public/default/payments" if rng.random() < 0.4 else ""
         names = ["payments", "events", "mails"][: rng.choice((1, 2, 2, 3))]
         self.topics = [TopicName.parse(f"persistent://public/default/{name}") for name in names]
+        self.trims = ClientTrims(world.history, self.notes, self.topics, random.Random(f"{world.seed}/retention"))
         self.producers: list[SimProducer] = []
         self.readers: list[SimReader] = []
         self.ending: TopicName | None = None
@@ -98,7 +100,7 @@ class ClientWorkload:
             record = TopicRecord(
                 created_at_ms=1,
                 deduplication=str(topic) == self.deduplicated,
-                retention=RetentionPolicy(time_limit_min=-1, size_limit_mb=-1),
+                retention=self.trims.retention[topic],
             )
             await topic_records(store).create(topic, record)
 
@@ -331,9 +333,12 @@ class ClientWorkload:
         behind = [
             f"{reader!r} is owed {last}"
             for reader in self.readers
-            if reader.client.node.alive and reader.last < (last := max(self._operators.told(reader.topic), default=(-1, -1)))
+            if reader.client.node.alive and self.trims.edge(reader.topic) <= (last := self._last_told(reader.topic)) > reader.last
         ]
         return [owed for subscribed in self.subscriptions if (owed := self._owed(subscribed))] + behind
+
+    def _last_told(self, topic: TopicName) -> tuple[int, int]:
+        return max(self._operators.told(topic), default=(-1, -1))
 
     def _owed(self, subscribed: Subscribed) -> str:
         told = f"{subscribed.name} of {subscribed.topic.local_name}"
@@ -347,13 +352,14 @@ class ClientWorkload:
         return f"{told}; consumers {subscribed.consumers}"
 
     def note_audit(self, topic: TopicName, entries: list[tuple[Place, bytes]]) -> None:
-        """What a reader found: all of it, in order."""
-        self._stored[topic] = [((position.ledger_id, position.entry_id), bytes(tail)) for position, tail in entries]
+        """What a reader found: all that has not left the topic, in order."""
         end = self._operators.ends.get(topic)
         if topic == self.ending and end is not None:  # else whoever terminated it was told of no end
             last = entries[-1][0] if entries else end
             self._history.check("M10", last <= end, lambda: f"{topic} ends at {last}, and was terminated at {end}")
-        for position, tail in entries:
+        stored = self.trims.entries[topic] + entries
+        self._stored[topic] = [((position.ledger_id, position.entry_id), bytes(tail)) for position, tail in stored]
+        for position, tail in stored:
             place = (position.ledger_id, position.entry_id)
             given = self.notes.delivered.get((str(topic), *place), tail)
             self._history.check("M9", given == tail, lambda p=place: f"{topic}: consumers got other bytes at {p} than are stored")
@@ -381,10 +387,12 @@ class ClientWorkload:
                 history.violated(violation.rule, f"{topic}: {violation}")
 
     def _judge_reader(self, reader: SimReader) -> None:
-        """It read what is stored from the beginning on, in order."""
-        history, stored = self._history, self._stored[reader.topic]
-        for number, read in enumerate(reader.read.items()):
-            due = stored[number] if number < len(stored) else None
+        """It read what is stored from the beginning on, in order; but what had gone when it came there."""
+        history, stored = self._history, iter(self._stored[reader.topic])
+        for place, tail in reader.read.items():
+            edge = self.trims.edge(reader.topic, reader.read_at_s[place])
+            due = next((each for each in stored if each[0] == place or each[0] >= edge), None)
+            read = place, tail
             history.check("H8", read == due, lambda read=read, due=due: f"{reader!r} read {read}, and {due} was next")
 
 

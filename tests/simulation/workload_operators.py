@@ -93,7 +93,6 @@ class TopicOperators:
     async def _trim(self, broker: Broker, subscribed: Subscribed) -> None:
         topic = broker.topics.find(subscribed.topic)
         if topic is not None:
-            self._history.did("trim")
             await topic.ledger.trim()
 
     def _find(self, broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Subscription] | None:

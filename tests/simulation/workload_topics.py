@@ -364,7 +364,6 @@ class TopicWorkload:
     async def _trim(self, opening: tuple[str, int], managed_ledger: ManagedLedger) -> None:
         """Perhaps of all that there is, and of a topic that grows meanwhile."""
         rng = self._random
-        self._history.did("trim")
         if rng.random() < 0.6:
             self._consume_all(managed_ledger)
             for cursor in managed_ledger.cursors.values():
