@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from cepheid_bookie import entry_reader
+from cepheid_bookie import Bookie, entry_reader
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_format import encode_ledger_to
 from cepheid_bookie.journal_mark import MarkFile
@@ -105,7 +106,19 @@ def answer_a_fence_before_it_is_durable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fence_not_by_reads() -> Iterator[None]:
-    """Recovery fences by its LAC requests alone: up to Qa - 1 bookies of a window stay unfenced."""
+    """Bookies fence by LAC requests alone, and answer a recovery's read without it: up to Qa - 1 of a window stay unfenced."""
+    refuse_read = Bookie._refuse_read
+
+    async def unfenced(self: Bookie, request: ReadRequest) -> Status | None:
+        return await refuse_read(self, replace(request, fence=False))
+
+    with mock.patch.object(Bookie, "_refuse_read", unfenced):
+        yield
+
+
+@contextlib.contextmanager
+def read_for_a_recovery_without_fencing() -> Iterator[None]:
+    """The same mistake at the other end: whoever recovers does not ask for the fence."""
 
     def unfenced(*args: Any, **fields: Any) -> ReadRequest:
         return ReadRequest(*args, **{**fields, "fence": False})
@@ -382,6 +395,7 @@ MUTANTS: dict[str, Mutant] = {
         acknowledge_before_sync,
         answer_a_fence_before_it_is_durable,
         fence_not_by_reads,
+        read_for_a_recovery_without_fencing,
         drop_holes_when_saving_a_cursor,
         save_no_delivery_counts,
         save_sequence_ids_of_another_moment,
