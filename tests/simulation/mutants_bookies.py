@@ -105,8 +105,8 @@ def move_the_mark_although_the_flush_failed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def let_checkpoints_overlap() -> Iterator[None]:
-    """One that is asked for while another runs begins at once, inside of it, and so does the next: the outer one, which began first,
-    writes its mark last, when the journal behind it may be gone (apache/bookkeeper#4105)."""
+    """One that is asked for while another runs begins at once, inside of it, and so does the next: the outer one, which began
+    first, writes its mark last, when the journal behind it may be gone (apache/bookkeeper#4105)."""
     on_flushed, save_mark = Checkpointer._on_flushed, FlushStore.save_mark
     outer: dict[FlushStore, JournalPosition] = {}
     inner: dict[FlushStore, int] = {}  # how many are to come before its mark
