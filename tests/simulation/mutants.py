@@ -43,7 +43,12 @@ from tests.simulation.mutants_cluster import (
     keep_what_is_open_when_the_session_is_lost,
     resend_from_the_lac_at_the_end_of_the_change,
 )
-from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
+from tests.simulation.mutants_dispatch import (
+    DISPATCH_MUTANTS,
+    begin_at_the_end_each_time,
+    begin_with_the_topic_whatever_is_asked,
+    seek_behind_a_time,
+)
 from tests.simulation.mutants_topics import (
     TOPIC_MUTANTS,
     choose_positions_while_trimming,
@@ -441,6 +446,9 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "trim by what is not saved yet": trim_by_what_is_not_saved_yet,
     "keep what is open when the session is lost": keep_what_is_open_when_the_session_is_lost,
     "write on to what was collected": write_on_to_what_was_collected,
+    "seek behind a time": seek_behind_a_time,
+    "begin at the end each time": begin_at_the_end_each_time,
+    "begin with the topic whatever is asked": begin_with_the_topic_whatever_is_asked,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
@@ -457,6 +465,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "trim by what is not saved yet": a trim has to come in the tenth of a second in which acknowledgements wait to be saved
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing
 - "look for lost sequence ids": nobody deletes a ledger of a topic that removes duplicates
+- "seek behind a time", "begin at the end", "begin with the topic": no client of a world seeks a time or subscribes at the end
 - "retry a flush", "leave the logs", "write the entry log again", "forget what came": a fault has to last, and in worlds all of them
   end, with more appends behind them
 """
