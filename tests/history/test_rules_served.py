@@ -86,6 +86,13 @@ def test_a_cumulative_acknowledgement_is_none_on_shared_subscriptions() -> None:
     assert Story("Exclusive").open("a").got("a", *range(5)).acks("a", 4, cumulative=True).broken() == []
 
 
+def test_a_cumulative_acknowledgement_counts_of_whoever_is_connected_active_or_not() -> None:
+    standby = Story("Failover").open("a").open("b").got("b", *range(5)).acks("a", 4, cumulative=True)
+    assert standby.broken() == []
+    gone = Story("Failover").open("a").open("b").note("close", "a").got("b", *range(5)).acks("a", 4, cumulative=True)
+    assert gone.broken() == ["H6"]
+
+
 def test_what_is_acknowledged_does_not_come_again() -> None:
     assert "H7" in Story("Shared").open("a").all_of("a").got("a", 2).broken()
 

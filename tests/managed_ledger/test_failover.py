@@ -229,6 +229,43 @@ def test_nobody_reads_the_first_half_of_a_group_before_the_rest_is_stored() -> N
     run_virtual(main())
 
 
+def test_nobody_who_reads_on_from_the_ledger_before_gets_that_half_either() -> None:
+    """It was read ahead, behind a ledger of which the last entry is the topic's (seed 0x1409d09c9)."""
+
+    async def main() -> None:
+        async with topic_world(settings=SMALL) as world:
+            ledger = await world.broker().open()
+            first = await append(ledger, b"0")
+            for number in range(1, 5):
+                await append(ledger, b"%d" % number)
+            await wait_until(lambda: len(ledger.chain.ledgers) == 2)
+            hang(world)
+            pending = append(ledger, b"b", b"c", b"d", b"e")
+            await asyncio.sleep(0.01)
+            recorded, commit = asyncio.Event(), ledger._keeper.commit
+
+            async def commit_later(plan: Plan) -> None:
+                await recorded.wait()
+                await commit(plan)
+
+            ledger._keeper.commit = commit_later  # type: ignore[method-assign]
+            try:
+                break_down(world, ledger, stored=2)
+                await wait_until(lambda: ledger.ledgers.total_entries == 7)
+                for entry_id in (0, 1):  # who goes on is read ahead of
+                    await ledger.read(Position(first.ledger_id, entry_id), max_entries=1, max_bytes=99)
+                (stream,) = ledger._reads._streams.values()
+                await wait_until(lambda: sum(map(len, stream.groups)) == 5)
+                there = payloads_of(await ledger.read(Position(first.ledger_id, 2), max_entries=99, max_bytes=999))
+                assert there == [b"2", b"3", b"4"]
+            finally:
+                recorded.set()
+            await pending
+            await assert_stored_once(world, ledger, [b"0", b"1", b"2", b"3", b"4", b"b", b"c", b"d", b"e"])
+
+    run_virtual(main())
+
+
 async def roll_slowly(world: TopicWorld, ledger: ManagedLedger, futures: list[asyncio.Future[Position]]) -> None:
     """Appends until both ledgers of a rollover have some under way."""
     slow(world, 0.004)

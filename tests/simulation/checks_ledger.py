@@ -25,7 +25,7 @@ from cepheid_rpc import (
     Status,
 )
 from tests.simulation.checks_records import check_end
-from tests.simulation.history import History
+from tests.simulation.history import History, RecovererFacts
 
 _FENCED_ANSWERS = (Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.BAD_DIGEST)
 
@@ -195,10 +195,19 @@ class ConnectionProbe:
         if request.fence:
             self._check_covered(request.ledger_id)
         async for chunk in self._connection.read(request):
-            if request.fence:
-                negatives = self._history.recoverer(self._process, request.ledger_id).negatives.setdefault(self.bookie_id, [])
+            if (learned := self._recovery_of(request)) is not None and self._is_fenced(request.ledger_id):
+                negatives = learned.negatives.setdefault(self.bookie_id, [])
                 negatives += [(m.first_entry_id, m.last_entry_id) for m in chunk.missing if m.status.certain_no]
             yield chunk
+
+    def _recovery_of(self, request: ReadRequest) -> RecovererFacts | None:
+        """Whoever fenced a ledger and reads behind all that it was told recovers it, whether or not its reads say so."""
+        learned = self._history.recoverers.get((self._process, request.ledger_id))
+        return learned if learned is not None and request.last_entry_id > learned.last_add_confirmed else None
+
+    def _is_fenced(self, ledger_id: int) -> bool:
+        """Else the no of this bookie says nothing of later: what is on its way may yet be answered OK."""
+        return ledger_id in self._history.bookie(self.bookie_id).fenced
 
     async def write_lac(self, request: ExplicitLac) -> Status:
         return await self._connection.write_lac(request)

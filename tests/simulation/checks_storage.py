@@ -117,7 +117,7 @@ class BookieProbe:
             for missing in chunk.missing:
                 if missing.status.certain_no:
                     self._check_absent(request, missing.first_entry_id, missing.last_entry_id, promised, arrived_after)
-            if request.fence and all(missing.status in _FENCED_ANSWERS for missing in chunk.missing):
+            if request.fence and (chunk.groups or any(missing.status in _FENCED_ANSWERS for missing in chunk.missing)):
                 self._on_fenced(request.ledger_id)
             yield chunk
 

@@ -65,7 +65,7 @@ class RecovererFacts:
     losses: dict[str, int]  # of every bookie, when it began
     last_add_confirmed: int = -1  # as far as bookies told it
     fenced: dict[str, None] = field(default_factory=dict)  # bookies whose answer to a fencing LAC read arrived
-    negatives: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # bookie → ranges it certainly does not have
+    negatives: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # bookie → ranges that it denied, fenced
 
 
 class History:

@@ -9,7 +9,8 @@ from tests.simulation.mutants_dispatch import DISPATCH_RULES
 RULES: Mapping[str, Set[str]] = {
     "acknowledge before sync": {"S1", "S2", "S3", "S8"},  # S8: the journal is damaged then, and the bookie refuses to start
     "answer a fence before it is durable": {"S3"},
-    "fence not by reads": {"L5", "S4", "L10"},
+    "fence not by reads": {"L5", "S3", "S4", "S6"},
+    "read for a recovery without fencing": {"L10", "L5"},
     "drop holes when saving a cursor": {"C2", "H7"},
     "save no part of a batch": {"C2"},
     "save no delivery counts": {"C8"},

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from cepheid_bookie import entry_reader
+from cepheid_bookie import Bookie, entry_reader
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.journal_format import encode_ledger_to
 from cepheid_bookie.journal_mark import MarkFile
@@ -44,7 +45,12 @@ from tests.simulation.mutants_cluster import (
     resend_from_the_lac_at_the_end_of_the_change,
     take_a_change_in_doubt_for_refused,
 )
-from tests.simulation.mutants_dispatch import DISPATCH_MUTANTS
+from tests.simulation.mutants_dispatch import (
+    DISPATCH_MUTANTS,
+    begin_at_the_end_each_time,
+    begin_with_the_topic_whatever_is_asked,
+    seek_behind_a_time,
+)
 from tests.simulation.mutants_topics import (
     TOPIC_MUTANTS,
     choose_positions_while_trimming,
@@ -107,7 +113,19 @@ def answer_a_fence_before_it_is_durable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fence_not_by_reads() -> Iterator[None]:
-    """Recovery fences by its LAC requests alone: up to Qa - 1 bookies of a window stay unfenced."""
+    """Bookies fence by LAC requests alone, and answer a recovery's read without it: up to Qa - 1 of a window stay unfenced."""
+    refuse_read = Bookie._refuse_read
+
+    async def unfenced(self: Bookie, request: ReadRequest) -> Status | None:
+        return await refuse_read(self, replace(request, fence=False))
+
+    with mock.patch.object(Bookie, "_refuse_read", unfenced):
+        yield
+
+
+@contextlib.contextmanager
+def read_for_a_recovery_without_fencing() -> Iterator[None]:
+    """The same mistake at the other end: whoever recovers does not ask for the fence."""
 
     def unfenced(*args: Any, **fields: Any) -> ReadRequest:
         return ReadRequest(*args, **{**fields, "fence": False})
@@ -384,6 +402,7 @@ MUTANTS: dict[str, Mutant] = {
         acknowledge_before_sync,
         answer_a_fence_before_it_is_durable,
         fence_not_by_reads,
+        read_for_a_recovery_without_fencing,
         drop_holes_when_saving_a_cursor,
         save_no_delivery_counts,
         save_sequence_ids_of_another_moment,
@@ -433,6 +452,9 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "write on to what was collected": write_on_to_what_was_collected,
     "recover without a timeout": recover_without_a_timeout,
     "read without a timeout": read_without_a_timeout,
+    "seek behind a time": seek_behind_a_time,
+    "begin at the end each time": begin_at_the_end_each_time,
+    "begin with the topic whatever is asked": begin_with_the_topic_whatever_is_asked,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
@@ -451,6 +473,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "trim by what is not saved yet": a trim has to come in the tenth of a second in which acknowledgements wait to be saved
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing
 - "look for lost sequence ids": nobody deletes a ledger of a topic that removes duplicates
+- "seek behind a time", "begin at the end", "begin with the topic": no client of a world seeks a time or subscribes at the end
 - "retry a flush", "leave the logs", "write the entry log again", "forget what came": a fault has to last, and in worlds all of them
   end, with more appends behind them
 - "recover without a timeout", "read without a timeout": somebody has to be silent for ever, and in worlds everybody speaks again

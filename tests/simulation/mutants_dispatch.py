@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from cepheid_broker import consumer_acks, dispatch_key_shared, dispatch_shared
+from cepheid_broker import connection_consumer, consumer_acks, dispatch_key_shared, dispatch_shared
 from cepheid_broker.ack_saver import AckSaver, OnSaved
 from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.dispatcher import Dispatcher
+from cepheid_broker.managed_ledger import ManagedLedger
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
 from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
 from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.position import EARLIEST, LATEST
 from cepheid_broker.producer import Producer
 from cepheid_broker.subscription import Subscription
+from cepheid_broker.topic_positions import position_at_time
 from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
 from cepheid_wire import SendCommand, messages_in, parse_metadata
@@ -134,6 +137,39 @@ def seek_one_off() -> Iterator[None]:
         await reset(self, subscription, Position(position.ledger_id, position.entry_id + 1), words)
 
     with mock.patch.object(PersistentTopic, "reset_subscription", beyond):
+        yield
+
+
+@contextlib.contextmanager
+def seek_behind_a_time() -> Iterator[None]:
+    """What was published in the very millisecond that was asked for counts as older."""
+
+    async def behind(ledger: ManagedLedger, time_ms: int) -> Position:
+        return await position_at_time(ledger, time_ms + 1)
+
+    with mock.patch.object(connection_consumer, "position_at_time", behind):
+        yield
+
+
+@contextlib.contextmanager
+def begin_at_the_end_each_time() -> Iterator[None]:
+    """Also a subscription that is there already, when a consumer comes that would begin at the end."""
+    create_subscription = PersistentTopic.create_subscription
+
+    async def skip_what_came(self: PersistentTopic, name: str, position: Position, **others: Any) -> Subscription:
+        subscription = await create_subscription(self, name, position, **others)
+        if position == LATEST:
+            subscription.cursor.advance_to(self.ledger.last_confirmed)
+        return subscription
+
+    with mock.patch.object(PersistentTopic, "create_subscription", skip_what_came):
+        yield
+
+
+@contextlib.contextmanager
+def begin_with_the_topic_whatever_is_asked() -> Iterator[None]:
+    """A new subscription gets what was published before it."""
+    with mock.patch.object(connection_consumer, "LATEST", EARLIEST):
         yield
 
 

@@ -39,7 +39,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "L7": ("stamp recovered copies anew", 0),
     "L8": ("report the end that a recovery found itself", "04"),
     "L9": ("stamp recovered copies anew", "04c"),
-    "L10": ("fence not by reads", "01"),
+    "L10": ("read for a recovery without fencing", 0),
     "L11": ("read for a recovery behind the first fence", 0),
     "L12": ("take the length of a ledger from its last fragment", 2),
     "L13": ("drop an empty ledger without fencing it", 0),

@@ -13,6 +13,7 @@ from tests.simulation.scenario_language import ScenarioError, kind, step
 from tests.simulation.scene import Scene
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_client import SimClient
+from tests.simulation.sim_clock import true_ms
 from tests.simulation.sim_consumer import Delivery, SimConsumer
 from tests.simulation.sim_producer import SimProducer
 from tests.simulation.sim_serving import found_cluster
@@ -24,6 +25,7 @@ _PADDING_BYTES = 400
 @dataclass(slots=True)
 class Application:
     client: SimClient
+    producer: SimProducer | None = None
     consumer: SimConsumer | None = None
     held: dict[tuple[int, int], Delivery] = field(default_factory=dict)  # taken
     seek: asyncio.Task[bool] | None = None
@@ -41,6 +43,7 @@ class ClientCourse:
     notes: ClientNotes = field(init=False)
     topic: TopicName = field(default_factory=lambda: TopicName.parse("persistent://public/default/orders"))
     applications: dict[str, Application] = field(default_factory=dict)
+    published_ms: list[int] = field(default_factory=list)  # when, of each message
 
     def __post_init__(self) -> None:
         self.notes = ClientNotes(self.scene.history)
@@ -89,12 +92,15 @@ async def lives_for_days(scene: Scene, days: int) -> None:
 
 @step("application {application} publishes {number} messages, and all are answered")
 async def publishes_messages(scene: Scene, application: Application, count: int) -> None:
-    """To one topic, one by one, numbered from 1 in their order."""
+    """To one topic, one by one, numbered in their order: the very first is 1."""
     course = of(scene)
-    producer = SimProducer(application.client, course.topic, application.client.name, course.notes)
-    scene.spawn(application.client.node, producer.stay_connected(), "produce")
+    if application.producer is None:
+        application.producer = SimProducer(application.client, course.topic, application.client.name, course.notes)
+        scene.spawn(application.client.node, application.producer.stay_connected(), "produce")
+    producer = application.producer
     await scene.wait_until(lambda: producer.ready, "it is connected")
     for _ in range(count):
+        course.published_ms.append(true_ms())
         producer.publish(1, "", batch=False, padding=_PADDING_BYTES)
     await scene.wait_until(lambda: not producer.unanswered, "all are answered")
 
@@ -102,9 +108,18 @@ async def publishes_messages(scene: Scene, application: Application, count: int)
 @step("application {application} subscribes, with room for {number} messages")
 async def subscribes(scene: Scene, application: Application, room: int) -> None:
     """To that topic from its start, as the only consumer; whenever it is disconnected it comes back."""
-    course = of(scene)
-    name = application.client.name
-    application.consumer = SimConsumer(application.client, course.topic, "audit", "Exclusive", name, queue=room)
+    await _subscribe(scene, application, room)
+
+
+@step("application {application} subscribes at the end, with room for {number} messages")
+async def subscribes_at_the_end(scene: Scene, application: Application, room: int) -> None:
+    """Likewise; if the subscription is new it gets what is published from now on. Else it goes on where it stood."""
+    await _subscribe(scene, application, room, at_the_end=True)
+
+
+async def _subscribe(scene: Scene, application: Application, room: int, *, at_the_end: bool = False) -> None:
+    client, topic = application.client, of(scene).topic
+    application.consumer = SimConsumer(client, topic, "audit", "Exclusive", client.name, queue=room, at_the_end=at_the_end)
     scene.spawn(application.client.node, application.consumer.stay_connected(), "consume")
     await scene.wait_until(lambda: application.consuming.connection is not None, "it is connected")
 
@@ -148,6 +163,14 @@ def acknowledges_message(scene: Scene, application: Application, number: int) ->
 async def begins_to_seek(scene: Scene, application: Application, number: int) -> None:
     """It asks its broker to go on with that one, and the course goes on meanwhile."""
     seeking = application.consuming.seek(of(scene).place(number))
+    application.seek = application.client.node.start(seeking, name="seek")
+    await asyncio.sleep(0)
+
+
+@step("application {application} begins to seek the time when message {number} was published")
+async def begins_to_seek_time(scene: Scene, application: Application, number: int) -> None:
+    """Likewise, by that time instead of its id."""
+    seeking = application.consuming.seek_time(of(scene).published_ms[number - 1])
     application.seek = application.client.node.start(seeking, name="seek")
     await asyncio.sleep(0)
 

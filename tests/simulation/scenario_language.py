@@ -190,10 +190,12 @@ def all_scenarios() -> list[Scenario]:
 
 
 def scenario_named(name: str) -> Scenario:
-    """By number ("04b") or by the name of its file. Raises ScenarioError."""
+    """By number ("04b", "4b") or by the name of its file. Raises ScenarioError."""
     stems = [path.stem for path in sorted(FOLDER.glob("*.txt"))]
-    found = [stem for stem in stems if name in (stem, stem.split("_")[0])]
+    number = re.sub(r"^(?=\d[a-z]?$)", "0", name.rstrip("_"))
+    found = [stem for stem in stems if name == stem or number == stem.split("_")[0]]
     if len(found) != 1:
         nearest = difflib.get_close_matches(name, stems, n=3, cutoff=0.0)
-        raise ScenarioError(f"{len(found)} scenarios are called {name!r}; near to it are {', '.join(nearest)}")
+        there = ", ".join(stem.split("_")[0] for stem in stems)
+        raise ScenarioError(f"no scenario is called {name!r}; near to it are {', '.join(nearest)}; there are {there}")
     return load(FOLDER / f"{found[0]}.txt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -213,16 +213,65 @@ async def all_answered(scene: Scene, topic: TopicCourse) -> None:
 
 @step("{bookies} are restarted in turn while {broker} publishes to {topic}")
 async def rolls(scene: Scene, bookies: Sequence[SimBookie], broker: SimBroker, topic: TopicCourse) -> None:
-    """One after the other loses power and comes back half a second later, with ten entries around it; all are told OK."""
+    """One after the other loses power and comes back a second later, with twenty entries around it; all are told OK."""
     for bookie in bookies:
-        told: list[asyncio.Future[bool]] = []
-        for tenth in range(10):
-            if tenth == 2:
-                bookie.crash(power=True)
-            if tenth == 7:
-                await bookie.start()
-            told.append(topic.publish(broker, [b"unnamed %d" % len(topic.workload.model.sent)]))
-            await asyncio.sleep(0.1)
-        for each in told:
-            await scene.wait_until(each.done, "an entry is answered")
-            scene.require(each.result(), f"an entry is not told OK while {bookie.id} is restarted")
+        told = await _publishes_ten(topic, broker, {2: lambda bookie=bookie: bookie.crash(power=True)})
+        await bookie.start()
+        told += await _publishes_ten(topic, broker, {})
+        await _all_ok(scene, told, f"while {bookie.id} is restarted")
+
+
+@step("metadata is restarted while {broker} publishes to {topic}")
+async def metadata_rolls(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
+    """Out for half a second, then for half a second without a leader, with thirty entries around it, of several ledgers; all are
+    told OK."""
+    tree, plan = scene.tree, scene.plan
+    told = await _publishes_ten(topic, broker, {5: tree.begin_outage})
+    told += await _publishes_ten(topic, broker, {0: tree.end_outage, 1: tree.begin_election, 6: lambda: tree.end_election(plan)})
+    told += await _publishes_ten(topic, broker, {})
+    await _all_ok(scene, told, "while metadata is restarted")
+
+
+@step("{broker} crashes while it publishes to {topic}")
+async def crashes_under_load(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
+    """Behind ten entries, the last of which nobody hears of any more."""
+    told = await _publishes_ten(topic, broker, {})
+    told += [_publish_unnamed(topic, broker) for _ in range(3)]
+    await asyncio.sleep(0.001)
+    broker.crash()
+    heard = [each.done() for each in told]
+    scene.require(heard[0] and not heard[-1], "it had no load")
+
+
+@step("{broker} closes {topic} in good order while it publishes")
+async def closes_under_load(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
+    """As when a bundle is handed over, with three entries on their way and ten that come later, or too late; each is answered."""
+    told = [_publish_unnamed(topic, broker) for _ in range(3)]
+    closing = broker.node.start(topic.workload.close(topic.at(broker)), name="close")
+    told += await _publishes_ten(topic, broker, {})
+    await closing
+    for each in told:
+        await scene.wait_until(each.done, "an entry is answered")
+    scene.require(told[0].result() and not told[-1].result(), "it had no load")
+
+
+async def _publishes_ten(
+    topic: TopicCourse, broker: SimBroker, meanwhile: Mapping[int, Callable[[], None]]
+) -> list[asyncio.Future[bool]]:
+    """Within a second; before some of them something happens."""
+    told = []
+    for tenth in range(10):
+        meanwhile.get(tenth, lambda: None)()
+        told.append(_publish_unnamed(topic, broker))
+        await asyncio.sleep(0.1)
+    return told
+
+
+def _publish_unnamed(topic: TopicCourse, broker: SimBroker) -> asyncio.Future[bool]:
+    return topic.publish(broker, [b"unnamed %d" % len(topic.workload.model.sent)])
+
+
+async def _all_ok(scene: Scene, told: Sequence[asyncio.Future[bool]], when: str) -> None:
+    for each in told:
+        await scene.wait_until(each.done, "an entry is answered")
+        scene.require(each.result(), f"an entry is not told OK {when}")

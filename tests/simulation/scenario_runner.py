@@ -25,6 +25,7 @@ VERBS = (
     "scenario_records",
     "scenario_bookies",
     "scenario_topics",
+    "scenario_losses",
     "scenario_producers",
     "scenario_clients",
 )

@@ -55,8 +55,10 @@ class SimConsumer:
         *,
         queue: int = 10,
         ranges: tuple[tuple[int, int], ...] = (),
+        at_the_end: bool = False,
     ) -> None:
-        """`ranges`: of hashes of keys, which it asks for itself (sticky Key_Shared)."""
+        """`ranges`: of hashes of keys, which it asks for itself (sticky Key_Shared). `at_the_end`: where its subscription begins if
+        it is new; else it begins with the topic."""
         self.client = client
         self.topic = topic
         self.subscription = subscription
@@ -70,6 +72,7 @@ class SimConsumer:
         """The broker said that all of a terminated topic is acknowledged."""
         self._queue = queue
         self._ranges = ranges
+        self._begins = pb.CommandSubscribe.Latest if at_the_end else pb.CommandSubscribe.Earliest
         self._id = client.next_id()
         self._permits_due = 0
         self._lost = asyncio.Event()
@@ -121,7 +124,7 @@ class SimConsumer:
             request_id=0,
             consumer_name=self.name,
             durable=True,
-            initialPosition=pb.CommandSubscribe.Earliest,
+            initialPosition=self._begins,
         )
         ask.subType = _KINDS[self.kind]  # type: ignore[assignment] # the enum's numbers
         for start, end in self._ranges:
@@ -215,12 +218,19 @@ class SimConsumer:
 
     async def seek(self, position: tuple[int, int]) -> bool:
         """Whether the broker said that it was done."""
+        ask = pb.CommandSeek(consumer_id=self._id, request_id=0)
+        ask.message_id.ledgerId, ask.message_id.entryId = position
+        return await self._seek(ask)
+
+    async def seek_time(self, publish_time_ms: int) -> bool:
+        """To the first message that was published then or later. No world does this: what is to come is known in scenarios only."""
+        return await self._seek(pb.CommandSeek(consumer_id=self._id, request_id=0, message_publish_time=publish_time_ms))
+
+    async def _seek(self, ask: pb.CommandSeek) -> bool:
         connection = self.connection
         if connection is None:
             return False
         self.client.history.did("seek")
-        ask = pb.CommandSeek(consumer_id=self._id, request_id=0)
-        ask.message_id.ledgerId, ask.message_id.entryId = position
         try:
             await connection.request(ask)
         except CLIENT_ERRORS:

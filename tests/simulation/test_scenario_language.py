@@ -92,8 +92,14 @@ def test_the_same_scenario_takes_the_same_course_twice() -> None:
 
 def test_a_scenario_is_found_by_its_number() -> None:
     assert scenario_named("04b").stem == scenario_named("04b_two_recoverers_one_copy_found").stem
-    with pytest.raises(ScenarioError, match="0 scenarios are called '4'"):
-        scenario_named("4")
+    for name, number in (("4", "04"), ("4b", "04b"), ("20_", "20"), ("26", "26"), ("0x465", "0x465"), ("L10", "L10")):
+        assert scenario_named(name).number == number
+
+
+@pytest.mark.parametrize("name", ["14", "", "0", "b", "4z", "half_written"])
+def test_a_number_that_no_scenario_has_is_refused_with_those_that_are_there(name: str) -> None:
+    with pytest.raises(ScenarioError, match=f"no scenario is called '{name}'; near to it are .*; there are 01, 02, 02b, .*, V3b$"):
+        scenario_named(name)
 
 
 def test_numbers_titles_and_mutants_are_in_order() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.faults import CALM
 from tests.simulation.scenario_language import Scenario, all_scenarios
-from tests.simulation.scenario_runner import play
+from tests.simulation.scenario_runner import play, run
 from tests.simulation.world import World
 
 SCENARIOS = all_scenarios()
@@ -26,6 +26,14 @@ def test_a_mistake_is_found_out(scenario: Scenario, mutant: str) -> None:
     outcome = play(scenario, mutant)
     assert outcome.failure is not None, f"{scenario.stem} holds with {mutant!r}"
     assert outcome.rule in scenario.mutants[mutant], outcome.describe()
+
+
+@pytest.mark.parametrize(
+    ("number", "mutant", "rule"), [("01", "fence not by reads", "L5"), ("15", "let checkpoints overlap", "S8")]
+)
+def test_the_harm_itself_is_seen_also_when_what_leads_to_it_is_not(number: str, mutant: str, rule: str) -> None:
+    outcome = run(number, mutant, only=rule)
+    assert outcome.rule == rule, outcome.describe()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -277,11 +277,10 @@ class ManagedLedger:
         return await self._reads.read(position, max_entries=max_entries, max_bytes=max_bytes)
 
     def _in_view_from(self, entry: Position) -> int:
-        """Rule 2: of a group that a ledger's end cuts in two, one half is in the chain before the other is stored."""
-        last = self.last_confirmed
-        if entry.ledger_id != last.ledger_id or self._ledgers.entries_of(last.ledger_id) == last.entry_id + 1:
-            return 1 << 31
-        return last.entry_id - entry.entry_id + 1
+        """Rule 2: of a group that a ledger's end cuts in two, one half is in the chain before the other is stored. It may have been
+        read ahead, behind the ledger of the last entry confirmed."""
+        ledgers, last = self._ledgers, self.last_confirmed
+        return 1 << 31 if ledgers.last_position == last else ledgers.rank(last) - ledgers.rank(entry) + 1
 
     async def _read_one(self, position: Position) -> list[EntryGroup]:
         return await self.read(position, max_entries=1, max_bytes=1)
