@@ -17,7 +17,6 @@ from cepheid_broker.ack_saver import AckSaver, OnSaved
 from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.dispatcher import Dispatcher
-from cepheid_broker.managed_ledger import ManagedLedger
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
 from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
