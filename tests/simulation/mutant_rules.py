@@ -78,7 +78,7 @@ RULES: Mapping[str, Set[str]] = {
     "begin a recovery before the last fragment": {"V1", "L2", "L5", "L10", "SimulationError"},
     "take a lost answer for a refusal": {"M1", "M3", "M7", "L14"},
     "forget fences with what is deleted": {"S3", "L13"},
-    "drop an empty ledger without fencing it": {"L13", "M2", "M3"},
+    "drop an empty ledger without fencing it": {"L13", "M2", "M3", "M6"},
     "give up one append and go on": {"M5", "H2", "H3", "H4"},
     "keep as pushed what was never appended": {"V9", "H3"},
     "take appends behind a refusal that is not heard": {"M5", "H3", "H4"},
@@ -115,7 +115,7 @@ RULES: Mapping[str, Set[str]] = {
     "save cursors whoever owns the topic": {"C7", "C1", "C2", "H7"},
     "take ids that somebody else took": {"L14"},
     "answer the last of a group first": {"H4"},
-    "answer before it can be read": {"M9"},
+    "answer before it can be read": {"M9", "V7"},
     # C4: a cursor was reset into what had gone; H2: the sequence ids of what had gone were not saved; H8: it is left out
     "trim without asking the cursors": {"M6", "C3", "C4", "C6", "H2", "H8"},
     **DISPATCH_RULES,

@@ -318,8 +318,8 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
 DISPATCH_RULES: dict[str, set[str]] = {
     "skip what did not fit into a read": {"V7", "H5", "H8"},
     "permits wake nobody": {"V7"},
-    "find nothing behind what was trimmed": {"V7", "H5", "H8"},
-    "skip the first behind what was trimmed": {"V7", "H5", "H8"},
+    "find nothing behind what was trimmed": {"V7", "H5", "H8", "M3"},
+    "skip the first behind what was trimmed": {"V7", "H5", "H8", "M3"},
     "forget what is given back": {"H9", "V7", "H5", "H6"},
     "forget what a leaver held": {"V7", "H5", "H6"},
     "deliver to a newcomer what others hold": {"H9"},
@@ -330,7 +330,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "take over without going back": {"H8", "V7"},
     "seek one off": {"H13", "C4", "H5", "H6", "H8", "V7"},
     # M6: what counts as acknowledged may be trimmed
-    "acknowledge cumulatively on shared subscriptions": {"H5", "H6", "M6"},
+    "acknowledge cumulatively on shared subscriptions": {"H5", "H6", "H10", "M6"},
     "take a part of a batch for all of it": {"H5", "H6", "H8", "M6"},
     "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8", "M6"},
     "ignore parts of batches": {"H7", "C2"},
