@@ -109,8 +109,9 @@ class _Demo:
             self._run_stream(publisher)
         finally:
             publisher.close()
-        batch = self._run_batch()
+        # Before a bookie is killed: without it the ledger that is open then cannot stay so.
         closed, open_entries, stored_bytes = self._ledgers(admin)
+        batch = self._run_batch()
         kill = batch["kill"]
         promise = "mean departure delays by carrier and hour equal those of the source file"
         self._checks += [
