@@ -128,7 +128,7 @@ class TappedBroker:
             self._started.set_result(None)
             await self._stop.wait()
             server.close()
-            while tasks := tuple(self._tasks):
+            while tasks := [task for task in self._tasks if not task.done()]:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
