@@ -57,7 +57,6 @@ log = logging.getLogger(__name__)
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
-"""Of a run, read and sent in one go. More is in memory for no gain; what a connection does not take is read again."""
 
 
 class BookieState(enum.Enum):

@@ -27,6 +27,7 @@ from cepheid_ports import Worker
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
+"""Of a run, read and sent in one go. More is in memory for no gain; what a connection does not take is read again."""
 
 
 class RunSender:

@@ -143,7 +143,7 @@ class LedgerWriter:
         """Ends the ledger at LAC. What is unconfirmed fails; wait for it first. Concurrent calls share one outcome.
 
         Raises LedgerFencedError when somebody else recovers or ended it, what failed the writer before, or the metadata
-        store's error: then the ledger is not known to be closed, and another call tries again.
+        store's error: then the ledger is not known to be closed, and another call tries again. Who does not, calls `aclose`.
         """
         if self._closing is None:
             self._begin_close()

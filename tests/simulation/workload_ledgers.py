@@ -85,6 +85,7 @@ class LedgerWorkload:
                     await writer.close()
                 except EXPECTED as error:
                     self._history.note(f"{broker.process} cannot close ledger {writer.ledger_id}: {error}")
+                    await writer.aclose()  # as every owner that does not try again: it keeps entries for newcomers else
 
     async def _fill(self, writer: Any, pending: Pending) -> None:
         rng = self._random
