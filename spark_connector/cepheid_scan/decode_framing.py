@@ -32,6 +32,7 @@ _PROPERTIES, _KEY, _PAYLOAD_SIZE = 0x0A, 0x12, 0x18
 _MAX_SKIPPED = 64  # properties before a guess is given up: a step for all costs as much when one message alone goes on
 _LANES_MIN = 64
 _SEEK_MAX_MESSAGE_BYTES = 4096  # longer ones: too many bytes are looked at for each found
+_SEEK_SIZES = 256  # of metadata: what has three zero bytes in front; more are long properties, in most messages then
 _size_at = Struct(">I").unpack_from
 
 
@@ -49,7 +50,7 @@ def guess_starts(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
     if not len(open_batches):
         return places
     message_bytes = int((ends - starts)[open_batches].sum()) // total
-    if message_bytes <= _SEEK_MAX_MESSAGE_BYTES:
+    if message_bytes <= _SEEK_MAX_MESSAGE_BYTES and (big_endian_32(data, starts[open_batches]) < _SEEK_SIZES).any():
         open_batches = _seek(data, starts, ends, counts, offsets, places, open_batches)
     if len(open_batches) and _are_lanes(counts[open_batches]):
         open_batches = _lanes(data, starts, ends, counts, offsets, places, open_batches)
@@ -112,7 +113,7 @@ def _walk(
 
 
 def _likely_starts(data: Bytes, start: int, end: int) -> Ints:
-    """All positions where a size below 256 may stand, in front of a tag that metadata begins with.
+    """All positions where one of `_SEEK_SIZES` may stand, in front of a tag that metadata begins with.
 
     Its three zero bytes hold a pair at an even place, and those are compared two bytes at a time. No size is 0: where four bytes
     are zero, a size begins with the pair, not before it."""
