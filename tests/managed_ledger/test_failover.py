@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -198,6 +199,22 @@ def test_a_group_that_a_ledgers_end_cuts_in_two_is_answered_once(stored: tuple[i
     run_async(main())  # it looks at every step, and waits for time to pass meanwhile
 
 
+@contextmanager
+def commits_held(ledger: ManagedLedger) -> Iterator[None]:
+    """Nothing is recorded in the chain before the end."""
+    recorded, commit = asyncio.Event(), ledger._keeper.commit
+
+    async def commit_later(plan: Plan) -> None:
+        await recorded.wait()
+        await commit(plan)
+
+    ledger._keeper.commit = commit_later  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        recorded.set()
+
+
 def test_nobody_reads_the_first_half_of_a_group_before_the_rest_is_stored() -> None:
     async def main() -> None:
         async with topic_world() as world:
@@ -206,22 +223,13 @@ def test_nobody_reads_the_first_half_of_a_group_before_the_rest_is_stored() -> N
             hang(world)
             pending = append(ledger, b"b", b"c", b"d", b"e")
             await asyncio.sleep(0.01)
-            recorded, commit = asyncio.Event(), ledger._keeper.commit
-
-            async def commit_later(plan: Plan) -> None:
-                await recorded.wait()
-                await commit(plan)
-
-            ledger._keeper.commit = commit_later  # type: ignore[method-assign]
             half = Position(before.ledger_id, 1)
-            try:
+            with commits_held(ledger):
                 break_down(world, ledger, stored=2)
                 await wait_until(lambda: ledger.ledgers.total_entries == 3)
                 assert await read_all(ledger, cached=False) == [b"a"]
                 assert await read_all(ledger) == [b"a"]
                 assert await ledger.read(half, max_entries=9, max_bytes=99) == []
-            finally:
-                recorded.set()
             await pending
             assert payloads_of(await ledger.read(half, max_entries=2, max_bytes=99)) == [b"b", b"c"]
             await assert_stored_once(world, ledger, [b"a", b"b", b"c", b"d", b"e"])
@@ -242,14 +250,7 @@ def test_nobody_who_reads_on_from_the_ledger_before_gets_that_half_either() -> N
             hang(world)
             pending = append(ledger, b"b", b"c", b"d", b"e")
             await asyncio.sleep(0.01)
-            recorded, commit = asyncio.Event(), ledger._keeper.commit
-
-            async def commit_later(plan: Plan) -> None:
-                await recorded.wait()
-                await commit(plan)
-
-            ledger._keeper.commit = commit_later  # type: ignore[method-assign]
-            try:
+            with commits_held(ledger):
                 break_down(world, ledger, stored=2)
                 await wait_until(lambda: ledger.ledgers.total_entries == 7)
                 for entry_id in (0, 1):  # who goes on is read ahead of
@@ -258,8 +259,6 @@ def test_nobody_who_reads_on_from_the_ledger_before_gets_that_half_either() -> N
                 await wait_until(lambda: sum(map(len, stream.groups)) == 5)
                 there = payloads_of(await ledger.read(Position(first.ledger_id, 2), max_entries=99, max_bytes=999))
                 assert there == [b"2", b"3", b"4"]
-            finally:
-                recorded.set()
             await pending
             await assert_stored_once(world, ledger, [b"0", b"1", b"2", b"3", b"4", b"b", b"c", b"d", b"e"])
 
@@ -368,19 +367,12 @@ def test_terminating_waits_for_the_next_ledger_although_everything_is_answered()
             hang(world)
             pending = append(ledger, b"b")
             await asyncio.sleep(0.01)
-            recorded, commit = asyncio.Event(), ledger._keeper.commit
-
-            async def commit_later(plan: Plan) -> None:
-                await recorded.wait()
-                await commit(plan)
-
-            ledger._keeper.commit = commit_later  # type: ignore[method-assign]
-            terminating = asyncio.ensure_future(ledger.terminate())
-            await asyncio.sleep(0.01)
-            break_down(world, ledger, stored=1)
-            position = await pending
-            await asyncio.sleep(0.05)
-            recorded.set()
+            with commits_held(ledger):
+                terminating = asyncio.ensure_future(ledger.terminate())
+                await asyncio.sleep(0.01)
+                break_down(world, ledger, stored=1)
+                position = await pending
+                await asyncio.sleep(0.05)
             assert await terminating == position
             assert ledger.state is State.TERMINATED
             assert ledger.chain.terminated_at == position
