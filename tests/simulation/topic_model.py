@@ -66,9 +66,15 @@ class CursorModel:
     layers: list[Acked] = field(default_factory=lambda: [Acked()])
     must: Acked = field(default_factory=Acked)
     resets: int = 0  # begun: what was asked before one says nothing after it
+    losses: int = 0  # of its saved state, by an operator's hand: the same
     resetting: int = 0  # under way: until its end nobody knows which acknowledgements it makes void
     redelivered: dict[Position, int] = field(default_factory=dict)  # ever, by anybody: no count is above this
     created_at: Position = NOWHERE
+
+    @property
+    def voids(self) -> tuple[int, int]:
+        """Whatever is asked with one value and answered with another says nothing of what is saved by then."""
+        return self.resets, self.losses
 
     def allow(self, acked: Acked) -> None:
         self.layers[-1].add(acked)

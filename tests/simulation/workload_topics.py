@@ -141,12 +141,12 @@ class TopicWorkload:
             model = self.model.cursors.get(name)
             _, _, state = await cursor.encoded()
             if model is not None and len(state) <= _NO_LEDGER_BYTES:
-                asked.append((model, model.resets, self._memory(cursor, model).copy()))
+                asked.append((model, model.voids, self._memory(cursor, model).copy()))
         await managed_ledger.aclose()
         reigns = self._history.reigning.get(keys.chain_key(self.topic)) == (broker.process, managed_ledger.chain.epoch)
         if reigns and before is not None and self.weather(broker) == before and managed_ledger.failure is None:
-            for model, resets, acked in asked:
-                if self.model.cursors.get(model.name) is model and model.resets == resets and self._is_kept(model.name):
+            for model, voids, acked in asked:
+                if self.model.cursors.get(model.name) is model and model.voids == voids and self._is_kept(model.name):
                     model.must.add(acked)
                     check_saved(self._history, self.model, self.topic, model.name, acked)
 
@@ -158,6 +158,7 @@ class TopicWorkload:
     def forget_state(self, name: str, mark_delete: Position) -> None:
         """What a cursor had saved is lost for good, but for the last position in its record."""
         model = self.model.cursors[name]
+        model.losses += 1
         model.must = Acked(upto=min(model.must.upto, mark_delete))
         model.created_at = mark_delete  # without sequence ids it stands where it was made, or here
 
@@ -452,9 +453,9 @@ class TopicWorkload:
         if model is None:
             return
         check_backlog(self._history, cursor)
-        resets, asked = model.resets, self._memory(cursor, model).copy()
+        voids, asked = model.voids, self._memory(cursor, model).copy()
         await cursor.saved()
-        if self.model.cursors.get(cursor.name) is model and model.resets == resets and self._is_kept(cursor.name):
+        if self.model.cursors.get(cursor.name) is model and model.voids == voids and self._is_kept(cursor.name):
             model.must.add(asked)
             if not model.resetting:
                 check_saved(self._history, self.model, self.topic, cursor.name, asked)
