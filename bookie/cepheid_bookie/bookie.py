@@ -38,7 +38,7 @@ from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, open_storage
 from cepheid_bookie.run_sender import RunSender
-from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans
+from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
 from cepheid_bookie.settings import BookieSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
 from cepheid_ports import Ports, SteadyClock
@@ -276,8 +276,9 @@ class Bookie:
             self._open_reads -= 1
 
     def authorize_reads(self, authorize: AuthorizeRead) -> None:
-        """From now on every scan's ticket is shown to it."""
+        """From now on every scan's ticket is shown to it. A log has the entries of other ledgers, too: none is given away then."""
         self._scans.authorize = authorize
+        self.runs.can_share = self.runs.can_share and authorize is accept_every_ticket
 
     async def write_lac(self, request: ExplicitLac) -> Status:
         """Durable when it returns OK. A LAC below what is known changes nothing."""

@@ -109,7 +109,7 @@ def _scans(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield counter("cepheid_bookie_scan_sent_bytes_total", "Bytes given to scans.", figures.scan_sent_bytes, bookie=bookie)
     yield counter(
         "cepheid_bookie_scan_shared_bytes_total",
-        "Of these, bytes that scans on this machine read from the entry logs themselves.",
+        "Of these, bytes that scans on this machine have read from the entry logs themselves.",
         figures.scan_shared_bytes,
         bookie=bookie,
     )

@@ -64,6 +64,12 @@ class LogUnreadableError(BookieError):
     hint = "look at the disk; entries that other bookies have are read there, and `cepheid ledgers verify` names those that are not"
 
 
+class LogGoneError(LogUnreadableError):
+    """It was deleted since the index was asked, as the ledgers in it were."""
+
+    hint = "ask again: the index says by now where the entries are, or that they are deleted"
+
+
 class PortInUseError(BookieError):
     """A port of the bookie cannot be opened."""
 

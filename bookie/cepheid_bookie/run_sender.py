@@ -13,6 +13,7 @@ would get its number.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import TypeVar
 
 from cepheid_bookie.entry_log import EntryLogReader, log_path
 from cepheid_bookie.entry_reader import StoredRun
-from cepheid_bookie.errors import LogUnreadableError
+from cepheid_bookie.errors import LogGoneError, LogUnreadableError
 from cepheid_ports import Worker
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class RunSender:
-    """`worker`: the scans' threads. `can_share`: whether `share` may be called."""
+    """`worker`: the scans' threads. `can_share`: whether `share` may be called. `shared_bytes`: of what was shared, those read."""
 
     def __init__(self, logs: EntryLogReader, worker: Worker, *, can_share: bool) -> None:
         self._logs = logs
@@ -43,13 +44,13 @@ class RunSender:
     async def send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
         """As much of the run behind its first `done_bytes` as the connection takes, which does not block: 0 when it is full.
 
-        Raises LogUnreadableError, for a log that is gone or too short as well; OSError of the connection."""
+        Raises LogUnreadableError, for a log that is too short as well; LogGoneError; OSError of the connection, or EMFILE."""
         return await self._to_its_end(lambda: self._send(run, done_bytes, connection))
 
     async def share(self, log_id: int, frame: bytes, connection: socket.socket) -> bool:
         """Sends a frame with a descriptor of the log, on a Unix socket; False: the connection is full, and nothing was sent.
 
-        Raises LogUnreadableError, for a log that is gone as well; OSError of the connection."""
+        Raises LogUnreadableError; LogGoneError; OSError of the connection, or EMFILE."""
         return await self._to_its_end(lambda: self._share(log_id, frame, connection))
 
     async def _to_its_end(self, work: Callable[[], T]) -> T:
@@ -66,7 +67,11 @@ class RunSender:
     def _reading(self, log_id: int) -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError as error:
+            raise LogGoneError(f"{log_path(log_id)} is deleted", file=log_path(log_id)) from error
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # says nothing of the disk
             self.unreadable_runs += 1
             raise LogUnreadableError(f"{log_path(log_id)} cannot be read: {error}", file=log_path(log_id)) from error
 

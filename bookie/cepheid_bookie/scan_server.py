@@ -1,41 +1,48 @@
 """Serves scans past gRPC: blocks go from the entry log to the reader as they lie there, a megabyte at a time.
 
-    connection ──► token? ──► request ──► Bookie.scan ──┬─ answer ──► frame
-                     │ no                               └─ run ─────► head of a frame, then pieces of the file by a scan thread, as
-                     ▼                                                many as the socket takes; when it is full, the loop waits
-                   closed
+    connection ──► nonce: proof ──► token? ──► request ──► Bookie.scan ──┬─ answer ──► frame
+                                      │ no                               └─ run ─────► head of a frame, then pieces of the file by
+                                      ▼                                                a scan thread, as many as the socket takes;
+                                    closed                                             when it is full, the loop waits
 
-Who comes by the Unix socket, and is the bookie's own user, gets no pieces: it is given the file, and told where the run lies in it.
+Who comes by the Unix socket, and is the bookie's own user, gets no pieces: it is given the file, told where the run lies in it, and
+says when it has read that.
 
 Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered, and few
 of those may wait at a time.
-Rule 2: a reader that does not read holds its socket's buffer in the kernel and a place among the open scans, and no thread.
+Rule 2: a reader that does not read holds its socket's buffer in the kernel, or `PLACES_AHEAD` runs of files, and a place among the
+open scans, and no thread.
 Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
-Rule 4: a log is given only to processes that could as well open it themselves: of the same machine and user, or root's.
+Rule 4: a log is given only to processes of the same user, or root's, in the same network namespace; and where each ticket is
+accepted, since a log has other ledgers, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
 import socket
 import struct
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
 from cepheid_bookie.entry_reader import StoredRun
-from cepheid_bookie.errors import LogUnreadableError, PortInUseError
+from cepheid_bookie.errors import LogGoneError, LogUnreadableError, PortInUseError
 from cepheid_bookie.run_sender import RunSender
 from cepheid_ports import Ports, TaskOwner
 from cepheid_rpc import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
+    PLACES_AHEAD,
     REQUEST_LENGTH,
     RUN_PLACE,
+    SCAN_NONCE_BYTES,
     SCAN_TOKEN_BYTES,
     FrameKind,
     MalformedGroupError,
@@ -44,7 +51,7 @@ from cepheid_rpc import (
     decode_read_request,
     encode_read_answer,
     local_scan_address,
-    scan_greeting,
+    scan_proof,
 )
 
 log = logging.getLogger(__name__)
@@ -57,7 +64,9 @@ _CONNECTIONS = 1024
 """Open at once, far more than scans may be: those above that are told to come later, in words. Never more than a quarter of the
 files that the process may have open: its journal and logs need some, too."""
 _STRANGERS = 128
-"""Connections without a token, so far."""
+"""Connections without a token, so far; as many again on the Unix socket, which those of other machines shall not take away."""
+_NOBODY = 65534
+"""Of this user may be processes of several users: where a number has no name in a container, Linux shows it as this one."""
 
 
 class ScannedBookie(Protocol):
@@ -77,7 +86,7 @@ class ScanServer:
         self._tasks = TaskOwner("scan-server")
         self._listeners: list[socket.socket] = []
         self._connections = 0
-        self._strangers = 0
+        self._strangers = {socket.AF_UNIX: 0, socket.AF_INET: 0}  # by how they came: IPv6 is as IPv4
 
     def __repr__(self) -> str:
         return f"<ScanServer {self._host}:{self.port}, {self._connections} connections>"
@@ -132,7 +141,7 @@ class ScanServer:
             loop.remove_reader(listener)
             loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
             return
-        if self._connections >= _connection_limit() or self._strangers >= _STRANGERS:
+        if self._connections >= _connection_limit() or self._strangers[_way(connection)] >= _STRANGERS:
             connection.close()
             return
         self._connections += 1
@@ -150,31 +159,38 @@ class ScanServer:
     async def _serve(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
-            is_local = connection.family == socket.AF_UNIX
-            if is_local and not _may_read_logs(connection):
+            is_local = _way(connection) is socket.AF_UNIX
+            if is_local and not (self._bookie.runs.can_share and _may_read_logs(connection)):
                 return  # it comes again by the port
             if not is_local:
                 _watch_peer(connection)
             request = await self._read_request(connection)
             if request is not None:
                 await self._answer(connection, request, places=is_local)
+        except LogGoneError as error:  # deleted since the index was asked; the reader asks anew, by gRPC
+            log.info("scan_server.log_gone", extra={"error": str(error), **error.facts})
         except LogUnreadableError as error:  # the reader asks anew, by gRPC, which tells of each block
             log.warning("scan_server.log_unreadable", extra={"error": str(error), **error.facts})
-        except (OSError, EOFError, TimeoutError) as error:  # of the reader, which went away
-            log.debug("scan_server.connection_lost", extra={"error": repr(error)})
+        except (OSError, EOFError, TimeoutError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                log.warning("scan_server.no_files_left", extra={"error": str(error)})
+            else:  # of the reader, which went away
+                log.debug("scan_server.connection_lost", extra={"error": repr(error)})
         except MalformedGroupError as error:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
 
     async def _read_request(self, connection: socket.socket) -> ReadRequest | None:
         """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""
+        way = _way(connection)
         async with asyncio.timeout(_REQUEST_S):
-            self._strangers += 1
+            self._strangers[way] += 1
             try:
+                nonce = await _receive(connection, SCAN_NONCE_BYTES)
+                await asyncio.get_running_loop().sock_sendall(connection, scan_proof(self.token, nonce))
                 if await _receive(connection, SCAN_TOKEN_BYTES) != self.token:
                     return None
             finally:
-                self._strangers -= 1
-            await asyncio.get_running_loop().sock_sendall(connection, scan_greeting(self.token))
+                self._strangers[way] -= 1
             (size_bytes,) = REQUEST_LENGTH.unpack(await _receive(connection, REQUEST_LENGTH.size))
             if size_bytes > MAX_SCAN_REQUEST_BYTES:
                 raise MalformedGroupError(f"a request of {size_bytes} bytes, {MAX_SCAN_REQUEST_BYTES} are taken")
@@ -185,12 +201,11 @@ class ScanServer:
 
     async def _answer(self, connection: socket.socket, request: ReadRequest, *, places: bool) -> None:
         loop = asyncio.get_running_loop()
-        given_log: int | None = None
+        told = _Places(self._bookie.runs, connection)
         async with aclosing(self._bookie.scan(request)) as parts:
             async for part in parts:
                 if isinstance(part, StoredRun) and places:
-                    await self._tell_place(connection, part, is_given=part.log_id == given_log)
-                    given_log = part.log_id
+                    await told.tell(part)
                 elif isinstance(part, StoredRun):
                     head = FRAME_HEAD.pack(FrameKind.BLOCKS, part.size_bytes, part.first_entry_id, part.last_entry_id)
                     await loop.sock_sendall(connection, head)
@@ -199,18 +214,8 @@ class ScanServer:
                     body = encode_read_answer(part)
                     await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.ANSWER, len(body), 0, 0))
                     await loop.sock_sendall(connection, body)
-        await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.END, 0, 0, 0))
-
-    async def _tell_place(self, connection: socket.socket, run: StoredRun, *, is_given: bool) -> None:
-        """With the log, unless the connection was given it last."""
-        frame = FRAME_HEAD.pack(FrameKind.PLACE, RUN_PLACE.size, run.first_entry_id, run.last_entry_id)
-        frame += RUN_PLACE.pack(run.offset, run.size_bytes)
-        self._bookie.runs.shared_bytes += run.size_bytes
-        if is_given:
-            await asyncio.get_running_loop().sock_sendall(connection, frame)
-            return
-        while not await self._bookie.runs.share(run.log_id, frame, connection):
-            await _writable(connection)
+            await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.END, 0, 0, 0))
+            await told.wait_read(0)
 
     async def _send_run(self, connection: socket.socket, run: StoredRun) -> None:
         done_bytes = 0
@@ -219,6 +224,38 @@ class ScanServer:
             if done_bytes == run.size_bytes:
                 return
             await _writable(connection)
+
+
+class _Places:
+    """Of the runs of one answer, told to a reader on this machine."""
+
+    def __init__(self, runs: RunSender, connection: socket.socket) -> None:
+        self._runs = runs
+        self._connection = connection
+        self._unread: deque[int] = deque()  # bytes of each
+        self._given_log: int | None = None
+
+    async def tell(self, run: StoredRun) -> None:
+        """With the log, unless the reader was given it last. Waits while too many are not read."""
+        await self.wait_read(PLACES_AHEAD - 1)
+        frame = FRAME_HEAD.pack(FrameKind.PLACE, RUN_PLACE.size, run.first_entry_id, run.last_entry_id)
+        frame += RUN_PLACE.pack(run.offset, run.size_bytes)
+        if run.log_id == self._given_log:
+            await asyncio.get_running_loop().sock_sendall(self._connection, frame)
+        else:
+            while not await self._runs.share(run.log_id, frame, self._connection):
+                await _writable(self._connection)
+            self._given_log = run.log_id
+        self._unread.append(run.size_bytes)
+
+    async def wait_read(self, left: int) -> None:
+        """Until no more than so many are left. Raises EOFError: the reader is gone."""
+        while len(self._unread) > left:
+            read = await asyncio.get_running_loop().sock_recv(self._connection, len(self._unread))
+            if not read:
+                raise EOFError("the reader closed the connection")
+            for _ in read:
+                self._runs.shared_bytes += self._unread.popleft()
 
 
 async def _receive(connection: socket.socket, size_bytes: int) -> bytes:
@@ -253,9 +290,14 @@ def _connection_limit() -> int:
     return _CONNECTIONS if files == resource.RLIM_INFINITY else min(_CONNECTIONS, files // 4)
 
 
+def _way(connection: socket.socket) -> socket.AddressFamily:
+    return socket.AF_UNIX if connection.family == socket.AF_UNIX else socket.AF_INET
+
+
 def _may_read_logs(connection: socket.socket) -> bool:
+    user: int
     _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return user in (0, os.geteuid())
+    return user == 0 or (user == os.geteuid() and user != _NOBODY)
 
 
 def _watch_peer(connection: socket.socket) -> None:

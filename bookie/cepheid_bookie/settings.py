@@ -85,7 +85,7 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     share_logs: bool = Field(
         True,
         description="Scans by processes of the bookie's machine and user get its entry logs, and read them themselves (Linux). "
-        "A log holds entries of many topics.",
+        "A log holds entries of many topics: where tickets are judged, none is given away.",
     )
 
     lac_waits: int = Field(

@@ -1,8 +1,10 @@
 """Stored entries on a connection of their own, as they lie on a bookie's disk: what scans are given besides gRPC.
 
+    client ──► nonce (16)
+    bookie ──► proof (16): only who knows the token can say it, whoever else may listen there
     client ──► token (16) │ length (4) │ read request (codec)
-    bookie ──► greeting (16), once the token is there: only who knows it can say that
     bookie ──► frames: kind (1) │ bytes of the body (4) │ first entry id (8) │ last entry id (8) │ body
+    client ──► one byte for each place (PLACE) that it has read
 
     1 ANSWER   a read answer (codec): what is no whole block on disk, what is missing, a refusal; its ids say nothing
     2 BLOCKS   blocks of the entry log, laid end to end, with exactly these entries
@@ -12,11 +14,12 @@
 gRPC moves a megabyte for 0.9 ms of both processors' time, most of it copies; this does for a third of that. Where the port is,
 and its token, are asked over gRPC (`ScanPort`): who cannot reach it, or asks an older bookie, reads by gRPC. The token is of one
 start of the bookie: behind the port of one that has ended may be another by now, which would deny what it never had, or
-something that is no bookie, and says anything or nothing.
+something that is no bookie, and says anything or nothing: it is told neither the token nor the request with its ticket.
 
 The same is served on a Unix socket of the machine, whose name in Linux's abstract namespace follows from the token
 (`local_scan_address`). There the bookie gives processes of its own user descriptors of its entry logs (PLACE), which can only read:
-the bytes then cost the bookie nothing. A log that is deleted meanwhile stays what it is for who has its descriptor.
+the bytes then cost the bookie nothing. A log that is deleted meanwhile stays what it is for who has its descriptor, and takes space
+until that is closed: so no more than `PLACES_AHEAD` places are told that have not been read.
 
 A block, little-endian, is a group as `encode_group_to` writes it behind four bytes "CPBK" and a CRC32C over the group.
 """
@@ -24,6 +27,7 @@ A block, little-endian, is a group as `encode_group_to` writes it behind four by
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
@@ -33,13 +37,15 @@ from cepheid_rpc.entry_group import EntryGroup, MalformedGroupError, decode_grou
 BLOCK_MAGIC = b"CPBK"
 BLOCK_PREFIX_BYTES = 8  # magic and CRC32C
 SCAN_TOKEN_BYTES = 16
-SCAN_GREETING_BYTES = 16
+SCAN_NONCE_BYTES = 16
+SCAN_PROOF_BYTES = 16
+PLACES_AHEAD = 4
 MAX_SCAN_REQUEST_BYTES = 1 << 17
 REQUEST_LENGTH = struct.Struct("<I")
 FRAME_HEAD = struct.Struct("<BIqq")
 RUN_PLACE = struct.Struct("<QQ")
 _SCAN_PORT = struct.Struct(f"<BH{SCAN_TOKEN_BYTES}s")
-_VERSION = 1
+_VERSION = 2  # 1 had a greeting in place of nonce and proof, and told all places at once
 
 
 class FrameKind(IntEnum):
@@ -55,7 +61,7 @@ def encode_scan_port(port: int, token: bytes) -> bytes:
 
 
 def decode_scan_port(data: bytes) -> tuple[int, bytes]:
-    """Port and token. Raises MalformedGroupError, for a newer version too."""
+    """Port and token. Raises MalformedGroupError, for another version too."""
     if len(data) != _SCAN_PORT.size or data[0] != _VERSION:
         raise MalformedGroupError(f"no port of a scan: {data[:32].hex()}")
     _, port, token = _SCAN_PORT.unpack(data)
@@ -67,8 +73,8 @@ def local_scan_address(token: bytes) -> str:
     return f"\0cepheid-scan-{hashlib.sha256(token).hexdigest()[:32]}"
 
 
-def scan_greeting(token: bytes) -> bytes:
-    return hashlib.sha256(b"greeting" + token).digest()[:SCAN_GREETING_BYTES]
+def scan_proof(token: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(token, nonce, "sha256")[:SCAN_PROOF_BYTES]
 
 
 def stored_groups(data: memoryview) -> Iterator[EntryGroup]:

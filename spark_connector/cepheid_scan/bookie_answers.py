@@ -3,11 +3,11 @@
     known where? ──no──► ask by gRPC ──► none ────────────────────────────┐
         │ yes             ▲ refused, or no longer that bookie: ask anew   ▼
         ▼                 │                                            gRPC stream
-    connect, token, request ──► frames (scan_connection.py)
+    connect, proof, request ──► frames (scan_connection.py)
 
 Rule 1: the answer is complete, or the iteration raises: an end of the connection never looks like the end of the answer.
-Rule 2: `cancel` ends whatever is waited for, from any thread.
-Rule 3: whoever answers proves that it is the bookie. What goes wrong past gRPC afterwards (a log that cannot be read, a damaged
+Rule 2: `cancel` ends whatever is waited for, from any thread, but for a local disk that does not answer.
+Rule 3: whoever is asked proves that it is the bookie. What goes wrong past gRPC afterwards (a log that cannot be read, a damaged
 block) is asked again by gRPC, for a while: there the bookie looks at each block, and says what it has not.
 """
 
@@ -118,6 +118,9 @@ class BookieAnswers:
         self._wait_for(call.cancel)
         try:
             return learn_door(self._address, call.result())
+        except MalformedGroupError as error:  # one that speaks another version of it
+            log.info("scan.port_not_understood: bookie %s: %s", self._bookie, error, extra={"bookie": self._bookie})
+            return learn_door(self._address, None)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older bookie, or one that serves all by gRPC
                 return learn_door(self._address, None)

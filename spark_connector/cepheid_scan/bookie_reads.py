@@ -4,7 +4,8 @@
                        ▲ takes no more than that (soft by a chunk): TCP, or HTTP/2, then stops the bookie
 
 Rule 1: a chunk that is given out is verified, and says something of every id from the last one's end to its own.
-Rule 2: the time limit runs only while somebody waits: a slow decoder is no silent bookie, and a silent bookie hangs nobody.
+Rule 2: the time limit runs only while somebody waits: a slow decoder is no silent bookie. A silent bookie hangs nobody, nor does a
+disk of this machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from cepheid_rpc import (
     Status,
 )
 from cepheid_scan.bookie_answers import BookieAnswers
+
+_END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,12 @@ class BookieRead:
             return None
 
     def close(self) -> None:
-        """The bookie stops reading for nobody."""
+        """The bookie stops reading for nobody. A thread that waits for a disk of this machine is left to it: rule 2."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._answers.cancel()
-        self._thread.join()
+        self._thread.join(_END_S)
 
     def _fetch(self) -> None:
         error: BaseException | None = None

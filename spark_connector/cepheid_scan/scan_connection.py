@@ -1,14 +1,17 @@
 """A connection to where a bookie serves scans (cepheid_rpc/scan_protocol.py): its frames, as buffers for the decoder.
 
-    Unix socket of this machine? ──no──► port ──► token, request ──► greeting ──► head, body, head, body …
-                                                                                            └─ PLACE: bytes from the log itself
+    Unix socket of this machine? ──no──► port ──► nonce: proof? ──► token, request ──► head, body, head, body …
+                                                                                                 └─ PLACE: bytes from the log itself
 
 Rule 1: every buffer is padded as the decoder wants it, which takes it as it is.
 Rule 2: an end before the last frame raises; so does a log that ends before a run does.
+Rule 3: who cannot prove that it is the bookie is told nothing, neither the token nor the request.
 """
 
 from __future__ import annotations
 
+import errno
+import hmac
 import os
 import socket
 import sys
@@ -21,17 +24,21 @@ from cepheid_rpc import (
     FRAME_HEAD,
     REQUEST_LENGTH,
     RUN_PLACE,
-    SCAN_GREETING_BYTES,
+    SCAN_NONCE_BYTES,
+    SCAN_PROOF_BYTES,
     FrameKind,
     MalformedGroupError,
     local_scan_address,
-    scan_greeting,
+    scan_proof,
 )
 from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor
 from cepheid_scan.decode_fields import PADDING_BYTES
 
 _MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, and then the largest entry
+_PIECE_BYTES = 1 << 20  # of a log, read in one go: then `end` is looked at
+_LAST_OFFSET = (1 << 63) - 1
 _NO_LOG = -1
+_READ = b"\1"
 _ON_MACHINE = sys.platform == "linux"
 
 
@@ -42,6 +49,7 @@ class ScanConnection:
         self._socket = connection
         self._gives_logs = connection.family == socket.AF_UNIX
         self._log = _NO_LOG
+        self._is_ended = False
 
     def __repr__(self) -> str:
         return f"<ScanConnection {self._socket!r}>"
@@ -54,18 +62,26 @@ class ScanConnection:
         self._take_log(_NO_LOG)
 
     def end(self) -> None:
-        """Whoever waits for it goes on."""
+        """Whoever waits for it goes on, but for a disk that does not answer."""
+        self._is_ended = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def ask(self, token: bytes, request: bytes) -> bool:
-        """Whether it is the bookie who answers, and soon."""
-        self._socket.settimeout(CONNECT_TIMEOUT_S)
+        """False: it is not the bookie, or says nothing soon enough. Then it was not asked."""
+        if not self.is_bookie(token):
+            return False
         self._socket.sendall(token + REQUEST_LENGTH.pack(len(request)) + request)
-        greeting = bytearray(SCAN_GREETING_BYTES)
-        self._receive_into(memoryview(greeting))
         self._socket.settimeout(None)  # whoever waits for chunks has a limit
-        return greeting == scan_greeting(token)
+        return True
+
+    def is_bookie(self, token: bytes) -> bool:
+        """Whether who listens knows the token, which it is not told before."""
+        nonce, proof = os.urandom(SCAN_NONCE_BYTES), bytearray(SCAN_PROOF_BYTES)
+        self._socket.settimeout(CONNECT_TIMEOUT_S)
+        self._socket.sendall(nonce)
+        self._receive_into(memoryview(proof))
+        return hmac.compare_digest(proof, scan_proof(token, nonce))
 
     def head(self) -> tuple[int, int, int, int]:
         """Of the next frame: kind, bytes of its body, first and last entry id."""
@@ -73,9 +89,11 @@ class ScanConnection:
         while len(data) < FRAME_HEAD.size:
             left = FRAME_HEAD.size - len(data)
             if self._gives_logs:
-                more, descriptors, _, _ = socket.recv_fds(self._socket, left, 1, socket.MSG_CMSG_CLOEXEC)
+                more, descriptors, flags, _ = socket.recv_fds(self._socket, left, 1, socket.MSG_CMSG_CLOEXEC)
                 for descriptor in descriptors:
                     self._take_log(descriptor)
+                if flags & socket.MSG_CTRUNC:
+                    raise OSError(errno.EMFILE, "this process may open no more files, and so not the entry log (ulimit -n)")
             else:
                 more = self._socket.recv(left, socket.MSG_WAITALL)
             if not more:
@@ -96,7 +114,10 @@ class ScanConnection:
         self._receive_into(memoryview(place))
         offset, size_bytes = RUN_PLACE.unpack(place)
         blocks = _buffer(size_bytes)
+        if offset > _LAST_OFFSET - size_bytes:
+            raise MalformedGroupError(f"a place at {offset}")
         self._read_log(blocks, offset)
+        self._socket.sendall(_READ)
         return blocks
 
     def _receive_into(self, view: memoryview) -> None:
@@ -110,7 +131,9 @@ class ScanConnection:
         if self._log == _NO_LOG:
             raise MalformedGroupError("a place in no log")
         while view:
-            size_bytes = os.preadv(self._log, [view], offset)
+            if self._is_ended:
+                raise _ended()
+            size_bytes = os.preadv(self._log, [view[:_PIECE_BYTES]], offset)
             if size_bytes == 0:
                 raise OSError(f"the entry log ends at {offset}, {len(view)} bytes before the blocks do")
             view, offset = view[size_bytes:], offset + size_bytes
@@ -142,6 +165,17 @@ def dial_port(door: ScanDoor) -> ScanConnection | None:
     except OSError:
         return None
     return ScanConnection(connection)
+
+
+def is_served(connection: ScanConnection | None, door: ScanDoor) -> bool:
+    """Whether the bookie answers there. Closes the connection."""
+    if connection is None:
+        return False
+    with connection:
+        try:
+            return connection.is_bookie(door.token)
+        except OSError:
+            return False
 
 
 def _buffer(size_bytes: int) -> memoryview:

@@ -7,9 +7,13 @@ import json
 import platform
 import socket
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from cepheid_scan.bookie_channels import ScanDoor
 
 PROBES = 8
 """Tasks that look around: on a larger cluster not every worker is seen."""
@@ -67,8 +71,8 @@ def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
     """Why bookies that answer are read by gRPC, and not on their port of scans."""
     import grpc
 
+    from cepheid_rpc import MalformedGroupError
     from cepheid_scan.bookie_channels import learn_door, scan_port_call
-    from cepheid_scan.scan_connection import dial_on_machine
 
     reasons: dict[str, str] = {}
     for bookie, place in bookies.items():
@@ -79,15 +83,22 @@ def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
                 reasons[bookie] = "it has no port of scans: an older release"
         except grpc.FutureTimeoutError:
             pass  # said among those that are not reached
+        except MalformedGroupError:
+            reasons[bookie] = "it serves scans in another way than this release asks for"
         else:
-            if door is None:
-                continue
-            if (connection := dial_on_machine(door)) is not None:
-                with connection:
-                    continue
-            if (why := _connect_error(door.host, door.port)) is not None:
+            if door is not None and (why := _scan_error(door)) is not None:
                 reasons[bookie] = f"port {door.port}, on which it serves scans: {why} (open it, or set the bookie's --scan-port)"
     return reasons
+
+
+def _scan_error(door: ScanDoor) -> str | None:
+    from cepheid_scan.scan_connection import dial_on_machine, dial_port, is_served
+
+    if is_served(dial_on_machine(door), door):
+        return None
+    if (why := _connect_error(door.host, door.port)) is not None:
+        return why
+    return None if is_served(dial_port(door), door) else "what answers is not the bookie, or turns this process away"
 
 
 def _connect_error(host: str, port: int) -> str | None:

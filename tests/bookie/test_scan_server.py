@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
-from cepheid_bookie import Bookie, entry_reader, scan_server
+from cepheid_bookie import Bookie, RealDisk, entry_reader, scan_server
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_bookie.entry_reader import StoredRun, find_run
@@ -21,20 +23,24 @@ from cepheid_ports import Ports
 from cepheid_rpc import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
+    PLACES_AHEAD,
     REQUEST_LENGTH,
-    SCAN_GREETING_BYTES,
+    RUN_PLACE,
+    SCAN_PROOF_BYTES,
     FrameKind,
     ReadAnswer,
     ReadRequest,
     Status,
     decode_read_answer,
     encode_read_request,
-    scan_greeting,
+    local_scan_address,
+    scan_proof,
     stored_groups,
 )
 from tests.bookie.bookie_support import KiB, Machine, added, entries_of, group_of, read_all, small_settings
 from tests.support import run_async, wait_until
 
+NONCE = bytes(range(16))
 BIG = small_settings(write_cache_bytes=32 << 20, block_bytes=300 * KiB, log_bytes=64 << 20)
 REQUEST = ReadRequest(7, 0, 599, max_bytes=1 << 40, scan=True)
 ALL = ReadRequest(7, 0, 3999, max_bytes=1 << 40, scan=True)
@@ -54,12 +60,12 @@ class Reader:
 
     def ask(self, server: ScanServer, request: ReadRequest, *, token: bytes | None = None) -> None:
         body = encode_read_request(request)
-        self.writer.write((token or server.token) + REQUEST_LENGTH.pack(len(body)) + body)
+        self.writer.write(NONCE + (token or server.token) + REQUEST_LENGTH.pack(len(body)) + body)
 
     async def frames(self) -> list[tuple[FrameKind, int, int, bytes]]:
-        """All behind the greeting, with the last one; raises IncompleteReadError when the connection ends before it."""
+        """All behind the proof, with the last one; raises IncompleteReadError when the connection ends before it."""
         found = []
-        await self.reader.readexactly(SCAN_GREETING_BYTES)
+        await self.reader.readexactly(SCAN_PROOF_BYTES)
         while True:
             kind, size_bytes, first, last = FRAME_HEAD.unpack(await self.reader.readexactly(FRAME_HEAD.size))
             found.append((FrameKind(kind), first, last, await self.reader.readexactly(size_bytes)))
@@ -67,10 +73,10 @@ class Reader:
                 assert await self.reader.read() == b"", "a connection carries one answer"
                 return found
 
-    async def is_turned_away(self, greeting: bytes = b"") -> bool:
+    async def is_turned_away(self, proof: bytes = b"") -> bool:
         """The connection ends without an answer; by a reset if something that was sent is left unread."""
         try:
-            return await self.reader.read() == greeting
+            return await self.reader.read() == proof
         except ConnectionResetError:
             return True
 
@@ -94,6 +100,17 @@ async def reader_of(server: ScanServer, host: str = "127.0.0.1") -> AsyncIterato
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()  # else the loop ends before, and the transport is found unclosed by a later test
+
+
+@asynccontextmanager
+async def reader_on_machine(server: ScanServer) -> AsyncIterator[Reader]:
+    reader, writer = await asyncio.open_unix_connection(local_scan_address(server.token))
+    try:
+        yield Reader(reader, writer)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 async def asked(server: ScanServer, request: ReadRequest) -> list[tuple[FrameKind, int, int, bytes]]:
@@ -225,8 +242,8 @@ def test_what_is_no_request_ends_the_connection(what: str, sent: bytes, said: st
     async def main() -> None:
         async with Machine(settings=BIG).bookie() as bookie, serving(bookie) as server, reader_of(server) as reader:
             await added(bookie, group_of(7, 0, 5))
-            reader.writer.write(server.token + sent)
-            assert await reader.is_turned_away(scan_greeting(server.token))
+            reader.writer.write(NONCE + server.token + sent)
+            assert await reader.is_turned_away(scan_proof(server.token, NONCE))
             assert bookie.statistics().scan_requests == 0
 
     run_async(main())
@@ -244,10 +261,10 @@ def test_whoever_means_another_bookie_or_says_nothing_is_not_answered(
             assert server.token != other.token
             async with reader_of(server) as wrong, reader_of(server) as silent, reader_of(server) as gone:
                 wrong.ask(server, REQUEST, token=other.token)
-                gone.writer.write(server.token[:5])
+                gone.writer.write(NONCE[:5])
                 gone.writer.write_eof()
-                for reader in (wrong, silent, gone):
-                    assert await reader.is_turned_away()
+                for reader, proof in ((wrong, scan_proof(server.token, NONCE)), (silent, b""), (gone, b"")):
+                    assert await reader.is_turned_away(proof)
             assert bookie.statistics().scan_requests == 0
 
     run_async(main())
@@ -328,6 +345,58 @@ def test_those_without_a_token_have_a_bound_of_their_own(monkeypatch: pytest.Mon
                 first.ask(server, request)
                 assert len(told(await first.frames(), 0)[0]) == 5
                 assert len(told(await asked(server, request), 0)[0]) == 5, "its place is free"
+
+    run_async(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_those_of_other_machines_do_not_take_places_away_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scan_server, "_STRANGERS", 2)
+
+    async def main() -> None:
+        machine = Machine(settings=BIG, disk=RealDisk(tmp_path))  # type: ignore[arg-type]
+        async with machine.bookie() as bookie, serving(bookie) as server:
+            await added(bookie, group_of(7, 0, 5))
+            async with reader_of(server), reader_of(server), reader_of(server) as third:
+                assert await third.is_turned_away()
+                async with reader_on_machine(server) as reader:
+                    reader.ask(server, ReadRequest(7, 0, 4, 1 << 40, scan=True))
+                    assert len(told(await reader.frames(), 0)[0]) == 5
+
+    run_async(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_few_places_are_told_that_nobody_has_read(tmp_path: Path) -> None:
+    """The scan stays open: what is deleted meanwhile takes space until they are, and somebody should see by whom."""
+
+    async def main() -> None:
+        machine = Machine(settings=BIG, disk=RealDisk(tmp_path))  # type: ignore[arg-type]
+        async with machine.bookie() as bookie, serving(bookie) as server, reader_on_machine(server) as reader:
+            await store_more_than_connections_buffer(bookie)
+            reader.ask(server, ALL)
+            await reader.reader.readexactly(SCAN_PROOF_BYTES)
+            unread: list[int] = []
+            read_bytes = places = 0
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05 if len(unread) == PLACES_AHEAD else 30):
+                        kind, size_bytes, *_ = FRAME_HEAD.unpack(await reader.reader.readexactly(FRAME_HEAD.size))
+                        if kind == FrameKind.END:
+                            break
+                        assert (kind, size_bytes) == (FrameKind.PLACE, RUN_PLACE.size)
+                        unread.append(RUN_PLACE.unpack(await reader.reader.readexactly(RUN_PLACE.size))[1])
+                        places += 1
+                        assert len(unread) <= PLACES_AHEAD
+                        continue
+                statistics = bookie.statistics()
+                assert (statistics.open_scans, statistics.scan_shared_bytes) == (1, read_bytes)
+                reader.writer.write(b"\1")
+                read_bytes += unread.pop(0)
+            assert places > 2 * PLACES_AHEAD
+            reader.writer.write(b"\1" * len(unread))
+            await wait_until(lambda: bookie.statistics().scan_shared_bytes == bookie.statistics().scan_sent_bytes)
+            assert await reader.reader.read() == b"", "the connection ends when all is read"
 
     run_async(main())
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cepheid_bookie import grpc_server
 from cepheid_bookie.entry_block import encode_block_to
 from cepheid_rpc import (
     FRAME_HEAD,
     REQUEST_LENGTH,
+    SCAN_NONCE_BYTES,
     SCAN_TOKEN_BYTES,
     BookieUnavailableError,
     Buffer,
@@ -25,7 +27,7 @@ from cepheid_rpc import (
     ReadAnswer,
     ReadRequest,
     encode_read_answer,
-    scan_greeting,
+    scan_proof,
 )
 from cepheid_scan import bookie_channels, scan_connection
 from cepheid_scan.bookie_answers import BookieAnswers, CancelledAnswersError, stored_answer
@@ -95,6 +97,16 @@ def test_a_bookie_without_such_a_port_is_read_by_grpc(tmp_path: Path) -> None:
         assert known_door(bookies.addresses["a"]) == (True, None)
 
 
+def test_a_bookie_that_serves_scans_in_another_way_is_read_by_grpc(one: ScanBookies, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (1, 9):
+        close_channels()
+        monkeypatch.setattr(grpc_server, "encode_scan_port", lambda *_, v=version: bytes([v]) + bytes(18))
+        answers = answers_of(one.addresses["a"])
+        assert entry_ids(answers) == list(range(100))
+        assert not came_past_grpc(answers)
+        assert known_door(one.addresses["a"]) == (True, None)
+
+
 @pytest.mark.parametrize("one", ["by the port"], indirect=True)
 def test_a_port_that_cannot_be_reached_is_not_tried_again_for_a_while(
     one: ScanBookies, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -150,13 +162,14 @@ def test_a_bookie_that_is_down_is_unavailable(one: ScanBookies) -> None:
 class FakeBookie:
     """Takes one connection, and says what it is told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, say: Callable[[socket.socket], None], *, greets: bool = True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, say: Callable[[socket.socket], None], *, proves: bool = True) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._say = say
-        self._greets = greets
+        self._proves = proves
         self.address = f"127.0.0.1:{free_port()}"
         knows(monkeypatch, self.address, ScanDoor("127.0.0.1", self._listener.getsockname()[1], TOKEN))
         self.requests: list[bytes] = []
+        self.told = b""  # though it has proved nothing
         self._thread = threading.Thread(target=self._serve)
 
     def __enter__(self) -> FakeBookie:
@@ -171,11 +184,17 @@ class FakeBookie:
 
     def _serve(self) -> None:
         with suppress(OSError), self._listener.accept()[0] as connection:
+            nonce = connection.recv(SCAN_NONCE_BYTES, socket.MSG_WAITALL)
+            if not self._proves:
+                self._say(connection)
+                connection.settimeout(30)
+                while told := connection.recv(1 << 16):
+                    self.told += told
+                return
+            connection.sendall(scan_proof(TOKEN, nonce))
             head = connection.recv(SCAN_TOKEN_BYTES + REQUEST_LENGTH.size, socket.MSG_WAITALL)
             assert head[:SCAN_TOKEN_BYTES] == TOKEN
             self.requests.append(connection.recv(REQUEST_LENGTH.unpack_from(head, SCAN_TOKEN_BYTES)[0], socket.MSG_WAITALL))
-            if self._greets:
-                connection.sendall(scan_greeting(TOKEN))
             self._say(connection)
 
 
@@ -208,7 +227,7 @@ def test_what_is_no_frame_is_refused(frame: bytes, what: str, monkeypatch: pytes
 
 
 def _says_nothing(connection: socket.socket) -> None:
-    connection.recv(1)  # until the other one closes it
+    pass
 
 
 def _says_hello(connection: socket.socket) -> None:
@@ -216,7 +235,7 @@ def _says_hello(connection: socket.socket) -> None:
 
 
 def _ends(connection: socket.socket) -> None:
-    pass
+    connection.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("one", ["by the port"], indirect=True)
@@ -226,7 +245,7 @@ def test_a_stranger_behind_the_port_of_before_is_no_bookie(
 ) -> None:
     monkeypatch.setattr(scan_connection, "CONNECT_TIMEOUT_S", 0.2)
     address = one.addresses["a"]
-    with FakeBookie(monkeypatch, stranger, greets=False) as fake:
+    with FakeBookie(monkeypatch, stranger, proves=False) as fake:
         door = known_door(fake.address)[1]
         assert door is not None
         knows(monkeypatch, address, door)
@@ -234,6 +253,7 @@ def test_a_stranger_behind_the_port_of_before_is_no_bookie(
         assert entry_ids(answers) == list(range(100))
         assert not any(answer.missing for answer in answers)
         assert came_past_grpc(answers), "its port is asked for anew"
+    assert fake.told == b"", "neither the token nor the ticket"
 
 
 @pytest.mark.parametrize("end", [FRAME_HEAD.pack(9, 0, 0, 0), FRAME_HEAD.pack(FrameKind.BLOCKS, 50, 0, 9) + bytes(50), b""])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,15 +21,25 @@ from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_rpc import (
     FRAME_HEAD,
     RUN_PLACE,
+    BookieUnavailableError,
     FrameKind,
     MalformedGroupError,
     ReadAnswer,
     ReadRequest,
     encode_read_request,
 )
-from cepheid_scan import EntriesUnreadableError, ReadSettings, ScanCounters, bookie_channels, entry_source, scan_connection
+from cepheid_scan import (
+    EntriesUnreadableError,
+    ReadSettings,
+    ScanCounters,
+    bookie_channels,
+    bookie_reads,
+    entry_source,
+    scan_connection,
+)
 from cepheid_scan.bookie_answers import BookieAnswers, stored_answer
 from cepheid_scan.bookie_channels import ScanDoor, close_channels, known_door
+from cepheid_scan.bookie_reads import BookieRead
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_connection import ScanConnection, dial_on_machine
@@ -73,13 +86,21 @@ def log_descriptors() -> list[str]:
     return found
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def test_who_is_on_the_machine_reads_the_logs_and_gets_what_the_port_gives(
     bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bookie = bookies.bookies["a"]
     by_log = entries_of(bookies)
+    wait_for(lambda: bookie.statistics().scan_shared_bytes == bookie.statistics().scan_sent_bytes)
     statistics = bookie.statistics()
-    assert statistics.scan_shared_bytes == statistics.scan_sent_bytes > 200_000
+    assert statistics.scan_shared_bytes > 200_000
     assert len(list_logs(bookie._directories.data)) > 2, "more logs than one"
     monkeypatch.setattr(scan_connection, "_ON_MACHINE", False)
     assert entries_of(bookies) == by_log
@@ -97,10 +118,7 @@ def test_no_descriptor_stays_open(bookies: ScanBookies) -> None:
         next(given_up)
         assert len(log_descriptors()) > len(before)
         del given_up
-    deadline = time.monotonic() + 30
-    while log_descriptors() != before:  # the bookie is of this process, too, and closes its own when they are sent
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for(lambda: log_descriptors() == before)  # the bookie is of this process, too, and closes its own when they are sent
 
 
 def test_a_log_that_is_deleted_meanwhile_is_read_all_the_same(bookies: ScanBookies) -> None:
@@ -221,6 +239,7 @@ def test_places_are_in_the_log_that_came_last() -> None:
     [
         pytest.param(place(0, 10), False, MalformedGroupError, "in no log", id="no log"),
         pytest.param(place(0, 1 << 30), True, MalformedGroupError, "1073741824 bytes", id="size"),
+        pytest.param(place(2**63 - 9, 10), True, MalformedGroupError, "a place at", id="offset"),
         pytest.param(place(4090, 10), True, OSError, "ends at 4096, 4 bytes before", id="end"),
         pytest.param(FRAME_HEAD.pack(FrameKind.PLACE, 3, 0, 9) + b"xyz", True, MalformedGroupError, "3 bytes", id="no place"),
     ],
@@ -232,6 +251,46 @@ def test_a_place_that_makes_no_sense_is_refused(frame: bytes, with_log: bool, er
         with pytest.raises(error, match=what):
             connection.body(kind, size_bytes)
     close()
+
+
+def test_a_process_without_files_left_says_so_and_reads_no_other_log() -> None:
+    connection, close = connection_that_gets((place(0, 10), True), (place(500, 7), True))
+    with connection:
+        kind, size_bytes, *_ = connection.head()
+        connection.body(kind, size_bytes)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            with pytest.raises(OSError, match="no more files"):
+                connection.head()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    close()
+
+
+def test_a_disk_that_does_not_answer_hangs_nobody(bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it end what waits for it: the thread stays until the disk answers."""
+    answers = threading.Event()
+    preadv = os.preadv
+
+    def hang(*arguments: Any) -> int:
+        assert answers.wait(60)
+        return preadv(*arguments)
+
+    monkeypatch.setattr(scan_connection.os, "preadv", hang)
+    monkeypatch.setattr(bookie_reads, "_END_S", 0.05)
+    before = log_descriptors()
+    read = BookieRead("a", bookies.addresses["a"], REQUEST, read_ahead_bytes=1 << 20, verify=True)
+    with pytest.raises(BookieUnavailableError, match=r"no answer within 0\.2 s"):
+        read.next_chunk(0.2)
+    read.close()
+    assert read._thread.is_alive()
+    answers.set()
+    read._thread.join(30)
+    assert not read._thread.is_alive()
+    wait_for(lambda: log_descriptors() == before)
 
 
 def test_nobody_is_on_a_machine_that_has_no_such_socket() -> None:

@@ -96,6 +96,20 @@ def test_bookies_that_are_read_by_grpc_are_named_with_the_reason(tmp_path: Path,
     assert "older release" in reasons["c"]
 
 
+def test_a_bookie_that_turns_this_process_away_is_read_by_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket on the machine that takes connections is not enough."""
+    monkeypatch.setattr("cepheid_bookie.scan_server._may_read_logs", lambda _: False)
+    with ScanBookies(tmp_path, ["a"]) as bookies:
+        assert _by_grpc(bookies.addresses) == {}
+        monkeypatch.setattr("cepheid_bookie.scan_server._STRANGERS", 0)
+        assert "turns this process away" in _by_grpc(bookies.addresses)["a"]
+        monkeypatch.setattr(doctor_source, "_connect_error", lambda host, port: "refused")
+        assert "refused" in _by_grpc(bookies.addresses)["a"]
+        monkeypatch.setattr("cepheid_bookie.grpc_server.encode_scan_port", lambda *_: bytes([9]) + bytes(18))
+        assert "another way" in _by_grpc(bookies.addresses)["a"]
+        close_channels()
+
+
 def test_a_bookie_of_this_machine_needs_no_port_of_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_source, "_connect_error", lambda host, port: "refused")
     with ScanBookies(tmp_path, ["a"]) as bookies:
