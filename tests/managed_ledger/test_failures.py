@@ -14,7 +14,7 @@ from cepheid_broker.managed_ledger import (
     State,
     TooManyAppendsError,
 )
-from cepheid_metadata import BadVersionError, Position
+from cepheid_metadata import BadVersionError, Position, StoreUnavailableError
 from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
@@ -254,6 +254,53 @@ def test_closing_during_a_rollover_that_fails_answers_everything(wins: str) -> N
             store.multi = multi  # type: ignore[method-assign]
 
     run_virtual(main())
+
+
+def test_a_rollover_in_which_appends_fail_gives_up_the_ledger_before() -> None:
+    async def main() -> None:
+        async with topic_world(settings=SMALL.model_copy(update={"drain_timeout_s": 0.05})) as world:
+            ledger = await world.broker().open()
+            await append_all(ledger, 4)
+            appender = ledger._appender
+            assert appender is not None
+            before = appender.writer
+            world.cluster["a"].hang = True
+            late = [append(ledger, b"x") for _ in range(3)]
+            ledger.tick()
+            await wait_until(lambda: appender.is_switching)
+            await ledger.aclose()
+            assert all(isinstance(outcome, ManagedLedgerError) for outcome in await asyncio.gather(*late, return_exceptions=True))
+            assert before.in_flight_bytes == 0, "nobody waits for it any more"
+            world.cluster["a"].hang = False
+
+    run_virtual(main())
+
+
+def test_a_rollover_that_cannot_end_the_ledger_before_gives_it_up() -> None:
+    async def main() -> None:
+        async with topic_world("a", "b", "c", "d", settings=SMALL.model_copy(update={"drain_timeout_s": 0.05})) as world:
+            store = LosingStore(world.tree)
+            broker = world.broker(store=store)
+            ledger = await broker.open(THREE_BOOKIES)
+            appender = ledger._appender
+            assert appender is not None
+
+            async def no_put(key: str, value: bytes, expected_version: int) -> int:
+                raise StoreUnavailableError("the connection broke", outcome_unknown=True)
+
+            put, store.put = store.put, no_put  # type: ignore[method-assign]
+            world.cluster[appender.writer.metadata.last_fragment.ensemble[0]].refuse = Status.READ_ONLY
+            appended = []
+            while not appender.is_switching:
+                appended.append(append(ledger, b"x"))
+                await asyncio.sleep(0.001)
+            assert broker.client.ensemble_change_statistics().kept_bytes > 0, "another bookie may be named, and have nothing yet"
+            await ledger.aclose()
+            await asyncio.gather(*appended, return_exceptions=True)
+            assert broker.client.ensemble_change_statistics().kept_bytes == 0
+            store.put = put  # type: ignore[method-assign]
+
+    run_virtual(main(), timeout_s=60.0)
 
 
 def test_terminating_and_closing_at_once() -> None:

@@ -6,7 +6,14 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import ChainDamagedError, ManagedLedger, ManagedLedgerConfig, ManagedLedgerError, State
+from cepheid_broker.managed_ledger import (
+    ChainDamagedError,
+    ManagedLedger,
+    ManagedLedgerConfig,
+    ManagedLedgerError,
+    ManagedLedgerFailedError,
+    State,
+)
 from cepheid_ledger import NotEnoughBookiesError
 from cepheid_metadata import LedgerState, StoreUnavailableError, ledger_records
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore
@@ -153,6 +160,45 @@ def test_a_take_over_that_arrives_after_it_was_tried_again() -> None:
     run_virtual(main())
 
 
+def lanes(broker: Broker) -> int:
+    """Of all writers at all bookies."""
+    return sum(channel.lanes for channel in broker.client.statistics().values())
+
+
+def test_an_opening_that_cannot_read_its_cursors_gives_its_ledger_up() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            await world.broker().open()
+            store = SteppingStore(world.tree)
+            broker, children = world.broker(store=store, seed=2), store.children
+
+            async def no_children(key: str) -> list[str]:
+                raise StoreUnavailableError("the store is away")
+
+            store.children = no_children  # type: ignore[method-assign]
+            with pytest.raises(StoreUnavailableError):
+                await broker.open()
+            assert lanes(broker) == 0
+            store.children = children  # type: ignore[method-assign]
+            await append(await broker.open(), b"x")
+            assert lanes(broker) == 1
+
+    run_virtual(main())
+
+
+def test_an_opening_that_does_not_hear_of_its_take_over_gives_its_ledger_up() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            store = LosingStore(world.tree)
+            broker = world.broker(store=store)
+            store.lose = lambda _: "request"
+            with pytest.raises(ManagedLedgerFailedError):
+                await broker.open()
+            assert lanes(broker) == 0
+
+    run_virtual(main())
+
+
 def test_cancelled_at_every_await() -> None:
     async def opened_in(world: TopicWorld, broker: Broker, turns: int) -> bool:
         opening = asyncio.ensure_future(broker.open())
@@ -177,6 +223,7 @@ def test_cancelled_at_every_await() -> None:
                 turns += 1
                 ledger = await broker.open()
                 await append(ledger, b"x")
+                assert lanes(broker) == 1, "what was cancelled keeps no ledger"
                 assert await read_all(ledger) == [b"m0", b"m1", b"m2", b"x"]
                 assert ledger.cursors["sub"].backlog_entries == 3
                 await wait_until(lambda ledger=ledger: ledger.statistics().waiting_deletions == 0)

@@ -450,7 +450,7 @@ def acknowledges_part(scene: Scene, name: str, topic: TopicCourse, one: int, oth
 @step("{subscription} of {topic} hears from {broker} that its acknowledgements are saved")
 async def hears_saved(scene: Scene, name: str, topic: TopicCourse, broker: SimBroker) -> None:
     """Waits for the answer. From now on they must be there after every crash (C2)."""
-    await scene.at(broker, topic.workload.save(_cursor(topic, broker, name)))
+    await scene.at(broker, topic.workload.save(topic.at(broker), _cursor(topic, broker, name)))
 
 
 @step("{broker} moves {subscription} of {topic} to {payload}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.managed_ledger import ManagedLedgerConfig
-from cepheid_wire import TopicName
+from cepheid_wire import TopicName, encode_body
+from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.client_notes import ClientNotes, mask_of
 from tests.simulation.faults import CALM
 from tests.simulation.history import InvariantViolation
@@ -43,7 +45,8 @@ class Scene(Stage):
             await bookie.start()
         self.east = self.brokers["east"]
         self.east.serves, self.east.ledger_config = True, ManagedLedgerConfig(3, 3, 2)
-        self.sockets.listened_in = lambda protocol, name: WireTap(protocol, self.notes, lambda topic: ("east", 1))
+        self.taps: list[WireTap] = []
+        self.sockets.listened_in = self._listen
         self.east.start()
         await wait_until(lambda: self.east.ready)
         self.anna = SimClient("anna", ["east"], random.Random("anna"), self.history)
@@ -53,6 +56,10 @@ class Scene(Stage):
             self.spawn(self.anna.node, each.stay_connected(), repr(each))
         await wait_until(lambda: self.producer.ready and self.consumer.connection is not None)
         await script(self)
+
+    def _listen(self, protocol: asyncio.Protocol, _: str) -> WireTap:
+        self.taps.append(WireTap(protocol, self.notes, lambda topic: ("east", 1)))
+        return self.taps[-1]
 
     def joins(self, client: SimClient) -> SimConsumer:
         consumer = SimConsumer(client, TOPIC, "s", "Shared", f"c of {client.name}", queue=20)
@@ -124,6 +131,28 @@ def test_a_damaged_message_is_refused_in_its_turn_and_given_up_alone() -> None:
         assert told == [("p/0", ""), ("p/1", "ChecksumError"), ("p/2", "ChecksumError"), ("p/3", "")]
         assert len(await scene.take(2)) == 2
         assert scene.noted("resend") == [], "the connection is as it was"
+
+    Scene().run(script)
+
+
+def test_what_was_given_out_in_a_turn_is_noted_before_what_is_heard_in_it() -> None:
+    """The broker writes at the end of a turn of the loop."""
+
+    async def script(scene: Scene) -> None:
+        tap = next(tap for tap in scene.taps if tap._seats)
+        connection: Any = tap._inner
+        write_buffers, (consumer_id,) = connection.write_buffers, tap._seats
+        ask = encode_body(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=consumer_id))
+
+        def hears_more(buffers: list[Any]) -> None:
+            connection.write_buffers = write_buffers
+            scene.loop.call_soon(tap.data_received, ask)
+            write_buffers(buffers)
+
+        connection.write_buffers = hears_more
+        scene.producer.publish(1, "", batch=False)
+        await wait_until(lambda: len(scene.noted("received")) > 1)
+        assert scene.noted("received", "nack") == ["received", "nack", "received"]
 
     Scene().run(script)
 

@@ -4,8 +4,8 @@
                              └──► ClientNotes
 
 Seen from here nothing is on its way: a message that a broker gave to one consumer before it heard the acknowledgement of another
-is noted before it. So the rules about order, holders (H7 to H10) and permits (H14) need no allowances of time (see
-tests/history/rules_served.py).
+is noted before it, also one that a connection has gathered, and writes at the end of the turn. So the rules about order, holders
+(H7 to H10) and permits (H14) need no allowances of time (see tests/history/rules_served.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from cepheid_wire import CommandType, FrameSplitter, TopicName, messages_in, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -65,7 +65,7 @@ class WireTap(asyncio.Protocol):
     """In place of `inner`, which notices nothing."""
 
     def __init__(self, inner: asyncio.Protocol, notes: ClientNotes, opening_of: OpeningOf) -> None:
-        self._inner = inner
+        self._inner: Any = inner
         self._notes = notes
         self._opening_of = opening_of
         self._heard, self._said = FrameSplitter(1 << 24), FrameSplitter(1 << 24)
@@ -73,12 +73,14 @@ class WireTap(asyncio.Protocol):
         self._answers = SavedAnswers(notes)
         self._seats: dict[int, _Seat] = {}
         self._lives: dict[str, int] = {}
+        self._noted_bytes = 0  # of what will be written next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._peer = str(transport.get_extra_info("peername"))
-        self._inner.connection_made(_TappedTransport(transport, self))  # type: ignore[arg-type] # behaves as one
+        self._inner.connection_made(_TappedTransport(transport, self))
 
     def data_received(self, data: bytes) -> None:
+        self._note_gathered()
         for kind, command, _ in self._heard.feed(data):
             if kind in _HEARD:
                 self._on_heard(kind, _parse(command))
@@ -95,7 +97,7 @@ class WireTap(asyncio.Protocol):
         self._inner.resume_writing()
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
+        return cast(bool | None, self._inner.eof_received())
 
     # What it hears
 
@@ -159,7 +161,16 @@ class WireTap(asyncio.Protocol):
 
     # What it says
 
+    def _note_gathered(self) -> None:
+        gathered = b"".join(self._inner._gathered)
+        news, self._noted_bytes = gathered[self._noted_bytes :], len(gathered)
+        self._note_said(news)
+
     def on_written(self, data: bytes) -> None:
+        news, self._noted_bytes = data[self._noted_bytes :], max(0, self._noted_bytes - len(data))
+        self._note_said(news)
+
+    def _note_said(self, data: bytes) -> None:
         for kind, command, tail in self._said.feed(data):
             if kind in _SAID:
                 self._on_said(kind, _parse(command), tail)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from cepheid_broker.managed_ledger import (
     ManagedLedger,
@@ -48,6 +48,15 @@ _NO_LEDGER_BYTES = 30
 """State that is surely kept in a cursor's record (half of the settings' `cursor_inline_bytes`): a position and little else."""
 
 
+class _Memory(NamedTuple):
+    """What one cursor object was given, and how often its model's saved state had been reset and lost when that began."""
+
+    model: CursorModel
+    resets: int
+    losses: int
+    acked: Acked
+
+
 class TopicWorkload:
     def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums, *, weak_ledgers: bool = True) -> None:
         self.topic = TopicName.parse(f"persistent://public/default/{name}")
@@ -63,7 +72,7 @@ class TopicWorkload:
         self._payloads = 0
         self._appends = 0
         self._sessions: dict[ManagedLedger, tuple[SimBroker, int]] = {}  # opened by whom, who had lost how many sessions
-        self._memories: dict[Any, tuple[CursorModel, int, Acked]] = {}
+        self._memories: dict[Any, _Memory] = {}
         self._deleted_by_mistake: dict[int, None] = {}  # ledgers with states of cursors
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
@@ -143,8 +152,8 @@ class TopicWorkload:
             if model is not None and len(state) <= _NO_LEDGER_BYTES:
                 asked.append((model, model.voids, self._memory(cursor, model).copy()))
         await managed_ledger.aclose()
-        reigns = self._history.reigning.get(keys.chain_key(self.topic)) == (broker.process, managed_ledger.chain.epoch)
-        if reigns and before is not None and self.weather(broker) == before and managed_ledger.failure is None:
+        as_ever = before is not None and self.weather(broker) == before and managed_ledger.failure is None
+        if as_ever and self._reigns(managed_ledger):
             for model, voids, acked in asked:
                 if self.model.cursors.get(model.name) is model and model.voids == voids and self._is_kept(model.name):
                     model.must.add(acked)
@@ -154,6 +163,16 @@ class TopicWorkload:
         """Not in a ledger that an operator has deleted: its owner does not know, has nothing to save, and says that it is saved."""
         record = self._history.cursor_records.get(keys.cursor_key(self.topic, name))
         return record is None or record.cursor_ledger_id not in self._deleted_by_mistake
+
+    def _is_news(self, managed_ledger: ManagedLedger, cursor: Any, model: CursorModel) -> bool:
+        """What a deposed owner reports as saved was saved before: where an operator has lost a state since, its successor went on
+        from what was left, and nobody told it. Whoever reigns saves all that it knows with the next acknowledgement."""
+        found = self._memories.get(cursor)
+        return found is None or found.losses == model.losses or self._reigns(managed_ledger)
+
+    def _reigns(self, managed_ledger: ManagedLedger) -> bool:
+        broker, _ = self._sessions[managed_ledger]
+        return self._history.reigning.get(self.model.key) == (broker.process, managed_ledger.chain.epoch)
 
     def forget_state(self, name: str, mark_delete: Position) -> None:
         """What a cursor had saved is lost for good, but for the last position in its record."""
@@ -186,7 +205,7 @@ class TopicWorkload:
                 await self._save_and_fail(managed_ledger, cursor, 0.6)
         elif draw < 0.90 or (draw < 0.947 and cursor.name == DEDUP):  # which is never reset or deleted
             self._check_cursors(opening, managed_ledger)
-            await self.save(cursor)
+            await self.save(managed_ledger, cursor)
         elif draw < 0.94:
             await self.reset(managed_ledger, cursor)
         elif draw < 0.947:
@@ -368,7 +387,7 @@ class TopicWorkload:
         if rng.random() < 0.6:
             self._consume_all(managed_ledger)
             for cursor in managed_ledger.cursors.values():
-                await self.save(cursor)
+                await self.save(managed_ledger, cursor)
         for _ in range(rng.choice((1, 2))):
             for _ in range(rng.choice((0, 0, 3, 6))):
                 self.append(opening, managed_ledger)
@@ -411,7 +430,7 @@ class TopicWorkload:
     async def _save_and_fail(self, managed_ledger: ManagedLedger, cursor: Any, odds: float) -> None:
         """Now and then: the very last thing that an owner did is what the next one has to know."""
         if self._random.random() < odds:
-            await self.save(cursor)
+            await self.save(managed_ledger, cursor)
             if self._random.random() < 0.7:
                 managed_ledger.fail(ManagedLedgerFailedError(f"{self.topic}: its owner gives it up", topic=str(self.topic)))
 
@@ -422,7 +441,7 @@ class TopicWorkload:
             if (model := self.model.cursors.get(cursor.name)) is not None and cursor.name != DEDUP:
                 for position in [position for position in self.model.stored if position > cursor.mark_delete][1:7]:
                     self.acknowledge_these(cursor, model, Acked(messages={position: 1}))  # too much for its record
-            await self.save(cursor)  # so that nothing waits to be saved elsewhere
+            await self.save(managed_ledger, cursor)  # so that nothing waits to be saved elsewhere
         records = [self._history.cursor_records.get(keys.cursor_key(self.topic, name)) for name in _CURSORS]
         named = [record.cursor_ledger_id for record in records if record is not None and record.cursor_ledger_id is not None]
         if not named or self._history.reigning[keys.chain_key(self.topic)] != opening:
@@ -446,7 +465,7 @@ class TopicWorkload:
             if record is not None and record.cursor_ledger_id == ledger_id:
                 self.forget_state(name, record.mark_delete)
 
-    async def save(self, cursor: Any) -> None:
+    async def save(self, managed_ledger: ManagedLedger, cursor: Any) -> None:
         """What a client does that asks for a response to its acknowledgements."""
         self._history.did("save")
         model = self.model.cursors.get(cursor.name)
@@ -455,7 +474,8 @@ class TopicWorkload:
         check_backlog(self._history, cursor)
         voids, asked = model.voids, self._memory(cursor, model).copy()
         await cursor.saved()
-        if self.model.cursors.get(cursor.name) is model and model.voids == voids and self._is_kept(cursor.name):
+        is_same = self.model.cursors.get(cursor.name) is model and model.voids == voids
+        if is_same and self._is_kept(cursor.name) and self._is_news(managed_ledger, cursor, model):
             model.must.add(asked)
             if not model.resetting:
                 check_saved(self._history, self.model, self.topic, cursor.name, asked)
@@ -522,9 +542,9 @@ class TopicWorkload:
     def _memory(self, cursor: Any, model: CursorModel) -> Acked:
         """What this very object was given since the last reset; another owner's object has its own."""
         found = self._memories.get(cursor)
-        if found is None or found[0] is not model or found[1] != model.resets:
-            found = self._memories[cursor] = model, model.resets, Acked()
-        return found[2]
+        if found is None or found.model is not model or found.resets != model.resets:
+            found = self._memories[cursor] = _Memory(model, model.resets, model.losses, Acked())
+        return found.acked
 
     def _payload(self) -> bytes:
         self._payloads += 1

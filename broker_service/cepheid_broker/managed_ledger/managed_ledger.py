@@ -118,6 +118,20 @@ class ManagedLedger:
         writer = await take_over_chain(
             self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
         )
+        try:
+            await self._read_records()
+        except BaseException:
+            if writer is not None:
+                await writer.aclose()
+            raise
+        if writer is None:
+            self.state = State.TERMINATED
+        self._start_upkeep(writer)
+        self.tick()
+
+    async def _read_records(self) -> None:
+        """Of a chain that was taken over."""
+        shared = self._shared
         self._ledgers = LedgerList(self._keeper.chain.ledgers)
         self._keeper.on_ledgers = self._on_chain_changed
         self.last_confirmed = self._ledgers.last_position
@@ -136,10 +150,6 @@ class ManagedLedger:
         await self._cursors.recover()
         self._tail = shared.tail_cache.open_tail(self._needed_from)
         self.publish_times = PublishTimes(self._tail.peek, self._read_one, shared.publish_times)
-        if writer is None:
-            self.state = State.TERMINATED
-        self._start_upkeep(writer)
-        self.tick()
 
     def _start_upkeep(self, writer: LedgerWriter | None) -> None:
         topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Sequence
 
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
-from cepheid_broker.managed_ledger.errors import ChainDamagedError, ManagedLedgerFencedError
+from cepheid_broker.managed_ledger.errors import ChainDamagedError, ManagedLedgerError, ManagedLedgerFencedError
 from cepheid_broker.managed_ledger.finish import finish
 from cepheid_broker.managed_ledger.orphans import custom_fields
 from cepheid_broker.managed_ledger.settings import ManagedLedgerConfig
@@ -56,15 +56,28 @@ async def take_over_chain(
         await keeper.take_over(chain)
         return None
 
+    writer: LedgerWriter | None = None
+    is_wanted = True
+
     async def start_ledger() -> LedgerWriter:
+        nonlocal writer
         ended = unfinished[topic] = asyncio.get_running_loop().create_future()
         try:
-            return await _start_ledger(topic, chain, keeper, client, config)
+            writer = await _start_ledger(topic, chain, keeper, client, config)
+            if not is_wanted:
+                await writer.aclose()
+            return writer
         finally:
             del unfinished[topic]
             ended.set_result(None)
 
-    return await finish(tasks, start_ledger(), name="start-ledger")
+    try:
+        return await finish(tasks, start_ledger(), name="start-ledger")
+    except asyncio.CancelledError:  # the chain will name it, or does; the next opening ends it
+        is_wanted = False
+        if writer is not None:
+            await writer.aclose()
+        raise
 
 
 async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
@@ -123,5 +136,8 @@ async def _start_ledger(
         await keeper.take_over(chain)
     except (ManagedLedgerFencedError, MetadataError):  # certain: the chain does not name it
         await delete_unlinked(client, writer)
+        raise
+    except ManagedLedgerError:  # the chain may name it
+        await writer.aclose()
         raise
     return writer

@@ -8,7 +8,8 @@ and a busy topic would make one every few seconds. By age when it has entries: e
 Because bookies lack copies of it: once there are enough healthy ones, not all topics in the same instant, not again for a while.
 Being full is soft: while no next ledger can be made (no metadata store, too few bookies), the present one goes on. A store that
 goes away after the switch is waited for, as long as the session lasts: to open the topic anew would need it as well.
-A ledger that breaks before it is drained is left to `Failover`.
+A ledger that breaks before it is drained is left to `Failover`. One whose appends fail, or that cannot be ended, is given up here:
+the appender knows the next one by then, and so does whoever closes the topic.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ class Rollover:
         except LedgerError:
             return
         except ManagedLedgerError:  # they have failed: nobody needs the next ledger
+            await before.aclose()
             await delete_unlinked(self._client, writer)
             return
         try:
@@ -132,6 +134,7 @@ class Rollover:
             await self._record(before, end, writer)
         except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
             self._on_failed(_failure(self._topic, before, error))
+            await before.aclose()
             if not isinstance(self._keeper.lost, ManagedLedgerFailedError):  # else the chain may name it
                 await delete_unlinked(self._client, writer)
             return
