@@ -5,14 +5,24 @@ What could not run for want of Java is said at the end, aloud: an s among thousa
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.installed_wheel import install_wheel
 
 settings.register_profile("cepheid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cepheid")
 
 NO_SPARK = "NO SPARK: "
 """Tests of Spark are skipped with a reason that begins so."""
+
+
+@pytest.fixture(scope="session")
+def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bin` of an environment with the wheel of this clone, made once."""
+    return install_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

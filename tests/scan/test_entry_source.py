@@ -278,6 +278,31 @@ def test_a_ledger_that_moved_is_followed(tmp_path: Path) -> None:
         assert asked == [piece], "once"
 
 
+def test_a_ledger_that_moves_in_the_middle_of_a_read_is_followed_from_there(tmp_path: Path) -> None:
+    """Its bookies are gone for good; what they had was copied to one that the plan knew nothing of."""
+    with ScanBookies(tmp_path, "abc", share_logs=False) as bookies:
+        for group in groups_of(30_000, per_group=500):
+            bookies.add(group)
+        bookies.checkpoint()
+        addresses = {bookie: bookies.addresses[bookie] for bookie in "ab"}
+
+        def replan(_: Piece) -> LedgerHistory:
+            addresses["c"] = bookies.addresses["c"]
+            return history((0, "c"), last=29_999)
+
+        counters = ScanCounters()
+        settings = ReadSettings(read_attempts=1, decode_bytes=1 << 20, unreachable_s=0.3)
+        reading = source_of(bookies, settings, addresses=addresses, counters=counters, replan=replan).read(
+            piece_of(0, 29_999, (0, "ab"))
+        )
+        read = [next(reading)]
+        bookies.stop("a")
+        bookies.stop("b")
+        assert ids_and_payloads(read + list(reading)) == expected(0, 29_999)
+        assert "c" in counters.by_bookie
+        assert counters.retries >= 2
+
+
 def test_a_ledger_that_is_gone_is_data_loss_at_once(two: ScanBookies) -> None:
     for group in groups_of(50):
         two.add(group)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cepheid_scan import (
+    HistoryPlan,
     ReadMode,
     ReadSettings,
     ScanCounters,
@@ -20,6 +23,7 @@ from cepheid_scan import (
 )
 from cepheid_scan import entry_source as source_module
 from cepheid_scan.bookie_channels import close_channels
+from cepheid_scan.ledger_ends import newest_end
 from cepheid_scan.plan_scan import plan_scan
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task
@@ -55,10 +59,13 @@ def filled(world: ScanCluster, topic: str, count: int, first: int = 0, size_byte
 
 
 def planned(world: ScanCluster, topic: str, tasks: int = 1) -> tuple[list[ScanTask], ScanSpec]:
-    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=SMALL)
-    request = ScanRequest(world.source(), TopicSelection((f"{FULL}/{topic}",)), spec, min_tasks=tasks)
-    found, completed, _ = plan_scan(request)
+    found, completed, _ = planned_with_history(world, topic, tasks)
     return found, completed
+
+
+def planned_with_history(world: ScanCluster, topic: str, tasks: int = 1) -> tuple[list[ScanTask], ScanSpec, HistoryPlan]:
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=SMALL)
+    return plan_scan(ScanRequest(world.source(), TopicSelection((f"{FULL}/{topic}",)), spec, min_tasks=tasks))
 
 
 def rows_of(tasks: list[ScanTask], spec: ScanSpec, counters: ScanCounters | None = None) -> Iterator[Any]:
@@ -126,24 +133,54 @@ def test_all_bookies_may_be_gone_for_five_seconds(world: ScanCluster, large: str
 
 def test_an_ensemble_that_changes_between_planning_and_reading(world: ScanCluster) -> None:
     """A bookie of the ledger goes while it is written: what follows lies on others. The plan knows the place before it, or both."""
+    filled(world, "moves", 50)
+    before, spec = planned(world, "moves")
+    with ensemble_changed(world, "moves", 50, bookie_of(before)) as (after, count):
+        assert numbers(rows_of(before, spec)) == list(range(50))
+        assert numbers(rows_of(after, spec)) == list(range(count))
+
+
+def test_an_ensemble_that_changes_in_the_middle_of_a_scan(world: ScanCluster) -> None:
+    """What was planned is read to its end. A stream hears of what came since, and reads that, before it hears where it lies."""
+    filled(world, "grows", COUNT, size_bytes=1 << 20)
+    tasks, spec, plan = planned_with_history(world, "grows", COUNT)
+    (ledger,) = plan.topics[0].ledgers
+    assert ledger.is_open
+    counters = ScanCounters()
+    batches = rows_of(tasks, spec, counters)
+    read = numbers(iter([next(batches)]))
+    assert len(read) < COUNT / 2, "the rest is still to come"
+    with ensemble_changed(world, "grows", COUNT, first_asked(counters)) as (after, count):
+        assert read + numbers(batches) == list(range(COUNT))
+        assert counters.retries >= 1
+        end = newest_end(ledger, plan.bookies, SMALL.read_timeout_s)
+        assert end >= after[0].pieces[0].fragments[1].first_entry_id, "behind the change"
+        further = replace(tasks[-1], pieces=(replace(tasks[-1].pieces[-1], first_entry_id=COUNT, last_entry_id=end),))
+        assert numbers(rows_of([further], spec)) == list(range(COUNT, end + 1)), "a number is its entry's id"
+        assert numbers(rows_of(after, spec)) == list(range(count))
+
+
+@contextmanager
+def ensemble_changed(world: ScanCluster, topic: str, count: int, bookie: str) -> Iterator[tuple[list[ScanTask], int]]:
+    """`bookie` is down, and numbers from `count` on lie where its ledger went: a plan of that, and how many numbers there are."""
     if len(world.cluster.bookie_ports) < 4:
         world.cluster.add("bookie")
-    ledgers = filled(world, "moves", 50)
-    before, spec = planned(world, "moves")
-    bookie = member_of(world, before[0].pieces[0].fragments[0].ensemble[0])
-    world.cluster.kill(bookie)
-    count = 50
+    name = member_of(world, bookie)
+    world.cluster.kill(name)
     try:
         for _ in range(180):  # two of three bookies answer: entries go on being stored before the writer has found another third
-            ledgers |= filled(world, "moves", 10, count)
+            filled(world, topic, 10, count)
             count += 10
-            after, _ = planned(world, "moves")
-            if len(ledgers) > 1 or len(after[0].pieces[0].fragments) > 1:
+            (task,), _ = planned(world, topic)
+            if len(task.pieces) > 1 or len(task.pieces[0].fragments) > 1:
                 break
             time.sleep(0.5)
         else:
             pytest.fail("no entry went to another ensemble in a minute and a half")
-        assert numbers(rows_of(before, spec)) == list(range(50))
-        assert numbers(rows_of(after, spec)) == list(range(count))
+        yield [task], count
     finally:
-        world.cluster.start(bookie)
+        world.cluster.start(name)
+
+
+def bookie_of(tasks: list[ScanTask]) -> str:
+    return tasks[0].pieces[0].fragments[0].ensemble[0]

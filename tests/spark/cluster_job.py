@@ -18,10 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+import cepheid_scan
+import cepheid_spark
+import pyspark_cepheid
 from cepheid_scan import ScanTask, entry_source
 from cepheid_scan.replica_order import Suspects, positions_by_liking
 from cepheid_spark.batch_reader import CepheidBatchReader
@@ -118,6 +121,7 @@ def main(service_url: str, topic: str, result: str, checkpoint: str, refusing: s
 
     measure("batch", lambda: numbers_of(spark.read.format("cepheid").options(**options).load()))
     measure("stream", stream)
+    measure("imported", lambda: spark.read.format("cepheid").options(**options).load().rdd.mapPartitions(imported).collect())
     spark.dataSource.register(OutOfReachSource)
     out_of_reach(refusing, "refusing")
     out_of_reach(silent, "silent")
@@ -127,6 +131,11 @@ def main(service_url: str, topic: str, result: str, checkpoint: str, refusing: s
 
 def numbers_of(frame: DataFrame) -> list[int]:
     return sorted(int(row.value) for row in frame.select("value").collect())
+
+
+def imported(_: Iterator[Row]) -> Iterator[str]:
+    """Where the executor's Python has this package from."""
+    return (str(module.__file__) for module in (cepheid_scan, cepheid_spark, pyspark_cepheid))
 
 
 def tasks_of(spark: SparkSession) -> dict[str, int]:

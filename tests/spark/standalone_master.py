@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,10 +53,11 @@ class Started:
 
 
 class StandaloneMaster:
-    """With `workers` workers of one core each, so that two tasks at once are on two of them."""
+    """With `workers` workers of one core each, so that two tasks at once are on two of them. `python`: of drivers and executors."""
 
-    def __init__(self, directory: Path, *, workers: int = 2) -> None:
+    def __init__(self, directory: Path, *, python: Path, workers: int = 2) -> None:
         self._directory = directory
+        self._python = python
         self._workers = workers
         self._processes: list[Started] = []
         self.url = ""
@@ -77,14 +77,13 @@ class StandaloneMaster:
         for process in reversed(self._processes):  # a worker ends its executors
             process.stop()
 
-    def submit(self, *arguments: str | Path, conf: dict[str, str] | None = None, environment: dict[str, str]) -> str:
+    def submit(self, *arguments: str | Path, conf: dict[str, str] | None = None) -> str:
         """spark-submit: what it wrote. Raises AssertionError with all of that when it ends with an error."""
         settings = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.ui.enabled": "false", **(conf or {})}
         flags = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.url, *flags, *map(str, arguments)]
-        ran = subprocess.run(
-            command, env=spark_environment(**environment), capture_output=True, text=True, timeout=SUBMIT_S, check=False
-        )
+        environment = spark_environment(PYSPARK_PYTHON=str(self._python))
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SUBMIT_S, check=False)
         assert ran.returncode == 0, f"{ran.stdout[-3000:]}\n{ran.stderr[-6000:]}"
         return ran.stdout
 
@@ -94,6 +93,6 @@ class StandaloneMaster:
     def _start(self, name: str, role: str, *arguments: str) -> Started:
         command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
         ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-        environment = spark_environment(SPARK_DAEMON_MEMORY="256m", PYSPARK_PYTHON=sys.executable)
+        environment = spark_environment(SPARK_DAEMON_MEMORY="256m", PYSPARK_PYTHON=str(self._python))
         self._processes.append(Started([*command, *ports, *arguments], self._directory / f"{name}.log", environment))
         return self._processes[-1]

@@ -1,10 +1,9 @@
-"""Executors elsewhere: a standalone master, two workers, jobs by spark-submit."""
+"""Executors elsewhere: a standalone master, two workers, jobs by spark-submit. Their Python has this package from its wheel."""
 
 from __future__ import annotations
 
 import json
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,12 +23,12 @@ NUMBERS = list(range(800))
 
 
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneMaster]:
+def master(tmp_path_factory: pytest.TempPathFactory, wheel_bin: Path) -> Iterator[StandaloneMaster]:
     try:
         find_java()
     except NoJavaError as error:
         pytest.skip(f"NO SPARK: {error}")
-    with StandaloneMaster(tmp_path_factory.mktemp("spark")) as master:
+    with StandaloneMaster(tmp_path_factory.mktemp("spark"), python=wheel_bin / "python") as master:
         yield master
 
 
@@ -51,7 +50,7 @@ def silent_address() -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_workers_read_in_batch_and_as_a_stream_and_without_a_way_to_one_bookie(
-    master: StandaloneMaster, server: ProcessCluster, client: pulsar.Client, topic: str, tmp_path: Path
+    master: StandaloneMaster, wheel_bin: Path, server: ProcessCluster, client: pulsar.Client, topic: str, tmp_path: Path
 ) -> None:
     publish(client, topic, [b"%d" % number for number in NUMBERS], batching_enabled=False)
     result = tmp_path / "result"
@@ -64,15 +63,17 @@ def test_two_workers_read_in_batch_and_as_a_stream_and_without_a_way_to_one_book
                 "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both workers are there before the first task
                 "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             },
-            environment={"PYSPARK_PYTHON": sys.executable},
         )
     found: dict[str, Any] = json.loads(result.read_text())
+    assert {name: part["executors"] for name, part in found.items()} == dict.fromkeys(found, 2), said
+    imported = {Path(file) for file in found.pop("imported")["rows"]}
+    assert {file.parent.name for file in imported} == {"cepheid_scan", "cepheid_spark", "pyspark_cepheid"}
+    assert all(file.is_relative_to(wheel_bin.parent) for file in imported), f"not of the wheel: {imported}"
     assert {name: part["rows"] == NUMBERS for name, part in found.items()} == {
         "batch": True,
         "stream": True,
         "refusing": True,
         "silent": True,
     }, said
-    assert {name: part["executors"] for name, part in found.items()} == dict.fromkeys(found, 2), said
     for name in ("refusing", "silent"):
         assert found[name]["failures"] >= found[name]["tasks"] >= 8, (name, found[name])
