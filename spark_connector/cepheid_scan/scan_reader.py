@@ -1,8 +1,8 @@
 """What `scan()` gives: an Arrow stream that ends its threads, and leaves the bookies, when it is closed.
 
     batches of the tasks ──► ClosableBatches ──► pyarrow.RecordBatchReader ──┬─ read_next_batch, read_all, …
-                                   ▲                                         └─ __arrow_c_stream__ ──► DuckDB, Polars, pyarrow
-    ScanReader.close ──────────────┘
+         ▲                         ▲                                         └─ __arrow_c_stream__ ──► DuckDB, Polars, pyarrow
+         └─ StopSignal ◄───────────┴── ScanReader.close
 
 pyarrow's reader takes any generator, but its `close` does nothing for one, and it can be neither changed nor subclassed with a
 stream in it. So it stands within. Whoever must have one of pyarrow's makes it: `pyarrow.RecordBatchReader.from_stream(reader)`.
@@ -21,16 +21,18 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from cepheid_scan.stop_signal import StoppedError, StopSignal
+
 _OfPyarrow: Any = getattr(pa.lib, "_ReadPandasMixin", object)
 """Polars takes what has a class of pyarrow among its own as rows, and any other stream as a column of structs."""
 
 
 class ScanReader(_OfPyarrow):  # type: ignore[misc]
     """Record batches of a scan, once, like a `pyarrow.RecordBatchReader`: iterate it, `read_all()`, or give it to what takes
-    Arrow streams. Close it, or use it in a `with`, where it is not read to its end."""
+    Arrow streams. Close it, or use it in a `with`, where it is not read to its end. What `batches` wait for heeds `stop`."""
 
-    def __init__(self, schema: pa.Schema, batches: Generator[pa.RecordBatch, None, None]) -> None:
-        self._batches = ClosableBatches(batches)
+    def __init__(self, schema: pa.Schema, batches: Generator[pa.RecordBatch, None, None], stop: StopSignal) -> None:
+        self._batches = ClosableBatches(batches, stop)
         self._reader = pa.RecordBatchReader.from_batches(schema, self._batches)
 
     @property
@@ -63,7 +65,7 @@ class ScanReader(_OfPyarrow):  # type: ignore[misc]
         return self._reader.__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
-        """Returns when its threads have ended: after their next batch, or the timeout of a bookie's answer."""
+        """Returns when its threads have ended: those that wait for bookies at once, those that decode after their batch."""
         self._batches.close()
 
     def __enter__(self) -> Self:
@@ -76,8 +78,9 @@ class ScanReader(_OfPyarrow):  # type: ignore[misc]
 class ClosableBatches:
     """A generator that one thread may close while another one waits for its next item."""
 
-    def __init__(self, batches: Generator[Any, None, None]) -> None:
+    def __init__(self, batches: Generator[Any, None, None], stop: StopSignal) -> None:
         self._batches = batches
+        self._stop = stop
         self._closed = False
         self._in_turn = threading.Lock()  # a generator that runs can be neither asked nor closed
 
@@ -87,10 +90,18 @@ class ClosableBatches:
     def __next__(self) -> Any:
         with self._in_turn:
             if self._closed:
-                raise ValueError("the reader of this scan is closed: what it has not given yet must be asked for by a new scan()")
-            return next(self._batches)
+                raise _closed()
+            try:
+                return next(self._batches)
+            except StoppedError:
+                raise _closed() from None
 
     def close(self) -> None:
+        self._closed = True
+        self._stop.set()  # before its turn: whoever is within may wait for bookies
         with self._in_turn:
-            self._closed = True
             self._batches.close()
+
+
+def _closed() -> ValueError:
+    return ValueError("the reader of this scan is closed: what it has not given yet must be asked for by a new scan()")

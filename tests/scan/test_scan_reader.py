@@ -12,6 +12,7 @@ import pytest
 
 from cepheid_scan import DataLossError
 from cepheid_scan.scan_reader import ScanReader
+from cepheid_scan.stop_signal import StopSignal
 
 SCHEMA = pa.schema([("n", pa.int64())])
 COUNT = 5
@@ -24,7 +25,7 @@ class Feed:
         self.is_closed = False
         self._fails = fails
         self._before_batch = before_batch
-        self.reader = ScanReader(SCHEMA, self._batches())
+        self.reader = ScanReader(SCHEMA, self._batches(), StopSignal())
 
     def _batches(self) -> Generator[pa.RecordBatch, None, None]:
         try:
