@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import Any, Self
 
@@ -65,7 +66,9 @@ class ScanReader(_OfPyarrow):  # type: ignore[misc]
         return self._reader.__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
-        """Returns when its threads have ended: those that wait for bookies at once, those that decode after their batch."""
+        """Returns when its threads have ended: those that wait for bookies at once, those that decode after their batch.
+
+        In a signal handler that interrupts the reading of this very stream it returns before; that raises when it goes on."""
         self._batches.close()
 
     def __enter__(self) -> Self:
@@ -76,32 +79,42 @@ class ScanReader(_OfPyarrow):  # type: ignore[misc]
 
 
 class ClosableBatches:
-    """A generator that one thread may close while another one waits for its next item."""
+    """A generator that may be closed while it runs: by another thread, and by a signal handler in the midst of its own."""
 
     def __init__(self, batches: Generator[Any, None, None], stop: StopSignal) -> None:
         self._batches = batches
         self._stop = stop
         self._closed = False
-        self._in_turn = threading.Lock()  # a generator that runs can be neither asked nor closed
+        self._in_turn = threading.RLock()  # a generator that runs can be neither asked nor closed; reentrant for signal handlers
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         with self._in_turn:
-            if self._closed:
-                raise _closed()
+            batch = None
             try:
-                return next(self._batches)
-            except StoppedError:
-                raise _closed() from None
+                if not self._closed:
+                    batch = next(self._batches)
+            except (StopIteration, StoppedError):
+                if not self._closed:
+                    raise
+            if self._closed:  # perhaps meanwhile
+                self._batches.close()
+                raise ValueError("the reader of this scan is closed: what it has not given yet must be asked for by a new scan()")
+            return batch
 
     def close(self) -> None:
+        """Returns when it is closed; in a signal handler in the midst of `__next__` before, which closes it when it goes on."""
         self._closed = True
-        self._stop.set()  # before its turn: whoever is within may wait for bookies
-        with self._in_turn:
-            self._batches.close()
-
-
-def _closed() -> ValueError:
-    return ValueError("the reader of this scan is closed: what it has not given yet must be asked for by a new scan()")
+        if not self._in_turn.acquire(blocking=False):
+            self._stop.set()  # the thread that is within may wait for bookies
+            self._in_turn.acquire()
+        try:
+            if getgeneratorstate(self._batches) == GEN_RUNNING:
+                # Of the locks that stopping takes this thread may hold any.
+                threading.Thread(target=self._stop.set, name="cepheid-stop-scan", daemon=True).start()
+            else:
+                self._batches.close()
+        finally:
+            self._in_turn.release()

@@ -114,6 +114,21 @@ def test_an_interrupted_read_ends_at_once(request: pytest.FixtureRequest, kind: 
     assert not scan_threads()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["down", "paused"])
+def test_a_signal_handler_that_closes_it_ends_the_read_at_once(request: pytest.FixtureRequest, kind: str, threads: int) -> None:
+    reader = reader_of(request.getfixturevalue(kind), threads)
+    before = signal.signal(signal.SIGUSR1, lambda *_: reader.close())
+    told_at = signal_after(1.0, signal.SIGUSR1)
+    try:
+        with pytest.raises(ValueError, match="reader of this scan is closed"):
+            reader.read_all()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert time.monotonic() - told_at() < SOON_S
+    assert not scan_threads()
+
+
 def signal_after(seconds: float, number: signal.Signals) -> Callable[[], float]:
     """Sends it to this process, and tells when."""
     sent: list[float] = []

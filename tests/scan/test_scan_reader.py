@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +27,8 @@ class Feed:
         self.is_closed = False
         self._fails = fails
         self._before_batch = before_batch
-        self.reader = ScanReader(SCHEMA, self._batches(), StopSignal())
+        self.stop = StopSignal()
+        self.reader = ScanReader(SCHEMA, self._batches(), self.stop)
 
     def _batches(self) -> Generator[pa.RecordBatch, None, None]:
         try:
@@ -69,7 +72,7 @@ def test_a_stream_that_was_given_away_outlives_the_name_and_raises_when_it_is_cl
     assert taken.read_all()["n"].to_pylist() == list(range(COUNT))
 
 
-def test_closing_waits_for_the_batch_that_another_thread_reads() -> None:
+def test_closing_waits_for_another_thread_that_reads_and_gets_an_error() -> None:
     began, may_go_on = threading.Event(), threading.Event()
 
     def before_batch() -> None:
@@ -77,8 +80,15 @@ def test_closing_waits_for_the_batch_that_another_thread_reads() -> None:
         assert may_go_on.wait(10)
 
     feed = Feed(before_batch=before_batch)
-    found: list[pa.RecordBatch] = []
-    reading = threading.Thread(target=lambda: found.append(feed.reader.read_next_batch()))
+    raised: list[Exception] = []
+
+    def read() -> None:
+        try:
+            feed.reader.read_next_batch()
+        except ValueError as error:
+            raised.append(error)
+
+    reading = threading.Thread(target=read)
     reading.start()
     assert began.wait(10)
     closing = threading.Thread(target=feed.reader.close)
@@ -88,7 +98,7 @@ def test_closing_waits_for_the_batch_that_another_thread_reads() -> None:
     closing.join(10)
     reading.join(10)
     assert feed.is_closed
-    assert len(found) == 1
+    assert "reader of this scan is closed" in str(raised[0])
 
 
 def test_errors_keep_their_kind() -> None:
@@ -123,3 +133,38 @@ def test_duckdb_and_polars_take_it() -> None:
     assert polars.from_arrow(Feed().reader)["n"].to_list() == list(range(COUNT))
     assert polars.DataFrame(Feed().reader)["n"].to_list() == list(range(COUNT))
     del history
+
+
+@pytest.fixture
+def closing_on_signal() -> Iterator[Callable[[Feed], None]]:
+    """Makes SIGUSR1 close a feed's reader, as programs do that clean up when they are told to end."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def close_at(feed: Feed) -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: feed.reader.close())
+
+    yield close_at
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_may_close_what_its_own_thread_reads(closing_on_signal: Callable[[Feed], None]) -> None:
+    began: list[str] = []
+    feed = Feed(before_batch=lambda: began.append("batch") or signal.raise_signal(signal.SIGUSR1))
+    closing_on_signal(feed)
+    with pytest.raises(ValueError, match="reader of this scan is closed"):
+        feed.reader.read_all()
+    assert began == ["batch"], "nothing is read for a reader that is closed"
+    assert feed.is_closed
+    with pytest.raises(ValueError, match="reader of this scan is closed"):
+        feed.reader.read_next_batch()
+
+
+def test_a_signal_handler_ends_what_its_own_thread_waits_for(closing_on_signal: Callable[[Feed], None]) -> None:
+    feed = Feed(before_batch=lambda: feed.stop.pause(60))
+    closing_on_signal(feed)
+    threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="reader of this scan is closed"):
+        feed.reader.read_next_batch()
+    assert time.monotonic() - began < 30
+    assert feed.is_closed
