@@ -7,8 +7,8 @@
 pyarrow's reader takes any generator, but its `close` does nothing for one, and it can be neither changed nor subclassed with a
 stream in it. So it stands within. Whoever must have one of pyarrow's makes it: `pyarrow.RecordBatchReader.from_stream(reader)`.
 
-Rule 1: a stream that was closed raises when it is read, also in a library that took it before: rows that are missing must not
-look as if there were none.
+Rule 1: a stream that was closed, or has failed, raises whenever it is read, also in a library that took it before: rows that are
+missing must not look as if there were none.
 Rule 2: whoever drops the last hold on the stream closes it.
 """
 
@@ -26,6 +26,8 @@ from cepheid_scan.stop_signal import StoppedError, StopSignal
 
 _OfPyarrow: Any = getattr(pa.lib, "_ReadPandasMixin", object)
 """Polars takes what has a class of pyarrow among its own as rows, and any other stream as a column of structs."""
+
+_ASK_ANEW = "what it has not given yet must be asked for by a new scan()"
 
 
 class ScanReader(_OfPyarrow):  # type: ignore[misc]
@@ -47,7 +49,7 @@ class ScanReader(_OfPyarrow):  # type: ignore[misc]
         return self._reader.read_next_batch()
 
     def read_next_batch(self) -> pa.RecordBatch:
-        """Raises StopIteration at the end, ScanError, and ValueError when it is closed."""
+        """Raises StopIteration at the end; ScanError, the same one from then on; and ValueError when it is closed."""
         return self._reader.read_next_batch()
 
     def read_all(self) -> pa.Table:
@@ -85,6 +87,7 @@ class ClosableBatches:
         self._batches = batches
         self._stop = stop
         self._closed = False
+        self._error: Exception | None = None  # with which it ended
         self._in_turn = threading.RLock()  # a generator that runs can be neither asked nor closed; reentrant for signal handlers
 
     def __iter__(self) -> Self:
@@ -92,17 +95,32 @@ class ClosableBatches:
 
     def __next__(self) -> Any:
         with self._in_turn:
+            if self._error is not None:
+                raise _bare(self._error)
             batch = None
             try:
                 if not self._closed:
-                    batch = next(self._batches)
+                    batch = self._ask()
             except (StopIteration, StoppedError):
                 if not self._closed:
                     raise
             if self._closed:  # perhaps meanwhile
                 self._batches.close()
-                raise ValueError("the reader of this scan is closed: what it has not given yet must be asked for by a new scan()")
+                raise ValueError(f"the reader of this scan is closed: {_ASK_ANEW}")
             return batch
+
+    def _ask(self) -> Any:
+        """Keeps the error: a generator that failed would only say that it is over."""
+        try:
+            return next(self._batches)
+        except (StopIteration, StoppedError):
+            raise
+        except Exception as error:
+            self._error = _bare(error)
+            raise
+        except BaseException:  # Ctrl-C, which is said once
+            self._error = ValueError(f"the reading of this scan was interrupted: {_ASK_ANEW}")
+            raise
 
     def close(self) -> None:
         """Returns when it is closed; in a signal handler in the midst of `__next__` before, which closes it when it goes on."""
@@ -118,3 +136,11 @@ class ClosableBatches:
                 self._batches.close()
         finally:
             self._in_turn.release()
+
+
+def _bare(error: Exception) -> Exception:
+    """The same without its traceback, which would hold the frames of whoever reads, and grow each time it is raised."""
+    kind = type(error)
+    bare = kind.__new__(kind, *error.args)  # not by a call: kinds of errors take other arguments than they keep
+    bare.__dict__.update(error.__dict__)
+    return bare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ class Feed:
                 self._before_batch()
                 yield pa.record_batch([[number]], schema=SCHEMA)
                 if self._fails:
-                    raise DataLossError("trimmed")
+                    raise DataLossError("trimmed", ledger_id=7)
         finally:
             self.is_closed = True
 
@@ -168,3 +169,53 @@ def test_a_signal_handler_ends_what_its_own_thread_waits_for(closing_on_signal: 
         feed.reader.read_next_batch()
     assert time.monotonic() - began < 30
     assert feed.is_closed
+
+
+def test_an_error_comes_again_whenever_the_rest_is_asked_for() -> None:
+    """As by a cell of a notebook that is run again: an empty rest would look like the end."""
+    reader = Feed(fails=True).reader
+    reader.read_next_batch()
+    depths = []
+    for read in (reader.read_next_batch, reader.read_all, lambda: list(reader), lambda: pa.table(reader), reader.read_next_batch):
+        with pytest.raises(Exception, match="trimmed") as raised:
+            read()
+        depths.append(len(raised.traceback))
+    assert depths[-1] <= depths[0], "its traceback does not grow"
+    with pytest.raises(DataLossError) as last:
+        reader.read_next_batch()
+    assert last.value.facts == {"ledger_id": 7}
+    assert last.value.__context__ is None
+
+
+def test_an_error_that_is_kept_holds_nothing_of_whoever_reads() -> None:
+    class Large:
+        pass
+
+    def read() -> weakref.ref[Large]:
+        large = Large()
+        with pytest.raises(DataLossError):
+            reader.read_all()
+        return weakref.ref(large)
+
+    reader = Feed(fails=True).reader
+    left = read()
+    assert left() is None
+
+
+def test_an_interrupted_stream_does_not_look_ended() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    reader = Feed(before_batch=interrupt).reader
+    with pytest.raises(KeyboardInterrupt):
+        reader.read_all()
+    with pytest.raises(ValueError, match="reading of this scan was interrupted"):
+        reader.read_all()
+
+
+def test_duckdb_gets_the_error_again() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    reader = Feed(fails=True).reader
+    for _ in range(2):
+        with pytest.raises(Exception, match="trimmed"):
+            duckdb.from_arrow(reader).fetchall()
