@@ -5,7 +5,8 @@
          └─ StopSignal ◄───────────┴── ScanReader.close
 
 pyarrow's reader takes any generator, but its `close` does nothing for one, and it can be neither changed nor subclassed with a
-stream in it. So it stands within. Whoever must have one of pyarrow's makes it: `pyarrow.RecordBatchReader.from_stream(reader)`.
+stream in it. So it stands within. Whoever must have one of pyarrow's makes it: `pyarrow.RecordBatchReader.from_stream(reader)`,
+whose errors have the texts of ours, and kinds of pyarrow's.
 
 Rule 1: a stream that was closed, or has failed, raises whenever it is read, also in a library that took it before: rows that are
 missing must not look as if there were none.
@@ -25,7 +26,8 @@ import pyarrow as pa
 from cepheid_scan.stop_signal import StoppedError, StopSignal
 
 _OfPyarrow: Any = getattr(pa.lib, "_ReadPandasMixin", object)
-"""Polars takes what has a class of pyarrow among its own as rows, and any other stream as a column of structs."""
+"""For `polars.from_arrow` alone, which takes what has a class of pyarrow among its own as rows, and any other stream as a column of
+structs. A public one would not do: `pyarrow.RecordBatchReader` cannot be constructed by a class under it."""
 
 _ASK_ANEW = "what it has not given yet must be asked for by a new scan()"
 
@@ -58,7 +60,7 @@ class ScanReader(_OfPyarrow):  # type: ignore[misc]
 
     def read_pandas(self, **options: Any) -> Any:
         """As a pandas DataFrame; `options` are those of `pyarrow.Table.to_pandas`."""
-        return self._reader.read_pandas(**options)
+        return self.read_all().to_pandas(**options)
 
     def cast(self, target_schema: pa.Schema) -> pa.RecordBatchReader:
         """The same stream in these types."""

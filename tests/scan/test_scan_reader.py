@@ -7,9 +7,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.acero as acero
 import pyarrow.dataset as ds
 import pytest
 
@@ -119,6 +121,22 @@ def test_it_is_read_like_a_reader_of_pyarrow() -> None:
     assert pa.table(Feed().reader).num_rows == COUNT
     assert pa.Table.from_batches(Feed().reader).num_rows == COUNT
     assert ds.Scanner.from_batches(Feed().reader).to_table().num_rows == COUNT
+
+
+def test_what_insists_on_the_class_of_pyarrow_gets_one() -> None:
+    for insisting in (ds.InMemoryDataset, acero.RecordBatchReaderSourceNodeOptions):
+        with pytest.raises(TypeError):
+            insisting(Feed().reader)
+    assert ds.InMemoryDataset(pa.RecordBatchReader.from_stream(Feed().reader)).count_rows() == COUNT
+    source = acero.RecordBatchReaderSourceNodeOptions(pa.RecordBatchReader.from_stream(Feed().reader))
+    assert acero.Declaration("record_batch_reader_source", source).to_table().num_rows == COUNT
+    with pytest.raises(pa.ArrowInvalid, match="trimmed"):  # a stream tells what went wrong, not its kind
+        pa.RecordBatchReader.from_stream(Feed(fails=True).reader).read_all()
+
+
+def test_a_dataset_is_written_from_it(tmp_path: Path) -> None:
+    ds.write_dataset(Feed().reader, tmp_path, format="parquet")
+    assert ds.dataset(tmp_path).count_rows() == COUNT
 
 
 def test_duckdb_and_polars_take_it() -> None:
