@@ -166,8 +166,11 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
         except BrokenPipeError:  # `| head`: nothing more is wanted
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains when it flushes at its end
+            _drop_what_is_left()
             raise typer.Exit(BROKEN_PIPE_EXIT) from None
+        except OSError as error:
+            _drop_what_is_left()
+            raise ReadCommandError(f"standard output cannot be written: {error}") from None
         return
     if os.path.isdir(output):  # whatever else is wrong with it is said when it is opened
         raise ReadCommandError(f"{output} is a directory: name a file in it", path=str(output))
@@ -181,6 +184,11 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # of a place that is no directory: that was said
             part.unlink(missing_ok=True)
+
+
+def _drop_what_is_left() -> None:
+    """Of standard output: else the interpreter complains when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _say_the_rest(rows: int, kind: Format, output: Path | None, counters: ScanCounters) -> None:

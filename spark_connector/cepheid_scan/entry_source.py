@@ -9,6 +9,7 @@
 Rule 1: entries come in order, each once, none left out: a failure never looks like an end.
 Rule 2: a read gives up when every replica has failed in `read_attempts` rounds, and for as long as `unreachable_s` if one of them
 may come back. A ledger that is gone from the metadata is DataLossError at once.
+Rule 3: who is stopped waits for nothing, neither in a pause nor for an answer, and blames no bookie for it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cepheid_scan.history import Fragment, LedgerHistory, Piece
 from cepheid_scan.read_rounds import GivenUpError, ReadRounds
 from cepheid_scan.replica_order import Suspects, last_reachable, plan_cover, positions_by_liking, write_set
 from cepheid_scan.scan_request import ReadSettings
+from cepheid_scan.stop_signal import StopSignal
 from cepheid_scan.striped_source import MergedReads, ReplicaFailure
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,8 @@ _suspects = Suspects()  # of the process: tasks that share it learn from each ot
 class EntrySource:
     """Made per task. `bookies`: addresses by id; one that is not there is not asked. `replan` tells where a piece's ledger lies by
     now, None when it is gone; it may add to `bookies`. `damaged_as_empty`: an entry that is damaged on all of its bookies is given
-    out as one without bytes, which no message is: whoever decodes it does with it what is done with bad records."""
+    out as one without bytes, which no message is: whoever decodes it does with it what is done with bad records. `stop`: None where
+    nobody stops it but by closing what `read` gives."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class EntrySource:
         replan: Callable[[Piece], LedgerHistory | None] | None,
         racks: Mapping[str, str] | None = None,
         damaged_as_empty: bool = False,
+        stop: StopSignal | None = None,
     ) -> None:
         self._bookies = bookies
         self._ticket = ticket
@@ -60,12 +64,14 @@ class EntrySource:
         self._rack = settings.rack or os.environ.get(RACK_VARIABLE) or None
         self._racks = racks or {}
         self._damaged_as_empty = damaged_as_empty
+        self._stop = stop or StopSignal()
 
     def __repr__(self) -> str:
         return f"<EntrySource of {len(self._bookies)} bookies>"
 
     def read(self, piece: Piece) -> Iterator[EntryGroup]:
-        """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError; both say where."""
+        """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where, and
+        StoppedError."""
         entry_id = piece.first_entry_id
         looked_at = damaged_at = -2  # none
         while entry_id <= piece.last_entry_id:
@@ -99,7 +105,7 @@ class EntrySource:
                     yield group
 
     def _read_run(self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int, attempts: int) -> Iterator[EntryGroup]:
-        """Entries of one fragment. Raises GivenUpError."""
+        """Entries of one fragment. Raises GivenUpError, StoppedError."""
         settings, quorum = self._settings, piece.write_quorum
         rounds = ReadRounds(attempts, settings.unreachable_s)
         while entry_id <= last:
@@ -108,22 +114,27 @@ class EntrySource:
             if reachable < entry_id:
                 pause_s = rounds.end_round(entry_id, self._failures(ensemble, quorum, entry_id, rounds), time.monotonic())
                 self._counters.wait_s += pause_s
-                time.sleep(pause_s)
+                self._stop.pause(pause_s)
                 continue
             cover = self._cover(ensemble, quorum, entry_id, reachable, usable)
             request = self._request(piece.ledger_id, entry_id, reachable)
-            with MergedReads(
-                request,
-                ensemble,
-                self._bookies,
-                cover,
-                self._counters,
-                settings=settings,
-            ) as merged:
+            with (
+                MergedReads(
+                    request,
+                    ensemble,
+                    self._bookies,
+                    cover,
+                    self._counters,
+                    settings=settings,
+                ) as merged,
+                self._stop.ending(merged.close),
+            ):
                 for group in merged.groups():
+                    self._stop.check()
                     entry_id = group.last_entry_id + 1
                     rounds.on_progress()
                     yield group
+            self._stop.check()  # before a bookie is blamed for an answer that was cut off here
             if merged.failure is not None:
                 self._on_failed(piece, merged.failure, rounds)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from cepheid_scan.history import ScanTask
+from cepheid_scan.stop_signal import StopSignal
 
 BATCHES_AHEAD = 2  # of each task; a batch has the values of about 4 MB, or `decode_bytes`
 _POLL_S = 0.1
@@ -23,13 +24,16 @@ _POLL_S = 0.1
 ReadTask = Callable[[ScanTask], Iterator[Any]]
 
 
-def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int) -> Generator[Any, None, None]:
-    """Batches of all tasks. Closing the generator ends the threads; an error of a task comes where its next batch would."""
+def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int, stop: StopSignal) -> Generator[Any, None, None]:
+    """Batches of all tasks. Closing the generator ends the threads; an error of a task comes where its next batch would.
+
+    `read` heeds `stop`, too: where another thread sets it, StoppedError is raised.
+    """
     if threads <= 1 or len(tasks) <= 1:
         for task in tasks:
             yield from read(task)
         return
-    readers = _Readers(tasks, read, min(threads, len(tasks)))
+    readers = _Readers(tasks, read, min(threads, len(tasks)), stop)
     try:
         for batches in readers.batches:
             yield from readers.take(batches)
@@ -45,9 +49,9 @@ class _End:
 
 
 class _Readers:
-    def __init__(self, tasks: Sequence[ScanTask], read: ReadTask, threads: int) -> None:
+    def __init__(self, tasks: Sequence[ScanTask], read: ReadTask, threads: int, stop: StopSignal) -> None:
         self._read = read
-        self._stopping = threading.Event()
+        self._stop = stop
         self.batches: list[queue.Queue[Any]] = [queue.Queue(BATCHES_AHEAD) for _ in tasks]
         self._waiting = iter(zip(tasks, self.batches, strict=True))
         self._next_task = threading.Lock()
@@ -56,19 +60,27 @@ class _Readers:
             thread.start()
 
     def take(self, batches: queue.Queue[Any]) -> Iterator[Any]:
-        while not isinstance(batch := batches.get(), _End):
+        while not isinstance(batch := self._next(batches), _End):
             yield batch
         if batch.error is not None:
             raise batch.error
 
+    def _next(self, batches: queue.Queue[Any]) -> Any:
+        while True:
+            self._stop.check()  # threads that were stopped put nothing more
+            try:
+                return batches.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+
     def stop(self) -> None:
-        """Threads notice at their next batch, or within the timeout of a bookie's answer."""
-        self._stopping.set()
+        """Returns when the threads have ended: who waits goes on at once, who decodes a batch ends it."""
+        self._stop.set()
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
-        while not self._stopping.is_set():
+        while not self._stop.is_set():
             with self._next_task:
                 task, batches = next(self._waiting, (None, None))
             if task is None or batches is None:
@@ -90,7 +102,7 @@ class _Readers:
 
     def _put(self, batches: queue.Queue[Any], item: Any) -> bool:
         """False: nobody takes it any more."""
-        while not self._stopping.is_set():
+        while not self._stop.is_set():
             try:
                 batches.put(item, timeout=_POLL_S)
                 return True

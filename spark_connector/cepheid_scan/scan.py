@@ -112,18 +112,20 @@ def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counte
     from cepheid_scan.columns import arrow_schema
     from cepheid_scan.scan_reader import ScanReader
     from cepheid_scan.scan_task import scan_task
+    from cepheid_scan.stop_signal import StopSignal
 
+    stop = StopSignal()
     adding = threading.Lock()
 
     def read(task: ScanTask) -> Iterator[Any]:
         of_task = ScanCounters()
         try:
-            yield from scan_task(task, spec, of_task)
+            yield from scan_task(task, spec, of_task, stop)
         finally:
             with adding:
                 counters.add(of_task)
 
-    return ScanReader(arrow_schema(spec), read_in_order(tasks, read, threads))
+    return ScanReader(arrow_schema(spec), read_in_order(tasks, read, threads, stop), stop)
 
 
 def _default_columns(spec: ScanSpec) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.errors import DataLossError
 from cepheid_scan.history import LedgerHistory, Piece, ScanTask
 from cepheid_scan.scan_request import OnBadRecord, PlanSource, ReadMode, ScanSpec
+from cepheid_scan.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,14 +40,17 @@ class Decoder(Protocol):
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]: ...
 
 
-def scan_task(task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = None) -> Iterator[pa.RecordBatch]:
-    """Batches of exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError."""
+def scan_task(
+    task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = None, stop: StopSignal | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Batches of exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError, and StoppedError where
+    another thread sets `stop`."""
     counters = counters if counters is not None else ScanCounters()
     bookies = dict(task.bookies)
     replan = _replanner(spec.plan_source, bookies)
     skips = spec.on_bad_record is not OnBadRecord.FAIL
     source = EntrySource(
-        bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks), damaged_as_empty=skips
+        bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks), damaged_as_empty=skips, stop=stop
     )
     decoder = _decoder(spec, counters, LookBack(source))
     began = time.monotonic()

@@ -191,6 +191,16 @@ def test_a_reader_that_has_enough_is_no_error_to_speak_of(server: ProcessCluster
     assert (process.returncode, said) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "table"])
+def test_an_output_that_cannot_be_written_is_said_in_a_line(server: ProcessCluster, kind: str) -> None:
+    command = cepheid("orders", "--format", kind, "--url", server.service_url)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"cepheid: standard output cannot be written: .*No space left on device\n", done.stderr), done.stderr
+
+
 def test_a_terminal_gets_a_table_that_cannot_move_its_cursor(server: ProcessCluster) -> None:
     main, terminal = pty.openpty()
     process = subprocess.Popen(cepheid("binary", "--url", server.service_url), stdout=terminal, stderr=terminal)

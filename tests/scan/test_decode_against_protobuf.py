@@ -190,6 +190,20 @@ def test_every_way_to_find_messages_finds_the_same(way: str, batches: Batches) -
     assert places.tolist() == expected
 
 
+@pytest.mark.parametrize("size_bytes", [255, 256, 1023])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("payload", [b"x" * 20, bytes(20), b"\x00\x00\x03\x0a\x0a" * 4])
+def test_messages_with_long_metadata_need_no_loop(size_bytes: int, every: int, payload: bytes) -> None:
+    batch = [message(payload, partition_key="k" * (size_bytes - 5 if number % every == 0 else 1)) for number in range(50)]
+    assert max(metadata.ByteSize() for metadata, _ in batch) == size_bytes
+    data, starts, ends = laid_out([encode_batch(batch)] * 3)
+    with pytest.MonkeyPatch.context() as patch:
+        _only(patch, "seek")
+        places = guess_starts(data, starts, ends, np.array([50] * 3))
+    assert (places >= 0).all()
+    assert (np.diff(places) > 0).all()
+
+
 def _only(patch: pytest.MonkeyPatch, way: str) -> None:
     if way != "hop":
         patch.setattr(decode_framing, "hop", lambda *_: [])

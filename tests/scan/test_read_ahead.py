@@ -9,6 +9,7 @@ import pytest
 
 from cepheid_scan import ScanTask
 from cepheid_scan.read_ahead import BATCHES_AHEAD, read_in_order
+from cepheid_scan.stop_signal import StoppedError, StopSignal
 
 TASKS = [ScanTask(pieces=(), bookies=(), size_bytes=number) for number in range(20)]
 
@@ -24,7 +25,7 @@ def test_batches_come_in_the_order_of_the_tasks(threads: int) -> None:
             yield f"{task.size_bytes}.{batch}"
 
     expected = [batch for task in TASKS for batch in read(task)]
-    assert list(read_in_order(TASKS, read, threads)) == expected
+    assert list(read_in_order(TASKS, read, threads, StopSignal())) == expected
     assert not scan_threads()
 
 
@@ -37,7 +38,7 @@ def test_nothing_is_read_further_ahead_than_the_bound() -> None:
             yield batch
 
     threads = 3
-    batches = read_in_order(TASKS, read, threads)
+    batches = read_in_order(TASKS, read, threads, StopSignal())
     for _ in range(50):
         next(batches)
         # of each of three tasks: those that wait, and the one in the thread's hand; and what was taken
@@ -60,7 +61,21 @@ def test_an_error_of_a_task_comes_after_the_batches_before_it() -> None:
 
     taken: list[int] = []
     with pytest.raises(ValueError, match="no replica"):
-        taken.extend(read_in_order(TASKS, read, 4))
+        taken.extend(read_in_order(TASKS, read, 4, StopSignal()))
     assert taken == [0, 1, 2]
     assert not scan_threads()
     assert {0, 1, 2} <= set(closed), "what was begun is closed: its calls to bookies end"
+
+
+def test_whoever_waits_for_a_batch_hears_that_it_was_stopped() -> None:
+    """Not an end: rows are missing."""
+    stop = StopSignal()
+
+    def read(task: ScanTask) -> Iterator[int]:
+        threading.Timer(0.05, stop.set).start()
+        stop.pause(60)
+        yield task.size_bytes
+
+    with pytest.raises(StoppedError):
+        list(read_in_order(TASKS, read, 4, stop))
+    assert not scan_threads()
