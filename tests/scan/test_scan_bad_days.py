@@ -177,7 +177,9 @@ def ensemble_changed(world: ScanCluster, topic: str, count: int, bookie: str) ->
             time.sleep(0.5)
         else:
             pytest.fail("no entry went to another ensemble in a minute and a half")
-        yield [task], count
+        filled(world, topic, 10, count)
+        after, _ = planned(world, topic)
+        yield after, count + 10
     finally:
         world.cluster.start(name)
 
