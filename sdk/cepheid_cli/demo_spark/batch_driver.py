@@ -104,14 +104,15 @@ class JobWatch:
         }
 
     def _look(self) -> None:
-        """The stage that reads is the one with the most tasks."""
-        while not self._done.is_set():
-            for stage in self._tracker.getActiveStageIds():
+        """The stage that reads is the one with the most tasks. A last look is at stages that have ended since the one before."""
+        is_last = False
+        while not is_last:
+            is_last = self._done.wait(_POLL_S)
+            for stage in {*self._stages, *self._tracker.getActiveStageIds()}:
                 if (info := self._tracker.getStageInfo(stage)) is not None:
                     self._stages[stage] = info
             if self._stages:
                 self._note(max(self._stages.values(), key=lambda info: info.numTasks))
-            time.sleep(_POLL_S)
 
     def _note(self, info: Any) -> None:
         now_s, done, tasks = time.monotonic() - self._started, info.numCompletedTasks, info.numTasks
