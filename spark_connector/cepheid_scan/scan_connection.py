@@ -117,7 +117,8 @@ class ScanConnection:
         if offset > _LAST_OFFSET - size_bytes:
             raise MalformedGroupError(f"a place at {offset}")
         self._read_log(blocks, offset)
-        self._socket.sendall(_READ)
+        with suppress(OSError):  # who is gone may have told all there is
+            self._socket.sendall(_READ)
         return blocks
 
     def _receive_into(self, view: memoryview) -> None:

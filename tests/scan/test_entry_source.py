@@ -196,9 +196,11 @@ def test_a_bookie_of_this_machine_that_stops_in_the_middle_costs_nothing_either(
     two.checkpoint()
     reading = source_of(two, ReadSettings(decode_bytes=1 << 20)).read(piece_of(0, 29_999, (0, "ab")))
     read = [next(reading)]
-    (first,) = [bookie for bookie, one in two.bookies.items() if one.statistics().scan_shared_bytes]
+    (first,) = [bookie for bookie, one in two.bookies.items() if one.statistics().scan_sent_bytes]
     two.stop(first)
     assert ids_and_payloads(read + list(reading)) == expected(0, 29_999)
+    (other,) = two.bookies.keys() - {first}
+    assert two.bookies[other].statistics().scan_shared_bytes > 1_000_000
 
 
 def test_all_replicas_may_be_down_for_five_seconds(two: ScanBookies) -> None:
