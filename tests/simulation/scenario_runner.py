@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import KINDS, Line, Scenario, ScenarioError, Step, match, scenario_named
-from tests.simulation.scene import CourseFailed, Scene
+from tests.simulation.scene import REFUSALS, CourseFailed, Scene
+from tests.simulation.virtual_loop import SimulationError
 
 VERBS = (
     "scenario_stage",
@@ -48,11 +50,19 @@ class Outcome:
 
     @property
     def rule(self) -> str:
-        """The number of the invariant that failed: by itself, or by the line that speaks of it; "" for none."""
-        if self.failure is None:
-            return ""
-        named: str = getattr(self.failure, "rule", "")
-        return named or (self.line.rule if self.line is not None else "")
+        """The invariant that failed: its check names it, or the line that did not come true; "" for none.
+
+        Of anything else, which any mistake might have broken, the class: the head of a scenario names it where it is meant.
+        """
+        match self.failure:
+            case None:
+                return ""
+            case InvariantViolation():
+                return self.failure.rule
+            case CourseFailed():
+                return self.line.rule if self.line is not None else ""
+            case _:
+                return type(self.failure.__cause__ or self.failure).__name__
 
     def describe(self) -> str:
         """One line when it held, else the failure and how to see it again."""
@@ -103,5 +113,7 @@ async def _perform(scene: Scene, course: Sequence[tuple[Line, Step, tuple[str, .
             raise ScenarioError(f"{line}\n  {error}") from error
         except AssertionError:
             raise
-        except Exception as error:  # a refusal, or something that nobody expects: the line did not come true
+        except REFUSALS as error:  # the line did not come true
             raise CourseFailed(f"{error!r}") from error
+        except Exception as error:
+            raise SimulationError(f"{error!r}") from error
