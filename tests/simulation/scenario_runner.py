@@ -47,6 +47,7 @@ class Outcome:
     failure: BaseException | None
     line: Line | None  # where it failed
     trace: Sequence[str]
+    only: str | None = None  # the one rule whose checks were heard
 
     @property
     def rule(self) -> str:
@@ -73,8 +74,9 @@ class Outcome:
         cause = self.failure.__cause__
         if cause is not None:
             lines += [text.rstrip() for text in traceback.format_exception(cause)[-6:]]
-        replay = f"python -m tests.simulation --scenario {self.scenario}" + (f" --mutant {self.mutant!r}" if self.mutant else "")
-        return "\n".join([*lines, f"replay: {replay} --trace"])
+        flags = [f"--mutant {self.mutant!r}" if self.mutant else "", f"--only {self.only}" if self.only else "", "--trace"]
+        replay = ["python -m tests.simulation --scenario", self.scenario, *filter(None, flags)]
+        return "\n".join([*lines, f"replay: {' '.join(replay)}"])
 
 
 def run(name: str, mutant: str | None = None, trace: bool = False, only: str | None = None) -> Outcome:
@@ -96,7 +98,7 @@ def play(scenario: Scenario, mutant: str | None = None, trace: bool = False, onl
             scene.play(_perform(scene, course))
         except AssertionError as error:
             failure = error
-    return Outcome(scenario.stem, mutant, failure, scene.line if failure else None, scene.history.trace or ())
+    return Outcome(scenario.stem, mutant, failure, scene.line if failure else None, scene.history.trace or (), only)
 
 
 async def _perform(scene: Scene, course: Sequence[tuple[Line, Step, tuple[str, ...]]]) -> None:
