@@ -69,7 +69,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out all that the failure does not need")
     parser.add_argument("--without", type=parse_numbers, default=frozenset(), help="faults to leave out, by number: 3-9,14")
     parser.add_argument("--skip", type=parse_numbers, default=frozenset(), help="actions of visitors and operators to leave out")
-    parser.add_argument("--operations", type=int, help="with --seed: how many client operations are wanted before the faults end")
+    parser.add_argument("--operations", type=int, help="with --seed: how many operations are wanted before the faults end")
     parser.add_argument(
         "--mutant", choices=[*MUTANTS, *SCENARIO_MUTANTS], metavar="NAME", help="with this known mistake put into the code"
     )
