@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence, Set
 
 from tests.simulation.campaign import run_campaign
 from tests.simulation.cuts import Cuts, parse_numbers
 from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.seeds import FIRST_FRESH, Outcome, fresh_seeds, run_seed
 from tests.simulation.shrink import shrink
+
+_OF_ONE_SEED = ("without", "skip", "operations", "digest", "shrink")
+_OF_MANY_SEEDS = ("branches", "fresh", "seeds", "start", "cores")
+_USUALLY = {"seeds": 100, "start": 0, "cores": 1}
+"""What they are when not given. Not defaults of the parser's: `--seeds 100 --seed 3` would look like `--seed 3`."""
 
 
 def main() -> int:
@@ -51,10 +57,10 @@ def _parse() -> argparse.Namespace:
     def number(text: str) -> int:
         return int(text, 0)
 
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (100)")
-    parser.add_argument("--start", type=number, default=0, help="the first of them (0)")
+    parser.add_argument("--seeds", type=int, help="how many seeds to run (100)")
+    parser.add_argument("--start", type=number, help="the first of them (0)")
     parser.add_argument("--fresh", action="store_true", help=f"random seeds from {FIRST_FRESH:#x} on instead")
-    parser.add_argument("--cores", type=int, default=1, help="in so many processes (1)")
+    parser.add_argument("--cores", type=int, help="in so many processes (1)")
     parser.add_argument("--seed", type=number, help="run this one only")
     parser.add_argument("--scenario", metavar="NUMBER", help="play this one instead of seeds")
     parser.add_argument("--branches", action="store_true", help="which branches of the cores the seeds and all scenarios take")
@@ -63,38 +69,54 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out all that the failure does not need")
     parser.add_argument("--without", type=parse_numbers, default=frozenset(), help="faults to leave out, by number: 3-9,14")
     parser.add_argument("--skip", type=parse_numbers, default=frozenset(), help="actions of visitors and operators to leave out")
-    parser.add_argument("--operations", type=int, help="with --seed: how many client operations are wanted before the faults end")
+    parser.add_argument("--operations", type=int, help="with --seed: how many operations are wanted before the faults end")
     parser.add_argument(
         "--mutant", choices=[*MUTANTS, *SCENARIO_MUTANTS], metavar="NAME", help="with this known mistake put into the code"
     )
     parser.add_argument("--only", metavar="RULE", help="with --seed or --scenario: all rules but this one are muted")
     arguments = parser.parse_args()
-    if (why := _why_senseless(arguments)) is not None:
+    given = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
+    for name, usual in _USUALLY.items():
+        if name not in given:
+            setattr(arguments, name, usual)
+    if (why := _why_senseless(arguments, given)) is not None:
         parser.error(why)
     return arguments
 
 
-def _why_senseless(arguments: argparse.Namespace) -> str | None:
+def _why_senseless(arguments: argparse.Namespace, given: Set[str]) -> str | None:
     """What would be left out in silence, or tells nothing and looks like success."""
     if arguments.seeds < 1 or arguments.cores < 1:
         return "--seeds and --cores are 1 at least"
-    if arguments.seed is None:
-        given = [name for name in ("without", "skip", "operations", "digest", "shrink") if getattr(arguments, name)]
-        if arguments.trace and arguments.scenario is None:
-            given.append("trace")
-        if given:
-            return f"--{given[0]} is for one seed: --seed S"
-    if arguments.only and (arguments.shrink or (arguments.seed is None and arguments.scenario is None)):
-        return "--only is for one seed or scenario, and not for --shrink"
-    if arguments.seed is not None and arguments.scenario is not None:
+    if {"seed", "scenario"} <= given:
         return "--seed and --scenario are two things to run: one of them"
-    one = "--seed" if arguments.seed is not None else "--scenario" if arguments.scenario is not None else None
-    given = [name for name in ("branches", "fresh") if getattr(arguments, name)]
-    if one is not None and given:
-        return f"--{given[0]} is for many seeds, without {one}"
-    if arguments.branches and arguments.mutant is not None:
+    one = next(iter(given & {"seed", "scenario"}), None)
+    of_one_seed = _OF_ONE_SEED if one else (*_OF_ONE_SEED, "trace")
+    if one != "seed" and (wrong := _first(of_one_seed, given)):
+        return f"--{wrong} is for one seed: --seed S"
+    if one is not None and (wrong := _first(_OF_MANY_SEEDS, given)):
+        return f"--{wrong} is for many seeds, without --{one}"
+    if {"shrink", "digest"} <= given:
+        return "--digest is of one run: without --shrink"
+    if {"start", "fresh"} <= given:
+        return "--start is for the fixed seeds, without --fresh"
+    if {"branches", "mutant"} <= given:
         return "--branches is of the code as it is, without --mutant"
-    return None
+    return _why_not_only(arguments.only, is_of_one_run=one is not None and "shrink" not in given) if "only" in given else None
+
+
+def _first(names: Sequence[str], given: Set[str]) -> str | None:
+    return next((name for name in names if name in given), None)
+
+
+def _why_not_only(rule: str, *, is_of_one_run: bool) -> str | None:
+    if not is_of_one_run:
+        return "--only is for one seed or scenario, and not for --shrink"
+    from tests.simulation.rules_alone import ALONE  # with all steps, which seeds do not need
+
+    if rule in ALONE:
+        return None
+    return f"--only: no rule is called {rule!r}, and with all of them muted everything holds; there are {', '.join(ALONE)}"
 
 
 def _play(name: str, mutant: str | None, only: str | None, *, trace: bool) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class Cuts:
     faults: frozenset[int] = frozenset()
     actions: frozenset[int] = frozenset()
-    operations: int | None = None  # how many client operations are wanted; None: as the world has them
+    operations: int | None = None  # how many operations are wanted; None: as the world has them
 
     def flags(self) -> str:
         """For the command line that replays the run."""

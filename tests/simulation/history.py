@@ -114,6 +114,7 @@ class History:
         return self.recoverers[process, ledger_id]
 
     def did(self, operation: str) -> None:
+        """What clients and operators did, and what came of it: an ensemble changed, a trim, a refusal. All of it is progress."""
         self.operations[operation] = self.operations.get(operation, 0) + 1
 
     def note(self, text: str | Callable[[], str]) -> None:

@@ -3,7 +3,9 @@
     medians ──a run──► Measured ──save──► medians.json ──load──► scenario_readme: the table of scenarios and mutants
 
 Rule 1: a row is of one state of the code. The first run over another one begins the row again.
-Rule 2: one mutant is one line of the file, so that two people who measure different ones have nothing to merge.
+Rule 2: a row names that state, and no rule that `mutant_rules.py` does not expect. One that does not agree with it any more
+leaves the file: its mutant is not measured yet.
+Rule 3: one mutant is one line of the file, so that two people who measure different ones have nothing to merge.
 """
 
 from __future__ import annotations

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import KINDS, Line, Scenario, ScenarioError, Step, match, scenario_named
-from tests.simulation.scene import CourseFailed, Scene
+from tests.simulation.scene import REFUSALS, CourseFailed, Scene
+from tests.simulation.virtual_loop import SimulationError
 
 VERBS = (
     "scenario_stage",
@@ -45,14 +47,23 @@ class Outcome:
     failure: BaseException | None
     line: Line | None  # where it failed
     trace: Sequence[str]
+    only: str | None = None  # the one rule whose checks were heard
 
     @property
     def rule(self) -> str:
-        """The number of the invariant that failed: by itself, or by the line that speaks of it; "" for none."""
-        if self.failure is None:
-            return ""
-        named: str = getattr(self.failure, "rule", "")
-        return named or (self.line.rule if self.line is not None else "")
+        """The invariant that failed: its check names it, or the line that did not come true; "" for none.
+
+        Of anything else, which any mistake might have broken, the class: the head of a scenario names it where it is meant.
+        """
+        match self.failure:
+            case None:
+                return ""
+            case InvariantViolation():
+                return self.failure.rule
+            case CourseFailed():
+                return self.line.rule if self.line is not None else ""
+            case _:
+                return type(self.failure.__cause__ or self.failure).__name__
 
     def describe(self) -> str:
         """One line when it held, else the failure and how to see it again."""
@@ -63,8 +74,9 @@ class Outcome:
         cause = self.failure.__cause__
         if cause is not None:
             lines += [text.rstrip() for text in traceback.format_exception(cause)[-6:]]
-        replay = f"python -m tests.simulation --scenario {self.scenario}" + (f" --mutant {self.mutant!r}" if self.mutant else "")
-        return "\n".join([*lines, f"replay: {replay} --trace"])
+        flags = [f"--mutant {self.mutant!r}" if self.mutant else "", f"--only {self.only}" if self.only else "", "--trace"]
+        replay = ["python -m tests.simulation --scenario", self.scenario, *filter(None, flags)]
+        return "\n".join([*lines, f"replay: {' '.join(replay)}"])
 
 
 def run(name: str, mutant: str | None = None, trace: bool = False, only: str | None = None) -> Outcome:
@@ -86,7 +98,7 @@ def play(scenario: Scenario, mutant: str | None = None, trace: bool = False, onl
             scene.play(_perform(scene, course))
         except AssertionError as error:
             failure = error
-    return Outcome(scenario.stem, mutant, failure, scene.line if failure else None, scene.history.trace or ())
+    return Outcome(scenario.stem, mutant, failure, scene.line if failure else None, scene.history.trace or (), only)
 
 
 async def _perform(scene: Scene, course: Sequence[tuple[Line, Step, tuple[str, ...]]]) -> None:
@@ -103,5 +115,7 @@ async def _perform(scene: Scene, course: Sequence[tuple[Line, Step, tuple[str, .
             raise ScenarioError(f"{line}\n  {error}") from error
         except AssertionError:
             raise
-        except Exception as error:  # a refusal, or something that nobody expects: the line did not come true
+        except REFUSALS as error:  # the line did not come true
             raise CourseFailed(f"{error!r}") from error
+        except Exception as error:
+            raise SimulationError(f"{error!r}") from error

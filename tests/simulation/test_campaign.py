@@ -18,6 +18,7 @@ from tests.simulation.world import World
 REPOSITORY = Path(__file__).parents[2]
 README = Path(__file__).with_name("README.md")
 MUTANT = "confirm below the ack quorum"
+MARK, OVERLAP = "15_mark_regression", "let checkpoints overlap"
 
 
 def test_two_processes_find_what_one_finds() -> None:
@@ -87,6 +88,7 @@ def test_the_readme_names_every_file() -> None:
         (["--seeds", "2", "--cores", "2"], 0, "0 failed"),
         (["--seed", "0x0", "--digest"], 0, "all held"),
         (["--seed", "0x0", "--mutant", MUTANT], 1, "replay: python -m tests.simulation --seed 0x0 --mutant"),
+        (["--scenario", "15", "--mutant", OVERLAP, "--only", "S8"], 1, f"--scenario {MARK} --mutant '{OVERLAP}' --only S8 --trace"),
     ],
 )
 def test_the_command_says_what_came_out(flags: list[str], code: int, said: str) -> None:
@@ -110,6 +112,17 @@ def test_the_command_says_what_came_out(flags: list[str], code: int, said: str) 
         (["--scenario", "01", "--branches"], "--branches is for many seeds, without --scenario"),
         (["--seed", "7", "--fresh"], "--fresh is for many seeds"),
         (["--seed", "7", "--scenario", "01"], "one of them"),
+        (["--seed", "3", "--seeds", "5"], "--seeds is for many seeds, without --seed"),
+        (["--seed", "3", "--seeds", "100"], "--seeds is for many seeds, without --seed"),
+        (["--seed", "3", "--start", "7"], "--start is for many seeds, without --seed"),
+        (["--seed", "3", "--start", "0"], "--start is for many seeds, without --seed"),
+        (["--scenario", "01", "--cores", "4"], "--cores is for many seeds, without --scenario"),
+        (["--start", "0", "--fresh"], "--start is for the fixed seeds, without --fresh"),
+        (["--operations", "0"], "--operations is for one seed"),
+        (["--seed", "7", "--shrink", "--digest"], "--digest is of one run"),
+        (["--seed", "7", "--shrink", "--only", "S1"], "--only is for one seed or scenario"),
+        (["--seed", "0", "--mutant", MUTANT, "--only", "S99"], "no rule is called 'S99'"),
+        (["--scenario", "01", "--only", "s1"], "no rule is called 's1'"),
     ],
 )
 def test_what_would_be_left_out_in_silence_is_refused(

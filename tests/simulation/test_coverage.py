@@ -17,6 +17,7 @@ from tests.simulation.rules_alone import ALONE, all_alone
 from tests.simulation.seeds import Outcome, run_seed
 
 INVARIANTS = Path(__file__).parents[2] / "docs" / "invariants.md"
+CORRECTNESS = INVARIANTS.with_name("correctness.md")
 TRACED_AT_ONCE = 24
 MOST_TRACED = 120
 FURTHER_AT_ONCE = 40
@@ -123,6 +124,19 @@ def test_every_branch_of_the_cores_is_taken_or_excused() -> None:
             reports = merged([reports, more])
     missed = unexcused(reports, reasons)
     assert not missed, f"take them, or say in {UNREACHED.name} why not:\n" + "\n".join(missed)
+
+
+def test_the_page_tells_how_many_branches_are_excused() -> None:
+    """In round numbers: a tenth off is near enough."""
+    told = re.search(
+        r"about (\d+)\. Most of these .*; about (\d+) by\s+nothing.*About (\d+) are excused", CORRECTNESS.read_text(), re.DOTALL
+    )
+    assert told is not None
+    reasons = list(excused(UNREACHED.read_text()).values())
+    by_nothing = [reason for reason in reasons if reason.startswith("A gap") or "not seen to be taken" in reason]
+    rare = [reason for reason in reasons if reason.startswith(RARE)]
+    for number, counted in zip(map(int, told.groups()), (reasons, by_nothing, rare), strict=True):
+        assert abs(number - len(counted)) <= len(counted) / 10, f"{CORRECTNESS.name} says about {number}, and it is {len(counted)}"
 
 
 def unexcused(reports: list[CoreReport], reasons: dict[str, str]) -> list[str]:

@@ -9,6 +9,7 @@ from tests.simulation import medians
 from tests.simulation.campaign import Hunt
 from tests.simulation.measured import RUNS, Measured, Run, load, save
 from tests.simulation.medians import codes_of, measure
+from tests.simulation.mutant_rules import RULES
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.scenario_language import FOLDER, all_scenarios
 
@@ -69,6 +70,13 @@ def test_what_caught_a_mutant_by_chance_is_shown() -> None:
     caught = Measured("c", "d", (Run(1, "L3"), Run(2, "H9")))
     assert medians._by_chance(ONE, caught) == "; LOOK: mutant_rules.py does not expect H9"
     assert medians._by_chance(ONE, Measured("c", "d", (Run(1, "L3"), Run(9, "")))) == ""
+
+
+def test_the_file_says_over_which_code_and_by_which_rules_that_are_expected() -> None:
+    """When the rules of a mutant become fewer, what was measured before goes: it was caught by something else."""
+    measured = load()
+    assert [mutant for mutant, each in measured.items() if not each.code] == []
+    assert {mutant: unexpected for mutant, each in measured.items() if (unexpected := each.rules.keys() - RULES[mutant])} == {}
 
 
 def test_the_code_of_a_mutant_is_what_its_seeds_run() -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from cepheid_ledger.ensemble_change import EnsembleChanger
 from tests.simulation import scenario_language, scenario_readme, scenario_runner
+from tests.simulation.history import InvariantViolation
 from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.scenario_language import STEPS, Line, ScenarioError, all_scenarios, load, match, scenario_named
+from tests.simulation.scene import CourseFailed, Scene
 
 HEAD = "scenario: two lines\ncourse: Nothing happens,\n  twice.\nholds: L5, S3\n"
 
@@ -82,6 +85,37 @@ def test_a_line_that_turns_out_wrong_ends_the_scenario_with_its_rule(tmp_path: P
     assert outcome.line.number == 11
     assert 'b1 has "x"' in outcome.describe()
     assert any("99_two_lines.txt:11" in line for line in outcome.trace)
+
+
+@pytest.mark.parametrize(
+    ("error", "rule"),
+    [
+        (CourseFailed("b1 lacks it"), "V3"),
+        (TimeoutError("nobody answers"), "V3"),
+        (InvariantViolation("S1", "it is not synced"), "S1"),
+        (TypeError("one argument too many"), "TypeError"),
+        (AssertionError("the product's own"), "AssertionError"),
+    ],
+    ids=repr,
+)
+def test_a_line_gives_its_rule_to_what_did_not_come_true_and_to_nothing_else(
+    error: Exception, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(scene: Scene) -> None:
+        raise error
+
+    monkeypatch.setattr(scenario_language, "STEPS", dict(STEPS))
+    scenario_language.step("it fails")(fails)
+    assert scenario_runner.play(load(text(tmp_path, "1 bookie, broker east\nit fails  [V3]"))).rule == rule
+
+
+@pytest.mark.parametrize("number", ["V3", "06c"])
+def test_a_patch_that_no_longer_fits_is_no_mistake_that_a_line_noticed(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def attempt(self: EnsembleChanger, an_argument_of_yesterday: int) -> bool:
+        return True
+
+    monkeypatch.setattr(EnsembleChanger, "_attempt", attempt)
+    assert scenario_runner.run(number).rule == "TypeError"
 
 
 def test_the_same_scenario_takes_the_same_course_twice() -> None:
