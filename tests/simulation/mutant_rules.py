@@ -98,6 +98,7 @@ RULES: Mapping[str, Set[str]] = {
     "charge for ever for what nobody fetched": {"V9"},
     "charge for ever for what was not sent": {"V9"},
     "open topics slowly": {"V4"},
+    "start again slowly": {"V8"},
     "ask for a checkpoint at admission": {"V6"},
     "collect logs by the ledgers in memory": {"S9"},
     "leave logs that nothing refers to": {"V6"},
