@@ -11,10 +11,12 @@ from unittest import mock
 from cepheid_bookie import BookieSettings, bookie, opening
 from cepheid_broker.managed_ledger.catch_up import CatchUpReads
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
+from cepheid_broker.managed_ledger.tail_cache import TopicTail
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.unconfirmed import Unconfirmed
+from cepheid_metadata import Position
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -111,6 +113,17 @@ def read_without_a_timeout() -> Iterator[None]:
         self._settings = self._settings.model_copy(update=never)
 
     with mock.patch.object(LedgerReader, "__init__", make_patient):
+        yield
+
+
+@contextlib.contextmanager
+def read_the_tail_from_bookies() -> Iterator[None]:
+    """What was just published is kept in memory, and not found there."""
+
+    def find_nothing(self: TopicTail, position: Position, **_: int) -> None:
+        return None
+
+    with mock.patch.object(TopicTail, "read", find_nothing):
         yield
 
 
