@@ -23,6 +23,8 @@ from tests.simulation.sim_disk import SimDisk
 
 _MARK = struct.Struct("<4sIQQQQ")  # journal_mark.py: magic, CRC, generation, sequence, segment id, offset
 _SEGMENT = struct.Struct("<8sIIQQ16s")  # journal_format.py: magic, version, CRC, segment id, first sequence, nonce
+_BATCH = struct.Struct("<4sIQQII16s")  # journal_format.py: magic, CRC, segment id, sequence, bytes, records, nonce
+_BATCHES_AT = 4096  # in a segment; each begins at a multiple of it
 _BLOCK = struct.Struct("<4sIqqII")  # entry_block.py: magic, CRC, ledger id, first entry id, entries, bytes of data
 
 Mark = tuple[int, int, int]
@@ -160,6 +162,32 @@ def _was_begun(segment: bytes | bytearray) -> bool:
 def marked_sequence(disks: Sequence[SimDisk]) -> int:
     """V6: of the first batch that a start would replay."""
     return max((mark[0] for mark in _marks(_files_of(disks))), default=1)
+
+
+def proven_batches(disks: Sequence[SimDisk]) -> list[tuple[str, int, int]]:
+    """S8: path, offset and bytes of each batch that a start has to replay; the batch behind it proves that it was synced."""
+    files, proven = _files_of(disks), []
+    _, marked_id, marked_offset = max(_marks(files), default=(1, 0, 0))
+    for path, segment in files.items():
+        if path.startswith("journal/") and _was_begun(segment):
+            _, _, _, segment_id, _, nonce = _SEGMENT.unpack_from(segment)
+            if segment_id >= marked_id:
+                batches = _batches_of(segment, segment_id, nonce, marked_offset if segment_id == marked_id else _BATCHES_AT)
+                proven += [(path, offset, size) for offset, size in batches[:-1]]
+    return proven
+
+
+def _batches_of(segment: bytearray, segment_id: int, nonce: bytes, offset: int) -> list[tuple[int, int]]:
+    """Offset and bytes of each from there on, by the headers: the last one may be torn."""
+    found: list[tuple[int, int]] = []
+    while len(segment) >= offset + _BATCH.size:
+        magic, crc, its_segment, _, size, _, its_nonce = _BATCH.unpack_from(segment, offset)
+        intact = magic == b"CPB1" and crc32c(memoryview(segment)[offset + 8 : offset + _BATCH.size]) == crc
+        if not intact or (its_segment, its_nonce) != (segment_id, nonce):
+            break
+        found.append((offset, _BATCH.size + size))
+        offset += -(-(_BATCH.size + size) // _BATCHES_AT) * _BATCHES_AT
+    return found
 
 
 def logs_without_reference(disks: Sequence[SimDisk], index: Any, current_log_id: int) -> list[str]:
