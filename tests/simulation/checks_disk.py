@@ -10,6 +10,7 @@ The disk model is asked, and the index for what it has synced; the formats are r
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from crc32c import crc32c
 
 from cepheid_bookie.block_index import BlockRef
 from cepheid_ledger.master_key import master_key_of
+from cepheid_metadata import LedgerMetadata
 from tests.simulation.history import BookieFacts, History
 from tests.simulation.sim_disk import SimDisk
 
@@ -113,6 +115,22 @@ class DiskChecks:
                 written = struct.pack("<qBB", ledger_id, 1, 1) + master_key_of(record)
                 kept = any(written in part for part in above)
             history.check("S6", kept, lambda i=ledger_id: f"{self._id} forgets its fence of {i} by its mark {mark}")
+        self._check_lacs(mark, above, index)
+
+    def _check_lacs(self, mark: Mark, above: Sequence[bytearray], index: Any) -> None:
+        """S6, of what idle writers told: that LAC, or a higher one of theirs."""
+        history, facts = self._history, self._facts
+        for ledger_id, lac in list(facts.unrecorded_lacs.items()):
+            record, in_index = history.ledgers.get(ledger_id), index._synced.records.get(ledger_id)
+            if record is None or ledger_id <= facts.forgotten_through:
+                del facts.unrecorded_lacs[ledger_id]
+                continue
+            if in_index is not None and in_index.explicit_lac >= lac:
+                del facts.unrecorded_lacs[ledger_id]
+                kept = True
+            else:
+                kept = any(_explicit_lac_in(part, record) >= lac for part in above)
+            history.check("S6", kept, lambda i=ledger_id, lac=lac: f"{self._id} forgets LAC {lac} of {i} by its mark {mark}")
 
     def _check_segment(self, disks: Sequence[SimDisk], path: str) -> None:
         files = _files_of(disks)
@@ -220,6 +238,13 @@ def _journal_above(mark: Mark, files: dict[str, bytearray]) -> list[bytearray]:
             if segment_id >= mark[1]:
                 parts.append(content[mark[2] :] if segment_id == mark[1] else content)
     return parts[::-1]
+
+
+def _explicit_lac_in(journal: bytearray, record: LedgerMetadata) -> int:
+    """The highest; -1: none. journal_format.py, record type 2: ledger id; ledger_record.py: version, flags, key, LAC."""
+    head, key = struct.pack("<qB", record.ledger_id, 1), master_key_of(record)
+    found = re.finditer(re.escape(head) + b"." + re.escape(key) + b"(.{8})", journal, re.DOTALL)
+    return max((int.from_bytes(each[1], "big", signed=True) for each in found), default=-1)
 
 
 def _marks(files: dict[str, bytearray]) -> list[Mark]:

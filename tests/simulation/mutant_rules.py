@@ -72,6 +72,7 @@ RULES: Mapping[str, Set[str]] = {
     "take restored disks for the present ones": {"S2", "S3", "S5", "S11"},
     "start from what power loss can take": {"S7", "S8"},
     "cut damage like a torn tail": {"S8"},
+    "keep explicit lacs in memory": {"S6"},
     "take one denial for enough": {"L5", "L10"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
     "take the length of a ledger from its last fragment": {"L12"},

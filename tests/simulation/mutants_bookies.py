@@ -16,6 +16,7 @@ from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.journal_format import JournalRecord
 from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_writer import JournalPosition
+from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_ledger import ClosedLedger, ensemble_change, recovery
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.recovery_state import RecoveryReads
@@ -323,6 +324,18 @@ def cut_damage_like_a_torn_tail() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def keep_explicit_lacs_in_memory() -> Iterator[None]:
+    """What an idle writer tells is not journaled, and goes to the index when something else of the ledger does."""
+
+    async def keep(self: LedgerAccess, state: Any, last_add_confirmed: int) -> Status:
+        state.explicit_lac = max(state.explicit_lac, last_add_confirmed)
+        return Status.OK
+
+    with mock.patch.object(LedgerAccess, "raise_lac", keep):
+        yield
+
+
 BOOKIE_MUTANTS: Iterable[Mutant] = (
     put_adds_into_the_cache_behind_their_answers,
     take_a_repeated_add_in_spite_of_the_fence,
@@ -335,4 +348,5 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     begin_a_recovery_before_the_last_fragment,
     insist_on_an_ensemble_whoever_recovers,
     cut_damage_like_a_torn_tail,
+    keep_explicit_lacs_in_memory,
 )
