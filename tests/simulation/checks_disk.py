@@ -55,6 +55,13 @@ class DiskChecks:
         elif operation == "unlink" and path.startswith("entrylog/"):
             self._check_log(index, path)
 
+    def before_journal_read(self, path: str, offset: int, disks: Sequence[SimDisk]) -> None:
+        """V8: a start replays what is above the mark, and of its segment looks at the header besides."""
+        marks, segment_id = _marks(_files_of(disks)), _segment_id(path)
+        _, marked_id, marked_offset = max(marks, default=(1, 0, 0))
+        needed = segment_id > marked_id or (segment_id == marked_id and (offset >= marked_offset or offset == 0))
+        self._history.check("V8", needed, lambda: f"{self._id} reads {path} at {offset}, its marks are {marks}")
+
     def scan(self, disks: Sequence[SimDisk], index: Any) -> None:
         """S9: every reference that is synced, by the bytes that are durable."""
         files, damaged = _files_of(disks), [path for disk in disks for path in disk.damaged_files()]
@@ -136,7 +143,7 @@ class DiskChecks:
         files = _files_of(disks)
         if not _was_begun(files.get(path, b"")):
             return  # it could not be made, and nothing was ever in it
-        marks, segment_id = _marks(files), int(path.removeprefix("journal/").partition(".")[0], 16)
+        marks, segment_id = _marks(files), _segment_id(path)
         below = len(marks) == 2 and all(segment_id < mark[1] for mark in marks)
         self._history.check("S7", below, lambda: f"{self._id} deletes journal segment {segment_id}, its marks are {marks}")
 
@@ -167,6 +174,10 @@ class DiskChecks:
 def _files_of(disks: Sequence[SimDisk]) -> dict[str, bytearray]:
     """What is certain to survive power loss, on all disks together; a name is on one of them, but for cookies."""
     return {path: content for disk in disks for path, content in disk.durable_files().items()}
+
+
+def _segment_id(path: str) -> int:
+    return int(path.removeprefix("journal/").partition(".")[0], 16)
 
 
 def _was_begun(segment: bytes | bytearray) -> bool:
@@ -234,7 +245,7 @@ def _journal_above(mark: Mark, files: dict[str, bytearray]) -> list[bytearray]:
     parts = []
     for path, content in files.items():
         if path.startswith("journal/"):
-            segment_id = int(path.removeprefix("journal/").partition(".")[0], 16)
+            segment_id = _segment_id(path)
             if segment_id >= mark[1]:
                 parts.append(content[mark[2] :] if segment_id == mark[1] else content)
     return parts[::-1]

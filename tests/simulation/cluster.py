@@ -441,7 +441,9 @@ class SimBookie:
             self.store.catch_up()
             self.store.renew()
 
-    def _on_disk_read(self, path: str) -> None:
+    def _on_disk_read(self, path: str, offset: int) -> None:
+        if path.startswith("journal/"):
+            self.checks.before_journal_read(path, offset, self.disks)
         if self._plan.strikes("failed read", self._plan.faults.read_error):
             raise OSError(errno.EIO, "injected failure of read", path)
 

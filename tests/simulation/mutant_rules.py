@@ -73,6 +73,7 @@ RULES: Mapping[str, Set[str]] = {
     "start from what power loss can take": {"S7", "S8"},
     "cut damage like a torn tail": {"S8"},
     "keep explicit lacs in memory": {"S6"},
+    "replay the segment of the mark from its beginning": {"V8"},
     "take one denial for enough": {"L5", "L10"},
     "insist on an ensemble whoever recovers": {"L1", "L2"},
     "take the length of a ledger from its last fragment": {"L12"},

@@ -14,6 +14,7 @@ from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.journal_format import JournalRecord
+from cepheid_bookie.journal_mark import START
 from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_writer import JournalPosition
 from cepheid_bookie.ledger_access import LedgerAccess
@@ -336,6 +337,19 @@ def keep_explicit_lacs_in_memory() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def replay_the_segment_of_the_mark_from_its_beginning() -> Iterator[None]:
+    """What is in entry log and index is written there once more, which makes no answer wrong."""
+    segment = JournalReplay._segment
+
+    def all_of_it(self: JournalReplay, *args: Any, **options: Any) -> Iterator[JournalRecord]:
+        self._mark = START
+        return segment(self, *args, **options)
+
+    with mock.patch.object(JournalReplay, "_segment", all_of_it):
+        yield
+
+
 BOOKIE_MUTANTS: Iterable[Mutant] = (
     put_adds_into_the_cache_behind_their_answers,
     take_a_repeated_add_in_spite_of_the_fence,
@@ -349,4 +363,5 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     insist_on_an_ensemble_whoever_recovers,
     cut_damage_like_a_torn_tail,
     keep_explicit_lacs_in_memory,
+    replay_the_segment_of_the_mark_from_its_beginning,
 )

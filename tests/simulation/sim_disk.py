@@ -65,7 +65,7 @@ class SimFile:
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
         self._check_open()
-        self._disk._read(self._path)
+        self._disk._read(self._path, offset)
         return bytes(self._inode.content[offset : offset + size_bytes])
 
     def size(self) -> int:
@@ -138,7 +138,7 @@ class SimDisk:
         self.full = False
         self.crash_at: int | None = None
         self.on_operation: Callable[[str, str], None] | None = None
-        self.on_read: Callable[[str], None] | None = None
+        self.on_read: Callable[[str, int], None] | None = None
         self.on_loss: Callable[[str], None] | None = None
         self.operations = 0
         self.log: list[str] | None = None  # set to a list to see every change: "12 sync journal/00000001"
@@ -383,10 +383,10 @@ class SimDisk:
                 interrupted()
             raise
 
-    def _read(self, path: str) -> None:
+    def _read(self, path: str, offset: int) -> None:
         self._check_alive()
         if self.on_read is not None:
-            self.on_read(path)
+            self.on_read(path, offset)
         self._fail_if_asked("pread", path)
 
     def _fail_if_asked(self, operation: str, path: str) -> None:
