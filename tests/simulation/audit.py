@@ -11,7 +11,7 @@ from cepheid_metadata import UNDELETED, LedgerState, Position, keys
 from cepheid_wire import TopicName
 from tests.simulation.audit_clients import audit_clients, judge_clients
 from tests.simulation.audit_rest import check_given_back, check_rest, check_terminate
-from tests.simulation.audit_waits import OPENED_S, RECOVERED_S, SERVED_S, read_all, wait_for
+from tests.simulation.audit_waits import OPENED_S, RECOVERED_S, RESUMED_S, SERVED_S, STARTED_S, read_all, wait_for
 from tests.simulation.checks_copies import check_copies
 from tests.simulation.checks_storage import check_promises, promises_of
 from tests.simulation.checks_topic import check_all_entries
@@ -22,9 +22,6 @@ from tests.simulation.workload_ledgers import EXPECTED
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_RESUME_S = 12.0
-"""Of a writer: what struck it last has to be found out (2.5 s), a change under way be decided (6 s) and another be made."""
-
 
 async def audit(world: World) -> None:
     history = world.history
@@ -33,7 +30,7 @@ async def audit(world: World) -> None:
         "V3",
         lambda: all(pending.count == 0 for process, pending in world.ledger_workload.pending.items() if _lives(world, process)),
         "a writer with bookies around it does not resume",
-        limit_s=_RESUME_S,
+        limit_s=RESUMED_S,
     )
     if world.stores:
         await _rest(world)
@@ -67,8 +64,14 @@ async def audit(world: World) -> None:
         )
     done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
     await wait_for(world, "V1", done.done, "some ledger cannot be recovered and read", limit_s=RECOVERED_S)
-    bookies = world.bookies.values()  # one may still have ended of what had struck it before
-    await wait_for(world, "V8", lambda: all(bookie.serving for bookie in bookies), f"not everybody serves: {list(bookies)}")
+    bookies = list(world.bookies.values())  # one may still have ended of what had struck it before
+    await wait_for(
+        world,
+        "V8",
+        lambda: all(bookie.serving for bookie in bookies),
+        lambda: f"not everybody serves: {bookies}",
+        limit_s=STARTED_S,
+    )
     for bookie in bookies:
         assert bookie.bookie is not None
         await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))

@@ -23,7 +23,9 @@ async def audit_clients(world: World) -> None:
         others = list(world.brokers.values())[1:]
         for broker in others:
             world.start_outside(broker.stop(), f"stop {broker.name}")
-        await wait_for(world, "V4", lambda: not any(broker.node.alive for broker in others), lambda: f"{others} do not stop")
+        await wait_for(
+            world, "V4", lambda: not any(broker.node.alive for broker in others), lambda: f"{others} do not stop", limit_s=OPENED_S
+        )
     await wait_for(world, "V9", lambda: not clients.unanswered, lambda: f"never answered: {clients.unanswered}", limit_s=SERVED_S)
     if not world.orderly:
         # A broker that was deposed hears of it when it next writes: until then its consumers wait, for what it does not have.

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.audit_waits import wait_for
+from tests.simulation.audit_waits import RESUMED_S, wait_for
 from tests.simulation.checks_disk import logs_without_reference, marked_sequence
 from tests.simulation.history import History
 
@@ -35,6 +35,7 @@ async def check_rest(world: World, auditor: SimBroker) -> None:
         "V9",
         lambda: not any(_under_way(bookie.bookie) for bookie in bookies),
         lambda: f"still under way: {[(bookie.id, _under_way(bookie.bookie)) for bookie in bookies]}",
+        limit_s=GIVEN_BACK_S,
     )
     await check_given_back(world, [auditor])
     await wait_for(
@@ -88,7 +89,7 @@ async def _append_slowly(world: World, auditor: SimBroker) -> None:
     for bookie in world.bookies.values():
         bookie.slow_thread, bookie.slow_thread_s = "journal", _SLOW_JOURNAL_S
     done = world.spawn(auditor.node, world.ledger_workload.append_once(auditor), "a last append")
-    await wait_for(world, "V3", done.done, "a ledger cannot be made, or does not take an append")
+    await wait_for(world, "V3", done.done, "a ledger cannot be made, or does not take an append", limit_s=RESUMED_S)
     for bookie in world.bookies.values():
         bookie.slow_thread = ""
 

@@ -10,6 +10,7 @@ The disk model is asked, and the index for what it has synced; the formats are r
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,11 +19,14 @@ from crc32c import crc32c
 
 from cepheid_bookie.block_index import BlockRef
 from cepheid_ledger.master_key import master_key_of
+from cepheid_metadata import LedgerMetadata
 from tests.simulation.history import BookieFacts, History
 from tests.simulation.sim_disk import SimDisk
 
 _MARK = struct.Struct("<4sIQQQQ")  # journal_mark.py: magic, CRC, generation, sequence, segment id, offset
 _SEGMENT = struct.Struct("<8sIIQQ16s")  # journal_format.py: magic, version, CRC, segment id, first sequence, nonce
+_BATCH = struct.Struct("<4sIQQII16s")  # journal_format.py: magic, CRC, segment id, sequence, bytes, records, nonce
+_BATCHES_AT = 4096  # in a segment; each begins at a multiple of it
 _BLOCK = struct.Struct("<4sIqqII")  # entry_block.py: magic, CRC, ledger id, first entry id, entries, bytes of data
 
 Mark = tuple[int, int, int]
@@ -50,6 +54,13 @@ class DiskChecks:
             self._check_segment(disks, path)
         elif operation == "unlink" and path.startswith("entrylog/"):
             self._check_log(index, path)
+
+    def before_journal_read(self, path: str, offset: int, disks: Sequence[SimDisk]) -> None:
+        """V8: a start replays what is above the mark, and of its segment looks at the header besides."""
+        marks, segment_id = _marks(_files_of(disks)), _segment_id(path)
+        _, marked_id, marked_offset = max(marks, default=(1, 0, 0))
+        needed = segment_id > marked_id or (segment_id == marked_id and (offset >= marked_offset or offset == 0))
+        self._history.check("V8", needed, lambda: f"{self._id} reads {path} at {offset}, its marks are {marks}")
 
     def scan(self, disks: Sequence[SimDisk], index: Any) -> None:
         """S9: every reference that is synced, by the bytes that are durable."""
@@ -111,12 +122,28 @@ class DiskChecks:
                 written = struct.pack("<qBB", ledger_id, 1, 1) + master_key_of(record)
                 kept = any(written in part for part in above)
             history.check("S6", kept, lambda i=ledger_id: f"{self._id} forgets its fence of {i} by its mark {mark}")
+        self._check_lacs(mark, above, index)
+
+    def _check_lacs(self, mark: Mark, above: Sequence[bytearray], index: Any) -> None:
+        """S6, of what idle writers told: that LAC, or a higher one of theirs."""
+        history, facts = self._history, self._facts
+        for ledger_id, lac in list(facts.unrecorded_lacs.items()):
+            record, in_index = history.ledgers.get(ledger_id), index._synced.records.get(ledger_id)
+            if record is None or ledger_id <= facts.forgotten_through:
+                del facts.unrecorded_lacs[ledger_id]
+                continue
+            if in_index is not None and in_index.explicit_lac >= lac:
+                del facts.unrecorded_lacs[ledger_id]
+                kept = True
+            else:
+                kept = any(_explicit_lac_in(part, record) >= lac for part in above)
+            history.check("S6", kept, lambda i=ledger_id, lac=lac: f"{self._id} forgets LAC {lac} of {i} by its mark {mark}")
 
     def _check_segment(self, disks: Sequence[SimDisk], path: str) -> None:
         files = _files_of(disks)
         if not _was_begun(files.get(path, b"")):
             return  # it could not be made, and nothing was ever in it
-        marks, segment_id = _marks(files), int(path.removeprefix("journal/").partition(".")[0], 16)
+        marks, segment_id = _marks(files), _segment_id(path)
         below = len(marks) == 2 and all(segment_id < mark[1] for mark in marks)
         self._history.check("S7", below, lambda: f"{self._id} deletes journal segment {segment_id}, its marks are {marks}")
 
@@ -149,6 +176,10 @@ def _files_of(disks: Sequence[SimDisk]) -> dict[str, bytearray]:
     return {path: content for disk in disks for path, content in disk.durable_files().items()}
 
 
+def _segment_id(path: str) -> int:
+    return int(path.removeprefix("journal/").partition(".")[0], 16)
+
+
 def _was_begun(segment: bytes | bytearray) -> bool:
     """Its header is whole: batches may be in it."""
     if len(segment) < _SEGMENT.size:
@@ -160,6 +191,32 @@ def _was_begun(segment: bytes | bytearray) -> bool:
 def marked_sequence(disks: Sequence[SimDisk]) -> int:
     """V6: of the first batch that a start would replay."""
     return max((mark[0] for mark in _marks(_files_of(disks))), default=1)
+
+
+def proven_batches(disks: Sequence[SimDisk]) -> list[tuple[str, int, int]]:
+    """S8: path, offset and bytes of each batch that a start has to replay; the batch behind it proves that it was synced."""
+    files, proven = _files_of(disks), []
+    _, marked_id, marked_offset = max(_marks(files), default=(1, 0, 0))
+    for path, segment in files.items():
+        if path.startswith("journal/") and _was_begun(segment):
+            _, _, _, segment_id, _, nonce = _SEGMENT.unpack_from(segment)
+            if segment_id >= marked_id:
+                batches = _batches_of(segment, segment_id, nonce, marked_offset if segment_id == marked_id else _BATCHES_AT)
+                proven += [(path, offset, size) for offset, size in batches[:-1]]
+    return proven
+
+
+def _batches_of(segment: bytearray, segment_id: int, nonce: bytes, offset: int) -> list[tuple[int, int]]:
+    """Offset and bytes of each from there on, by the headers: the last one may be torn."""
+    found: list[tuple[int, int]] = []
+    while len(segment) >= offset + _BATCH.size:
+        magic, crc, its_segment, _, size, _, its_nonce = _BATCH.unpack_from(segment, offset)
+        intact = magic == b"CPB1" and crc32c(memoryview(segment)[offset + 8 : offset + _BATCH.size]) == crc
+        if not intact or (its_segment, its_nonce) != (segment_id, nonce):
+            break
+        found.append((offset, _BATCH.size + size))
+        offset += -(-(_BATCH.size + size) // _BATCHES_AT) * _BATCHES_AT
+    return found
 
 
 def logs_without_reference(disks: Sequence[SimDisk], index: Any, current_log_id: int) -> list[str]:
@@ -188,10 +245,17 @@ def _journal_above(mark: Mark, files: dict[str, bytearray]) -> list[bytearray]:
     parts = []
     for path, content in files.items():
         if path.startswith("journal/"):
-            segment_id = int(path.removeprefix("journal/").partition(".")[0], 16)
+            segment_id = _segment_id(path)
             if segment_id >= mark[1]:
                 parts.append(content[mark[2] :] if segment_id == mark[1] else content)
     return parts[::-1]
+
+
+def _explicit_lac_in(journal: bytearray, record: LedgerMetadata) -> int:
+    """The highest; -1: none. journal_format.py, record type 2: ledger id; ledger_record.py: version, flags, key, LAC."""
+    head, key = struct.pack("<qB", record.ledger_id, 1), master_key_of(record)
+    found = re.finditer(re.escape(head) + b"." + re.escape(key) + b"(.{8})", journal, re.DOTALL)
+    return max((int.from_bytes(each[1], "big", signed=True) for each in found), default=-1)
 
 
 def _marks(files: dict[str, bytearray]) -> list[Mark]:

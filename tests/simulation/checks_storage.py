@@ -122,7 +122,11 @@ class BookieProbe:
             yield chunk
 
     async def write_lac(self, request: ExplicitLac) -> Status:
-        return await self._bookie.write_lac(request)
+        status = await self._bookie.write_lac(request)
+        if status is Status.OK:
+            lacs, ledger_id = self._facts.unrecorded_lacs, request.ledger_id
+            lacs[ledger_id] = max(request.last_add_confirmed, lacs.get(ledger_id, -1))
+        return status
 
     def _note(self, text: Callable[[], str]) -> None:
         if self._history.trace is not None:

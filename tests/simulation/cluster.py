@@ -31,7 +31,7 @@ from cepheid_metadata import (
     readonly_bookies,
 )
 from cepheid_ports import CepheidError
-from tests.simulation.checks_disk import DiskChecks
+from tests.simulation.checks_disk import DiskChecks, proven_batches
 from tests.simulation.checks_storage import BookieProbe, DeletionProbe, Promises, check_promises, promises_of
 from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
@@ -87,6 +87,7 @@ class Damage:
     what: str
     repair: Callable[[], None]
     may_go_unnoticed: bool = False
+    rule: str = "S11"
 
 
 class SimBookie:
@@ -186,7 +187,7 @@ class SimBookie:
                 accept_empty_disk=self.accepts_empty_disk,
             )
             if self.damage is not None and not self.damage.may_go_unnoticed:
-                self._history.violated("S11", f"{self.id} starts as if it were whole: {self.damage.what}")
+                self._history.violated(self.damage.rule, f"{self.id} starts as if it were whole: {self.damage.what}")
             self.damage, self.accepts_empty_disk = None, False
             probe = BookieProbe(self.id, bookie, self, self._history, lambda: self._on_fence(self))
             served = probe if self.observed else bookie
@@ -317,11 +318,19 @@ class SimBookie:
         which, content = self.disks.index(disk), disk.take_away("VERSION")
         self.damage = Damage("the cookie of a directory is gone", lambda: self.disks[which].put_back("VERSION", content))
 
-    def decay_journal(self, rng: random.Random) -> None:
-        """One bit of what was synced to it. The next start finds it, or needs none of it."""
-        self.journal_disk.decay_before_last_write(rng, "journal")
+    def decay_journal(self, rng: random.Random) -> bool:
+        """One bit of what the next start needs and can tell from a torn end; its operator gets that sector back. False: its
+        mark has passed all of that, when the power was lost."""
         self._crash_if_alive()
-        self.damage = Damage("a bit of its journal flipped", self.lose_disk, may_go_unnoticed=True)
+        proven = proven_batches(self.disks)
+        if proven:
+            path, offset, size = rng.choice(proven)
+            place, bit = offset + rng.randrange(size), rng.randrange(8)
+            self.journal_disk.flip_bit(path, place, bit)
+            self.damage = Damage(
+                "a bit of its journal flipped", lambda: self.journal_disk.flip_bit_back(path, place, bit), rule="S8"
+            )
+        return bool(proven)
 
     def give_word(self) -> None:
         """Its operator says that what is missing is lost."""
@@ -432,7 +441,9 @@ class SimBookie:
             self.store.catch_up()
             self.store.renew()
 
-    def _on_disk_read(self, path: str) -> None:
+    def _on_disk_read(self, path: str, offset: int) -> None:
+        if path.startswith("journal/"):
+            self.checks.before_journal_read(path, offset, self.disks)
         if self._plan.strikes("failed read", self._plan.faults.read_error):
             raise OSError(errno.EIO, "injected failure of read", path)
 

@@ -44,6 +44,7 @@ class BookieFacts:
     largest_add_bytes: int = 0
     unindexed: dict[tuple[int, int], bytes] = field(default_factory=dict)  # answered OK, not yet seen in a synced index (S6)
     unrecorded_fences: dict[int, None] = field(default_factory=dict)  # … and fences
+    unrecorded_lacs: dict[int, int] = field(default_factory=dict)  # … and the highest LAC of a ledger that a writer told it
     forgotten_through: int = -1  # when its disks were lost: the last ledger that existed then
     losses: int = 0  # how often they were
     kept: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → `losses` when it was last answered OK

@@ -37,7 +37,12 @@ from tests.simulation.mutants_bookies import (
     look_for_the_last_entry_in_the_last_fragment,
     report_the_end_that_a_recovery_found_itself,
 )
-from tests.simulation.mutants_bounds import BOUNDS_MUTANTS, read_without_a_timeout, recover_without_a_timeout
+from tests.simulation.mutants_bounds import (
+    BOUNDS_MUTANTS,
+    read_the_tail_from_bookies,
+    read_without_a_timeout,
+    recover_without_a_timeout,
+)
 from tests.simulation.mutants_cluster import (
     CLUSTER_MUTANTS,
     count_what_departed_bookies_acknowledged,
@@ -452,6 +457,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "write on to what was collected": write_on_to_what_was_collected,
     "recover without a timeout": recover_without_a_timeout,
     "read without a timeout": read_without_a_timeout,
+    "read the tail from bookies": read_the_tail_from_bookies,
     "seek behind a time": seek_behind_a_time,
     "begin at the end each time": begin_at_the_end_each_time,
     "begin with the topic whatever is asked": begin_with_the_topic_whatever_is_asked,
@@ -477,4 +483,5 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "retry a flush", "leave the logs", "write the entry log again", "forget what came": a fault has to last, and in worlds all of them
   end, with more appends behind them
 - "recover without a timeout", "read without a timeout": somebody has to be silent for ever, and in worlds everybody speaks again
+- "read the tail from bookies": bookies answer in the end, and in worlds a read may be in order: who keeps up is hard to say
 """

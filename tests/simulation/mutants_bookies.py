@@ -14,8 +14,10 @@ from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.journal_format import JournalRecord
+from cepheid_bookie.journal_mark import START
 from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_writer import JournalPosition
+from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_ledger import ClosedLedger, ensemble_change, recovery
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.recovery_state import RecoveryReads
@@ -311,6 +313,43 @@ def ask_any_follower_for_the_cookie() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def cut_damage_like_a_torn_tail() -> Iterator[None]:
+    """Nobody looks whether something was written behind it, which proves that it was synced."""
+
+    def cut(self: JournalReplay, file: Any, header: Any, offset: int, *_: Any, last: bool, clean: bool) -> None:
+        if last and not clean:
+            self.report.cut_offset = offset
+
+    with mock.patch.object(JournalReplay, "_check_end", cut):
+        yield
+
+
+@contextlib.contextmanager
+def keep_explicit_lacs_in_memory() -> Iterator[None]:
+    """What an idle writer tells is not journaled, and goes to the index when something else of the ledger does."""
+
+    async def keep(self: LedgerAccess, state: Any, last_add_confirmed: int) -> Status:
+        state.explicit_lac = max(state.explicit_lac, last_add_confirmed)
+        return Status.OK
+
+    with mock.patch.object(LedgerAccess, "raise_lac", keep):
+        yield
+
+
+@contextlib.contextmanager
+def replay_the_segment_of_the_mark_from_its_beginning() -> Iterator[None]:
+    """What is in entry log and index is written there once more, which makes no answer wrong."""
+    segment = JournalReplay._segment
+
+    def all_of_it(self: JournalReplay, *args: Any, **options: Any) -> Iterator[JournalRecord]:
+        self._mark = START
+        return segment(self, *args, **options)
+
+    with mock.patch.object(JournalReplay, "_segment", all_of_it):
+        yield
+
+
 BOOKIE_MUTANTS: Iterable[Mutant] = (
     put_adds_into_the_cache_behind_their_answers,
     take_a_repeated_add_in_spite_of_the_fence,
@@ -322,4 +361,7 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     take_the_length_of_a_ledger_from_its_last_fragment,
     begin_a_recovery_before_the_last_fragment,
     insist_on_an_ensemble_whoever_recovers,
+    cut_damage_like_a_torn_tail,
+    keep_explicit_lacs_in_memory,
+    replay_the_segment_of_the_mark_from_its_beginning,
 )

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+from cepheid_bookie import BookieSettings, bookie, opening
 from cepheid_broker.managed_ledger.catch_up import CatchUpReads
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
+from cepheid_broker.managed_ledger.tail_cache import TopicTail
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.unconfirmed import Unconfirmed
+from cepheid_metadata import Position
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -73,6 +76,20 @@ def open_topics_slowly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def start_again_slowly() -> Iterator[None]:
+    """On disks that are not new, a bookie takes a minute and a half longer, whatever there is to replay."""
+    open_storage = opening.open_storage
+
+    async def open_late(settings: BookieSettings, directories: opening.Directories, *args: Any, **options: Any) -> opening.Storage:
+        if directories.data.exists("mark.0"):
+            await asyncio.sleep(90)
+        return await open_storage(settings, directories, *args, **options)
+
+    with mock.patch.object(bookie, "open_storage", open_late):
+        yield
+
+
+@contextlib.contextmanager
 def recover_without_a_timeout() -> Iterator[None]:
     """A recovery waits for the last of its bookies, however long that one is silent (apache/bookkeeper#1067)."""
     make = Recovery.__init__
@@ -99,9 +116,21 @@ def read_without_a_timeout() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def read_the_tail_from_bookies() -> Iterator[None]:
+    """What was just published is kept in memory, and not found there."""
+
+    def find_nothing(self: TopicTail, position: Position, **_: int) -> None:
+        return None
+
+    with mock.patch.object(TopicTail, "read", find_nothing):
+        yield
+
+
 BOUNDS_MUTANTS: Sequence[Mutant] = (
     charge_for_ever_for_what_newcomers_got,
     charge_for_ever_for_what_nobody_fetched,
     charge_for_ever_for_what_was_not_sent,
     open_topics_slowly,
+    start_again_slowly,
 )

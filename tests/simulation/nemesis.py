@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.audit_waits import STARTED_S
 from tests.simulation.nemesis_connections import ConnectionFaults
 from tests.simulation.nemesis_disks import DiskFaults
 from tests.simulation.nemesis_machines import MachineFaults
@@ -53,7 +54,7 @@ class Nemesis:
         return self._operators.is_rolling
 
     async def heal(self) -> None:
-        """Ends every fault that lasts, and waits until every machine is up."""
+        """Ends every fault that lasts, and waits until every bookie serves (V8)."""
         world = self._world
         world.network.heal()
         world.tree.slow = 1.0
@@ -72,9 +73,19 @@ class Nemesis:
                 broker.store.renew()
             else:
                 world.begin(broker)
-        while not all(bookie.serving for bookie in world.bookies.values()):
-            for bookie in world.bookies.values():
+        await self._start_bookies()
+        await asyncio.sleep(max(0.0, world.plan.ends_s - world.loop.time()))
+
+    async def _start_bookies(self) -> None:
+        world, bookies = self._world, list(self._world.bookies.values())
+        deadline = max(world.loop.time(), world.plan.ends_s) + STARTED_S
+        while not all(bookie.serving for bookie in bookies):
+            if world.loop.time() > deadline:
+                world.history.violated("V8", f"not everybody serves: {bookies}, {STARTED_S:g} s after the last fault")
+                await asyncio.sleep(0)  # the end of the run, unless this rule is muted
+                return
+            for bookie in bookies:
                 if not bookie.node.alive:
                     bookie.start()  # nobody waits for its task: a crash may end it, and then it takes no further step
             await asyncio.sleep(0.05)
-        await asyncio.sleep(max(0.0, world.plan.ends_s - world.loop.time()))
+        world.history.check("V8", True, "")

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.checks_disk import proven_batches
 from tests.simulation.cluster import SimBookie
 from tests.simulation.nemesis_machines import some_bookie
 
@@ -133,10 +134,8 @@ class DiskFaults:
                 self._decaying.disk.decay(rng, "entrylog")
 
     def _decay_journal(self) -> None:
-        world = self._world
-        if world.disks_to_lose == 0 or (bookie := some_bookie(world, self._random)) is None:
-            return
-        _, written = bookie.journal_disk.before_last_write("journal")
-        if written and world.plan.deals("bit of a journal decayed"):
-            bookie.decay_journal(self._random)
-            world.disks_to_lose -= 1
+        """In what was synced and is not checkpointed yet: whoever starts on it must refuse."""
+        world, rng = self._world, self._random
+        bookies = [bookie for bookie in world.bookies.values() if bookie.serving and proven_batches(bookie.disks)]
+        if bookies and world.plan.begins() and rng.choice(bookies).decay_journal(rng):
+            world.plan.saw("bit of a journal decayed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cepheid_bookie.errors import CookieError
+from cepheid_bookie.errors import CookieError, JournalCorruptError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import ReadAnswer, ReadRequest
 from tests.simulation.audit_rest import CHECKPOINT_S, COLLECTED_S, dead_logs, unmarked_batches
@@ -181,6 +181,24 @@ def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
             bookie.disk.flip_bit(path, content.index(payload))
             return
     raise ScenarioError(f"{payload!r} is in no entry log of {bookie.id}")
+
+
+@step("a bit of {payload} flips in the journal of {bookie}")
+def journal_decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
+    """Likewise."""
+    for path, content in bookie.journal_disk.durable_files().items():
+        if path.startswith("journal") and payload in content:
+            bookie.journal_disk.flip_bit(path, content.index(payload))
+            return
+    raise ScenarioError(f"{payload!r} is in no journal of {bookie.id}")
+
+
+@step("{bookie} starts again, and refuses its damaged journal")
+async def refuses_its_journal(scene: Scene, bookie: SimBookie) -> None:
+    """It does not serve; its operator is told where the damage is."""
+    bookie.may_refuse = True
+    await bookie.start()
+    scene.require(isinstance(bookie.refused, JournalCorruptError), lambda: f"{bookie!r}, refused {bookie.refused!r}")
 
 
 @step("{bookies} (comes|come) back on empty disks")

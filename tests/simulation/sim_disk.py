@@ -65,7 +65,7 @@ class SimFile:
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
         self._check_open()
-        self._disk._read(self._path)
+        self._disk._read(self._path, offset)
         return bytes(self._inode.content[offset : offset + size_bytes])
 
     def size(self) -> int:
@@ -138,7 +138,7 @@ class SimDisk:
         self.full = False
         self.crash_at: int | None = None
         self.on_operation: Callable[[str, str], None] | None = None
-        self.on_read: Callable[[str], None] | None = None
+        self.on_read: Callable[[str, int], None] | None = None
         self.on_loss: Callable[[str], None] | None = None
         self.operations = 0
         self.log: list[str] | None = None  # set to a list to see every change: "12 sync journal/00000001"
@@ -257,6 +257,11 @@ class SimDisk:
             if offset < len(content):
                 content[offset] ^= 1 << bit
 
+    def flip_bit_back(self, path: str, offset: int, bit: int) -> None:
+        """The medium had that one damage, and somebody repaired it."""
+        self.flip_bit(path, offset, bit)
+        self._names.files[normal_path(path)].damaged = False
+
     def take_away(self, path: str) -> bytes:
         """A file is gone for good, as after a mistake of its operator; returns what was in it."""
         inode = self._names.files.pop(normal_path(path))
@@ -267,19 +272,6 @@ class SimDisk:
         """Durable, and nobody saw how it came there."""
         inode = Inode(bytearray(content), bytearray(content))
         self._names.files[normal_path(path)] = self._durable_names.files[normal_path(path)] = inode
-
-    def before_last_write(self, folder: str) -> tuple[str, int]:
-        """The newest file in there, and how many bytes of it were written and synced before its last write; 0: nothing was."""
-        paths = sorted(path for path in self._names.files if parent_of(path) == normal_path(folder))
-        if not paths:
-            return "", 0
-        inode = self._names.files[paths[-1]]
-        return paths[-1], min(inode.last_write, len(inode.durable))
-
-    def decay_before_last_write(self, rng: random.Random, folder: str) -> None:
-        """Damages one bit there."""
-        path, end = self.before_last_write(folder)
-        self.flip_bit(path, rng.randrange(end), rng.randrange(8))
 
     def durable_paths(self, folder: str) -> list[str]:
         """Of files in there of which something is synced."""
@@ -391,10 +383,10 @@ class SimDisk:
                 interrupted()
             raise
 
-    def _read(self, path: str) -> None:
+    def _read(self, path: str, offset: int) -> None:
         self._check_alive()
         if self.on_read is not None:
-            self.on_read(path)
+            self.on_read(path, offset)
         self._fail_if_asked("pread", path)
 
     def _fail_if_asked(self, operation: str, path: str) -> None:

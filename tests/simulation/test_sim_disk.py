@@ -317,18 +317,10 @@ def test_a_file_is_taken_away_and_put_back() -> None:
     assert content(disk.power_loss(), "VERSION") == b"mine"
 
 
-def test_decay_before_the_last_write_spares_the_last_write() -> None:
-    for seed in range(50):
-        disk = new_disk(seed)
-        disk.mkdir("journal")
-        file = disk.open("journal/1", create=True)
-        for part in range(3):
-            file.pwrite(b"x" * 100, part * 100)
-            file.sync()
-        disk.decay_before_last_write(random.Random(seed), "journal")
-        data = content(disk, "journal/1")
-        assert sum(byte != ord("x") for byte in data) == 1
-        assert data[200:] == b"x" * 100
-    assert disk.before_last_write("journal") == ("journal/1", 200)
-    assert disk.before_last_write("entrylog") == ("", 0)
+def test_paths_are_those_of_what_is_synced() -> None:
+    disk = new_disk()
+    disk.mkdir("journal")
+    for name in ("journal/1", "journal/2"):
+        disk.open(name, create=True).pwrite(b"x" * 100, 0)
+    disk.open("journal/1").sync()
     assert (disk.durable_paths("journal"), disk.durable_paths("entrylog")) == (["journal/1"], [])
