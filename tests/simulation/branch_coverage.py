@@ -54,10 +54,10 @@ CORES = (
     *(
         f"cepheid_broker.{name}"
         for name in (
-            "bundle_states", "chunk_owners", "consumer_acks", "counted_group", "deduplication", "delayed_entries", "delivery",
-            "dispatch", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "holders", "key_owners", "key_places",
-            "key_sharing", "position_set", "producer_access", "publish_group", "publish_window", "turns", "unanswered_sends",
-            "waiting_keys",
+            "back_reader", "bundle_states", "chunk_owners", "consumer_acks", "counted_group", "deduplication", "delayed_entries",
+            "delivery", "dispatch", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "forward_reader", "holders",
+            "key_owners", "key_places", "key_sharing", "position_set", "producer_access", "publish_group", "publish_window",
+            "turns", "unanswered_sends", "waiting_keys",
         )
     ),
 )  # fmt: skip
