@@ -1,6 +1,6 @@
 """Operators of topics that clients use: what the admin API does, at whichever broker serves, and what is to be expected of it.
 
-unload, trim             clients notice a pause
+unload, trim, hand over  clients notice a pause; of a topic that is handed over, another broker
 reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
 limit                    policies of the topic change: how much may be unacknowledged
 """
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.simulation.workload_clients import Subscribed
     from tests.simulation.world import World
 
+_HAND_OVERS_PER_S = 0.4
 _LIMITS = (None, None, 1, 3, 10)
 
 
@@ -138,6 +139,21 @@ class TopicOperators:
         self._history.did("delete a subscription")
         with self._moving(subscribed, topic, BEGINNING):
             await topic.delete_subscription(subscribed.name)
+
+    async def hand_over(self) -> None:
+        """Where brokers ask whose a topic is: now and then one gives a bundle to another, and both go on."""
+        rng = random.Random(f"{self._world.seed}/hand over")
+        operator = Operator(self._world.brokers, rng)
+        while not self.stopped:
+            await asyncio.sleep(rng.expovariate(_HAND_OVERS_PER_S))
+            topic, to = rng.choice(self._subscriptions).topic, rng.choice(list(self._world.brokers))
+            if self.stopped or not self._world.does():
+                continue
+            try:
+                await operator.unload_bundle(topic, to=to)
+                self._history.did("hand over")
+            except EXPECTED as error:
+                self._history.note(f"an operator cannot give {topic} to {to}: {error!r}")
 
     async def terminate(self, topic: TopicName) -> None:
         """Again and again, until somebody says that it is done."""
