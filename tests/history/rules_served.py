@@ -6,12 +6,13 @@ names the opening of its consumer; what is promised within an opening, and from 
     within      what was acknowledged does not come again; order; nobody holds what another one holds; counts do not fall
     to later    what was answered as saved is acknowledged; nothing is that nobody acknowledged
 
-Beside the events of clients there are `active` (a Failover consumer is told that it is the one that receives from now on), `saving`
-and `saved` (an ACK that asks for an answer, and that answer), `seeking` before `sought`, and `moving` before `moved`: where the
-subscription stands meanwhile, and if the second never comes, says standing.py. All four name the opening that was asked, and where
-to. `trimmed`: what is before its position has left the topic. Positions name entries (index -1); `details["left"]` is the mask of
-a batch's messages that are not acknowledged, absent for none: all are acknowledged by such an ack, all are delivered by such a
-message.
+Beside the events of clients there are `active` (a Failover consumer is told that it is the one that receives from now on),
+`saving` and `saved` (an ACK that asks for an answer, and that answer), `seeking` before `sought`, and `moving` before `moved`:
+where the subscription stands meanwhile, and if the second never comes, says standing.py. All four name the opening that was
+asked, and where to; a skip, how many entries (`details["skips"]`), and the last one that the opening has: which they are is
+judged here. `trimmed`: what is before its position has left the topic. Positions name entries (index -1); `details["left"]` is
+the mask of a batch's messages that are not acknowledged, absent for none: all are acknowledged by such an ack, all are
+delivered by such a message.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class _Opening:
     to_send_again: dict[str, dict[int, None]] = field(default_factory=dict)
     """By key, ranks: who held them gave them back or left, and they did not come again yet."""
     covered: dict[int, list[int]] = field(default_factory=dict)  # by request: what its answer will say is saved
+    skipped: int = 0  # all before this rank, by a skip that was answered
 
     @property
     def epoch(self) -> int:
@@ -84,6 +86,7 @@ class _Opening:
         self.sought_from = None
         if move.resets:
             self.counts.clear()
+            self.skipped = min(self.skipped, move.target)
         self.to_send_again.clear()
         for consumer in self.consumers.values():
             consumer.held.clear()  # what is skipped nobody holds, from the moment on when it is asked for
@@ -231,14 +234,23 @@ class _Subscription:
                 self._waits_no_more(opening, rank)
 
     def begin(self, move: Move) -> None:
-        self._opening(move.opening).let_go(move)
+        opening, standing = self._opening(move.opening), self._standing
+        if move.skips:
+            surely = {*opening.acked, *opening.kept, *range(max(opening.skipped, standing.trimmed))}
+            move.skip_from(self._stored, surely=surely, perhaps={*surely, *standing.done, *standing.doubtful})
+        opening.let_go(move)
         self._exists &= not move.deletes
         if self._standing.begin(move):
             self._saved = {rank: epoch for rank, epoch in self._saved.items() if not move.reopens(rank)}
 
     def end(self, move: Move, event: Event) -> None:
-        if self._standing.end(move) and move.resets:
-            self._opening(move.opening).start_over(move, event, ordered=self._type in ORDERED)
+        if not self._standing.end(move):
+            return
+        opening = self._opening(move.opening)
+        if move.skips:
+            opening.skipped = max(opening.skipped, move.target)
+        else:
+            opening.start_over(move, event, ordered=self._type in ORDERED)
             self._saved = dict.fromkeys(range(move.target), move.epoch)
 
     def _is_judged(self, opening: _Opening) -> bool:

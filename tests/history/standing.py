@@ -12,12 +12,14 @@ Rules
    were both under way nobody knows which came last.
 4. What is acknowledged is done again, what the latest opening delivers is owed again.
 5. What has left the topic is done for ever.
+6. A skip names how many entries, and its opening knows which these are. It has as acknowledged what it was told, what was saved
+   before it, and perhaps what anybody else was told. Where that leaves two places to end, what is between them stays in doubt.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -64,7 +66,7 @@ class Stored:
 @dataclass(slots=True, eq=False)
 class Move:
     """A reset (a seek is one): everything from the target on is owed again, nothing before it. Else a skip: nothing before it is
-    owed, and the rest stays as it is."""
+    owed, and the rest stays as it is; how far it goes is known to lie between `target` and `farthest` (rule 6)."""
 
     opening: tuple[str, int]
     actor: str
@@ -72,6 +74,9 @@ class Move:
     target: int
     resets: bool
     began: int
+    skips: int = 0
+    """So many entries that are not (wholly) acknowledged, of those before its position."""
+    farthest: int = 0
     ended: int | None = None
     """The number of the event that answers it. None: nobody ever heard."""
     contested: bool = False
@@ -90,6 +95,18 @@ class Move:
 
     def reopens(self, rank: int) -> bool:
         return self.resets and rank >= self.target
+
+    def skip_from(self, stored: Stored, *, surely: Collection[int], perhaps: Collection[int]) -> None:
+        """Where it goes, if its opening has these as acknowledged, surely or perhaps."""
+        self.target, self.farthest = (self._skips_to(stored, acknowledged) for acknowledged in (surely, perhaps))
+
+    def _skips_to(self, stored: Stored, acknowledged: Collection[int]) -> int:
+        left, last = self.skips, self.position[:2]
+        for place, ranks in stored.ranks.items():
+            if place > last or not left:
+                return ranks.start
+            left -= any(rank not in acknowledged for rank in ranks)
+        return len(stored.events)
 
     def is_answered_by(self, event: Event) -> bool:
         return (self.opening, self.actor, self.position) == (event.details["opening"], event.actor, event.position)
@@ -115,10 +132,9 @@ def moves_in(events: Sequence[Event], stored: Stored) -> dict[int, Move]:
 
 
 def _begun_by(event: Event, number: int, stored: Stored) -> Move:
-    assert event.position is not None, "a move says where to"
-    resets = event.kind == "seeking" or bool(event.details.get("reset"))
-    position = event.position if resets else (event.position[0], event.position[1] + 1, -1)  # a skip names the last that it skips
-    return Move(event.details["opening"], event.actor, event.position, stored.first_from(position), resets, number)
+    assert event.position is not None, "a move says where to; a skip, what is the last entry that its opening has"
+    skips, target = event.details.get("skips", 0), stored.first_from(event.position)
+    return Move(event.details["opening"], event.actor, event.position, target, not skips, number, skips)
 
 
 class Standing:
@@ -164,7 +180,7 @@ class Standing:
             if move.reopens(rank):
                 if rank in self.done:
                     self._doubt(rank)
-            elif rank < move.target and rank not in self.done:
+            elif rank < (move.target if move.resets else move.farthest) and rank not in self.done:
                 self._doubt(rank)
         return True
 

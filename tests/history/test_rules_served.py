@@ -34,12 +34,15 @@ class Story:
         self.note("open", actor, type=self.kind, details={"opening": opening})
         return self.note("active", actor) if self.kind == "Failover" else self
 
-    def begins(self, entry: int, opening: tuple[str, int] = FIRST, *, reset: bool = True) -> Story:
-        """An administrator moves it: to this entry, or over it."""
-        return self.note("moving", position=(1, entry, -1), details={"reset": reset, "opening": opening})
+    def begins(self, entry: int, opening: tuple[str, int] = FIRST, *, skips: int = 0) -> Story:
+        """An administrator moves it: to this entry, or over so many, of those up to this one."""
+        return self.note("moving", position=(1, entry, -1), details={"skips": skips, "opening": opening})
 
-    def moved(self, entry: int, opening: tuple[str, int] = FIRST, *, reset: bool = True) -> Story:
-        return self.note("moved", position=(1, entry, -1), details={"reset": reset, "opening": opening})
+    def moved(self, entry: int, opening: tuple[str, int] = FIRST, *, skips: int = 0) -> Story:
+        return self.note("moved", position=(1, entry, -1), details={"skips": skips, "opening": opening})
+
+    def skips(self, entries: int, *, last: int = 4) -> Story:
+        return self.begins(last, skips=entries).moved(last, skips=entries)
 
     def seek(self, actor: str, entry: int, *, opening: tuple[str, int] = FIRST, answered: bool = True) -> Story:
         """Which closes it."""
@@ -223,7 +226,7 @@ def test_what_is_sent_again_goes_before_later_messages_of_its_key() -> None:
 def test_what_is_acknowledged_or_skipped_holds_up_no_later_messages_of_its_key() -> None:
     told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a", position=(1, 0, -1)).acks("a", 0)
     assert told.got("a", 1, 2, 3, 4).acks("a", 1, 2, 3, 4).broken() == []
-    told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a").begins(0, reset=False).moved(0, reset=False)
+    told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a").skips(1)
     assert told.got("a", 1, 2, 3, 4).acks("a", 1, 2, 3, 4).broken() == []
 
 
@@ -277,17 +280,49 @@ def test_a_server_that_is_deposed_waits_for_nothing_that_is_gone() -> None:
 
 
 def test_an_administrators_move_is_known_when_it_is_done_and_doubtful_before() -> None:
-    skipped = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).begins(0, reset=False).moved(0, reset=False)
+    skipped = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).skips(1)
     assert skipped.got("b", 1, 2, 3, 4).acks("b", 1, 2, 3, 4).broken() == [], "what was skipped nobody holds"
-    moved = Story("Shared").open("a").begins(2, reset=False).moved(2, reset=False)
+    moved = Story("Shared").open("a").skips(3)
     assert moved.got("a", 3, 4).acks("a", 3, 4).broken() == []
     assert Story("Shared").open("a").begins(5).broken() == [], "it may have gone there"
 
 
+@pytest.mark.parametrize("kind", ["Failover", "Shared"])
+def test_a_skip_goes_over_as_many_as_were_asked_for(kind: str) -> None:
+    def told(*rest: int, last: int = 4) -> list[str]:
+        story = Story(kind).open("a").got("a", 0, 1).acks("a", 1).skips(2, last=last)
+        return story.got("a", *rest).acks("a", *rest).broken()
+
+    assert told(3, 4) == []
+    assert "H5" in told(4), "it went over three"
+    assert told(2, 3, 4, last=1) == [], "there were no more"
+    assert "H5" in told(3, 4, last=1)
+
+
+def test_a_skip_counts_an_entry_of_which_a_part_is_acknowledged() -> None:
+    def told(left: dict[str, int]) -> list[str]:
+        story = Story("Shared").open("a").got("a", 0).note("ack", "a", position=(1, 0, -1), details=left)
+        return story.skips(1).got("a", 2, 3, 4).acks("a", 2, 3, 4).broken()
+
+    assert told({"left": 1}) == ["H5"], "it was to go over 0"
+    assert told({}) == [], "it was to go over 1"
+
+
+def test_a_skip_of_an_opening_that_may_not_know_what_was_acknowledged_before_it_ends_at_one_of_two_places() -> None:
+    def told(*rest: int, saved: bool = False) -> list[str]:
+        story = Story("Shared").open("a").got("a", 0).acks("a", 0)
+        story = (story.saves("a", 1) if saved else story).open("b", SECOND).begins(4, SECOND, skips=1).moved(4, SECOND, skips=1)
+        return story.got("b", *rest).acks("b", *rest).broken()
+
+    assert told(1, 2, 3, 4) == told(2, 3, 4) == [], "over 0 or over 1"
+    assert told(3, 4) == ["H5"]
+    assert told(2, 3, 4, saved=True) == [], "over 1"
+
+
 def test_what_is_skipped_is_held_by_nobody_before_that_is_answered() -> None:
     def told(opening: tuple[str, int]) -> list[str]:
-        story = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).begins(0, opening, reset=False).got("b", 1)
-        story.moved(0, opening, reset=False)
+        story = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).begins(4, opening, skips=1).got("b", 1)
+        story.moved(4, opening, skips=1)
         return story.got("b", 2, 3, 4).acks("b", *range(1, 5)).broken()
 
     assert told(FIRST) == []

@@ -65,6 +65,7 @@ RULES: Mapping[str, Set[str]] = {
     "look for no orphans": {"M8"},
     "serve bundles whose record is gone": {"O1"},
     "give bundles away before topics are unloaded": {"O1"},
+    "say that topics are unloaded before they are": {"O1"},
     "put adds into the cache behind their answers": {"S2", "S4", "S5", "S6"},
     "take a repeated add in spite of the fence": {"S3"},
     "move the mark although the flush failed": {"S6", "S2", "S3", "S5"},

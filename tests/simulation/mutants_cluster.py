@@ -20,6 +20,7 @@ from cepheid_broker.bundles import Bundle
 from cepheid_broker.managed_ledger import ManagedLedgers, orphans
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.failover import Failover
+from cepheid_broker.topics import Topics
 from cepheid_ledger import ClosedLedger
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.ensemble_change import EnsembleChanger
@@ -412,6 +413,18 @@ def give_bundles_away_before_topics_are_unloaded() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def say_that_topics_are_unloaded_before_they_are() -> Iterator[None]:
+    """The topics of a bundle are unloaded behind the back of whoever gives it away."""
+    unload_bundle = Topics.unload_bundle
+
+    async def begin(self: Topics, bundle: Bundle, reason: str) -> None:
+        asyncio.get_running_loop().create_task(unload_bundle(self, bundle, reason))
+
+    with mock.patch.object(Topics, "unload_bundle", begin):
+        yield
+
+
 def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
     """Answers of somebody who is believed to hold more than it answered."""
     on_added = WriterState.on_added
@@ -446,4 +459,5 @@ CLUSTER_MUTANTS: Iterable[Mutant] = (
     look_for_no_orphans,
     serve_bundles_whose_record_is_gone,
     give_bundles_away_before_topics_are_unloaded,
+    say_that_topics_are_unloaded_before_they_are,
 )

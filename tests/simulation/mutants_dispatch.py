@@ -17,6 +17,7 @@ from cepheid_broker.ack_saver import AckSaver, OnSaved
 from cepheid_broker.dispatch_failover import FailoverDispatch
 from cepheid_broker.dispatch_shared import SharedDispatch
 from cepheid_broker.dispatcher import Dispatcher
+from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.cursor import Cursor
 from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
 from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
@@ -136,6 +137,18 @@ def seek_one_off() -> Iterator[None]:
         await reset(self, subscription, Position(position.ledger_id, position.entry_id + 1), words)
 
     with mock.patch.object(PersistentTopic, "reset_subscription", beyond):
+        yield
+
+
+@contextlib.contextmanager
+def skip_one_too_many() -> Iterator[None]:
+    """The entry behind the last one that was to be skipped counts as acknowledged too."""
+    nth_unacknowledged = AckSet.nth_unacknowledged
+
+    def the_next(self: AckSet, number: int) -> Position | None:
+        return nth_unacknowledged(self, number + 1)
+
+    with mock.patch.object(AckSet, "nth_unacknowledged", the_next):
         yield
 
 
@@ -303,6 +316,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
     keep_a_key_at_who_has_acknowledged,
     take_over_without_going_back,
     seek_one_off,
+    skip_one_too_many,
     acknowledge_cumulatively_on_shared_subscriptions,
     take_a_part_of_a_batch_for_all_of_it,
     acknowledge_all_of_a_batch_up_to_whose_middle_it_is,
@@ -330,6 +344,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "take over without going back": {"H8", "V7"},
     "seek one off": {"H13", "C4", "H5", "H6", "H8", "V7"},
     # M6: what counts as acknowledged may be trimmed
+    "skip one too many": {"C3", "H5", "H6", "H8", "M6"},
     "acknowledge cumulatively on shared subscriptions": {"H5", "H6", "H10", "M6"},
     "take a part of a batch for all of it": {"H5", "H6", "H8", "M6"},
     "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8", "M6"},

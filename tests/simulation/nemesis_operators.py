@@ -8,8 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cepheid_wire import NamespaceName, TopicName
 from tests.simulation.cluster import SimBookie
 from tests.simulation.sim_broker import SimBroker
+from tests.simulation.sim_operator import Operator
+from tests.simulation.workload_ledgers import EXPECTED, Quorums
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -105,10 +108,33 @@ class OperatorFaults:
             await asyncio.sleep(0.05)
 
     def _change_quorums(self) -> None:
-        """For ledgers that are made from now on."""
-        quorums = self._world.other_quorums(self._random)
-        if quorums is not None and self._world.plan.deals("quorums changed"):
-            self._world.change_quorums(quorums)
+        """For ledgers that are made from now on. Where clients use topics, as policies of one of these or of their namespace."""
+        world, rng = self._world, self._random
+        quorums = world.other_quorums(rng)
+        if quorums is None:
+            return
+        if world.clients is None:
+            if world.plan.deals("quorums changed"):
+                world.change_quorums(quorums)
+            return
+        topics = world.clients.topics
+        of = rng.choice((topics[0].namespace, *topics))
+        if world.plan.begins():
+            world.start_outside(self._set_policy(of, quorums), f"set quorums of {of}")
+
+    async def _set_policy(self, of: NamespaceName | TopicName, quorums: Quorums) -> None:
+        """Again and again, until somebody says that it is done: from then on it counts."""
+        world = self._world
+        operator = Operator(world.brokers, world.plan.stream(f"quorums of {of}"))
+        while not self._ended:
+            try:
+                await operator.set_quorums(of, quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum)
+                world.change_quorums(quorums)
+                world.plan.saw("quorums changed")
+                return
+            except EXPECTED as error:
+                world.history.note(lambda error=error: f"an operator cannot set quorums of {of}: {error!r}")
+                await asyncio.sleep(0.3)
 
     def _recover_at_once(self) -> None:
         """Two or three processes recover one ledger, whose writer may live. One process alone would make one recovery of them."""

@@ -15,11 +15,15 @@ from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_client import SimClient
 from tests.simulation.sim_clock import true_ms
 from tests.simulation.sim_consumer import Delivery, SimConsumer
+from tests.simulation.sim_operator import Operator
 from tests.simulation.sim_producer import SimProducer
 from tests.simulation.sim_serving import found_cluster
 
 _PADDING_BYTES = 400
 """Of a message: two of them are a read of the simulated brokers, so that much is left to be read."""
+
+
+_SUBSCRIPTION = "audit"
 
 
 @dataclass(slots=True)
@@ -119,7 +123,7 @@ async def subscribes_at_the_end(scene: Scene, application: Application, room: in
 
 async def _subscribe(scene: Scene, application: Application, room: int, *, at_the_end: bool = False) -> None:
     client, topic = application.client, of(scene).topic
-    application.consumer = SimConsumer(client, topic, "audit", "Exclusive", client.name, queue=room, at_the_end=at_the_end)
+    application.consumer = SimConsumer(client, topic, _SUBSCRIPTION, "Exclusive", client.name, queue=room, at_the_end=at_the_end)
     scene.spawn(application.client.node, application.consumer.stay_connected(), "consume")
     await scene.wait_until(lambda: application.consuming.connection is not None, "it is connected")
 
@@ -157,6 +161,14 @@ def acknowledges_message(scene: Scene, application: Application, number: int) ->
     if delivery is None:
         raise ScenarioError(f"it has not got message {number}")
     application.consuming.acknowledge([delivery])
+
+
+@step("an operator skips {number} messages")
+async def operator_skips(scene: Scene, count: int) -> None:
+    """Of what applications have not acknowledged, the first ones."""
+    operator = Operator(scene.brokers, random.Random(0))
+    serving = next(broker for broker in scene.brokers.values() if broker.serves)
+    await operator.skip(of(scene).topic, _SUBSCRIPTION, count, at=serving)
 
 
 @step("application {application} begins to seek message {number}")

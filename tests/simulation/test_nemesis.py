@@ -82,8 +82,8 @@ def test_peace_is_not_before_the_last_lasting_fault_has_ended() -> None:
 class Played(World):
     """A world in which one fault is dealt out as often as its visitors come; calm but for it."""
 
-    def __init__(self, act: str) -> None:
-        super().__init__(77, faults=CALM, operations=60)
+    def __init__(self, act: str, seed: int = 77) -> None:
+        super().__init__(seed, faults=CALM, operations=60)
         self.act = act
         self.nemesis: Nemesis | None = None
 
@@ -154,6 +154,21 @@ def test_healing_waits_for_no_start_that_a_crash_has_ended(monkeypatch: pytest.M
     monkeypatch.setattr(SimBookie, "_register", end_instead)
     world.run()
     assert ended == ["b1"]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_changed_quorums_are_those_of_the_next_ledgers_of_topics_that_clients_use(orderly: bool) -> None:
+    world = Played("OperatorFaults._change_quorums", seed=7 if orderly else 3)
+    world.run()
+    assert world.clients is not None
+    assert world.orderly is orderly
+    records = [*world.history.ledgers.values(), *world.history.deleted.values()]
+    had = {
+        (record.ensemble_size, record.write_quorum, record.ack_quorum)
+        for record in records
+        if "topic" in record.custom and not world.history.creators[record.ledger_id].startswith("auditor")
+    }
+    assert world.plan.counts["quorums changed"] >= len(had) - 1 > 0
 
 
 @pytest.mark.parametrize("machines", ["bookies", "brokers"])

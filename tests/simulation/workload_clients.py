@@ -128,6 +128,8 @@ class ClientWorkload:
                 ranges = ((index * _HASHES // several, (index + 1) * _HASHES // several - 1),) if subscribed.sticky else ()
                 self._give_role(rng.choice(self.clients), partial(self._add_consumer, subscribed, ranges))
         self._world.start_outside(self._operators.run(), "operate on topics")
+        if self._world.orderly:
+            self._world.start_outside(self._operators.hand_over(), "hand topics over")
 
     # Machines
 

@@ -1,6 +1,6 @@
 """Operators of topics that clients use: what the admin API does, at whichever broker serves, and what is to be expected of it.
 
-unload, trim             clients notice a pause
+unload, trim, hand over  clients notice a pause; of a topic that is handed over, another broker
 reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
 limit                    policies of the topic change: how much may be unacknowledged
 """
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.simulation.workload_clients import Subscribed
     from tests.simulation.world import World
 
+_HAND_OVERS_PER_S = 0.4
 _LIMITS = (None, None, 1, 3, 10)
 
 
@@ -112,7 +113,7 @@ class TopicOperators:
         place = self._random.choice(places)
         subscription.begin_seek()
         try:
-            with self._moving(subscribed, topic, (*place, -1), reset=True):
+            with self._moving(subscribed, topic, (*place, -1)):
                 await topic.reset_subscription(subscription, Place(*place), ())
         finally:
             subscription.end_seek()
@@ -123,10 +124,11 @@ class TopicOperators:
             return
         topic, subscription = found
         self._history.did("skip")
-        count = self._random.choice((1, 3))
-        last = subscription.cursor.nth_unacknowledged(count) or topic.ledger.last_confirmed
-        with self._moving(subscribed, topic, (last.ledger_id, last.entry_id, -1), reset=False):
-            await subscription.skip(count)
+        count, last = self._random.choice((1, 3)), topic.ledger.last_confirmed
+        with self._moving(subscribed, topic, (*last, -1), skips=count):
+            skipped = await subscription.skip(count)
+        what = f"{subscribed.name} of {subscribed.topic}"
+        self._history.check("C3", skipped <= count, f"{what} was to skip {count} entries, and skipped {skipped}")
 
     async def _delete(self, broker: Broker, subscribed: Subscribed) -> None:
         """With force: its consumers come again, and with them a subscription of that name, which begins at the beginning."""
@@ -135,8 +137,23 @@ class TopicOperators:
             return
         topic, _ = found
         self._history.did("delete a subscription")
-        with self._moving(subscribed, topic, BEGINNING, reset=True):
+        with self._moving(subscribed, topic, BEGINNING):
             await topic.delete_subscription(subscribed.name)
+
+    async def hand_over(self) -> None:
+        """Where brokers ask whose a topic is: now and then one gives a bundle to another, and both go on."""
+        rng = random.Random(f"{self._world.seed}/hand over")
+        operator = Operator(self._world.brokers, rng)
+        while not self.stopped:
+            await asyncio.sleep(rng.expovariate(_HAND_OVERS_PER_S))
+            topic, to = rng.choice(self._subscriptions).topic, rng.choice(list(self._world.brokers))
+            if self.stopped or not self._world.does():
+                continue
+            try:
+                await operator.unload_bundle(topic, to=to)
+                self._history.did("hand over")
+            except EXPECTED as error:
+                self._history.note(f"an operator cannot give {topic} to {to}: {error!r}")
 
     async def terminate(self, topic: TopicName) -> None:
         """Again and again, until somebody says that it is done."""
@@ -156,9 +173,9 @@ class TopicOperators:
         await change_topic(AdminContext(broker), subscribed.topic, changes)
 
     @contextlib.contextmanager
-    def _moving(self, subscribed: Subscribed, topic: PersistentTopic, position: Position, *, reset: bool) -> Iterator[None]:
-        """Around the move: it has moved unless something is raised."""
-        details = {"reset": reset, "opening": self._opening(topic)}
+    def _moving(self, subscribed: Subscribed, topic: PersistentTopic, position: Position, *, skips: int = 0) -> Iterator[None]:
+        """Around the move: it has moved unless something is raised. Of a skip, the judge finds out how far it may have gone."""
+        details = {"opening": self._opening(topic), **({"skips": skips} if skips else {"reset": True})}
         self._notes.note("moving", subscribed.topic, subscription=subscribed.name, position=position, details=details)
         yield
         self._notes.note("moved", subscribed.topic, subscription=subscribed.name, position=position, details=details)

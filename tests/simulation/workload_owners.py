@@ -56,12 +56,26 @@ class OpenTopics:
                 await managed_ledger.aclose()
 
 
+class ServedTopics:
+    """Of one process that serves clients: what its managed ledgers say, whatever its `Topics` believe."""
+
+    def __init__(self, broker: SimBroker, ownership: BundleOwnership) -> None:
+        self.ownership = ownership
+        self._managed_ledgers = broker.managed_ledgers
+
+    def serves(self, bundle: Bundle) -> list[ManagedLedger]:
+        return [
+            ledger for topic, ledger in self._managed_ledgers.opened.items() if bundle.holds(topic) and ledger.state is State.OPEN
+        ]
+
+
 class OwnershipWorkload:
     def __init__(self, rng: random.Random, history: History, tree: SimTree) -> None:
         self._random = rng
         self._history = history
         self._tree = tree
         self._open: dict[str, OpenTopics] = {}  # by process
+        self._served: dict[str, ServedTopics] = {}  # likewise, where clients are served
         history.on_release = self._check_released
         self._doubtful_since_s: dict[str, float] = {}
 
@@ -83,6 +97,12 @@ class OwnershipWorkload:
                 self._history.note(f"{broker.process} cannot register: {error!r}")
                 await asyncio.sleep(0.3)
         self._open[broker.process] = opened
+
+    def on_served(self, broker: SimBroker) -> None:
+        """It begins to serve clients."""
+        ownership = broker.broker.ownership
+        if isinstance(ownership, BundleOwnership):
+            self._served[broker.process] = ServedTopics(broker, ownership)
 
     async def is_here(self, broker: SimBroker, topic: TopicName) -> bool:
         """Whether this broker is to serve it now. What nobody owns may be taken by this."""
@@ -115,7 +135,7 @@ class OwnershipWorkload:
 
     def _check_released(self, key: str, process: str) -> None:
         """O1: a broker deletes its record. What it serves of the bundle was closed before: the next owner may begin at once."""
-        opened = self._open.get(process)
+        opened = self._served.get(process) or self._open.get(process)
         if opened is None or opened.ownership is None:
             return
         for bundle in opened.ownership.owned_bundles():

@@ -187,6 +187,7 @@ class World(Stage):
         """Starts a broker's process and what runs in it."""
         broker.start()
         if not self.stores:
+            self.owners.on_served(broker)
             return
         if self.topic_workload.owners is not None:
             self.spawn(broker.node, self.owners.run(broker), "ownership")
