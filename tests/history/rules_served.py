@@ -9,9 +9,9 @@ names the opening of its consumer; what is promised within an opening, and from 
 Beside the events of clients there are `active` (a Failover consumer is told that it is the one that receives from now on), `saving`
 and `saved` (an ACK that asks for an answer, and that answer), `seeking` before `sought`, and `moving` before `moved`: where the
 subscription stands meanwhile, and if the second never comes, says standing.py. All four name the opening that was asked, and where
-to. `trimmed`: what is before its position has left the topic. Positions name entries (index -1); `details["left"]` is the mask of
-a batch's messages that are not acknowledged, absent for none: all are acknowledged by such an ack, all are delivered by such a
-message.
+to. `trimmed`: what is before its position has left the topic. Positions name entries (index -1), but where a seek or reset begins
+inside a batch; `details["left"]` is the mask of a batch's messages that are not acknowledged, absent for none: all are acknowledged
+by such an ack, all are delivered by such a message.
 """
 
 from __future__ import annotations

@@ -281,7 +281,9 @@ class ClientWorkload:
             consumer.give_back(some)
             held[:] = [delivery for delivery in held if delivery not in some]
         elif draw < 0.4 and consumer.kind == "Exclusive":
-            await consumer.seek(rng.choice(some).position)
+            target = rng.choice(some)
+            index = rng.randrange(target.messages) if target.is_batch else 0
+            await consumer.seek(target.position, index=index, messages=target.messages)
             held.clear()
         elif draw < 0.408 and consumer.kind == "Exclusive":
             await consumer.unsubscribe()

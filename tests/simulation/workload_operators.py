@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.policy_change import change_topic
+from cepheid_broker.admin.stored_entries import from_message
 from cepheid_broker.broker import Broker
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.subscription import Subscription
@@ -100,20 +101,21 @@ class TopicOperators:
         return None if found is None or found[1].in_seek else found
 
     async def _reset(self, broker: Broker, subscribed: Subscribed) -> None:
-        """As admin/cursor_operations.py does."""
+        """To a message, also of a batch, as admin/cursor_operations.py does."""
         found = self._find(broker, subscribed)
         if found is None or self._random.random() < 0.5:
             return
         topic, subscription = found
-        places = [place for place in self.told(subscribed.topic) if topic.ledger.is_valid(Place(*place))]
+        places = [place for place in self._told_messages(subscribed.topic) if topic.ledger.is_valid(Place(*place[:2]))]
         if not places:
             return
         self._history.did("reset")
         place = self._random.choice(places)
+        target = await from_message(topic.ledger, Place(*place[:2]), max(0, place[2]))
         subscription.begin_seek()
         try:
-            with self._moving(subscribed, topic, (*place, -1), reset=True):
-                await topic.reset_subscription(subscription, Place(*place), ())
+            with self._moving(subscribed, topic, place, reset=True):
+                await topic.reset_subscription(subscription, *target)
         finally:
             subscription.end_seek()
 
@@ -169,5 +171,8 @@ class TopicOperators:
         return process, topic.ledger.chain.epoch
 
     def told(self, topic: TopicName) -> list[tuple[int, int]]:
+        return [position[:2] for position in self._told_messages(topic)]
+
+    def _told_messages(self, topic: TopicName) -> list[Position]:
         events = self._notes.events.get(str(topic), ())
-        return [event.position[:2] for event in events if event.kind == "sent" and event.position and event.position[0] >= 0]
+        return [event.position for event in events if event.kind == "sent" and event.position and event.position[0] >= 0]
