@@ -157,6 +157,12 @@ class Standing:
         self.trimmed = max(self.trimmed, rank)
         return [] if self.is_moving(self._latest) else owed
 
+    def delete(self, rank: int, epoch: int) -> None:
+        """The topic: what is before goes with it, owed or not. Openings before that epoch speak of what is no more."""
+        self.trim(rank)
+        self.on_opening(epoch)
+        self.moved_in = max(epoch, self.moved_in)
+
     def begin(self, move: Move) -> bool:
         """False: it can change nothing any more, outside its own opening (rule 2)."""
         self.on_opening(move.epoch)

@@ -12,6 +12,8 @@ from tests.history.verdict import Promises
 
 SERVED = Promises(noted_at_servers=True)
 FIRST, SECOND = ("east#1", 1), ("west#1", 2)
+ANEW = ("west#1", 3)
+"""Of a topic that was deleted in epoch 2."""
 
 
 class Story:
@@ -286,6 +288,31 @@ def test_a_seek_into_what_is_gone_goes_on_behind_it(kind: str, target: int) -> N
             told.note(step, actor, **fields)
         first = max(2, target)
         assert told.open("b").got("b", *range(first, 5)).acks("b", *range(first, 5)).broken() == []
+
+
+@pytest.mark.parametrize("kind", ["Exclusive", "Failover", "Shared", "Key_Shared"])
+def test_what_was_in_a_topic_that_was_deleted_nobody_is_owed_or_given_again(kind: str) -> None:
+    """m0 to m2 were; m3 is published to the topic that was made anew."""
+
+    def deleted(story: Story) -> Story:
+        return story.note("deleted", position=(1, 3, -1), details={"epoch": 2})
+
+    def told() -> Story:
+        return deleted(Story(kind).open("a").got("a", 0, 1).acks("a", 0).note("close", "a"))
+
+    assert told().open("b", ANEW).got("b", 3, 4).acks("b", 3, 4).broken() == []
+    assert told().open("b", ANEW).broken() == ["H5"], "m3 and m4 are owed"
+    assert told().open("b", ANEW).got("b", 2, 3, 4).acks("b", 3, 4).broken() == ["H2"]
+    trimmed = told().note("trimmed", position=(1, 4, -1))
+    assert trimmed.open("b", ANEW).got("b", 4).acks("b", 4).broken() == [], "before anybody subscribed again"
+    late = told().open("c").note("trimmed", position=(1, 4, -1))
+    assert late.open("b", ANEW).got("b", 4).acks("b", 4).broken() == [], "with one that was deposed nobody subscribes"
+
+
+def test_a_move_of_what_was_deleted_moves_nothing_that_came_later() -> None:
+    told = Story().open("a").all_of("a").begins(0).note("deleted", position=(1, 3, -1), details={"epoch": 2})
+    assert told.moved(0).open("b", ANEW).got("b", 3, 4).acks("b", 3, 4).broken() == []
+    assert told.note("close", "b").open("c", ANEW).got("c", 3).broken()[0] == "H7"
 
 
 def test_a_server_that_is_deposed_waits_for_nothing_that_is_gone() -> None:

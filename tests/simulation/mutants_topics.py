@@ -12,7 +12,15 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_broker.deduplication import ProducerSequence
 from cepheid_broker.forward_reader import ForwardReader
-from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, cursor_store, opening, saved_cursor, trimmer
+from cepheid_broker.managed_ledger import (
+    ManagedLedgerFailedError,
+    ManagedLedgers,
+    chain_keeper,
+    cursor_store,
+    opening,
+    saved_cursor,
+    trimmer,
+)
 from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
@@ -376,6 +384,16 @@ def save_a_reset_to_the_beginning_of_a_batch() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def delete_the_record_of_a_topic_alone() -> Iterator[None]:
+    """What was in it is there again when somebody makes it anew."""
+
+    async def spare(self: ManagedLedgers, *_: Any) -> None: ...
+
+    with mock.patch.object(ManagedLedgers, "delete", spare):
+        yield
+
+
+@contextlib.contextmanager
 def deliver_what_was_read_before_a_seek() -> Iterator[None]:
     """The answer to a read is taken for what comes next, whatever became of the subscription meanwhile (apache/pulsar#26304)."""
     with mock.patch.object(ForwardReader, "awaits", return_value=True):
@@ -453,6 +471,7 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     leave_cursors_in_what_is_trimmed,
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
+    delete_the_record_of_a_topic_alone,
     reset_to_the_beginning_of_a_batch,
     save_a_reset_to_the_beginning_of_a_batch,
     deliver_what_was_read_before_a_seek,

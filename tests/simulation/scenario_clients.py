@@ -16,6 +16,7 @@ from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_client import SimClient
 from tests.simulation.sim_clock import true_ms
 from tests.simulation.sim_consumer import Delivery, SimConsumer
+from tests.simulation.sim_operator import Operator
 from tests.simulation.sim_producer import SimProducer
 from tests.simulation.sim_serving import found_cluster
 
@@ -148,6 +149,13 @@ async def _subscribe(scene: Scene, application: Application, room: int, *, at_th
     application.consumer = SimConsumer(client, topic, "audit", "Exclusive", client.name, queue=room, at_the_end=at_the_end)
     scene.spawn(application.client.node, application.consumer.stay_connected(), "consume")
     await scene.wait_until(lambda: application.consuming.connection is not None, "it is connected")
+
+
+@step("an operator deletes the topic of the applications")
+async def deletes_topic(scene: Scene) -> None:
+    """With force, with all that is in it; applications that stay connected make it anew when they come again."""
+    serving = {name: broker for name, broker in scene.brokers.items() if broker.serves}
+    await Operator(serving, random.Random("operator")).delete_topic(of(scene).topic, force=True)
 
 
 @step("application {application} leaves")

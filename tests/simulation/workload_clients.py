@@ -4,7 +4,7 @@
          │                                                                                         │
          ├── readers: all of a topic, from its beginning
          └── consumers: join, take, acknowledge one by one, up to here, in part, with an answer, give back, seek, hang, leave
-    operators: unload, trim, reset, skip and more, at whichever broker serves (workload_operators.py)
+    operators: unload, trim, delete, reset, skip and more, at whichever broker serves (workload_operators.py)
 
 When all is well again every subscription is drained, and tests/history judges what was noted (`judge`), with what left the topics
 meanwhile (client_trims.py).
@@ -86,7 +86,8 @@ class ClientWorkload:
         for topic in self.topics:
             for kind in rng.sample(KINDS, rng.choice((1, 2, 2))):
                 self.subscriptions.append(Subscribed(topic, kind.lower(), kind, kind == "Key_Shared" and rng.random() < _STICKY))
-        self._operators = TopicOperators(world, self.notes, self.subscriptions, rng)
+        self._operators = TopicOperators(world, self.notes, self.trims, self.subscriptions, rng)
+        self._operators.spared = self.deduplicated
         self.stopped = False
         """No new messages, and nobody is capricious any more: everything that comes is acknowledged."""
         self._names = 0
@@ -111,7 +112,7 @@ class ClientWorkload:
 
         def opening_of(topic: str) -> tuple[str, int]:
             found: Any = topics.find(TopicName.parse(topic))
-            return process, found.ledger.chain.epoch
+            return process, self._history.epoch_of(found.ledger.chain)
 
         return WireTap(protocol, self.notes, opening_of)
 
@@ -312,8 +313,9 @@ class ClientWorkload:
     # Afterwards
 
     def stop(self) -> None:
-        if self._world.orderly and self._random.random() < _TERMINATED:
-            self.ending = self._random.choice(self.topics)
+        stay = [topic for topic in self.topics if topic not in self._operators.deleting]
+        if self._world.orderly and self._random.random() < _TERMINATED and stay:
+            self.ending = self._random.choice(stay)
             self._world.start_outside(self._operators.terminate(self.ending), f"terminate {self.ending}")
         self.stopped = self._operators.stopped = True
 
@@ -359,7 +361,7 @@ class ClientWorkload:
         if topic == self.ending and end is not None:  # else whoever terminated it was told of no end
             last = entries[-1][0] if entries else end
             self._history.check("M10", last <= end, lambda: f"{topic} ends at {last}, and was terminated at {end}")
-        stored = self.trims.entries[topic] + entries
+        stored = self.trims.entries(topic) + entries
         self._stored[topic] = [((position.ledger_id, position.entry_id), bytes(tail)) for position, tail in stored]
         for position, tail in stored:
             place = (position.ledger_id, position.entry_id)

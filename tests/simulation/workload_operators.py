@@ -1,6 +1,7 @@
 """Operators of topics that clients use: what the admin API does, at whichever broker serves, and what is to be expected of it.
 
 unload, trim             clients notice a pause
+delete a topic           with force: its clients come again, and make it anew; what was in it is gone
 reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
 limit                    policies of the topic change: how much may be unacknowledged
 """
@@ -20,9 +21,11 @@ from cepheid_broker.broker import Broker
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.subscription import Subscription
 from cepheid_metadata import Position as Place
+from cepheid_metadata import keys
 from cepheid_wire import TopicName
 from tests.history.events import Position
 from tests.simulation.client_notes import BEGINNING, ClientNotes
+from tests.simulation.client_trims import ClientTrims
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_operator import Operator
 from tests.simulation.workload_ledgers import EXPECTED
@@ -48,13 +51,20 @@ def _found(broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Sub
 
 
 class TopicOperators:
-    def __init__(self, world: World, notes: ClientNotes, subscriptions: Sequence[Subscribed], rng: random.Random) -> None:
+    def __init__(
+        self, world: World, notes: ClientNotes, trims: ClientTrims, subscriptions: Sequence[Subscribed], rng: random.Random
+    ) -> None:
         self._world = world
         self._history = world.history
         self._notes = notes
         self._subscriptions = subscriptions
         self._random = rng
+        self._trims = trims
         self.stopped = False
+        self.spared = ""
+        """The topic that nobody deletes: with it the sequence ids would go, and what is sent again be stored again."""
+        self.deleting: list[TopicName] = []
+        """One for each deletion that somebody asked for and has not heard the end of: it may be done at any later moment."""
         self.ends: dict[TopicName, Place] = {}
         """Of topics that were terminated: the last position, as whoever asked was told."""
         self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
@@ -64,6 +74,7 @@ class TopicOperators:
             self._skip: 1.5,
             self._delete: 0.5,
             self._limit: 1.0,
+            self._delete_topic: 1.0,
         }
 
     async def run(self) -> None:
@@ -140,6 +151,23 @@ class TopicOperators:
         with self._moving(subscribed, topic, BEGINNING, reset=True):
             await topic.delete_subscription(subscribed.name)
 
+    async def _delete_topic(self, broker: Broker, subscribed: Subscribed) -> None:
+        """Once it is done nothing of what was in it is in it (M3)."""
+        topic, history = subscribed.topic, self._history
+        if str(topic) == self.spared or broker.topics.find(topic) is None:
+            return
+        self._trims.deletable[topic] = None
+        self.deleting.append(topic)
+        before = self._listed(topic)
+        await broker.topics.delete(topic, force=True)
+        left = [ledger_id for ledger_id in self._listed(topic) if ledger_id in before]
+        history.check("M3", not left, lambda: f"{topic} was deleted, and still has the ledgers {left}")
+        self.deleting.remove(topic)
+
+    def _listed(self, topic: TopicName) -> list[int]:
+        chain = self._history.chains.get(keys.chain_key(topic))
+        return [] if chain is None else [ledger.ledger_id for ledger in chain.ledgers]
+
     async def terminate(self, topic: TopicName) -> None:
         """Again and again, until somebody says that it is done."""
         operator = Operator(self._world.brokers, self._random)
@@ -168,7 +196,7 @@ class TopicOperators:
     def _opening(self, topic: PersistentTopic) -> tuple[str, int]:
         serving = (broker for broker in self._world.brokers.values() if broker.ready)
         process = next((broker.process for broker in serving if broker.broker.topics.find(topic.name) is topic), "")
-        return process, topic.ledger.chain.epoch
+        return process, self._history.epoch_of(topic.ledger.chain)
 
     def told(self, topic: TopicName) -> list[tuple[int, int]]:
         return [position[:2] for position in self._told_messages(topic)]
