@@ -29,8 +29,8 @@ class ClientTrims:
     def __init__(self, history: History, notes: ClientNotes, topics: Sequence[TopicName], rng: random.Random) -> None:
         is_trimming = rng.random() < _TRIMMING
         self.retention = {topic: NOTHING if is_trimming and rng.random() < 2 / 3 else EVERYTHING for topic in topics}
-        self.deletable: dict[TopicName, None] = {}
-        """Somebody asked for their deletion."""
+        self.deleting: list[TopicName] = []
+        """One for each deletion that somebody asked for and has not heard the end of: it may be done at any later moment."""
         self._gone: dict[TopicName, list[int]] = {topic: [] for topic in topics}  # ledgers, in order
         self.on_deleted: Callable[[], None] = lambda: None
         """A topic is gone, whose ledgers have the largest ids so far."""
@@ -69,7 +69,7 @@ class ClientTrims:
         topic, history = self._topics.get(key), self._history
         if topic is None:
             return
-        history.check("M3", topic in self.deletable, lambda: f"{topic} loses all of {gone}, and nobody asked for its deletion")
+        history.check("M3", topic in self.deleting, lambda: f"{topic} loses all of {gone}, and nobody asked for its deletion")
         history.did("delete a topic")
         self.retention[topic] = NOTHING  # made anew it has no policy of its own, if its record goes as well
         self._gone[topic] += gone

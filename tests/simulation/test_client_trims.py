@@ -31,7 +31,7 @@ def emptied(*, asked: bool) -> tuple[ClientNotes, ClientTrims]:
     trims = ClientTrims(history, notes, [TOPIC], random.Random(0))
     history.sent[1], history.acked[1] = [b"a", b"b", b"c"], 2
     if asked:
-        trims.deletable[TOPIC] = None
+        trims.deleting.append(TOPIC)
 
     async def run() -> None:
         checks = TopicRecordChecks(history)

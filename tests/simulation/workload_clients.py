@@ -320,7 +320,7 @@ class ClientWorkload:
     # Afterwards
 
     def stop(self) -> None:
-        stay = [topic for topic in self.topics if topic not in self._operators.deleting]
+        stay = [topic for topic in self.topics if topic not in self.trims.deleting]
         if self._world.orderly and self._random.random() < _TERMINATED and stay:
             self.ending = self._random.choice(stay)
             self._world.start_outside(self._operators.terminate(self.ending), f"terminate {self.ending}")

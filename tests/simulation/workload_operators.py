@@ -63,8 +63,6 @@ class TopicOperators:
         self.stopped = False
         self.spared = ""
         """The topic that nobody deletes: with it the sequence ids would go, and what is sent again be stored again."""
-        self.deleting: list[TopicName] = []
-        """One for each deletion that somebody asked for and has not heard the end of: it may be done at any later moment."""
         self.ends: dict[TopicName, Place] = {}
         """Of topics that were terminated: the last position, as whoever asked was told."""
         self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
@@ -156,13 +154,12 @@ class TopicOperators:
         topic, history = subscribed.topic, self._history
         if str(topic) == self.spared or broker.topics.find(topic) is None:
             return
-        self._trims.deletable[topic] = None
-        self.deleting.append(topic)
+        self._trims.deleting.append(topic)
         before = self._listed(topic)
         await broker.topics.delete(topic, force=True)
         left = [ledger_id for ledger_id in self._listed(topic) if ledger_id in before]
         history.check("M3", not left, lambda: f"{topic} was deleted, and still has the ledgers {left}")
-        self.deleting.remove(topic)
+        self._trims.deleting.remove(topic)
 
     def _listed(self, topic: TopicName) -> list[int]:
         chain = self._history.chains.get(keys.chain_key(topic))
