@@ -6,13 +6,14 @@ names the opening of its consumer; what is promised within an opening, and from 
     within      what was acknowledged does not come again; order; nobody holds what another one holds; counts do not fall
     to later    what was answered as saved is acknowledged; nothing is that nobody acknowledged
 
-Beside the events of clients there are `active` (a Failover consumer is told that it is the one that receives from now on),
-`saving` and `saved` (an ACK that asks for an answer, and that answer), `seeking` before `sought`, and `moving` before `moved`:
-where the subscription stands meanwhile, and if the second never comes, says standing.py. All four name the opening that was
-asked, and where to; a skip, how many entries (`details["skips"]`), and the last one that the opening has: which they are is
-judged here. `trimmed`: what is before its position has left the topic. Positions name entries (index -1); `details["left"]` is
-the mask of a batch's messages that are not acknowledged, absent for none: all are acknowledged by such an ack, all are
-delivered by such a message.
+Beside the events of clients there are `active` (a Failover consumer is told that it is the one that receives from now on), `saving`
+and `saved` (an ACK that asks for an answer, and that answer), `seeking` before `sought`, and `moving` before `moved`: where the
+subscription stands meanwhile, and if the second never comes, says standing.py. All four name the opening that was asked, and where
+to; a skip, how many entries (`details["skips"]`), and the last one that the opening has: which they are is judged here. `trimmed`:
+what is before its position has left the topic. `deleted`: so has the topic with its subscriptions, by an operator's word; who comes
+again makes it anew, behind that position and in openings of later epochs than the event names. Positions name entries (index -1),
+but where a seek or reset begins inside a batch; `details["left"]` is the mask of a batch's messages that are not acknowledged,
+absent for none: all are acknowledged by such an ack, all are delivered by such a message.
 """
 
 from __future__ import annotations
@@ -118,12 +119,15 @@ class _Subscription:
         self._exists = False  # for certain: until somebody subscribes nothing is kept for it
         self._saved: dict[int, int] = {}  # by rank: the epoch of the opening that answered for it
         self._delivered: dict[int, Event] = {}
+        self._gone = 0  # so many messages were in the topic when it was last deleted
 
     def on_event(self, event: Event) -> Iterator[Violation]:
         if event.kind == "open":
             self._on_open(event)
         elif event.kind == "trimmed":
             yield from self._on_trimmed(event)
+        elif event.kind == "deleted":
+            self._on_deleted(event)
         elif (consumer := self._consumers.get(event.actor)) is not None:
             yield from self._on_consumer_event(consumer, event)
 
@@ -233,6 +237,16 @@ class _Subscription:
             for rank in range(edge):
                 self._waits_no_more(opening, rank)
 
+    def _on_deleted(self, event: Event) -> None:
+        assert event.position is not None
+        edge = self._stored.first_from(event.position)
+        self._standing.delete(edge, event.details["epoch"])
+        self._exists = False
+        self._gone = max(edge, self._gone)
+        for opening in self._openings.values():
+            for rank in range(edge):
+                self._waits_no_more(opening, rank)
+
     def begin(self, move: Move) -> None:
         opening, standing = self._opening(move.opening), self._standing
         if move.skips:
@@ -269,6 +283,9 @@ class _Subscription:
             yield Violation("H7", f"{self._name} delivered {event.position}, all of it acknowledged", (event,))
             return
         opening = consumer.opening
+        if ranks[0] < self._gone and not self._standing.is_deposed(opening.epoch):
+            yield Violation("H2", f"{self._name} delivered {event.position}, which was deleted with its topic", (event,))
+            return
         yield from self._acknowledged_stays_away(opening, event, ranks)
         if self._type in ORDERED:
             yield from self._seek_is_exact(opening, event, ranks[0])

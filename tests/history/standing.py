@@ -43,9 +43,13 @@ class Stored:
         self._places = list(self.ranks)
 
     def first_from(self, position: Position) -> int:
-        """The rank of the first message at or after it."""
+        """The rank of the first message at or after it. Inside a batch it says which message; else it is the whole entry."""
         index = bisect_left(self._places, position[:2])
-        return self.ranks[self._places[index]].start if index < len(self._places) else len(self.events)
+        if index == len(self._places):
+            return len(self.events)
+        ranks = self.ranks[self._places[index]]
+        is_inside = self._places[index] == position[:2] and position[2] > 0
+        return min(ranks.start + position[2], ranks.stop) if is_inside else ranks.start
 
     def messages(self, event: Event, *, left: bool) -> list[int]:
         """Of the entry that the event names: those that are `left`, or those that are not."""
@@ -168,6 +172,12 @@ class Standing:
             self.doubtful.pop(each, None)
         self.trimmed = max(self.trimmed, rank)
         return [] if self.is_moving(self._latest) else owed
+
+    def delete(self, rank: int, epoch: int) -> None:
+        """The topic: what is before goes with it, owed or not. Openings before that epoch speak of what is no more."""
+        self.trim(rank)
+        self.on_opening(epoch)
+        self.moved_in = max(epoch, self.moved_in)
 
     def begin(self, move: Move) -> bool:
         """False: it can change nothing any more, outside its own opening (rule 2)."""

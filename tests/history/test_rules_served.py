@@ -12,19 +12,23 @@ from tests.history.verdict import Promises
 
 SERVED = Promises(noted_at_servers=True)
 FIRST, SECOND = ("east#1", 1), ("west#1", 2)
+ANEW = ("west#1", 3)
+"""Of a topic that was deleted in epoch 2."""
 
 
 class Story:
     """Five stored messages m0 to m4 at 1:0 to 1:4; what happens is told line by line, each a second after the other.
 
-    Of a Failover subscription the one that came last is the active consumer."""
+    Of a Failover subscription the one that came last is the active consumer. `batch`: so many messages are one entry, 1:0."""
 
-    def __init__(self, kind: str = "Exclusive", key: str = "") -> None:
+    def __init__(self, kind: str = "Exclusive", key: str = "", *, batch: int = 0) -> None:
         self.kind = kind
         self.events: list[Event] = []
         for index in range(5):
             self.events.append(Event("send", actor="p", uid=f"m{index}", key=key, sequence_id=index))
-        self._audit = [Event("audit", uid=f"m{index}", key=key, position=(1, index, -1)) for index in range(5)]
+        places = [(1, 0, index) for index in range(batch)]
+        places += [(1, number + bool(batch), -1) for number in range(5 - batch)]
+        self._audit = [Event("audit", uid=f"m{index}", key=key, position=place) for index, place in enumerate(places)]
 
     def note(self, kind: str, actor: str = "", **fields: Any) -> Story:
         self.events.append(Event(kind, float(len(self.events)), actor, subscription="s", **fields))
@@ -129,6 +133,22 @@ def test_a_seek_voids_what_was_saved() -> None:
 def test_after_a_seek_its_target_comes_first(first: int, broken: list[str]) -> None:
     told = Story().open("a").all_of("a").seek("a", 2).open("b").got("b", *range(first, 5)).acks("b", *range(5))
     assert [rule for rule in told.broken() if rule in ("H7", "H13")] == broken
+
+
+@pytest.mark.parametrize(("left", "broken"), [(0b1100, []), (0b1000, ["H6", "H13", "H8"]), (0b1110, ["H7", "H13"])])
+def test_a_seek_into_a_batch_begins_with_the_message_that_it_names(left: int, broken: list[str]) -> None:
+    """m0 to m3 are one entry, m4 is the next; the seek goes to m2."""
+    where: Any = {"position": (1, 0, 2), "details": {"opening": FIRST}}
+    told = Story(batch=4).open("a").got("a", 0, 1).acks("a", 0, 1)
+    told.note("seeking", "a", **where).note("close", "a").note("sought", "a", **where).open("b")
+    assert told.got("b", 0, details={"left": left}).got("b", 1).acks("b", 0, 1).broken() == broken
+
+
+@pytest.mark.parametrize(("index", "owed"), [(1, True), (3, True), (4, False), (9, False)])
+def test_a_seek_behind_the_last_message_of_a_batch_owes_nothing_of_it(index: int, owed: bool) -> None:
+    where: Any = {"position": (1, 0, index), "details": {"opening": FIRST}}
+    told = Story(batch=4).open("a").note("seeking", "a", **where).note("close", "a").note("sought", "a", **where)
+    assert told.open("b").got("b", 1).acks("b", 1).broken() == (["H13", "H8", "H5"] if owed else [])
 
 
 def test_ordered_subscriptions_leave_out_and_turn_back_for_nothing() -> None:
@@ -271,6 +291,31 @@ def test_a_seek_into_what_is_gone_goes_on_behind_it(kind: str, target: int) -> N
             told.note(step, actor, **fields)
         first = max(2, target)
         assert told.open("b").got("b", *range(first, 5)).acks("b", *range(first, 5)).broken() == []
+
+
+@pytest.mark.parametrize("kind", ["Exclusive", "Failover", "Shared", "Key_Shared"])
+def test_what_was_in_a_topic_that_was_deleted_nobody_is_owed_or_given_again(kind: str) -> None:
+    """m0 to m2 were; m3 is published to the topic that was made anew."""
+
+    def deleted(story: Story) -> Story:
+        return story.note("deleted", position=(1, 3, -1), details={"epoch": 2})
+
+    def told() -> Story:
+        return deleted(Story(kind).open("a").got("a", 0, 1).acks("a", 0).note("close", "a"))
+
+    assert told().open("b", ANEW).got("b", 3, 4).acks("b", 3, 4).broken() == []
+    assert told().open("b", ANEW).broken() == ["H5"], "m3 and m4 are owed"
+    assert told().open("b", ANEW).got("b", 2, 3, 4).acks("b", 3, 4).broken() == ["H2"]
+    trimmed = told().note("trimmed", position=(1, 4, -1))
+    assert trimmed.open("b", ANEW).got("b", 4).acks("b", 4).broken() == [], "before anybody subscribed again"
+    late = told().open("c").note("trimmed", position=(1, 4, -1))
+    assert late.open("b", ANEW).got("b", 4).acks("b", 4).broken() == [], "with one that was deposed nobody subscribes"
+
+
+def test_a_move_of_what_was_deleted_moves_nothing_that_came_later() -> None:
+    told = Story().open("a").all_of("a").begins(0).note("deleted", position=(1, 3, -1), details={"epoch": 2})
+    assert told.moved(0).open("b", ANEW).got("b", 3, 4).acks("b", 3, 4).broken() == []
+    assert told.note("close", "b").open("c", ANEW).got("c", 3).broken()[0] == "H7"
 
 
 def test_a_server_that_is_deposed_waits_for_nothing_that_is_gone() -> None:

@@ -94,7 +94,7 @@ class Facts:
         for event in self.events:
             if event.subscription in found:
                 found[event.subscription].append(event)
-            elif event.kind in ("restart", "restarted", "trimmed"):
+            elif event.kind in ("restart", "restarted", "trimmed", "deleted"):
                 for events in found.values():
                     events.append(event)
         return found

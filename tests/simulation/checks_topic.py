@@ -20,12 +20,13 @@ class TopicRecordChecks:
     def on_chain(self, key: str, chain: Chain, process: str) -> None:
         history = self._history
         known = history.chains.get(key)
-        before = history.reigning.get(key, (process, chain.epoch))
-        history.reigning[key] = (process, chain.epoch)
-        in_turn = chain.epoch > before[1] or (process, chain.epoch) == before
-        history.check(
-            "M1", in_turn, lambda: f"{process} writes {key} in epoch {chain.epoch}, {before[0]} had written in {before[1]}"
-        )
+        if known is not None and known.incarnation != chain.incarnation:
+            history.earlier_epochs[chain.incarnation] = history.epoch_of(known)
+        epoch = history.epoch_of(chain)
+        before = history.reigning.get(key, (process, epoch))
+        history.reigning[key] = (process, epoch)
+        in_turn = epoch > before[1] or (process, epoch) == before
+        history.check("M1", in_turn, lambda: f"{process} writes {key} in epoch {epoch}, {before[0]} had written in {before[1]}")
         self._trims.on_chain(key, known, chain, process)
         self._check_terminated(key, known, chain)
         history.note(

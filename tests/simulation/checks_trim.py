@@ -38,6 +38,8 @@ class TrimChecks:
             history.did("trim" if topic is not None else "trim for clients")
             history.on_trimmed(key, gone, kept)
             self._check_saved_positions(key, chain, gone)
+        if gone and not kept and before.incarnation == chain.incarnation:
+            history.on_emptied(key, chain, gone)
 
     def _note_closed(self, topic: TopicModel, before: Chain, chain: Chain, process: str) -> None:
         """When a ledger ended, if its record says about the same. A clock that was wrong already when the topic was opened, or when
@@ -99,7 +101,7 @@ def check_positions(history: History, process: str, managed_ledger: Any) -> None
     """M7, of the opening that reigns: every durable cursor is in a ledger that the committed chain lists. A trim moves those along
     that are in what goes, first: what they show to operators and clients exists."""
     key = keys.chain_key(managed_ledger.topic)
-    if not managed_ledger.is_usable or history.reigning.get(key) != (process, managed_ledger.chain.epoch):
+    if not managed_ledger.is_usable or history.reigning.get(key) != (process, history.epoch_of(managed_ledger.chain)):
         return
     listed = [ledger.ledger_id for ledger in history.chains[key].ledgers]
     for cursor in managed_ledger.cursors.values():

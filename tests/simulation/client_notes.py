@@ -3,7 +3,7 @@
 SimProducer ── send, resend, sent ──┐
 WireTap, at the broker's end ───────┼──► events of the topic, in the order in which they happened
 operators ── moving, moved ─────────┤
-ClientTrims ── trimmed ─────────────┘
+ClientTrims ── trimmed, deleted ────┘
 """
 
 from __future__ import annotations

@@ -93,8 +93,10 @@ class History:
         self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
         self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch
         self.chains: dict[str, Chain] = {}  # the committed records
+        self.earlier_epochs: dict[str, int] = {}  # of a topic made anew, by incarnation: those that it had before
         self.cursor_records: dict[str, CursorRecord] = {}
         self.on_trimmed: Callable[[str, Sequence[int], Sequence[int]], None] = lambda key, gone, kept: None  # from a chain
+        self.on_emptied: Callable[[str, Chain, Sequence[int]], None] = lambda key, chain, gone: None  # a chain, to be deleted
         self.on_release: Callable[[str, str], None] = lambda key, process: None  # somebody deletes a bundle's owner record
 
     def __repr__(self) -> str:
@@ -151,6 +153,10 @@ class History:
         if record is not None and record.last_entry_id is not None:
             return record.last_entry_id
         return self.true_lac(ledger_id)
+
+    def epoch_of(self, chain: Chain) -> int:
+        """It rises also when the topic is deleted and made anew, whose record counts from one again."""
+        return self.earlier_epochs.get(chain.incarnation, 0) + chain.epoch
 
     def entries_of(self, ledger_id: int) -> int:
         """How many it surely has, and its topic counts: to its recorded end, or those that its writer was told OK."""

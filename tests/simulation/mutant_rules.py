@@ -92,6 +92,9 @@ RULES: Mapping[str, Set[str]] = {
     # M6: what counts as acknowledged may be trimmed
     "keep what was acknowledged during a reset": {"C4", "H13", "H5", "H6", "M6"},
     "go on at the end without a cursor ledger": {"C3", "C6", "H5", "H6", "M6"},
+    "delete the record of a topic alone": {"M3"},
+    "reset to the beginning of a batch": {"C4", "H7", "H13"},
+    "save a reset to the beginning of a batch": {"C2", "H7"},
     "deliver what was read before a seek": {"H5", "H6", "H8", "H13", "V7"},
     "close without saving cursors": {"C2", "H7"},
     "be content with the round under way": {"C2", "C8", "H7"},

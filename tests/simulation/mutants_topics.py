@@ -12,7 +12,16 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_broker.deduplication import ProducerSequence
 from cepheid_broker.forward_reader import ForwardReader
-from cepheid_broker.managed_ledger import ManagedLedgerFailedError, chain_keeper, opening, saved_cursor, trimmer
+from cepheid_broker.managed_ledger import (
+    ManagedLedgerFailedError,
+    ManagedLedgers,
+    chain_keeper,
+    cursor_store,
+    opening,
+    saved_cursor,
+    trimmer,
+)
+from cepheid_broker.managed_ledger.ack_set import AckSet
 from cepheid_broker.managed_ledger.appender import Appender
 from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
 from cepheid_broker.managed_ledger.cursor import Cursor
@@ -351,6 +360,40 @@ def close_without_saving_cursors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def reset_to_the_beginning_of_a_batch() -> Iterator[None]:
+    """Whatever message of it was asked for."""
+    starting_at = AckSet.starting_at
+
+    def whole(ledgers: LedgerList, position: Position, unacked_words: Sequence[int] = ()) -> AckSet:
+        return starting_at(ledgers, position)
+
+    with mock.patch.object(AckSet, "starting_at", whole):
+        yield
+
+
+@contextlib.contextmanager
+def save_a_reset_to_the_beginning_of_a_batch() -> Iterator[None]:
+    """It is in memory that the message is known that was asked for."""
+    encode_state = cursor_store.encode_state
+
+    def wholly(ack_set: AckSet, **others: Any) -> bytes:
+        return encode_state(AckSet(ack_set._ledgers, ack_set.mark_delete), **others)
+
+    with mock.patch.object(cursor_store, "encode_state", wholly):
+        yield
+
+
+@contextlib.contextmanager
+def delete_the_record_of_a_topic_alone() -> Iterator[None]:
+    """What was in it is there again when somebody makes it anew."""
+
+    async def spare(self: ManagedLedgers, *_: Any) -> None: ...
+
+    with mock.patch.object(ManagedLedgers, "delete", spare):
+        yield
+
+
+@contextlib.contextmanager
 def deliver_what_was_read_before_a_seek() -> Iterator[None]:
     """The answer to a read is taken for what comes next, whatever became of the subscription meanwhile (apache/pulsar#26304)."""
     with mock.patch.object(ForwardReader, "awaits", return_value=True):
@@ -428,6 +471,9 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     leave_cursors_in_what_is_trimmed,
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
+    delete_the_record_of_a_topic_alone,
+    reset_to_the_beginning_of_a_batch,
+    save_a_reset_to_the_beginning_of_a_batch,
     deliver_what_was_read_before_a_seek,
     be_content_with_the_round_under_way,
     retire_a_cursor_ledger_before_its_record,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cepheid_metadata import MemoryStore, TopicRecord, topic_records
 from cepheid_wire import TopicName
+from tests.history.events import Position
 from tests.simulation.client_notes import ClientNotes
 from tests.simulation.scenario_language import ScenarioError, kind, step
 from tests.simulation.scene import Scene
@@ -59,13 +60,24 @@ class ClientCourse:
         return self.applications[name]
 
     def place(self, number: int) -> tuple[int, int]:
-        """Of the message that was published as the so manieth."""
-        told = [event.position for event in self.notes.events.get(str(self.topic), ()) if event.kind == "sent"]
+        """Of the message that was published as the so manieth: its entry."""
+        return self.message(number)[:2]
+
+    def message(self, number: int) -> Position:
+        """Likewise, with its place in its batch."""
+        told = self._told()
         if not 0 < number <= len(told):
             raise ScenarioError(f"{len(told)} messages are published")
-        place = told[number - 1]
-        assert place is not None
-        return place[:2]
+        return told[number - 1]
+
+    def batch_of(self, number: int) -> int:
+        """How many messages are in one entry with it."""
+        entry = self.place(number)
+        return sum(place[:2] == entry for place in self._told())
+
+    def _told(self) -> list[Position]:
+        events = self.notes.events.get(str(self.topic), ())
+        return [event.position for event in events if event.kind == "sent" and event.position is not None]
 
 
 def of(scene: Scene) -> ClientCourse:
@@ -97,16 +109,30 @@ async def lives_for_days(scene: Scene, days: int) -> None:
 @step("application {application} publishes {number} messages, and all are answered")
 async def publishes_messages(scene: Scene, application: Application, count: int) -> None:
     """To one topic, one by one, numbered in their order: the very first is 1."""
-    course = of(scene)
-    if application.producer is None:
-        application.producer = SimProducer(application.client, course.topic, application.client.name, course.notes)
-        scene.spawn(application.client.node, application.producer.stay_connected(), "produce")
-    producer = application.producer
-    await scene.wait_until(lambda: producer.ready, "it is connected")
+    course, producer = of(scene), await _producing(scene, application)
     for _ in range(count):
         course.published_ms.append(true_ms())
         producer.publish(1, "", batch=False, padding=_PADDING_BYTES)
     await scene.wait_until(lambda: not producer.unanswered, "all are answered")
+
+
+@step("application {application} publishes a batch of {number} messages, and it is answered")
+async def publishes_batch(scene: Scene, application: Application, count: int) -> None:
+    """In one entry; each has a number of its own."""
+    producer = await _producing(scene, application)
+    of(scene).published_ms += [true_ms()] * count
+    producer.publish(count, "", batch=True)
+    await scene.wait_until(lambda: not producer.unanswered, "it is answered")
+
+
+async def _producing(scene: Scene, application: Application) -> SimProducer:
+    if application.producer is None:
+        course = of(scene)
+        application.producer = SimProducer(application.client, course.topic, application.client.name, course.notes)
+        scene.spawn(application.client.node, application.producer.stay_connected(), "produce")
+    producer = application.producer
+    await scene.wait_until(lambda: producer.ready, "it is connected")
+    return producer
 
 
 @step("application {application} subscribes, with room for {number} messages")
@@ -128,6 +154,13 @@ async def _subscribe(scene: Scene, application: Application, room: int, *, at_th
     await scene.wait_until(lambda: application.consuming.connection is not None, "it is connected")
 
 
+@step("an operator deletes the topic of the applications")
+async def deletes_topic(scene: Scene) -> None:
+    """With force, with all that is in it; applications that stay connected make it anew when they come again."""
+    serving = {name: broker for name, broker in scene.brokers.items() if broker.serves}
+    await Operator(serving, random.Random("operator")).delete_topic(of(scene).topic, force=True)
+
+
 @step("application {application} leaves")
 async def leaves(scene: Scene, application: Application) -> None:
     """It closes its consumer. The subscription stays."""
@@ -138,20 +171,33 @@ async def leaves(scene: Scene, application: Application) -> None:
 @step("application {application} is given messages {number} to {number}")
 async def is_given(scene: Scene, application: Application, first: int, last: int) -> None:
     """Waits until it has taken them; nothing else comes before or between."""
-    course = of(scene)
     for number in range(first, last + 1):
-        taken: list[Delivery] = []
+        await _is_given_next(scene, application, number)
 
-        def arrives(taken: list[Delivery] = taken) -> bool:
-            delivery = application.consuming.take()
-            if delivery is not None:
-                taken.append(delivery)
-            return bool(taken)
 
-        await scene.wait_until(arrives, f"message {number} comes")
-        wanted = course.place(number)
-        scene.require(taken[0].position == wanted, lambda taken=taken, n=number, w=wanted: f"{taken[0]} comes, not {n} at {w}")
-        application.held[wanted] = taken[0]
+@step("application {application} is given messages {number} to {number} of their batch")
+async def is_given_of_batch(scene: Scene, application: Application, first: int, last: int) -> None:
+    """Waits until it has taken that batch; of its messages it is to have these, and no others."""
+    course = of(scene)
+    delivery = await _is_given_next(scene, application, first)
+    start, end = course.message(first)[2], course.message(last)[2] + 1
+    scene.require(delivery.left == (1 << end) - (1 << start), lambda: f"{delivery} comes, not {start} to {end - 1} of it")
+
+
+async def _is_given_next(scene: Scene, application: Application, number: int) -> Delivery:
+    taken: list[Delivery] = []
+
+    def arrives() -> bool:
+        delivery = application.consuming.take()
+        if delivery is not None:
+            taken.append(delivery)
+        return bool(taken)
+
+    await scene.wait_until(arrives, f"message {number} comes")
+    delivery, wanted = taken[0], of(scene).place(number)
+    scene.require(delivery.position == wanted, lambda: f"{delivery} comes, not {number} at {wanted}")
+    application.held[wanted] = delivery
+    return delivery
 
 
 @step("application {application} acknowledges message {number}")
@@ -173,8 +219,10 @@ async def operator_skips(scene: Scene, count: int) -> None:
 
 @step("application {application} begins to seek message {number}")
 async def begins_to_seek(scene: Scene, application: Application, number: int) -> None:
-    """It asks its broker to go on with that one, and the course goes on meanwhile."""
-    seeking = application.consuming.seek(of(scene).place(number))
+    """It asks its broker to go on with that one, also of a batch, and the course goes on meanwhile."""
+    course = of(scene)
+    *place, index = course.message(number)
+    seeking = application.consuming.seek((place[0], place[1]), index=max(0, index), messages=course.batch_of(number))
     application.seek = application.client.node.start(seeking, name="seek")
     await asyncio.sleep(0)
 

@@ -216,10 +216,13 @@ class SimConsumer:
             ask.message_ids.add(ledgerId=delivery.ledger_id, entryId=delivery.entry_id)
         self.connection.send(ask)
 
-    async def seek(self, position: tuple[int, int]) -> bool:
-        """Whether the broker said that it was done."""
+    async def seek(self, position: tuple[int, int], *, index: int = 0, messages: int = 1) -> bool:
+        """To a message of a batch of so many: the words say what is left of it, as the Java client does. Whether the broker said
+        that it was done."""
         ask = pb.CommandSeek(consumer_id=self._id, request_id=0)
         ask.message_id.ledgerId, ask.message_id.entryId = position
+        if index:
+            ask.message_id.ack_set.append((1 << messages) - (1 << index))
         return await self._seek(ask)
 
     async def seek_time(self, publish_time_ms: int) -> bool:

@@ -56,6 +56,11 @@ class Acked:
         )  # and no counts: delivery starts anew
 
 
+def reset_to(position: Position, left: int) -> Acked:
+    """What a reset leaves acknowledged: all before the entry, and of its messages those that are not `left`."""
+    return Acked(Position(position.ledger_id, position.entry_id - 1), messages={position: WHOLE & ~left})
+
+
 @dataclass(slots=True)
 class CursorModel:
     """`layers` together are what is allowed. A reset begins a new one; once it is known to be done, those below are void:
@@ -85,18 +90,20 @@ class CursorModel:
             messages |= layer.messages_of(position)
         return messages
 
-    def begin_reset(self, position: Position) -> Acked:
-        """Returns what `end_reset` wants."""
+    def begin_reset(self, position: Position, left: int = WHOLE) -> Acked:
+        """`left`: of that entry, what is owed again. Returns what `end_reset` wants."""
         self.resets += 1
         self.resetting += 1
+        kept = self.must.messages_of(position) & ~left  # whatever becomes of it
         self.must = self.must.before(position)
-        self.layers.append(Acked(Position(position.ledger_id, position.entry_id - 1)))
+        self.must.add(Acked(messages={position: kept}))
+        self.layers.append(reset_to(position, left))
         return self.layers[-1]
 
-    def end_reset(self, layer: Acked, position: Position) -> None:
+    def end_reset(self, layer: Acked, position: Position, left: int = WHOLE) -> None:
         """It is known to be done: nothing from `position` on is acknowledged, but by what came after."""
         self.layers = self.layers[next(index for index, other in enumerate(self.layers) if other is layer) :]
-        self.must.add(Acked(Position(position.ledger_id, position.entry_id - 1)))
+        self.must.add(reset_to(position, left))
 
 
 @dataclass(slots=True)

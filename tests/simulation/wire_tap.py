@@ -123,7 +123,10 @@ class WireTap(asyncio.Protocol):
     def _on_seek(self, seek: pb.CommandSeek) -> None:
         seat = self._seats.get(seek.consumer_id)
         if seat is not None:
-            place = seek.message_id.ledgerId, seek.message_id.entryId, -1
+            ident = seek.message_id
+            left = mask_of(ident.ack_set)
+            first_left = (left & -left).bit_length() - 1  # clients leave out the first messages of a batch, and no others
+            place = ident.ledgerId, ident.entryId, first_left
             self._asked[seek.request_id] = (seat, place)
             self._note("seeking", seat, position=place, details={"opening": seat.opening})
 

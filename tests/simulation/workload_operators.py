@@ -1,6 +1,7 @@
 """Operators of topics that clients use: what the admin API does, at whichever broker serves, and what is to be expected of it.
 
 unload, trim, hand over  clients notice a pause; of a topic that is handed over, another broker
+delete a topic           with force: its clients come again, and make it anew; what was in it is gone
 reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
 limit                    policies of the topic change: how much may be unacknowledged
 """
@@ -15,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.policy_change import change_topic
+from cepheid_broker.admin.stored_entries import from_message
 from cepheid_broker.broker import Broker
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.subscription import Subscription
 from cepheid_metadata import Position as Place
+from cepheid_metadata import keys
 from cepheid_wire import TopicName
 from tests.history.events import Position
 from tests.simulation.client_notes import BEGINNING, ClientNotes
+from tests.simulation.client_trims import ClientTrims
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_operator import Operator
 from tests.simulation.workload_ledgers import EXPECTED
@@ -48,13 +52,18 @@ def _found(broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Sub
 
 
 class TopicOperators:
-    def __init__(self, world: World, notes: ClientNotes, subscriptions: Sequence[Subscribed], rng: random.Random) -> None:
+    def __init__(
+        self, world: World, notes: ClientNotes, trims: ClientTrims, subscriptions: Sequence[Subscribed], rng: random.Random
+    ) -> None:
         self._world = world
         self._history = world.history
         self._notes = notes
         self._subscriptions = subscriptions
         self._random = rng
+        self._trims = trims
         self.stopped = False
+        self.spared = ""
+        """The topic that nobody deletes: with it the sequence ids would go, and what is sent again be stored again."""
         self.ends: dict[TopicName, Place] = {}
         """Of topics that were terminated: the last position, as whoever asked was told."""
         self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
@@ -64,6 +73,7 @@ class TopicOperators:
             self._skip: 1.5,
             self._delete: 0.5,
             self._limit: 1.0,
+            self._delete_topic: 1.0,
         }
 
     async def run(self) -> None:
@@ -101,20 +111,21 @@ class TopicOperators:
         return None if found is None or found[1].in_seek else found
 
     async def _reset(self, broker: Broker, subscribed: Subscribed) -> None:
-        """As admin/cursor_operations.py does."""
+        """To a message, also of a batch, as admin/cursor_operations.py does."""
         found = self._find(broker, subscribed)
         if found is None or self._random.random() < 0.5:
             return
         topic, subscription = found
-        places = [place for place in self.told(subscribed.topic) if topic.ledger.is_valid(Place(*place))]
+        places = [place for place in self._told_messages(subscribed.topic) if topic.ledger.is_valid(Place(*place[:2]))]
         if not places:
             return
         self._history.did("reset")
         place = self._random.choice(places)
+        target = await from_message(topic.ledger, Place(*place[:2]), max(0, place[2]))
         subscription.begin_seek()
         try:
-            with self._moving(subscribed, topic, (*place, -1)):
-                await topic.reset_subscription(subscription, Place(*place), ())
+            with self._moving(subscribed, topic, place):
+                await topic.reset_subscription(subscription, *target)
         finally:
             subscription.end_seek()
 
@@ -155,6 +166,22 @@ class TopicOperators:
             except EXPECTED as error:
                 self._history.note(f"an operator cannot give {topic} to {to}: {error!r}")
 
+    async def _delete_topic(self, broker: Broker, subscribed: Subscribed) -> None:
+        """Once it is done nothing of what was in it is in it (M3)."""
+        topic, history = subscribed.topic, self._history
+        if str(topic) == self.spared or broker.topics.find(topic) is None:
+            return
+        self._trims.deleting.append(topic)
+        before = self._listed(topic)
+        await broker.topics.delete(topic, force=True)
+        left = [ledger_id for ledger_id in self._listed(topic) if ledger_id in before]
+        history.check("M3", not left, lambda: f"{topic} was deleted, and still has the ledgers {left}")
+        self._trims.deleting.remove(topic)
+
+    def _listed(self, topic: TopicName) -> list[int]:
+        chain = self._history.chains.get(keys.chain_key(topic))
+        return [] if chain is None else [ledger.ledger_id for ledger in chain.ledgers]
+
     async def terminate(self, topic: TopicName) -> None:
         """Again and again, until somebody says that it is done."""
         operator = Operator(self._world.brokers, self._random)
@@ -183,8 +210,11 @@ class TopicOperators:
     def _opening(self, topic: PersistentTopic) -> tuple[str, int]:
         serving = (broker for broker in self._world.brokers.values() if broker.ready)
         process = next((broker.process for broker in serving if broker.broker.topics.find(topic.name) is topic), "")
-        return process, topic.ledger.chain.epoch
+        return process, self._history.epoch_of(topic.ledger.chain)
 
     def told(self, topic: TopicName) -> list[tuple[int, int]]:
+        return [position[:2] for position in self._told_messages(topic)]
+
+    def _told_messages(self, topic: TopicName) -> list[Position]:
         events = self._notes.events.get(str(topic), ())
-        return [event.position[:2] for event in events if event.kind == "sent" and event.position and event.position[0] >= 0]
+        return [event.position for event in events if event.kind == "sent" and event.position and event.position[0] >= 0]

@@ -486,7 +486,9 @@ class TopicWorkload:
         targets = [position for position in self.model.stored if managed_ledger.is_valid(position)]
         if model is None or not targets:
             return
-        before, resetting = cursor.ack_set, self.reset_to(managed_ledger, cursor, model, self._random.choice(targets))
+        target = self._random.choice(targets)
+        left = WHOLE & -(1 << target.entry_id % BATCH_MESSAGES)  # into the batch, at a message that differs from entry to entry
+        before, resetting = cursor.ack_set, self.reset_to(managed_ledger, cursor, model, target, left)
         if self._random.random() < 0.5:
             await resetting
         else:  # consumers that do not know of it yet
@@ -499,22 +501,27 @@ class TopicWorkload:
             self._history.did("acknowledge")
             self.acknowledge_these(cursor, model, Acked(upto=max(self.model.stored)))
 
-    async def reset_to(self, managed_ledger: ManagedLedger, cursor: Any, model: CursorModel, position: Position) -> None:
+    async def reset_to(
+        self, managed_ledger: ManagedLedger, cursor: Any, model: CursorModel, position: Position, left: int = WHOLE
+    ) -> None:
+        """`left`: of the batch at that position, the messages with which delivery goes on."""
         self._history.did("reset")
-        layer = model.begin_reset(position)
-        self._history.note(f"{cursor!r} is reset to {position}")
+        layer = model.begin_reset(position, left)
+        self._history.note(f"{cursor!r} is reset to {position}, messages {left:#b}")
         resets = model.resets
         try:
-            await cursor.reset(position)
+            await cursor.reset(position, () if left == WHOLE else (left,))
         finally:
             known = self.model.cursors.get(cursor.name) is model and model.resets == resets
             model.resets += 1  # what was acknowledged meanwhile is void
             model.resetting -= 1
         self._history.note(f"{cursor!r} was reset to {position}")
         if known and managed_ledger.is_valid(position):
-            model.end_reset(layer, position)
-            first = cursor.first_unacknowledged()
-            self._history.check("C4", first == position, lambda: f"{cursor!r} was reset to {position} and starts at {first}")
+            model.end_reset(layer, position, left)
+            starts = cursor.first_unacknowledged(), WHOLE & ~acked_messages(cursor, position)
+            self._history.check(
+                "C4", starts == (position, left), lambda: f"{cursor!r} was reset to {position}, {left:#b}, and starts at {starts}"
+            )
 
     async def create_cursor(self, managed_ledger: ManagedLedger, name: str) -> None:
         if name in self.model.cursors:
