@@ -10,8 +10,8 @@ says when it has read that.
 
 Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered, and few
 of those may wait at a time.
-Rule 2: a reader that does not read holds its socket's buffer in the kernel, or `PLACES_AHEAD` runs of files, and a place among the
-open scans, and no thread.
+Rule 2: a reader that does not read holds its socket's buffer in the kernel, or `PLACES_AHEAD` runs of files, and no thread; and a
+place among the open scans, until all is on its way.
 Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
 Rule 4: a log is given only to processes of the same user, or root's, in the same network namespace; and where each ticket is
 accepted, since a log has other ledgers, too.

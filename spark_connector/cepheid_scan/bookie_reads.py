@@ -28,7 +28,8 @@ from cepheid_rpc import (
 )
 from cepheid_scan.bookie_answers import BookieAnswers
 
-_END_S = 1.0
+_END_S = 5.0
+"""For the thread of a read that is closed. It takes moments, also on a busy machine, unless a disk does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
