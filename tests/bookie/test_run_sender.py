@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_bookie import RealDisk
+from cepheid_bookie import Bookie, RealDisk
 from cepheid_bookie.entry_log import EntryLogReader, log_path
 from cepheid_bookie.errors import LogGoneError, LogUnreadableError
 from cepheid_bookie.run_sender import RunSender
@@ -127,6 +127,14 @@ def test_a_log_is_for_the_bookies_own_user_and_root(bookie: int, peer: int, may:
     assert _may_read_logs(Peer(peer)) is may  # type: ignore[arg-type]
 
 
+async def assert_nobody_listens_on_machine(bookie: Bookie) -> None:
+    server = ScanServer(bookie, "127.0.0.1", 0, Ports())
+    await server.start()
+    with socket.socket(socket.AF_UNIX) as nobody, pytest.raises(ConnectionRefusedError):
+        nobody.connect(local_scan_address(server.token))
+    await server.aclose()
+
+
 @pytest.mark.parametrize("why_not", ["the setting", "the disk"])
 def test_where_logs_are_not_shared_there_is_no_such_socket(why_not: str, tmp_path: Path) -> None:
     async def main() -> None:
@@ -134,11 +142,7 @@ def test_where_logs_are_not_shared_there_is_no_such_socket(why_not: str, tmp_pat
         settings = small_settings(share_logs=not on_disk)
         disk = RealDisk(tmp_path) if on_disk else None
         async with Machine(settings=settings, disk=disk).bookie() as bookie:  # type: ignore[arg-type]
-            server = ScanServer(bookie, "127.0.0.1", 0, Ports())
-            await server.start()
-            with socket.socket(socket.AF_UNIX) as nobody, pytest.raises(ConnectionRefusedError):
-                nobody.connect(local_scan_address(server.token))
-            await server.aclose()
+            await assert_nobody_listens_on_machine(bookie)
 
     run_async(main())
 
@@ -158,10 +162,6 @@ def test_no_log_is_given_away_where_tickets_are_judged(tmp_path: Path) -> None:
                 await asyncio.get_running_loop().sock_connect(reader, local_scan_address(late.token))
                 assert await asyncio.get_running_loop().sock_recv(reader, 1) == b""
             await late.aclose()
-            server = ScanServer(bookie, "127.0.0.1", 0, Ports())
-            await server.start()
-            with socket.socket(socket.AF_UNIX) as nobody, pytest.raises(ConnectionRefusedError):
-                nobody.connect(local_scan_address(server.token))
-            await server.aclose()
+            await assert_nobody_listens_on_machine(bookie)
 
     run_async(main())

@@ -18,6 +18,7 @@ from tests.simulation.scenario_records import record
 from tests.simulation.scene import Scene
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.sim_connection import SimConnections
+from tests.simulation.sim_disk import SimDisk
 
 _EIO = 5
 
@@ -176,21 +177,21 @@ async def has_let_go(scene: Scene, bookie: SimBookie) -> None:
 @step("a bit of {payload} flips in the entry log of {bookie}")
 def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     """On the medium, unnoticed until it is read."""
-    for path, content in bookie.disk.durable_files().items():
-        if path.startswith("entrylog") and payload in content:
-            bookie.disk.flip_bit(path, content.index(payload))
-            return
-    raise ScenarioError(f"{payload!r} is in no entry log of {bookie.id}")
+    _flip_in(bookie.disk, "entrylog", payload, f"{payload!r} is in no entry log of {bookie.id}")
 
 
 @step("a bit of {payload} flips in the journal of {bookie}")
 def journal_decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     """Likewise."""
-    for path, content in bookie.journal_disk.durable_files().items():
-        if path.startswith("journal") and payload in content:
-            bookie.journal_disk.flip_bit(path, content.index(payload))
+    _flip_in(bookie.journal_disk, "journal", payload, f"{payload!r} is in no journal of {bookie.id}")
+
+
+def _flip_in(disk: SimDisk, folder: str, payload: bytes, otherwise: str) -> None:
+    for path, content in disk.durable_files().items():
+        if path.startswith(folder) and payload in content:
+            disk.flip_bit(path, content.index(payload))
             return
-    raise ScenarioError(f"{payload!r} is in no journal of {bookie.id}")
+    raise ScenarioError(otherwise)
 
 
 @step("{bookie} starts again, and refuses its damaged journal")
