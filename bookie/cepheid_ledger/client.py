@@ -93,9 +93,9 @@ class LedgerClient:
         write_quorum: int,
         ack_quorum: int,
         custom: Mapping[str, str],
-        above: int = -1,
+        above: int | None = -1,
     ) -> LedgerWriter:
-        """A new ledger with an id above `above`. Bookies learn of it with the first entry.
+        """A new ledger with an id above `above`; None: above all that there ever were. Bookies learn of it with the first entry.
 
         `custom` names the owner, so that a ledger whose creator died before linking it can be found.
         Raises InvalidQuorumsError, NotEnoughBookiesError, and what the metadata store raises: then there may be an orphan.
@@ -220,10 +220,8 @@ class LedgerClient:
             channel = self._channels[bookie_id] = BookieChannel(bookie_id, self._connections.get, self._settings)
         return channel
 
-    async def _take_id(self, above: int) -> int:
-        while (ledger_id := await self._ids.take()) <= above:  # another process took the later block
-            pass
-        return ledger_id
+    async def _take_id(self, above: int | None) -> int:
+        return await (self._ids.take(newest=True) if above is None else self._ids.take(above=above))
 
     async def _create_record(self, ledger: LedgerMetadata) -> FoundLedger | None:
         """None: the id is taken by somebody else."""

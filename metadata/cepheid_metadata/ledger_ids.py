@@ -3,8 +3,9 @@
     counter 1001 ──compare-and-set──► 2001      this process owns 1001..2000 and gives them out from memory
 
 A process that stops loses the rest of its block: ids are plenty, and reuse would join two ledgers on the bookies.
-Blocks of two processes are used at the same time, so ids rise within a process only; whoever needs them to rise along a
-chain that changes hands (positions compare by ledger id) asks for one `above` the last.
+Blocks of two processes are used at the same time, so ids rise within a process only. Positions compare by ledger id, so
+whoever needs them to rise along a chain that changes hands asks for one `above` the last; and for the `newest` where a chain
+begins, since nobody knows what a topic of that name had before it was deleted.
 """
 
 from __future__ import annotations
@@ -28,23 +29,27 @@ class LedgerIds:
         self._block = block
         self._next = self._end = 0
         self._refilling = asyncio.Lock()
-        self._drops = 0
+        self._refills = 0  # begun so far
+        self._refill = 0  # the one that the block is of
+        self._oldest_refill = 0  # whose block may be used
 
     def __repr__(self) -> str:
         return f"<LedgerIds {self._end - self._next} left, next {self._next}>"
 
-    async def take(self, *, above: int = -1) -> int:
-        """An id that nobody ever had, larger than `above`. Raises what the store raises (then nothing was taken), and
-        LedgerIdsRolledBackError when `above` itself was never given out."""
-        self._next = min(max(self._next, above + 1), self._end)
-        while self._next == self._end:
+    async def take(self, *, above: int = -1, newest: bool = False) -> int:
+        """An id that nobody ever had, larger than `above`; the `newest` is larger than all that anybody had when it was asked for.
+
+        Raises what the store raises (then nothing was taken), and LedgerIdsRolledBackError when `above` itself was never given out.
+        """
+        oldest_refill = self._refills + 1 if newest else 0
+        self._go_above(above)
+        while self._next == self._end or self._refill < max(oldest_refill, self._oldest_refill):
             async with self._refilling:
-                if self._next == self._end:
-                    drops, block = self._drops, await self._take_block(above)
-                    if drops != self._drops:
-                        continue  # it may be from before
-                    self._next, self._end = block
-            self._next = min(max(self._next, above + 1), self._end)
+                if self._next == self._end or self._refill < max(oldest_refill, self._oldest_refill):
+                    self._refills = refill = self._refills + 1
+                    self._next, self._end = await self._take_block(above)
+                    self._refill = refill
+            self._go_above(above)
         self._next += 1
         return self._next - 1
 
@@ -53,8 +58,10 @@ class LedgerIds:
 
         A bookie that came back on empty disks takes no part in ledgers with older ids: who went on with a block of them would do
         without that bookie for hundreds of ledgers."""
-        self._drops += 1
-        self._next = self._end
+        self._oldest_refill = self._refills + 1
+
+    def _go_above(self, above: int) -> None:
+        self._next = min(max(self._next, above + 1), self._end)
 
     async def check(self) -> None:
         """Raises LedgerIdsRolledBackError when a ledger exists that the counter has not given out yet."""

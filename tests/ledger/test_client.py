@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cepheid_ledger import (
@@ -110,7 +112,13 @@ def test_creation_refuses_what_cannot_work() -> None:
 def test_ids_lie_above_the_one_given() -> None:
     async def main() -> None:
         async with ledger_world() as world:
-            writer = await world.client.create(ensemble_size=1, write_quorum=1, ack_quorum=1, custom={}, above=1_500)
-            assert writer.ledger_id == 1_501
+            one, other = world.client, world.another_client()
+            quorums: dict[str, Any] = {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1, "custom": {}}
+            ids = [(await client.create(**quorums)).ledger_id for client in (one, other, one)]
+            assert ids == [1, 1_001, 2]
+            assert (await one.create(**quorums, above=2_000)).ledger_id == 2_001
+            assert (await other.create(**quorums)).ledger_id == 1_002
+            assert (await other.create(**quorums, above=None)).ledger_id == 3_001
+            await other.aclose()
 
     run_virtual(main())

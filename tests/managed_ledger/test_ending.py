@@ -16,6 +16,7 @@ from cepheid_broker.managed_ledger import (
     TopicTerminatedError,
 )
 from cepheid_metadata import MemoryStore, Position, chain_records, list_cursors
+from cepheid_wire import TopicName
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
 from tests.managed_ledger.topic_world import (
@@ -295,6 +296,19 @@ def test_a_deleted_topic_leaves_nothing_and_starts_anew(loaded: bool) -> None:
             assert await read_all(ledger) == []
             assert ledger.chain.incarnation != incarnation
             assert (await append(ledger, b"x")).ledger_id > positions[-1].ledger_id
+
+    run_virtual(main())
+
+
+def test_ledger_ids_of_a_topic_made_anew_are_above_those_it_had_whoever_makes_it() -> None:
+    async def main() -> None:
+        async with topic_world(settings=TINY) as world:
+            one, other = world.broker(), world.broker()
+            await other.open(topic=TopicName.parse("persistent://public/default/another"))  # its block of ids is the older one
+            ledger = await one.open()
+            before = (await rolled(ledger, 5))[-1][-1].ledger_id
+            await one.ledgers.delete(TOPIC)
+            assert (await append(await other.open(), b"x")).ledger_id > before
 
     run_virtual(main())
 

@@ -128,3 +128,35 @@ def test_a_block_that_was_on_its_way_when_it_was_dropped_is_not_used() -> None:
         assert await ids.take() == 101
 
     run_async(main())
+
+
+def test_the_newest_id_is_above_all_that_anybody_had() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        one, other = LedgerIds(MemoryStore(tree), block=10), LedgerIds(MemoryStore(tree), block=10)
+        assert [await one.take(), await other.take()] == [1, 11]
+        assert await one.take(newest=True) == 21
+        assert await one.take() == 22
+        assert await other.take() == 12
+        assert await other.take(newest=True) == 31
+
+    run_async(main())
+
+
+def test_many_that_want_the_newest_id_take_no_block_each() -> None:
+    async def main() -> None:
+        class Slow(MemoryStore):
+            async def put(self, *given: Any, **options: Any) -> int:
+                await asyncio.sleep(0)
+                return await super().put(*given, **options)
+
+        store = Slow(MemoryTree())
+        ids = LedgerIds(store, block=1_000)
+        await ids.take()
+        taken = await asyncio.gather(*(ids.take(newest=True) for _ in range(200)))
+        assert len(set(taken)) == 200
+        found = await store.get(keys.LEDGER_IDS_KEY)
+        assert found is not None
+        assert LedgerIdCounter.decode(found.value, keys.LEDGER_IDS_KEY).next_ledger_id <= 3_001
+
+    run_async(main())

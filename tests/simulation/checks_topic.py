@@ -33,6 +33,7 @@ class TopicRecordChecks:
             lambda: f"{process} chain epoch {chain.epoch} {[(ledger.ledger_id, ledger.entries) for ledger in chain.ledgers]}"
         )
         history.chains[key] = chain
+        self._check_rise(key, known, chain)
         for ledger in chain.ledgers:
             if ledger.entries is None:
                 continue
@@ -45,6 +46,16 @@ class TopicRecordChecks:
             )
             gone = ledger.ledger_id not in history.ledgers
             history.check("M7", not gone, lambda ledger=ledger: f"{key} names ledger {ledger.ledger_id}, which was deleted")
+
+    def _check_rise(self, key: str, before: Chain | None, chain: Chain) -> None:
+        """H2: positions rise along a topic, also when it was deleted and is made anew."""
+        history = self._history
+        known = () if before is None else [ledger.ledger_id for ledger in before.ledgers]
+        fresh = [ledger.ledger_id for ledger in chain.ledgers if ledger.ledger_id not in known]
+        if fresh:
+            largest = history.largest_ledger.get(key, 0)
+            history.check("H2", min(fresh) > largest, lambda: f"{key} gets ledgers {fresh}, and has had {largest}")
+            history.largest_ledger[key] = max(fresh)
 
     def _check_terminated(self, key: str, before: Chain | None, chain: Chain) -> None:
         """M10: a topic ends once, behind all that was acknowledged, and never grows again."""

@@ -12,7 +12,7 @@ and that no topic is deleted but by an operator's word (M3).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cepheid_metadata import Chain, Position, RetentionPolicy, keys
 from cepheid_wire import TopicName
@@ -32,8 +32,6 @@ class ClientTrims:
         self.deleting: list[TopicName] = []
         """One for each deletion that somebody asked for and has not heard the end of: it may be done at any later moment."""
         self._gone: dict[TopicName, list[int]] = {topic: [] for topic in topics}  # ledgers, in order
-        self.on_deleted: Callable[[], None] = lambda: None
-        """A topic is gone, whose ledgers have the largest ids so far."""
         self._history = history
         self._notes = notes
         self._topics = {keys.chain_key(topic): topic for topic in topics}
@@ -75,5 +73,4 @@ class ClientTrims:
         self._gone[topic] += gone
         edge = max(gone) + 1, 0
         self._edges[topic].append((history.now_s, edge))
-        self.on_deleted()
         self._notes.note("deleted", topic, position=(*edge, -1), details={"epoch": history.epoch_of(chain)})

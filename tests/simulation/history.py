@@ -93,6 +93,7 @@ class History:
         self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
         self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch
         self.chains: dict[str, Chain] = {}  # the committed records
+        self.largest_ledger: dict[str, int] = {}  # by key of the chain: of all its lives
         self.earlier_epochs: dict[str, int] = {}  # of a topic made anew, by incarnation: those that it had before
         self.cursor_records: dict[str, CursorRecord] = {}
         self.on_trimmed: Callable[[str, Sequence[int], Sequence[int]], None] = lambda key, gone, kept: None  # from a chain

@@ -61,9 +61,9 @@ RULES: Mapping[str, Set[str]] = {
         "H4",
         "H8",
     },  # H8: a reader is given what the topic does not have
-    "take ledgers of this opening for orphans": {"M7", "V4", "SimulationError"},  # or the chain refuses to name it twice
+    "take ledgers of this opening for orphans": {"M7", "V4", "SimulationError", "C2"},  # or the chain refuses to name it twice
     "look for no orphans": {"M8"},
-    "serve bundles whose record is gone": {"O1"},
+    "serve bundles whose record is gone": {"O1", "V4"},
     "give bundles away before topics are unloaded": {"O1"},
     "say that topics are unloaded before they are": {"O1"},
     "put adds into the cache behind their answers": {"S2", "S4", "S5", "S6"},
@@ -93,6 +93,7 @@ RULES: Mapping[str, Set[str]] = {
     "keep what was acknowledged during a reset": {"C4", "H13", "H5", "H6", "M6"},
     "go on at the end without a cursor ledger": {"C3", "C6", "H5", "H6", "M6"},
     "delete the record of a topic alone": {"M3"},
+    "begin a topic with any id": {"H2"},
     "reset to the beginning of a batch": {"C4", "H7", "H13"},
     "save a reset to the beginning of a batch": {"C2", "H7"},
     "deliver what was read before a seek": {"H5", "H6", "H8", "H13", "V7"},

@@ -335,7 +335,7 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "find nothing behind what was trimmed": {"V7", "H5", "H8", "M3"},
     "skip the first behind what was trimmed": {"V7", "H5", "H8", "M3"},
     "forget what is given back": {"H9", "V7", "H5", "H6"},
-    "forget what a leaver held": {"V7", "H5", "H6"},
+    "forget what a leaver held": {"V7", "H5", "H6", "H10"},
     "deliver to a newcomer what others hold": {"H9"},
     "give a key to two consumers": {"H10"},
     "let later messages of a key pass": {"H10"},

@@ -35,7 +35,7 @@ from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
 from cepheid_ledger import LedgerClient, LedgerError
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.writer_state import Confirm, WriterState
-from cepheid_metadata import Chain, ChainLedger, MetadataStore, Op, Position, StoreUnavailableError
+from cepheid_metadata import Chain, ChainLedger, LedgerIds, MetadataStore, Op, Position, StoreUnavailableError
 from cepheid_ports import SteadyClock
 from cepheid_rpc import EntryGroup
 
@@ -394,6 +394,14 @@ def delete_the_record_of_a_topic_alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def begin_a_topic_with_any_id() -> Iterator[None]:
+    """It may be one that was deleted and is made anew, by a broker with an older block of ids (seed 0x15deb63b4)."""
+    take = LedgerIds.take
+    with mock.patch.object(LedgerIds, "take", lambda self, *, above=-1, newest=False: take(self, above=above)):
+        yield
+
+
+@contextlib.contextmanager
 def deliver_what_was_read_before_a_seek() -> Iterator[None]:
     """The answer to a read is taken for what comes next, whatever became of the subscription meanwhile (apache/pulsar#26304)."""
     with mock.patch.object(ForwardReader, "awaits", return_value=True):
@@ -472,6 +480,7 @@ TOPIC_MUTANTS: Iterable[Mutant] = (
     keep_what_was_acknowledged_during_a_reset,
     go_on_at_the_end_without_a_cursor_ledger,
     delete_the_record_of_a_topic_alone,
+    begin_a_topic_with_any_id,
     reset_to_the_beginning_of_a_batch,
     save_a_reset_to_the_beginning_of_a_batch,
     deliver_what_was_read_before_a_seek,

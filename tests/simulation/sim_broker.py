@@ -137,11 +137,6 @@ class SimBroker:
             self.node.context.run(self._build_serving)
             self.node.start(self._serve(), name="serve")
 
-    def drop_ledger_ids(self) -> None:
-        """Of its block: those that it takes from now on are larger than any that somebody has."""
-        if self.node.alive:
-            self._ids.drop_block()
-
     def _build(self) -> None:
         """In the process's own context: whatever it schedules belongs to it."""
         plan, history, process = self._plan, self._history, self.process

@@ -77,7 +77,6 @@ class ClientWorkload:
         names = ["payments", "events", "mails"][: rng.choice((1, 2, 2, 3))]
         self.topics = [TopicName.parse(f"persistent://public/default/{name}") for name in names]
         self.trims = ClientTrims(world.history, self.notes, self.topics, random.Random(f"{world.seed}/retention"))
-        self.trims.on_deleted = self._drop_ledger_ids
         self.producers: list[SimProducer] = []
         self.readers: list[SimReader] = []
         self.ending: TopicName | None = None
@@ -132,12 +131,6 @@ class ClientWorkload:
         self._world.start_outside(self._operators.run(), "operate on topics")
         if self._world.orderly:
             self._world.start_outside(self._operators.hand_over(), "hand topics over")
-
-    def _drop_ledger_ids(self) -> None:
-        """A topic that is made anew may have smaller ledger ids than before, from another broker's block, and readers that come
-        again with a position of before go wrong (docs/correctness.md, known defects). In worlds its ids rise."""
-        for broker in self._world.brokers.values():
-            broker.drop_ledger_ids()
 
     # Machines
 

@@ -8,7 +8,8 @@ Rules:
 2. Every ledger before the new one is closed at exactly the entries that the chain records.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it.
-5. Ledger ids rise along the chain: clients compare positions by them.
+5. Ledger ids rise along the chain: clients compare positions by them. A chain that names none may be that of a topic that was
+   deleted and is made anew, whose clients come with old positions: it begins above all ids that there ever were.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, co
         write_quorum=config.write_quorum,
         ack_quorum=config.ack_quorum,
         custom=custom_fields(topic, chain, "entries"),
-        above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions), default=-1),  # rule 5
+        above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions), default=None),  # rule 5
     )
 
 
