@@ -148,6 +148,7 @@ class SimDisk:
         self._names = Names()
         self._durable_names = Names()
         self._unsynced_names: list[NameChange] = []
+        self._found_in = ""  # what was looked for last
 
     def __repr__(self) -> str:
         unsynced = sum(len(inode.unsynced) for inode in self._names.files.values())
@@ -348,10 +349,15 @@ class SimDisk:
 
     def is_durable(self, data: bytes) -> bool:
         """Whether some file holds `data` whole, come what may. Asked right after it was synced: the last writes first."""
-        inodes = self._durable_names.files.values()
-        return any(inode.durable.find(data, inode.last_write, inode.last_write + _A_WRITE_BYTES) >= 0 for inode in inodes) or any(
-            data in inode.durable for inode in inodes
-        )
+        files = self._durable_names.files
+        likely = files.get(self._found_in)
+        if likely is not None and likely.durable.find(data, likely.last_write, likely.last_write + _A_WRITE_BYTES) >= 0:
+            return True
+        for path, inode in files.items():
+            if inode.durable.find(data, inode.last_write, inode.last_write + _A_WRITE_BYTES) >= 0:
+                self._found_in = path
+                return True
+        return any(data in inode.durable for inode in files.values())
 
     def used_bytes(self) -> int:
         return sum(len(inode.content) for inode in self._names.files.values())

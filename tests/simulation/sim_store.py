@@ -369,7 +369,8 @@ class SimStore:
         else:
             result = await self._serve(act, write)
         await loop.moment(loop.time() + plan.between(faults.metadata_delay_s) * self._slowness())
-        await self._tree.wait_leader()
+        if self._tree.electing:
+            await self._tree.wait_leader()
         if write and self.held_answers is not None:
             await self.held_answers.wait()
         if write and (self._cut or plan.strikes("metadata answer lost", faults.lost_answer)):
@@ -378,12 +379,14 @@ class SimStore:
 
     def _slowness(self) -> float:
         """Not the product of both: a request of half a minute would outlast all that the world waits for."""
-        return max(self._tree.slow, self.slow)
+        one, other = self._tree.slow, self.slow
+        return one if one > other else other
 
     async def _serve(self, act: Callable[[], Awaitable[T]], write: bool) -> T:
         if write and self.held_writes is not None:
             await self.held_writes.wait()
-        await self._tree.wait_leader()
+        if self._tree.electing:
+            await self._tree.wait_leader()
         if self._cut or self._plan.strikes("metadata refused", self._plan.faults.refused):
             raise StoreUnavailableError("the metadata store cannot be reached")
         self._tree.writer = self._process

@@ -94,7 +94,12 @@ class SimTimer(SimHandle, asyncio.TimerHandle):
     __slots__ = ()
 
     def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: contextvars.Context | None) -> None:
-        super().__init__(callback, args, loop, context)
+        self._context = contextvars.copy_context() if context is None else context  # as SimHandle, without a call of it
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._cancelled = False
+        self._repr = self._source_traceback = None
         self._when = when
         self._scheduled = True
 
@@ -147,7 +152,8 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
     def moment(self, when: float) -> SimFuture:
         """To be awaited: comes true at that time. Cheaper than `asyncio.sleep`."""
         moment = SimFuture(loop=self)
-        self.call_at(when, _come_true, moment)
+        self._births += 1
+        heapq.heappush(self._timers, (when, self._births, SimTimer(when, _come_true, (moment,), self, None)))
         return moment
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -171,7 +177,11 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
                     ready.append(timer)
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if not handle._cancelled and ((node := handle._context.get(NODE)) is None or self._takes(node, handle)):
+                if handle._cancelled:
+                    continue
+                node = handle._context.get(NODE)
+                runs_on = node is None or (node.alive and not node.paused and self.steps + 1 < self.strike_at_step)
+                if runs_on or self._takes(node, handle):
                     self.steps += 1
                     try:
                         handle._context.run(handle._callback, *handle._args)
