@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,7 +16,7 @@ from cepheid_broker.managed_ledger import (
     State,
 )
 from cepheid_ledger import NotEnoughBookiesError
-from cepheid_metadata import LedgerState, StoreUnavailableError, ledger_records
+from cepheid_metadata import LedgerState, MemoryStore, Op, StoreUnavailableError, keys, ledger_records
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore
 from tests.managed_ledger.topic_world import (
     SETTINGS,
@@ -182,6 +183,37 @@ def test_an_opening_that_cannot_read_its_cursors_gives_its_ledger_up() -> None:
             store.children = children  # type: ignore[method-assign]
             await append(await broker.open(), b"x")
             assert lanes(broker) == 1
+
+    run_virtual(main())
+
+
+def test_an_opening_that_cannot_save_what_it_recovered_gives_up_the_ledger_that_it_began_for_it() -> None:
+    async def main() -> None:
+        settings = SETTINGS.model_copy(update={"cursor_inline_bytes": 100, "cursor_part_bytes": 40})
+        async with topic_world(settings=settings) as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 400)
+            cursor.acknowledge(positions[1::2])
+            await cursor.saved()
+            await broker.crash()
+            records, last = ledger_records(MemoryStore(world.tree)), positions[-10]
+            found = await records.get(last.ledger_id)
+            assert found is not None
+            shorter = found.record.replace(state=LedgerState.CLOSED, last_entry_id=last.entry_id, length_bytes=1_000)
+            await records.replace(last.ledger_id, shorter, found.version)
+
+            def lose(ops: Sequence[Op]) -> str | None:
+                return "request" if any(op.key.startswith(keys.CURSORS_KEY) for op in ops) else None
+
+            store = LosingStore(world.tree)
+            store.lose = lose
+            broker = world.broker(store=store, seed=2)
+            with pytest.raises(ManagedLedgerFailedError):
+                await broker.open()
+            assert store.lost
+            assert lanes(broker) == 0
 
     run_virtual(main())
 

@@ -130,11 +130,15 @@ class CursorStore:
         recovered = await recover_cursors(self._topic, incarnation, self._store, self._client, self._ledgers, self)
         self._saved, self.rewound = recovered.saved, recovered.rewound
         self._cursor_ledgers.remember(self._named_ledgers({}))
-        if recovered.beyond:
-            await self._save(recovered.beyond)
-        if recovered.stale:
-            stale = [self._records.delete_op((self._topic, name), version) for name, version in recovered.stale.items()]
-            await self._keeper.commit(lambda _: (None, stale))
+        try:
+            if recovered.beyond:
+                await self._save(recovered.beyond)
+            if recovered.stale:
+                stale = [self._records.delete_op((self._topic, name), version) for name, version in recovered.stale.items()]
+                await self._keeper.commit(lambda _: (None, stale))
+        except BaseException:  # the opening fails or is cancelled: nobody closes what this began
+            await self._cursor_ledgers.aclose()
+            raise
 
     # Asked by cursors
 
