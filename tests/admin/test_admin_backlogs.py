@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from cepheid_broker.admin.summed_stats import summed_stats
 from cepheid_broker.key_hash import HASHES
 from cepheid_broker.key_owners import AutoSplit
@@ -19,11 +21,16 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
 FULL = "persistent://public/default"
-NOW_MS = Ports().wall_ms()
 
 
-def entry(messages: int, size: int, age_s: float = 0) -> bytes:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=NOW_MS - int(1000 * age_s))
+@pytest.fixture
+def now_ms() -> int:
+    """When the test begins: the module may have been imported long before."""
+    return Ports().wall_ms()
+
+
+def entry(messages: int, size: int, published_ms: int = 0) -> bytes:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=published_ms or Ports().wall_ms())
     if messages > 1:
         metadata.num_messages_in_batch = messages
     return encode_tail(metadata, b"x" * size)
@@ -69,9 +76,9 @@ def test_a_backlog_of_batches_with_holes(admin: AdminWorld) -> None:
     assert "backlogAgeSeconds" not in caught_up
 
 
-def test_what_memory_does_not_know_is_said_and_read_when_asked_for(admin: AdminWorld) -> None:
+def test_what_memory_does_not_know_is_said_and_read_when_asked_for(admin: AdminWorld, now_ms: int) -> None:
     name = TopicName.parse(f"{FULL}/unknown")
-    entries = [entry(3, 100, age_s=50), entry(4, 200, age_s=40), entry(5, 300, age_s=30)]
+    entries = [entry(3, 100, now_ms - 50_000), entry(4, 200, now_ms - 40_000), entry(5, 300, now_ms - 30_000)]
 
     async def prepare() -> None:
         topic = await open_topic(admin, "unknown", "s")
@@ -90,10 +97,10 @@ def test_what_memory_does_not_know_is_said_and_read_when_asked_for(admin: AdminW
     assert exact["backlogSize"] == len(entries[0]) + len(entries[2])
 
 
-def test_the_age_of_a_backlog(admin: AdminWorld) -> None:
+def test_the_age_of_a_backlog(admin: AdminWorld, now_ms: int) -> None:
     async def prepare() -> None:
         topic = await open_topic(admin, "aged", "behind", "ahead")
-        positions = await publish(topic, [entry(1, 1, age_s=500), entry(1, 1, age_s=100)], [1, 1])
+        positions = await publish(topic, [entry(1, 1, now_ms - 500_000), entry(1, 1, now_ms - 100_000)], [1, 1])
         topic.subscriptions["ahead"].cursor.acknowledge([positions[0]])
 
     admin.run(prepare())
@@ -102,8 +109,8 @@ def test_the_age_of_a_backlog(admin: AdminWorld) -> None:
     assert stats["oldestBacklogMessageSubscriptionName"] == "behind"
     assert stats["earliestMsgPublishTimeInBacklogs"] == 0, "only when asked for"
     stats = admin.get(f"{NAMESPACE}/aged/stats?getEarliestTimeInBacklog=true").json()
-    assert stats["earliestMsgPublishTimeInBacklogs"] == NOW_MS - 500_000
-    assert stats["subscriptions"]["ahead"]["earliestMsgPublishTimeInBacklog"] == NOW_MS - 100_000
+    assert stats["earliestMsgPublishTimeInBacklogs"] == now_ms - 500_000
+    assert stats["subscriptions"]["ahead"]["earliestMsgPublishTimeInBacklog"] == now_ms - 100_000
     assert 100 <= stats["subscriptions"]["ahead"]["backlogAgeSeconds"] < 200
 
 
@@ -115,12 +122,12 @@ def test_an_empty_backlog_has_no_age(admin: AdminWorld) -> None:
     assert stats["lastPublishTimeStamp"] == 0
 
 
-def test_quotas_and_what_they_did_are_shown(admin: AdminWorld) -> None:
+def test_quotas_and_what_they_did_are_shown(admin: AdminWorld, now_ms: int) -> None:
     async def prepare() -> None:
         topic = await open_topic(admin, "quota", "s")
         size, age = BacklogQuota(1 << 30, QuotaAction.HOLD), BacklogQuota(60, QuotaAction.EVICT)
         topic.on_policies(replace(topic.policies, size_quota=size, age_quota=age))
-        await publish(topic, [entry(1, 1, age_s=500), entry(1, 1, age_s=1)], [1, 1])
+        await publish(topic, [entry(1, 1, now_ms - 500_000), entry(1, 1, now_ms - 1_000)], [1, 1])
 
     admin.run(prepare())
     for _ in range(500):
@@ -131,9 +138,9 @@ def test_quotas_and_what_they_did_are_shown(admin: AdminWorld) -> None:
     assert (stats["backlogQuotaLimitSize"], stats["backlogQuotaLimitTime"]) == (1 << 30, 60)
     subscription = stats["subscriptions"]["s"]
     assert (subscription["msgBacklog"], subscription["totalMsgExpired"]) == (1, 1)
-    assert subscription["lastExpireTimestamp"] >= NOW_MS
-    assert subscription["lastMarkDeleteAdvancedTimestamp"] >= NOW_MS
-    assert stats["lastPublishTimeStamp"] >= NOW_MS
+    assert subscription["lastExpireTimestamp"] >= now_ms
+    assert subscription["lastMarkDeleteAdvancedTimestamp"] >= now_ms
+    assert stats["lastPublishTimeStamp"] >= now_ms
 
 
 def test_internal_statistics_with_a_reader_and_with_metadata(admin: AdminWorld) -> None:
