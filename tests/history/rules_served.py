@@ -65,6 +65,7 @@ class _Opening:
     has_changed: bool = False  # somebody came or went since it was chosen
     starts: bool = False  # at the first that is owed: it was chosen, or gave back what it had, and nothing came since
     last_rank: int = -1  # of what was delivered last
+    was_moved: bool = False  # when it was deposed already: where it stands since is its own affair
     sought_from: int | None = None  # after a seek: the rank that must come next
     counts: dict[int, int] = field(default_factory=dict)
     received: dict[int, Event] = field(default_factory=dict)
@@ -256,6 +257,8 @@ class _Subscription:
         self._exists &= not move.deletes
         if self._standing.begin(move):
             self._saved = {rank: epoch for rank, epoch in self._saved.items() if not move.reopens(rank)}
+        else:
+            opening.was_moved = True
 
     def end(self, move: Move, event: Event) -> None:
         if not self._standing.end(move):
@@ -269,7 +272,7 @@ class _Subscription:
 
     def _is_judged(self, opening: _Opening) -> bool:
         """By what is owed: another one may have been moved since."""
-        return opening.epoch >= self._standing.moved_in
+        return opening.epoch >= self._standing.moved_in and not opening.was_moved
 
     # Deliveries
 

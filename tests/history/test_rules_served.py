@@ -462,3 +462,10 @@ def test_only_what_could_have_failed_counts_as_asked() -> None:
     assert asked(Story().open("a").seek("a", 2).open("b").got("b", 2)) == {"H5", "H6", "H7", "H8", "H13"}
     shared = Story("Key_Shared", key="k").open("a").open("b").got("a", 0)
     assert asked(shared) == {"H5", "H6", "H9", "H10"}
+
+
+@pytest.mark.parametrize(("moves", "broken"), [(True, []), (False, ["H8"])])
+def test_a_deposed_opening_that_is_moved_stands_where_it_was_moved_to(moves: bool, broken: list[str]) -> None:
+    story = Story("Failover").open("a").open("b", SECOND)
+    story = story.begins(4, FIRST, skips=1) if moves else story
+    assert story.got("a", 1, 2).all_of("b").broken() == broken
