@@ -16,7 +16,7 @@ help:
 	@echo "make test              the whole test suite"
 	@echo "make check             ruff, mypy --strict, import contract"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1 compares with benchmarks/bars.toml)"
-	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen)"
+	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: install it (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
@@ -46,7 +46,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH) $(if $(CHECK),--check)
 
 simulate: $(STAMP)
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --cores $(CORES) $(if $(FRESH),--fresh)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --cores $(CORES) $(if $(FRESH),--fresh) $(if $(BRANCHES),--branches)
 
 clean:
 	rm -rf $(VENV) demo-data demo-spark-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -121,7 +121,7 @@ class PartitionedTopics:
         found = await self._require(topic)
         chains = chain_records(self._store)
         parts = [topic.partition(index) for index in range(1, found.record.partitions)]
-        missed = [part for part in parts if not await chains.exists(part)]
+        missed = [part for part in parts if (chain := await chains.get(part)) is None or not chain.record.ledgers]
         await finish(self._tasks, self._prepare_alone(topic, missed), name=f"create partitions of {topic}")
 
     async def _prepare_alone(self, topic: TopicName, parts: Iterable[TopicName]) -> None:

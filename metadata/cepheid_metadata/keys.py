@@ -4,6 +4,7 @@
     /clusters/C  /tenants/T  /namespaces/T/N   policies
     /topics/T/N/D/bb/topic                     topic record        D domain, bb = two hex digits of a hash of the local name
     /chains/T/N/D/bb/topic                     chain
+    /incarnations/iii/incarnation              mark of a chain that exists; iii = the first three digits of its incarnation
     /cursors/T/N/D/bb/topic/subscription       cursor
     /schemas/T/N/bb/topic                      schema history, of all partitions and both domains; definitions below it
     /ledgers/ids                               id counter
@@ -38,6 +39,7 @@ TENANTS_KEY = "/tenants"
 NAMESPACES_KEY = "/namespaces"
 TOPICS_KEY = "/topics"
 CHAINS_KEY = "/chains"
+INCARNATIONS_KEY = "/incarnations"
 CURSORS_KEY = "/cursors"
 SCHEMAS_KEY = "/schemas"
 LEDGERS_KEY = "/ledgers"
@@ -109,6 +111,10 @@ def topic_key(topic: TopicName) -> str:
 
 def chain_key(topic: TopicName) -> str:
     return CHAINS_KEY + _topic_path(topic)
+
+
+def incarnation_key(incarnation: str) -> str:
+    return f"{INCARNATIONS_KEY}/{encode_name(incarnation[:3])}/{encode_name(incarnation)}"
 
 
 def cursors_key(topic: TopicName) -> str:

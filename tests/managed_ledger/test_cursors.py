@@ -222,7 +222,7 @@ def test_many_cursors_are_saved_in_few_writes() -> None:
             for cursor in cursors:
                 cursor.acknowledge(positions[1:2])
             await asyncio.gather(*(cursor.saved() for cursor in cursors))
-            assert writes == [51], "one write: every cursor and the check of the chain's version"
+            assert writes == [52], "one write: every cursor, the checks of the chain's version and of its mark"
 
     run_virtual(main())
 

@@ -303,7 +303,7 @@ def test_a_deleted_topic_leaves_nothing_and_starts_anew(loaded: bool) -> None:
 def test_ledger_ids_of_a_topic_made_anew_are_above_those_it_had_whoever_makes_it() -> None:
     async def main() -> None:
         async with topic_world(settings=TINY) as world:
-            one, other = world.broker(), world.broker()
+            one, other = world.broker(), world.broker(seed=2)
             await other.open(topic=TopicName.parse("persistent://public/default/another"))  # its block of ids is the older one
             ledger = await one.open()
             before = (await rolled(ledger, 5))[-1][-1].ledger_id

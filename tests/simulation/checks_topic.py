@@ -16,12 +16,17 @@ class TopicRecordChecks:
     def __init__(self, history: History) -> None:
         self._history = history
         self._trims = TrimChecks(history)
+        self._earlier: dict[str, set[str]] = {}  # by key of the chain: incarnations that were followed by another
 
     def on_chain(self, key: str, chain: Chain, process: str) -> None:
         history = self._history
         known = history.chains.get(key)
+        earlier = self._earlier.setdefault(key, set())
+        is_back = chain.incarnation in earlier
+        history.check("M1", not is_back, lambda: f"{process} brings {chain.incarnation} of {key} back, which was made anew since")
         if known is not None and known.incarnation != chain.incarnation:
-            history.earlier_epochs[chain.incarnation] = history.epoch_of(known)
+            earlier.add(known.incarnation)
+            history.earlier_epochs[chain.incarnation] = history.epoch_of(known) + 1  # it begins with epoch 0
         epoch = history.epoch_of(chain)
         before = history.reigning.get(key, (process, epoch))
         history.reigning[key] = (process, epoch)
@@ -50,7 +55,8 @@ class TopicRecordChecks:
     def _check_rise(self, key: str, before: Chain | None, chain: Chain) -> None:
         """H2: positions rise along a topic, also when it was deleted and is made anew."""
         history = self._history
-        known = () if before is None else [ledger.ledger_id for ledger in before.ledgers]
+        is_anew = before is None or before.incarnation != chain.incarnation
+        known = () if is_anew else [ledger.ledger_id for ledger in before.ledgers]
         fresh = [ledger.ledger_id for ledger in chain.ledgers if ledger.ledger_id not in known]
         if fresh:
             largest = history.largest_ledger.get(key, 0)
@@ -90,6 +96,12 @@ class TopicRecordChecks:
         history.note(f"cursor record {key} mark-delete {record.mark_delete} {where}")
         before = history.cursor_records.get(key)
         history.cursor_records[key] = record
+        chain = history.chains.get(f"{keys.CHAINS_KEY}{key.removeprefix(keys.CURSORS_KEY).rpartition('/')[0]}")
+        history.check(
+            "C7",
+            chain is not None and chain.incarnation == record.chain_incarnation,
+            lambda: f"{key} is saved by an opening of {record.chain_incarnation}, its topic is {chain and chain.incarnation}",
+        )
         if before is None or before.chain_incarnation != record.chain_incarnation:
             return
         history.check(
@@ -97,7 +109,6 @@ class TopicRecordChecks:
             record.chain_epoch >= before.chain_epoch,
             lambda: f"{key}: epoch {before.chain_epoch} is followed by {record.chain_epoch}",
         )
-        chain = history.chains.get(f"{keys.CHAINS_KEY}{key.removeprefix(keys.CURSORS_KEY).rpartition('/')[0]}")
         moved_on = record.generation > before.generation or (
             record.generation == before.generation and _gap(chain, record.mark_delete) >= _gap(chain, before.mark_delete)
         )

@@ -63,6 +63,7 @@ from tests.simulation.mutants_topics import (
     hear_late_answers_of_a_broken_ledger,
     look_for_lost_sequence_ids_behind_the_position_alone,
     trim_by_what_is_not_saved_yet,
+    write_by_versions_alone,
 )
 from tests.simulation.mutants_upkeep import (
     UPKEEP_MUTANTS,
@@ -461,6 +462,7 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
     "seek behind a time": seek_behind_a_time,
     "begin at the end each time": begin_at_the_end_each_time,
     "begin with the topic whatever is asked": begin_with_the_topic_whatever_is_asked,
+    "write by versions alone": write_by_versions_alone,
 }
 """Mistakes for scenarios alone. Random worlds do not catch them, or take hundreds of seeds, because
 
@@ -475,6 +477,8 @@ SCENARIO_MUTANTS: dict[str, Mutant] = {
 - "keep what is open": a session has to be lost, nobody to take over, and somebody to write (100 to 300 seeds)
 - "ask any follower what to collect": a bookie's own writes bring its follower up to date before each look, unless its disks are
   full; then it has to lag for longer than two looks are apart
+- "write by versions alone": an owner that was deposed and has not heard of it has to meet a chain that has been written as often as
+  the one that it knows, and write to it
 - "choose positions": a subscription has to be made in the moment in which a trim is recorded
 - "trim by what is not saved yet": a trim has to come in the tenth of a second in which acknowledgements wait to be saved
 - "look for the last entry": everybody of an ensemble has to be replaced, and to get nothing

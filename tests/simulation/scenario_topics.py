@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from tests.simulation.scenario_ledgers import OpenLedger
 from tests.simulation.scene import Scene
 from tests.simulation.sim_broker import SimBroker
 from tests.simulation.topic_model import Acked, CursorModel
-from tests.simulation.workload_ledgers import Quorums
+from tests.simulation.workload_ledgers import EXPECTED, Quorums
 from tests.simulation.workload_topics import TopicWorkload
 
 _TOPIC = "(?:orders|payments)"
@@ -125,6 +126,14 @@ async def has_given_up(scene: Scene, broker: SimBroker, topic: TopicCourse) -> N
 async def closes_topic(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
     """As when a bundle is handed over: appends are answered, cursors saved, the ledger ended."""
     await scene.at(broker, topic.workload.close(topic.at(broker)))
+
+
+@step("an operator at {broker} deletes {topic}")
+async def deletes_topic(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
+    """With all that was in it. Whoever has it open hears nothing of that; whoever opens it next makes it anew."""
+    topic.workload.forget()
+    await scene.at(broker, broker.managed_ledgers.delete(topic.workload.topic))
+    topic.workload.begin_anew()
 
 
 @step("{broker} is down")
@@ -393,6 +402,15 @@ async def makes_subscription(scene: Scene, broker: SimBroker, name: str, topic: 
     """Durable when this line is over. Nothing counts as acknowledged."""
     managed_ledger = topic.at(broker)
     await scene.at(broker, topic.workload.create_cursor_at(managed_ledger, name, managed_ledger.first_position()))
+
+
+@step("{broker} cannot make subscription {subscription} of {topic}")
+async def cannot_make_subscription(scene: Scene, broker: SimBroker, name: str, topic: TopicCourse) -> None:
+    """It tries, and is refused."""
+    managed_ledger = topic.at(broker)
+    with contextlib.suppress(*EXPECTED):
+        cursor = await scene.at(broker, managed_ledger.create_cursor(name, managed_ledger.first_position()))
+        scene.require(False, lambda: f"{broker.name} made {cursor!r}")
 
 
 @step("{broker} makes subscription {subscription} of {topic}, from its start on, while {topic} is trimmed")

@@ -147,9 +147,43 @@ def test_no_position_is_saved_in_the_midst_of_what_leaves(mark_delete: tuple[int
     def script(history: History, checks: TopicRecordChecks) -> None:
         history.topics[KEY].note_policy("east#1", Retention())
         record = CursorRecord(chain_incarnation="i", chain_epoch=1, mark_delete=Position(*mark_delete), created_at_ms=0)
+        history.chains[KEY] = chain(OPEN)
         checks.on_cursor("/cursors/orders/audit", record)
         history.acked[1] = 5
         first, second = ChainLedger(ledger_id=1, entries=5), ChainLedger(ledger_id=2)
         checks._trims.on_chain(KEY, chain(first, second), chain(second), "east#1")
 
     assert violated(script).partition(":")[0] == ("" if allowed else "M7")
+
+
+def of_life(incarnation: str, ledger_id: int, epoch: int) -> Chain:
+    return Chain(incarnation=incarnation, epoch=epoch, ledgers=(ChainLedger(ledger_id=ledger_id),))
+
+
+def test_a_chain_that_was_made_anew_never_comes_back_as_it_was() -> None:
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        checks.on_chain(KEY, of_life("i", 1, 1), "east#1")
+        checks.on_chain(KEY, of_life("ii", 2, 1), "west#1")
+        checks.on_chain(KEY, of_life("i", 3, 2), "east#1")
+
+    assert violated(script).startswith("M1: east#1 brings i of /chains/orders back")
+
+
+@pytest.mark.parametrize(("incarnation", "allowed"), [("i", False), ("ii", True)])
+def test_cursors_are_saved_by_openings_of_the_chain_that_there_is(incarnation: str, allowed: bool) -> None:
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        checks.on_chain(KEY, of_life("i", 1, 1), "east#1")
+        checks.on_chain(KEY, of_life("ii", 2, 1), "west#1")
+        record = CursorRecord(chain_incarnation=incarnation, chain_epoch=1, mark_delete=Position(2, -1), created_at_ms=0)
+        checks.on_cursor("/cursors/orders/audit", record)
+
+    assert violated(script).partition(":")[0] == ("" if allowed else "C7")
+
+
+@pytest.mark.parametrize(("ledger_id", "allowed"), [(1, False), (7, False), (8, True)])
+def test_ledger_ids_rise_along_a_topic_also_when_it_is_made_anew(ledger_id: int, allowed: bool) -> None:
+    def script(history: History, checks: TopicRecordChecks) -> None:
+        checks.on_chain(KEY, of_life("i", 7, 1), "east#1")
+        checks.on_chain(KEY, of_life("ii", ledger_id, 1), "west#1")
+
+    assert violated(script).partition(":")[0] == ("" if allowed else "H2")

@@ -47,7 +47,7 @@ def emptied(*, asked: bool) -> tuple[ClientNotes, ClientTrims]:
 def test_a_topic_that_is_deleted_is_noted_with_an_epoch_that_rises_and_its_entries_are_kept() -> None:
     notes, trims = emptied(asked=True)
     told = [(event.kind, event.position, event.details) for event in notes.events[str(TOPIC)]]
-    assert told == [("deleted", (2, 0, -1), {"epoch": 2}), ("deleted", (6, 0, -1), {"epoch": 4})]
+    assert told == [("deleted", (2, 0, -1), {"epoch": 2}), ("deleted", (6, 0, -1), {"epoch": 5})]
     assert trims.entries(TOPIC) == [(Position(1, 0), b"a"), (Position(1, 1), b"b")]
     assert trims.edge(TOPIC) == (6, 0)
 

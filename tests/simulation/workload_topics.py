@@ -60,10 +60,9 @@ class _Memory(NamedTuple):
 class TopicWorkload:
     def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums, *, weak_ledgers: bool = True) -> None:
         self.topic = TopicName.parse(f"persistent://public/default/{name}")
-        self.model = TopicModel(str(self.topic), keys.chain_key(self.topic))
         self._random = rng
         self._history = history
-        history.topics[self.model.key] = self.model
+        self.begin_anew()
         self.quorums = quorums
         self._other_quorums = Quorums(1, 1, 1) if weak_ledgers else quorums
         (self._retentions,) = rng.choices(_RETENTIONS, (1, 2, 2))
@@ -81,6 +80,15 @@ class TopicWorkload:
         """Of a broker's machine, by a year, for a moment."""
         self.weather: Callable[[SimBroker], int | None] = lambda _: None
         """As far as metadata goes: while it stays the same, what this broker writes there comes through. None: it does not."""
+
+    def begin_anew(self) -> None:
+        """Nothing is in the topic."""
+        self.model = TopicModel(str(self.topic), keys.chain_key(self.topic))
+        self._history.topics[self.model.key] = self.model
+
+    def forget(self) -> None:
+        """It is being deleted: whatever was promised of it may go."""
+        del self._history.topics[self.model.key]
 
     def _new_config(self, quorums: Quorums) -> ManagedLedgerConfig:
         retention = self._random.choice(self._retentions)

@@ -6,6 +6,8 @@
 Rules:
 1. One mutex for everything that is written for this topic: rollover, trimming, deletion queue, cursors. A cursor is saved
    together with a check of the chain's version, so that an old owner's late save fails instead of overwriting.
+   Versions begin at 0 again when the topic is deleted and made anew. So each chain has a mark, a key that carries its incarnation
+   and comes and goes with it, and every write checks the mark as well: that of an owner of the earlier chain fails.
 2. A conflict means that another opening of the topic has committed: never re-read and retry.
 3. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown. While an outage
    leaves that open, an open topic holds the mutex and goes on without its records: whoever needs them waits, bounded, or fails.
@@ -24,6 +26,8 @@ from cepheid_metadata import (
     Chain,
     ChainLedger,
     Check,
+    Create,
+    Delete,
     MetadataStore,
     Op,
     Put,
@@ -31,6 +35,7 @@ from cepheid_metadata import (
     StoreClosedError,
     StoreUnavailableError,
     chain_records,
+    keys,
 )
 from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName
@@ -57,6 +62,7 @@ class ChainKeeper:
         self._on_lost = on_lost
         self._chain: Chain | None = None
         self._version = -1
+        self._has_mark = False
         self._gone: dict[int, None] = {}
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
@@ -67,8 +73,7 @@ class ChainKeeper:
         self.annotate: Callable[[Chain], Chain] = lambda chain: chain
         """Adds to a chain that is about to be written what is known of its ledgers besides."""
         self.check: Callable[[], None] = lambda: None
-        """Called in the step in which a write begins; raises when the topic is not ours to write to any more. Versions alone do not
-        tell that: a topic that somebody else deleted and made anew counts them from 0."""
+        """Called in the step in which a write begins; raises when the topic is not ours to write to any more."""
 
     def __repr__(self) -> str:
         return f"<ChainKeeper {self._topic} version {self._version}{' lost' if self.lost else ''}>"
@@ -83,18 +88,31 @@ class ChainKeeper:
         found = await self._records.get(self._topic)
         if found is not None:
             self._chain, self._version = found
+            self._has_mark = await self._store.get(self._mark_key) is not None  # chains of older releases have none
         return self._chain
 
+    @property
+    def is_new(self) -> bool:
+        """There was no record, and none was made."""
+        return self._chain is None
+
+    async def begin(self, chain: Chain) -> None:
+        """Makes the record, where `load` found none. Raises as `commit` does."""
+
+        async def begin() -> None:
+            async with self._mutex:
+                mark = Create(keys.incarnation_key(chain.incarnation), str(self._topic).encode())
+                await self._write([self._records.create_op(self._topic, chain), mark])
+                self._chain, self._version, self._has_mark = chain, 0, True
+
+        await finish(self._tasks, begin(), name="begin-chain")
+
     async def take_over(self, chain: Chain) -> None:
-        """What an opening commits: only if nobody else did since `load`. Raises as `commit` does."""
+        """What an opening commits: only if nobody else did since `load` or `begin`. Raises as `commit` does."""
 
         async def take_over() -> None:
             async with self._mutex:
-                if self._chain is None:
-                    await self._write([self._records.create_op(self._topic, chain)])
-                    self._chain, self._version = chain, 0
-                else:
-                    await self._replace(chain, ())
+                await self._replace(chain, ())
 
         await finish(self._tasks, take_over(), name="take-over")
 
@@ -108,7 +126,7 @@ class ChainKeeper:
                 if chain is not None and chain != self._chain:
                     await self._replace(self.annotate(chain), ops)
                 elif ops:
-                    await self._write([Check(self._key, self._version), *ops])
+                    await self._write([Check(self._key, self._version), *ops, self._check_mark()])
 
         await finish(self._tasks, commit(), name="commit")
 
@@ -125,7 +143,7 @@ class ChainKeeper:
 
         async def delete() -> None:
             async with self._mutex:
-                await self._write([self._records.delete_op(self._topic, self._version)])
+                await self._write([self._records.delete_op(self._topic, self._version), Delete(self._mark_key, 0)])
 
         await finish(self._tasks, delete(), name="delete-chain")
 
@@ -135,10 +153,17 @@ class ChainKeeper:
         return self.chain.replace(deletions=tuple(self.waiting_deletions()))
 
     async def _replace(self, chain: Chain, ops: Sequence[Op]) -> None:
-        await self._write([Put(self._key, chain.encode(), self._version), *ops])
-        self._chain, self._version = chain, self._version + 1
+        await self._write([Put(self._key, chain.encode(), self._version), *ops, self._check_mark()])
+        self._chain, self._version, self._has_mark = chain, self._version + 1, True
         self.on_ledgers(chain.ledgers)
         self._gone = {ledger_id: None for ledger_id in self._gone if ledger_id in chain.deletions}
+
+    @property
+    def _mark_key(self) -> str:
+        return keys.incarnation_key(self.chain.incarnation)
+
+    def _check_mark(self) -> Op:
+        return Check(self._mark_key, 0) if self._has_mark else Create(self._mark_key, str(self._topic).encode())
 
     async def _write(self, ops: Sequence[Op]) -> None:
         if self.lost is not None:

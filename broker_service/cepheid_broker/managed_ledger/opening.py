@@ -9,7 +9,8 @@ Rules:
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it.
 5. Ledger ids rise along the chain: clients compare positions by them. A chain that names none may be that of a topic that was
-   deleted and is made anew, whose clients come with old positions: it begins above all ids that there ever were.
+   deleted and is made anew, whose clients come with old positions: it begins above all ids that there ever were. The record of a
+   new chain is made before its first ledger, empty: the id is asked for when all that had the topic's name before is gone.
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: Ledge
 async def _start_ledger(
     topic: TopicName, chain: Chain, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
 ) -> LedgerWriter:
+    if keeper.is_new:
+        await keeper.begin(chain.replace(epoch=0))
     writer = await create_ledger(topic, chain, client, config)
     kept = [ledger for ledger in chain.ledgers if ledger.entries]
     empty = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries]

@@ -4,8 +4,9 @@
         topic open here, its incarnation, an epoch below the chain's ──► named by nothing? ──► the chain's deletion queue
 
 Why that is certain: a ledger is recorded by a write that names the version of the chain which its maker had read, in the epoch
-of its opening. The chain has a later epoch, so every such write of an earlier one fails, whenever it arrives. Whether something
-names the ledger already is asked in the step that puts it into the queue, after its own record was read, and of the owner itself.
+of its opening, and checks its incarnation. The chain has a later epoch, so every such write of an earlier one fails, whenever it
+arrives. Whether something names the ledger already is asked in the step that puts it into the queue, after its own record was
+read, and of the owner itself.
 Left alone: ledgers of the present epoch (a rollover may be about to record them), those of topics that are open nowhere or gone,
 and what an operator brought back.
 """

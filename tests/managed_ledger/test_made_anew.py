@@ -1,0 +1,181 @@
+"""A topic that is deleted and made anew, while an owner of before, or one that is opening it, has not heard of that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerError, ManagedLedgerFencedError
+from cepheid_metadata import (
+    Create,
+    CursorRecord,
+    MemoryStore,
+    MemoryTree,
+    Op,
+    OpResult,
+    Put,
+    SessionState,
+    cursor_records,
+    keys,
+)
+from tests.managed_ledger.topic_world import SETTINGS, TOPIC, MortalStore, TopicWorld, append, append_all, topic_world
+from tests.support import run_virtual, wait_until
+
+
+class HeldUp(MortalStore):
+    """Of a process that sleeps, or whose request is late: what `holds` waits until `go`."""
+
+    def __init__(self, tree: MemoryTree, holds: Callable[[Op], bool]) -> None:
+        super().__init__(tree)
+        self._holds = holds
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        if any(map(self._holds, ops)) and not self.go.is_set():
+            self.reached.set()
+            await self.go.wait()
+        return await super().multi(ops)
+
+
+def makes_the_chain(op: Op) -> bool:
+    return isinstance(op, Create) and op.key == keys.chain_key(TOPIC)
+
+
+def writes_the_chain(op: Op) -> bool:
+    return isinstance(op, Put) and op.key == keys.chain_key(TOPIC)
+
+
+@asynccontextmanager
+async def opening_east(
+    world: TopicWorld, holds: Callable[[Op], bool]
+) -> AsyncIterator[tuple[HeldUp, asyncio.Future[ManagedLedger]]]:
+    store = HeldUp(world.tree, holds)
+    opening = asyncio.ensure_future(world.broker(store=store).open())
+    await store.reached.wait()
+    yield store, opening
+    if not opening.done():
+        opening.cancel()
+
+
+async def cursor_record(world: TopicWorld) -> CursorRecord:
+    found = await cursor_records(MemoryStore(world.tree)).get((TOPIC, "sub"))
+    assert found is not None
+    return found.record
+
+
+@pytest.mark.parametrize("holds", [makes_the_chain, writes_the_chain])
+def test_an_opening_that_was_held_up_begins_above_what_the_topic_had_meanwhile(holds: Callable[[Op], bool]) -> None:
+    async def main() -> None:
+        async with topic_world() as world, opening_east(world, holds) as (store, opening):
+            other = world.broker(seed=2)
+            before = await append_all(await other.open(), 3)
+            await other.ledgers.delete(TOPIC)
+            store.go.set()
+            try:
+                anew = await opening
+            except ManagedLedgerFencedError:
+                anew = await world.broker(seed=3).open()
+            assert (await append(anew, b"x")) > before[-1]
+
+    run_virtual(main())
+
+
+def test_an_opening_of_before_does_not_take_over_the_chain_made_anew() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            west = world.broker(seed=2)
+            ledger = await west.open()
+            await ledger.create_cursor("sub", ledger.first_position())
+            await append_all(ledger, 2, "old")
+            async with opening_east(world, writes_the_chain) as (store, opening):
+                await west.ledgers.delete(TOPIC)
+                anew = await west.open()
+                told = await append_all(anew, 3, "new")
+                store.go.set()
+                with pytest.raises(ManagedLedgerFencedError):
+                    await opening
+                told += await append_all(anew, 2, "later")
+                listed = [ledger.ledger_id for ledger in (await world.chain()).ledgers]
+                assert {position.ledger_id for position in told} <= set(listed)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_an_owner_of_before_saves_nothing_over_a_subscription_made_anew(hears: bool) -> None:
+    async def main() -> None:
+        async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
+            brokers = world.broker(seed=1), world.broker(seed=2)
+            ledger = await brokers[0].open()
+            old = await append_all(ledger, 4, "old")
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            await brokers[1].ledgers.delete(TOPIC)
+            anew = await brokers[1].open()
+            fresh = await anew.create_cursor("sub", anew.first_position())
+            positions = await append_all(anew, 4, "new")
+            cursor.acknowledge(old[:3])
+            if hears:
+                brokers[0].ledgers.on_session(SessionState.LOST)
+                await ledger.aclose()
+            else:
+                with pytest.raises(ManagedLedgerError):
+                    await cursor.saved()
+            assert (await cursor_record(world)).chain_incarnation == anew.chain.incarnation
+            fresh.acknowledge(positions[:2])
+            await fresh.saved()
+            await brokers[1].crash()
+            assert (await world.broker(seed=3).open()).cursors["sub"].mark_delete == positions[1]
+
+    run_virtual(main())
+
+
+def test_a_chain_of_an_older_release_gets_its_mark_when_it_is_opened() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            before = await append_all(await broker.open(), 3)
+            await broker.crash()
+            mark = keys.incarnation_key((await world.chain()).incarnation)
+            store = MemoryStore(world.tree)
+            await store.delete(mark, None)
+            ledger = await world.broker(seed=2).open()
+            assert (await append(ledger, b"x")) > before[-1]
+            assert await store.exists(mark)
+
+    run_virtual(main())
+
+
+def test_a_deleted_topic_leaves_no_mark() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            broker = world.broker()
+            ledger = await broker.open()
+            mark = keys.incarnation_key(ledger.chain.incarnation)
+            assert mark in world.tree.nodes
+            await broker.ledgers.delete(TOPIC)
+            assert mark not in world.tree.nodes
+
+    run_virtual(main())
+
+
+def test_what_an_opening_left_that_ended_before_its_first_ledger_was_recorded_is_taken_over_and_collected() -> None:
+    async def main() -> None:
+        async with topic_world() as world, opening_east(world, writes_the_chain):
+            found = await world.chain()
+            assert (found.epoch, found.ledgers) == (0, ())
+            (orphan,) = await world.ledger_records()
+            for seed in (2, 3):
+                broker = world.broker(seed=seed)
+                ledger = await broker.open()
+                assert ledger.chain.incarnation == found.incarnation
+                await append(ledger, b"x")
+            await broker.ledgers.orphans.run()
+            await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
+            left = await world.ledger_records()
+            assert orphan not in left
+            assert {position.ledger_id for position in ledger.chain.ledgers} <= set(left)
+
+    run_virtual(main())
