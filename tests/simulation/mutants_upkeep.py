@@ -43,6 +43,7 @@ from cepheid_metadata import (
     Position,
     Put,
     Records,
+    keys,
 )
 from cepheid_metadata.ledger_ids import FIRST_LEDGER_ID
 from cepheid_rpc import EntryGroup
@@ -303,9 +304,10 @@ def save_cursors_whoever_owns_the_topic() -> Iterator[None]:
     write = ChainKeeper._write
 
     async def save(self: ChainKeeper, ops: Sequence[Op]) -> None:
-        if isinstance(ops[0], Check) and all(isinstance(op, Put) for op in ops[1:]):
-            found = [await self._store.get(op.key) for op in ops[1:]]
-            ops = [Put(op.key, op.value, at.version) for op, at in zip(ops[1:], found, strict=True) if isinstance(op, Put) and at]
+        saves = [op for op in ops if not isinstance(op, Check)]  # of the chain, and of its mark
+        if len(saves) < len(ops) and all(isinstance(op, Put) and op.key.startswith(keys.CURSORS_KEY) for op in saves):
+            found = [await self._store.get(op.key) for op in saves]
+            ops = [Put(op.key, op.value, at.version) for op, at in zip(saves, found, strict=True) if isinstance(op, Put) and at]
         if ops:
             await write(self, ops)
 

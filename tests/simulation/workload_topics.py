@@ -73,6 +73,9 @@ class TopicWorkload:
         self._sessions: dict[ManagedLedger, tuple[SimBroker, int]] = {}  # opened by whom, who had lost how many sessions
         self._memories: dict[Any, _Memory] = {}
         self._deleted_by_mistake: dict[int, None] = {}  # ledgers with states of cursors
+        self._unheard: set[tuple[ManagedLedger, str]] = set()
+        """Openings and cursors with a reset of which nobody heard the end: it may come yet, and make void what was acknowledged
+        since, whatever a save behind it tells."""
         self.pending: dict[str, Pending] = {}  # by process
         self.stopped = False
         self.owners: OwnershipWorkload | None = None  # None: brokers fight
@@ -157,7 +160,7 @@ class TopicWorkload:
         for name, cursor in managed_ledger.cursors.items():
             model = self.model.cursors.get(name)
             _, _, state = await cursor.encoded()
-            if model is not None and len(state) <= _NO_LEDGER_BYTES:
+            if model is not None and len(state) <= _NO_LEDGER_BYTES and (managed_ledger, name) not in self._unheard:
                 asked.append((model, model.voids, self._memory(cursor, model).copy()))
         await managed_ledger.aclose()
         as_ever = before is not None and self.weather(broker) == before and managed_ledger.failure is None
@@ -417,7 +420,7 @@ class TopicWorkload:
         if managed_ledger.is_usable and self._history.reigning.get(self.model.key) == opening:
             for name, cursor in managed_ledger.cursors.items():
                 model = self.model.cursors.get(name)
-                if model is not None and not model.resetting:
+                if model is not None and not model.resetting and (managed_ledger, name) not in self._unheard:
                     check_backlog_told(self._history, self.model, model, self._memory(cursor, model), cursor)
 
     def _consume_all(self, managed_ledger: ManagedLedger) -> None:
@@ -483,7 +486,8 @@ class TopicWorkload:
         voids, asked = model.voids, self._memory(cursor, model).copy()
         await cursor.saved()
         is_same = self.model.cursors.get(cursor.name) is model and model.voids == voids
-        if is_same and self._is_kept(cursor.name) and self._is_news(managed_ledger, cursor, model):
+        is_certain = (managed_ledger, cursor.name) not in self._unheard
+        if is_same and is_certain and self._is_kept(cursor.name) and self._is_news(managed_ledger, cursor, model):
             model.must.add(asked)
             if not model.resetting:
                 check_saved(self._history, self.model, self.topic, cursor.name, asked)
@@ -519,6 +523,9 @@ class TopicWorkload:
         resets = model.resets
         try:
             await cursor.reset(position, () if left == WHOLE else (left,))
+        except BaseException:
+            self._unheard.add((managed_ledger, cursor.name))
+            raise
         finally:
             known = self.model.cursors.get(cursor.name) is model and model.resets == resets
             model.resets += 1  # what was acknowledged meanwhile is void
