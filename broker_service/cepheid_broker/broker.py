@@ -83,7 +83,9 @@ class Broker:
         remote = RemoteParts(self.ownership, self.peers)
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
-        self.inactive = InactiveTopics(self.catalog, self.topics, self.partitioned, self._tasks, settings.inactive_check_s)
+        self.inactive = InactiveTopics(
+            self.catalog, self.topics, self.partitioned, self._tasks, settings.inactive_check_s, ports.random
+        )
         self.leases = LeaseExpiry(self.topics.loaded, self._tasks, settings.lease_check_s, settings.lease_silence_s)
         marks = None
         if self.ownership.is_shared:

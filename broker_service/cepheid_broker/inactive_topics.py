@@ -11,12 +11,15 @@ Rules
 2. Only open topics are judged: nobody knows how far subscriptions of the others are. A closed partition of a topic whose other
    partitions are inactive is opened for that, unless it has no subscription.
 3. What retention still keeps is kept: a topic is not deleted before its retention by time is over, and never when it has no limit.
+4. Brokers that delete one partitioned topic at the same time are in each other's way: each has closed its own partitions, and asks
+   for those of the other. So whoever fails tries again after a random time, not in step with the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +36,8 @@ from cepheid_ports import CepheidError, TaskOwner
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
+
+MOST_LOOKS_LEFT_OUT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,13 @@ def inactive_for_s(policies: TopicPolicies) -> float:
 
 class InactiveTopics:
     def __init__(
-        self, catalog: TopicCatalog, topics: Topics, partitioned: PartitionedTopics, tasks: TaskOwner, check_s: float
+        self,
+        catalog: TopicCatalog,
+        topics: Topics,
+        partitioned: PartitionedTopics,
+        tasks: TaskOwner,
+        check_s: float,
+        random: random.Random,
     ) -> None:
         self.deleted = 0
         self._catalog = catalog
@@ -75,8 +86,10 @@ class InactiveTopics:
         self._partitioned = partitioned
         self._tasks = tasks
         self._check_s = check_s
+        self._random = random
         self._since_check_s = 0.0
         self._idle: dict[TopicName, _Idle] = {}
+        self._not_before: dict[TopicName, float] = {}  # loop time; of those that could not be deleted (rule 4)
         self._checking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -90,13 +103,18 @@ class InactiveTopics:
 
     async def check(self) -> None:
         """One look at all open topics; deletes those whose time has come."""
-        for name in self._due(asyncio.get_running_loop().time()):
+        now = asyncio.get_running_loop().time()
+        self._not_before = {name: when for name, when in self._not_before.items() if when > now}
+        for name in self._due(now):
+            if name in self._not_before:
+                continue
             try:
                 await self._delete(name)
             except NotAllowedError as error:
                 self._idle.pop(name, None)
                 log.info("topic.not_inactive_any_more", extra={"topic": str(name), "reason": str(error)})
             except CepheidError as error:  # the next look tries again
+                self._not_before[name] = now + self._random.uniform(0, MOST_LOOKS_LEFT_OUT * self._check_s)
                 log.warning("topic.inactive_not_deleted", extra={"topic": str(name), "error": str(error)})
 
     def _due(self, now: float) -> list[TopicName]:
