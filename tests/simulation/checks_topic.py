@@ -30,6 +30,7 @@ class TopicRecordChecks:
         epoch = history.epoch_of(chain)
         before = history.reigning.get(key, (process, epoch))
         history.reigning[key] = (process, epoch)
+        history.last_epochs[key, process] = epoch
         in_turn = epoch > before[1] or (process, epoch) == before
         history.check("M1", in_turn, lambda: f"{process} writes {key} in epoch {epoch}, {before[0]} had written in {before[1]}")
         self._trims.on_chain(key, known, chain, process)

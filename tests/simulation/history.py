@@ -93,6 +93,7 @@ class History:
         self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
         self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch
         self.chains: dict[str, Chain] = {}  # the committed records
+        self.last_epochs: dict[tuple[str, str], int] = {}  # by key of the chain, and process: of its last opening
         self.largest_ledger: dict[str, int] = {}  # by key of the chain: of all its lives
         self.earlier_epochs: dict[str, int] = {}  # of a topic made anew, by incarnation: those that it had before
         self.cursor_records: dict[str, CursorRecord] = {}

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.dispatch import HashRange
-from cepheid_metadata import MemoryStore, TopicRecord, topic_records
+from cepheid_metadata import MemoryStore, TopicRecord, keys, topic_records
 from cepheid_metadata import Position as Place
 from cepheid_wire import TopicName, count_messages, decode_batch, parse_metadata, split_tail
 from tests.history.checker import judge
@@ -111,7 +111,10 @@ class ClientWorkload:
         process, topics = broker.process, broker.broker.topics
 
         def opening_of(topic: str) -> tuple[str, int]:
-            found: Any = topics.find(TopicName.parse(topic))
+            name = TopicName.parse(topic)
+            found: Any = topics.find(name)
+            if found is None:  # closed in the turn in which this was said
+                return process, self._history.last_epochs[keys.chain_key(name), process]
             return process, self._history.epoch_of(found.ledger.chain)
 
         return WireTap(protocol, self.notes, opening_of)
