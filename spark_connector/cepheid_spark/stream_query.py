@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class StreamQuery:
-    """`resolve_start`: where the options say that the query begins, given what there is."""
+    """`resolve_start`: where the options say that the query begins, given what there is. `schemas`: of typed rows, as load() found
+    them: their columns stay what they were then."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class StreamQuery:
         state: StreamState,
         admin: AdminHttp | None,
         resolve_start: Callable[[Snapshot], dict[str, MessagePosition]],
+        schemas: tuple[SchemaVersion, ...] = (),
     ) -> None:
         if options.has_lease and admin is None:
             raise BadOptionError(
@@ -60,6 +62,7 @@ class StreamQuery:
         self._state = state
         self._admin = admin
         self._resolve_start = resolve_start
+        self._schemas = schemas
         self._limits = Limits(
             options.max_bytes_per_trigger,
             options.max_entries_per_trigger,
@@ -132,9 +135,24 @@ class StreamQuery:
         taken = admit(backlogs, limits)
         if not taken and not gone:
             return start
+        self._check_schemas(snapshot, taken)
         self._patience.on_batch(time.monotonic())
         self._last = self._end_of(snapshot, start, positions, taken, gone)
         return self._last
+
+    def _check_schemas(self, snapshot: Snapshot, topics: Iterable[str]) -> None:
+        """Raises BadOptionError: before an offset names a topic that cannot be shown, or it would be in every restart's way."""
+        if self._options.mode is not ReadMode.TYPED or not self._schemas:
+            return
+        from cepheid_scan.shared_schema import check_shown, histories_of
+        from cepheid_scan.typed.typed_columns import shown_schema
+
+        shown = shown_schema(self._schemas, self._options.reader_version)
+        try:
+            check_shown(shown, histories_of(snapshot.plan, topics))
+        except BadOptionError:  # a topic's first schema may be younger than the snapshot, as its first entries are
+            now = self._state.look()
+            check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views]))
 
     def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
         if self._waiting is None or self._waiting[:2] != (snapshot.number, start):
@@ -304,14 +322,14 @@ class StreamQuery:
         view = snapshot.views.get(topic)
         return view is None or not view.ledger_ids or view.ledger_ids[-1] < last.ledger_id
 
-    def spec(self, end: StreamOffset, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...]) -> ScanSpec:
+    def spec(self, end: StreamOffset, columns: tuple[str, ...], tasks: Sequence[ScanTask]) -> ScanSpec:
         """For the tasks of the batch that ends there. The publish time of the query's start is exact in the rows; what the
         options say now is that of another start (rule 2)."""
-        spec = self._options.spec(columns, schemas)
+        spec = self._options.spec(columns, self._schemas)
         if spec.mode is ReadMode.TYPED:
-            from cepheid_scan.plan_scan import the_schema
+            from cepheid_scan.plan_scan import with_schemas
 
-            spec = replace(spec, schemas=the_schema(self._state.current().plan.schemas))
+            spec = with_schemas(spec, self._state.current().plan, tasks)
         return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=end.since_ms))
 
     # What is not needed any more

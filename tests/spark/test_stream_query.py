@@ -20,6 +20,7 @@ from cepheid_scan import (
     LedgerHistory,
     MessagePosition,
     PlanUnavailableError,
+    SchemaVersion,
     TopicHistory,
     TopicSelection,
 )
@@ -46,6 +47,7 @@ class Known:
     def __init__(self) -> None:
         self.chains: dict[str, list[LedgerHistory]] = {}
         self.incarnation = "i"
+        self.schemas: dict[str, tuple[SchemaVersion, ...]] = {}
         self.moved: dict[tuple[str, int], int] = {}
         self.failure: PlanUnavailableError | None = None
         self.plans = 0
@@ -59,7 +61,8 @@ class Known:
         self.plans += 1
         if self.failure is not None:
             raise self.failure
-        return HistoryPlan(tuple(map(self._history, topics)), {"bookie": "h:1"})
+        versions = {topic: self.schemas.get(topic, ()) for topic in topics} if schemas else {}
+        return HistoryPlan(tuple(map(self._history, topics)), {"bookie": "h:1"}, schemas=versions)
 
     def _history(self, topic: str) -> TopicHistory:
         return TopicHistory(topic, -1, self.incarnation, tuple(self.chains[topic]))
