@@ -246,7 +246,7 @@ class StreamQuery:
         task_bytes = min(float(self._options.target_task_bytes), math.ceil(total_bytes / self._options.min_tasks))
         if self._options.min_tasks == 1:
             task_bytes = float(self._options.target_task_bytes)
-        cut = {topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}
+        cut = _fitting({topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}, taken)
         gone_on_with = {topic for topic in positions if _goes_on(snapshot.views[topic], start, positions[topic])}
         found = {topic: positions[topic].next for topic in taken if topic not in gone_on_with}
         behind_losses = found.keys() & start.ends.keys()
@@ -436,6 +436,14 @@ class StreamQuery:
         if is_counted:
             self.lost_entries += loss.entries or 0
             log.warning("stream.data_lost: %s", loss, extra={"topic": loss.topic})
+
+
+def _fitting(cut: Mapping[str, int], taken: Mapping[str, int]) -> Mapping[str, int]:
+    """Larger, where the entries would make more tasks than are planned."""
+    from cepheid_scan.splits import MAX_TASKS
+
+    surplus = sum(entries / cut[topic] for topic, entries in taken.items()) / MAX_TASKS
+    return cut if surplus <= 1 else {topic: math.ceil(entries * surplus) for topic, entries in cut.items()}
 
 
 def _goes_on(view: TopicView, start: StreamOffset, position: EntryPosition) -> bool:

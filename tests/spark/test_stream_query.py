@@ -761,3 +761,26 @@ def test_a_topic_that_is_new_begins_where_it_did_when_the_lease_held_it() -> Non
     end = bench.latest(start)
     assert end.starts == {B: MessagePosition(21, 0)}
     assert bench.read(start, end) == [("a", 7, 5, 5), ("b", 21, 0, 1)]
+
+
+@pytest.mark.parametrize(("tasks", "least"), [("50000", 30_000), ("40000", 30_000), ("1", 1)])  # tasks are of whole entries
+def test_a_batch_has_no_more_tasks_than_are_planned_whatever_is_asked_for(tasks: str, least: int) -> None:
+    """They are refused where they are planned: after the offset is written."""
+    bench = Bench(minPartitions=tasks)
+    bench.known.chains[A] = [ledger(7, 120_000, is_open=True)]
+    start = at(a=(7, -1))
+    end = bench.latest(start)
+    assert least <= len(bench.query.plan(start, end)) <= 50_000
+    assert sum(120_000 / cut for cut in end.cut.values()) <= 50_000
+
+
+def test_a_checkpoint_whose_batch_has_too_many_tasks_is_read_on() -> None:
+    bench = Bench(targetPartitionBytes="1gb")
+    bench.known.chains[A] = [ledger(7, 120_000, is_open=True)]
+    start, end = at(a=(7, -1)), replace(at(a=(7, 119_999)), cut={A: 2})
+    tasks = bench.tasks(start, end)
+    assert 30_000 <= len(tasks) <= 50_000
+    assert sum(last - first + 1 for task in tasks for _, first, last in task) == 120_000
+    bench.options["targetPartitionBytes"] = "1mb"
+    bench.begin()
+    assert bench.tasks(start, end) == tasks
