@@ -132,7 +132,7 @@ class StreamQuery:
         self._waiting = (snapshot.number, start, sum(backlog.size_bytes for backlog in backlogs)) if waits else None
         if self._is_waiting(snapshot, start):
             return start
-        taken = admit(backlogs, limits)
+        taken = self._by_ledgers(admit(backlogs, limits), backlogs, limits, snapshot, positions)
         if not taken and not gone:
             return start
         self._check_schemas(snapshot, taken)
@@ -224,6 +224,29 @@ class StreamQuery:
             return Backlog(view.topic, 0, 0.0)
         since_ms = waiting_since_ms(view, position, self._state.sightings, time.time() * 1000)
         return Backlog(view.topic, last - rank, view.bytes_at(last) - view.bytes_at(rank), since_ms)
+
+    def _by_ledgers(
+        self,
+        taken: Mapping[str, int],
+        backlogs: Iterable[Backlog],
+        limits: Limits,
+        snapshot: Snapshot,
+        positions: Mapping[str, EntryPosition],
+    ) -> Mapping[str, int]:
+        """What each topic's share of the bytes means by the averages of the ledgers that come next: of a backlog's own average
+        there may be many more, or far fewer. One entry at least, or a large one would wait for ever."""
+        if limits.max_bytes is None:
+            return taken
+        fitting: dict[str, int] = {}
+        for backlog in backlogs:
+            if (entries := taken.get(backlog.topic, 0)) == 0:
+                continue
+            view = snapshot.views[backlog.topic]
+            rank = view.rank(positions[backlog.topic])
+            last = view.rank_within(view.bytes_at(rank) + entries * backlog.entry_bytes)
+            most = backlog.entries if limits.max_entries is None else entries
+            fitting[backlog.topic] = max(1, min(last - rank, most))
+        return fitting
 
     def _end_of(
         self,

@@ -784,3 +784,44 @@ def test_a_checkpoint_whose_batch_has_too_many_tasks_is_read_on() -> None:
     bench.options["targetPartitionBytes"] = "1mb"
     bench.begin()
     assert bench.tasks(start, end) == tasks
+
+
+def of_size(ledger_id: int, entries: int, entry_bytes: int, *, is_open: bool = False) -> LedgerHistory:
+    return replace(ledger(ledger_id, entries, is_open=is_open), size_bytes=entries * entry_bytes)
+
+
+@pytest.mark.parametrize("largest_first", [True, False])
+def test_a_batch_keeps_to_its_bytes_by_the_average_of_each_ledger(largest_first: bool) -> None:
+    """Not by that of the backlog, in which few large entries would pass for many of middling size."""
+    sizes = [(10, 5_000_000), (1000, 100)]
+    (few, much), (many, little) = sizes if largest_first else sizes[::-1]
+    bench = Bench(maxBytesPerTrigger="6000000")
+    bench.known.chains[A] = [of_size(7, few, much), of_size(9, many, little, is_open=True)]
+    offset, taken = at(a=(7, -1)), []
+    while (end := bench.latest(offset)) is not offset:
+        pieces = bench.read(offset, end)
+        taken.append(sum((last - first + 1) * (much if ledger_id == 7 else little) for _, ledger_id, first, last in pieces))
+        offset = end
+    assert sum(taken) == 50_100_000
+    assert max(taken) <= 6_000_000
+    assert len(taken) <= 12
+
+
+def test_within_a_ledger_entries_count_as_its_average() -> None:
+    """How large each is, nobody tells: the ends of ledgers and their sizes are all that is known (docs/spark.md)."""
+    bench = Bench(maxBytesPerTrigger="1000000")
+    bench.known.chains[A] = [of_size(7, 1010, (1000 * 100 + 10 * 5_000_000) // 1010, is_open=True)]
+    start = at(a=(7, -1))
+    assert bench.latest(start).ends[A] == EntryPosition(7, 19), "in truth 2000 bytes"
+    late = at(a=(7, 999))
+    assert bench.latest(late).ends[A] == EntryPosition(7, 1009), "in truth 50 MB"
+
+
+def test_each_topic_takes_one_entry_at_least_and_entries_are_limited_besides() -> None:
+    bench = Bench(maxBytesPerTrigger="100000", maxEntriesPerTrigger="8", topics="a,b")
+    bench.known.chains = {A: [of_size(7, 2, 90_000), of_size(8, 900, 1)], B: [of_size(9, 500, 10, is_open=True)]}
+    start = at(a=(7, -1), b=(9, -1))
+    end = bench.latest(start)
+    taken = bench.read(start, end)
+    assert {topic for topic, *_ in taken} == {"a", "b"}
+    assert sum(last - first + 1 for *_, first, last in taken) <= 8
