@@ -96,7 +96,7 @@ def with_schemas(spec: ScanSpec, plan: HistoryPlan, tasks: Sequence[ScanTask]) -
     from cepheid_scan.typed.typed_columns import shown_schema
 
     schemas = spec.schemas or rows_history(plan, spec.reader_version)
-    histories = histories_of(plan, dict.fromkeys(piece.topic for task in tasks for piece in task.pieces))
+    histories = histories_of(plan, dict.fromkeys(piece.topic for task in tasks for piece in task.pieces), schemas)
     if schemas:
         check_shown(shown_schema(schemas, spec.reader_version), histories)
     return replace(

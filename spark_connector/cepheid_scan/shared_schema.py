@@ -25,14 +25,23 @@ from cepheid_wire import TopicName
 Histories = Mapping[str, Sequence[SchemaVersion]]
 """By topic without its partition, oldest version first."""
 
+_Content = tuple[str | bytes, ...]
+_SHAPING = {"KEY_VALUE": ("key.schema.type", "value.schema.type"), "PROTOBUF": ("__PARSING_INFO__",)}
+
 
 def base_of(topic: str) -> str:
     return str(TopicName.parse(topic).base)
 
 
-def histories_of(plan: HistoryPlan, topics: Iterable[str]) -> dict[str, tuple[SchemaVersion, ...]]:
-    """`topics`: with their partitions."""
-    return {base: tuple(plan.schemas.get(base, ())) for base in dict.fromkeys(map(base_of, topics))}
+def histories_of(
+    plan: HistoryPlan, topics: Iterable[str], schemas: tuple[SchemaVersion, ...]
+) -> dict[str, tuple[SchemaVersion, ...]]:
+    """`topics`: with their partitions. `schemas`: the history that the rows have theirs of; where it was deleted since, the only
+    topic there is still has it."""
+    found = {base: tuple(plan.schemas.get(base, ())) for base in dict.fromkeys(map(base_of, topics))}
+    if len(plan.schemas) == 1:
+        found = {base: versions or schemas for base, versions in found.items()}
+    return found
 
 
 def rows_history(plan: HistoryPlan, reader_version: bytes | None) -> tuple[SchemaVersion, ...]:
@@ -61,17 +70,20 @@ def rows_history(plan: HistoryPlan, reader_version: bytes | None) -> tuple[Schem
 
 def check_shown(shown: SchemaVersion, histories: Histories) -> None:
     """Of topics that hold what is read. Raises BadOptionError that names the first whose messages cannot be shown so."""
+    known: dict[_Content, str] = {}  # topics are many, and schemas few
     for topic, versions in histories.items():
         why = "it has no schema"
         for version in reversed(versions):
-            why = _why_not(version, shown)
+            content = _content(version)
+            if content not in known:
+                known[content] = _why_not(version, shown)
+            why = known[content]
             if not why:
                 break
         if why:
             raise BadOptionError(
-                f"{topic} and the other topics have different schemas: its messages cannot be shown in the columns of this read "
-                f"({why}). Give it a schema that can, leave it out of the topics (with failOnDataLoss=false where a checkpoint "
-                "has it), or read with readMode=messages",
+                f"{topic}: its messages cannot be shown in the columns of this read ({why}). Give it a schema that fits, leave "
+                "it out of the topics (with failOnDataLoss=false where a checkpoint has it), or read with readMode=messages",
                 topic=topic,
             )
 
@@ -79,7 +91,7 @@ def check_shown(shown: SchemaVersion, histories: Histories) -> None:
 def _shows_all(known: Histories, reader_version: bytes | None) -> str | None:
     """The topic whose schema does. Of several one that is no older version of another's, with the most columns, the first."""
     shown = {topic: shown_schema(versions, reader_version) for topic, versions in sorted(known.items())}
-    distinct: dict[tuple[str, bytes], str] = {}
+    distinct: dict[_Content, str] = {}
     for topic, schema in shown.items():
         distinct.setdefault(_content(schema), topic)
     able = [topic for topic in distinct.values() if all(not _why_not(shown[other], shown[topic]) for other in distinct.values())]
@@ -97,12 +109,13 @@ def _is_older(one: SchemaVersion, other: SchemaVersion, histories: Iterable[Sequ
     return ahead == {True}
 
 
-def _last(contents: Sequence[tuple[str, bytes]], content: tuple[str, bytes]) -> int:
+def _last(contents: Sequence[_Content], content: _Content) -> int:
     return len(contents) - 1 - contents[::-1].index(content)
 
 
-def _content(schema: SchemaVersion) -> tuple[str, bytes]:
-    return schema.kind, schema.definition
+def _content(schema: SchemaVersion) -> _Content:
+    """What decides how values look: of some kinds properties do, too."""
+    return schema.kind, schema.definition, *(schema.properties.get(name, "") for name in _SHAPING.get(schema.kind, ()))
 
 
 def _why_not(writer: SchemaVersion, shown: SchemaVersion) -> str:

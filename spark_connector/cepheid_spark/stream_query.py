@@ -149,10 +149,10 @@ class StreamQuery:
 
         shown = shown_schema(self._schemas, self._options.reader_version)
         try:
-            check_shown(shown, histories_of(snapshot.plan, topics))
+            check_shown(shown, histories_of(snapshot.plan, topics, self._schemas))
         except BadOptionError:  # a topic's first schema may be younger than the snapshot, as its first entries are
             now = self._state.look()
-            check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views]))
+            check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views], self._schemas))
 
     def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
         if self._waiting is None or self._waiting[:2] != (snapshot.number, start):

@@ -13,6 +13,10 @@ from tests.scan.typed.typed_support import record, schema_version, version
 A, B = "persistent://public/default/a", "persistent://public/default/b"
 OLD = record(("a", "int"))
 NEW = {**OLD, "fields": [*OLD["fields"], {"name": "b", "type": ["null", "int"], "default": None}]}
+KEYED = {
+    kind: SchemaVersion(version(0), "KEY_VALUE", bytes(8), {"key.schema.type": kind, "value.schema.type": "STRING"})
+    for kind in ("STRING", "INT32")
+}
 RENAMED = {**NEW, "name": "other.R"}
 
 
@@ -54,6 +58,7 @@ def test_a_version_that_the_options_name_is_that_of_a_topic_that_has_it() -> Non
         (schema_version("JSON", NEW), schema_version("JSON", {**NEW, "name": "S"})),  # read by names, all of it would be null
         (schema_version("JSON", OLD), schema_version("JSON", record(("c", "string")))),
         (schema_version("STRING"), schema_version("INT32")),
+        (KEYED["STRING"], KEYED["INT32"]),  # of one definition: it is empty
         (
             schema_version("PROTOBUF_NATIVE", {"rootMessageTypeName": "x.R"}),
             schema_version("PROTOBUF_NATIVE", {"rootMessageTypeName": "x.S"}),
@@ -65,7 +70,7 @@ def test_schemas_of_which_none_shows_the_other(one: SchemaVersion, other: Schema
         rows_history(plan((one,), (other,)), None)
     assert rows_history(plan((one,), (other,), entries=(1, 0)), None) == (one,)
     assert rows_history(plan((one,), (other,), entries=(0, 1)), None) == (other,)
-    with pytest.raises(BadOptionError, match=f"{B} and the other topics"):
+    with pytest.raises(BadOptionError, match=f"{B}: its messages cannot be shown"):
         check_shown(one, {A: (one,), B: (other,)})
 
 
@@ -81,5 +86,7 @@ def test_key_and_value_are_compared_apart() -> None:
 
 def test_histories_are_those_of_the_topics_that_are_asked_for_without_their_partitions() -> None:
     versions = (schema_version("STRING"),)
-    found = histories_of(HistoryPlan((), {}, schemas={A: versions}), [f"{A}-partition-3", f"{A}-partition-4", B])
+    found = histories_of(HistoryPlan((), {}, schemas={A: versions, B: ()}), [f"{A}-partition-3", f"{A}-partition-4", B], versions)
     assert found == {A: versions, B: ()}
+    deleted = HistoryPlan((), {}, schemas={A: ()})
+    assert histories_of(deleted, [f"{A}-partition-3"], versions) == {A: versions}, "of the only topic, since it was loaded"
