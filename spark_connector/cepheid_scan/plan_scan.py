@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from cepheid_scan.edges import EntryProbe, end_of, first_of, resolve_edge
 from cepheid_scan.entry_probe import BookieProbe
 from cepheid_scan.errors import BadOptionError, DataLossError
-from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, ScanTask, SchemaVersion, TopicHistory
+from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
 from cepheid_scan.plan_lookup import find_ledger, find_ledger_and_bookies
 from cepheid_scan.planner import Planner, open_planner
 from cepheid_scan.positions import MessagePosition
@@ -42,8 +42,6 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
         ranges = plan_ranges(request, plan, planner)
     wanted = request.partition_filter
     ranges = [found for found in ranges if wanted is None or found.history.partition in wanted]
-    if spec.mode is ReadMode.TYPED and not spec.schemas:
-        spec = replace(spec, schemas=the_schema(plan.schemas))
     tasks = cut_ranges(
         ranges,
         plan,
@@ -51,6 +49,8 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
         min_tasks=request.min_tasks,
         look_back=spec.settings.chunk_lookback,
     )
+    if spec.mode is ReadMode.TYPED:
+        spec = with_schemas(spec, plan, tasks)
     log.info(
         "scan.planned",
         extra={
@@ -90,16 +90,18 @@ def plan_ranges(
     return [_range_of(history, starts[history.topic], ends[history.topic], request.spec, planner) for history in plan.topics]
 
 
-def the_schema(schemas: Mapping[str, tuple[SchemaVersion, ...]]) -> tuple[SchemaVersion, ...]:
-    """The one that all topics have. Raises BadOptionError."""
-    distinct = {tuple((one.version, one.kind, one.definition) for one in versions): topic for topic, versions in schemas.items()}
-    if len(distinct) > 1:
-        first, second, *_ = distinct.values()
-        raise BadOptionError(
-            f"{first} and {second} have different schemas, and rows have one: read them apart, or with readMode=messages",
-            topics=list(schemas)[:10],
-        )
-    return next(iter(schemas.values()), ())
+def with_schemas(spec: ScanSpec, plan: HistoryPlan, tasks: Sequence[ScanTask]) -> ScanSpec:
+    """Of a typed read: what its tasks decode with. Raises BadOptionError for a topic of theirs that the rows cannot show."""
+    from cepheid_scan.shared_schema import check_shown, histories_of, rows_history  # imports the schema libraries
+    from cepheid_scan.typed.typed_columns import shown_schema
+
+    schemas = spec.schemas or rows_history(plan, spec.reader_version)
+    histories = histories_of(plan, dict.fromkeys(piece.topic for task in tasks for piece in task.pieces), schemas)
+    if schemas:
+        check_shown(shown_schema(schemas, spec.reader_version), histories)
+    return replace(
+        spec, schemas=schemas, writers=tuple((topic, versions) for topic, versions in histories.items() if versions != schemas)
+    )
 
 
 def _with_times(request: ScanRequest) -> RowFilter:

@@ -73,6 +73,7 @@ def scan(
     """
     from cepheid_scan.plan_scan import plan_scan
 
+    _check(columns, threads, retry_s, settings or ReadSettings())
     twice = sorted(name for name in set(columns or ()) if list(columns or ()).count(name) > 1)
     if twice:
         raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
@@ -90,7 +91,7 @@ def scan(
             row_filter=RowFilter(
                 event_from_ms=None if event_from is None else time_ms(event_from),
                 event_until_ms=None if event_until is None else time_ms(event_until),
-                keys=None if keys is None else frozenset([keys] if isinstance(keys, str) else keys),
+                keys=None if keys is None else _keys(keys),
             ),
             on_bad_record=_one_of(OnBadRecord, on_bad_record, "on_bad_record"),
             fail_on_data_loss=fail_on_data_loss,
@@ -148,8 +149,38 @@ def _plan_source(given: PlanSource) -> PlanSource:
     return given
 
 
+def _check(columns: Sequence[str] | None, threads: int, retry_s: float, settings: ReadSettings) -> None:
+    """Raises BadOptionError."""
+    if isinstance(columns, str):
+        raise BadOptionError(f"columns are a list of names, e.g. [{columns!r}]")
+    leasts: dict[str, tuple[float, float]] = {
+        "threads": (threads, 1),
+        "retry_s": (retry_s, 0),
+        "settings.read_attempts": (settings.read_attempts, 1),
+        "settings.read_timeout_s": (settings.read_timeout_s, 0.001),
+        "settings.unreachable_s": (settings.unreachable_s, 0),
+        "settings.chunk_bytes": (settings.chunk_bytes, 1),
+        "settings.decode_bytes": (settings.decode_bytes, 1),
+        "settings.chunk_lookback": (settings.chunk_lookback, 0),
+    }
+    for name, (value, least) in leasts.items():
+        if not value >= least:  # nor is NaN
+            raise BadOptionError(f"{name} is {value}, and at least {least}", value=value)
+
+
+def _keys(given: Iterable[str]) -> frozenset[str]:
+    keys = frozenset([given] if isinstance(given, str) else given)
+    if not keys:
+        raise BadOptionError("which keys? none is given, and no row would be left: without the argument all are read")
+    if wrong := [key for key in keys if not isinstance(key, str)]:
+        raise BadOptionError(f"keys are text, as sent, and {wrong[0]!r} is none")
+    return keys
+
+
 def _partitions(given: Iterable[int]) -> frozenset[int]:
     chosen = frozenset(given)
+    if wrong := [each for each in chosen if not isinstance(each, int) or isinstance(each, bool)]:
+        raise BadOptionError(f"partitions are whole numbers, and {wrong[0]!r} is none: give e.g. [0, 3]")
     if not chosen or min(chosen) < 0:
         said = f"{min(chosen)} is none" if chosen else "none is given"
         raise BadOptionError(f"which partitions? {said}: they are numbered from 0, and without the argument all are read")

@@ -114,8 +114,9 @@ class ReadSettings:
 class ScanSpec:
     """What tasks need besides their pieces: small, pickled once per task.
 
-    `columns` are names of the mode's columns, in the order of the rows. In typed mode the schema's columns come from `schemas` (of
-    the one topic schema that is read; `reader_version` is the version that is shown), and `columns` may name some of them too.
+    `columns` are names of the mode's columns, in the order of the rows. In typed mode the schema's columns come from `schemas` (the
+    history of one topic; `reader_version` is the version that is shown), and `columns` may name some of them too. `writers`: the
+    histories of topics, without their partitions, where they are not `schemas`.
     """
 
     mode: ReadMode
@@ -126,6 +127,7 @@ class ScanSpec:
     settings: ReadSettings = ReadSettings()
     schemas: tuple[SchemaVersion, ...] = ()
     reader_version: bytes | None = None
+    writers: tuple[tuple[str, tuple[SchemaVersion, ...]], ...] = ()
     plan_source: PlanSource | None = None  # to look once again where a ledger went
 
 

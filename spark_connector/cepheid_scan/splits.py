@@ -10,10 +10,14 @@ Rules
 3. A task is below `MAX_TASK_BYTES` pickled, whatever its size in entries: Spark sends it with every attempt.
 4. With `entries_per_task` nothing but the ranges and recorded ends decides, not where the entries lie by now: a stream that cuts
    a range again, much later, gets the tasks that it had. So a task has at most `MAX_STREAM_PIECES` pieces instead of rule 3.
+5. There are at most `max_tasks`. Where more would be, those of a stream are made larger, by rule 4 each time alike, since its cut
+   is in the checkpoint, and an error would come back with every restart; so are those that `min_tasks` made small. Else it is an
+   error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,11 +30,13 @@ BEFORE_ENTRIES = 1000
 """Before each piece, for messages in chunks that began there, where `ReadSettings.chunk_lookback` does not say otherwise."""
 
 MAX_STREAM_PIECES = 12
+MAX_TASKS = 50_000
 
 _ROOM_BYTES = MAX_TASK_BYTES - 500  # for what pickle itself takes
 _PIECE_BYTES, _FRAGMENT_BYTES, _REFERENCE_BYTES, _STRING_BYTES = 60, 25, 5, 12  # about, of one pickled each
 _BEFORE_BYTES = 800  # of ledgers before, pickled: eight, and of fragments before: twenty; the oldest of more are not looked back at
 _SLIVER = 1 / 4
+_GROWTH = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +55,32 @@ def cut_ranges(
     target_bytes: int,
     min_tasks: int = 1,
     entries_per_task: Mapping[str, int] | None = None,
-    max_tasks: int = 50_000,
+    max_tasks: int = MAX_TASKS,
     look_back: int = BEFORE_ENTRIES,
 ) -> list[ScanTask]:
     """`entries_per_task`: by topic with partition; then `target_bytes` and `min_tasks` decide nothing. `look_back`: of how many
     entries before its own a task is told where they lie. Raises BadOptionError."""
     runs = [run for each in ranges for run in _runs(each, look_back)]
     total_bytes = sum(run.size_bytes for run in runs)
+    least, most_growth = 0.0, math.inf
     if entries_per_task is None:
-        if min_tasks > 1:
-            target_bytes = min(target_bytes, -(-total_bytes // min_tasks))
-        shares = [max(1.0, target_bytes / run.entry_bytes) for run in runs]
+        wanted_bytes = min(target_bytes, -(-total_bytes // min_tasks)) if min_tasks > 1 else target_bytes
+        most_growth = target_bytes / max(1, wanted_bytes)
+        shares = [max(1.0, wanted_bytes / run.entry_bytes) for run in runs]
     else:
+        least = len(runs) / MAX_STREAM_PIECES
         shares = [float(max(1, entries_per_task[run.topic])) for run in runs]
-    expected = sum((run.last - run.first + 1) / share for run, share in zip(runs, shares, strict=True))
-    if expected > max_tasks:
-        raise _too_many(total_bytes, round(expected), max_tasks)
-    packer = _Packer(plan, by_size=entries_per_task is None)
-    for run, share in zip(runs, shares, strict=True):
-        packer.take(run, share)
-    tasks = packer.finish()
-    if len(tasks) > max_tasks:
-        raise _too_many(total_bytes, len(tasks), max_tasks)
-    return tasks
+    expected = max(least, sum((run.last - run.first + 1) / share for run, share in zip(runs, shares, strict=True)))
+    growth = max(1.0, expected / max_tasks)  # rule 5
+    while growth <= most_growth:
+        packer = _Packer(plan, None if entries_per_task is None else int(MAX_STREAM_PIECES * growth))
+        for run, share in zip(runs, shares, strict=True):
+            packer.take(run, share if growth == 1.0 else float(math.ceil(share * growth)))
+        tasks = packer.finish()
+        if len(tasks) <= max_tasks:
+            return tasks
+        expected, growth = len(tasks), growth * _GROWTH
+    raise _too_many(total_bytes, round(expected), max_tasks)
 
 
 def entries_per_task(history: TopicHistory, target_bytes: int) -> int:
@@ -220,9 +229,10 @@ def fragments_of(ledger: LedgerHistory, first: int, last: int) -> tuple[Fragment
 class _Packer:
     """Fills one task after the other."""
 
-    def __init__(self, plan: HistoryPlan, *, by_size: bool) -> None:
+    def __init__(self, plan: HistoryPlan, max_pieces: int | None) -> None:
+        """`max_pieces` of a task; None: as many as rule 3 lets it have."""
         self._plan = plan
-        self._by_size = by_size
+        self._max_pieces = max_pieces
         self.tasks: list[ScanTask] = []
         self._start_task()
 
@@ -258,8 +268,8 @@ class _Packer:
     def _shortened(self, run: _Run, first: int, last: int) -> Piece | None:
         """As much of it as a pickled task has room for; None: nothing, in a task that has pieces already."""
         piece = run.piece(first, last)
-        if not self._by_size:
-            return piece if len(self._pieces) < MAX_STREAM_PIECES else None  # rule 4
+        if self._max_pieces is not None:
+            return piece if len(self._pieces) < self._max_pieces else None  # rule 4
         while self._pickled.size_with(piece) > _ROOM_BYTES:
             if self._pieces:
                 return None

@@ -19,6 +19,7 @@ from cepheid_scan.errors import BadRecordError
 from cepheid_scan.history import Piece
 from cepheid_scan.message_decoder import DecodedMessages, MessageDecoder
 from cepheid_scan.scan_request import OnBadRecord, ReadMode, ScanSpec
+from cepheid_scan.shared_schema import base_of
 from cepheid_scan.typed import TypedColumns, typed_fields
 
 ERROR_COLUMN = "_error"
@@ -36,9 +37,10 @@ class TypedRows:
         metadata = [name.removeprefix(METADATA_PREFIX) for name in spec.columns if name not in fields and name != ERROR_COLUMN]
         inner = replace(spec, mode=ReadMode.MESSAGES, columns=tuple(dict.fromkeys((*_NEEDED, *metadata))))
         self._messages = MessageDecoder(inner, counters, look_back)
-        self._typed = TypedColumns(spec.schemas, spec.reader_version, spec.on_bad_record, counters, self._of_schema)
-        self._on_bad_record = spec.on_bad_record
+        self._spec = spec
+        self._writers = dict(spec.writers)
         self._counters = counters
+        self._by_topic: dict[str, TypedColumns] = {}
 
     def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.decode_messages(piece, groups):
@@ -51,7 +53,7 @@ class TypedRows:
 
     def _rows(self, piece: Piece, messages: DecodedMessages) -> pa.RecordBatch:
         try:
-            typed = self._typed.columns(
+            typed = self._typed(piece.topic).columns(
                 messages.readable_values(), messages.column("key_bytes"), messages.version_codes, messages.versions
             )
         except BadRecordError as error:
@@ -59,10 +61,22 @@ class TypedRows:
         by_name = dict(zip(self._of_schema, typed.arrays, strict=True))
         arrays = [by_name[name] if name in by_name else self._beside(name, messages, typed.errors) for name in self._schema.names]
         rows: pa.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        if self._on_bad_record is OnBadRecord.SKIP and typed.bad is not None and typed.bad.any():
+        if self._spec.on_bad_record is OnBadRecord.SKIP and typed.bad is not None and typed.bad.any():
             rows = rows.filter(pa.array(~typed.bad))
             self._counters.messages -= int(typed.bad.sum())
         return rows
+
+    def _typed(self, topic: str) -> TypedColumns:
+        """What a version means is each topic's own."""
+        base = base_of(topic)
+        writers = self._writers.get(base)
+        key = "" if writers is None else base
+        if key not in self._by_topic:
+            spec = self._spec
+            self._by_topic[key] = TypedColumns(
+                spec.schemas, spec.reader_version, spec.on_bad_record, self._counters, self._of_schema, writers
+            )
+        return self._by_topic[key]
 
     def _beside(self, name: str, messages: DecodedMessages, errors: pa.Array | None) -> pa.Array:
         if name != ERROR_COLUMN:

@@ -50,7 +50,7 @@ class CepheidBatchReader(DataSourceReader):
 
     def request(self) -> ScanRequest:
         """What is planned: a subclass asks for less."""
-        return self._options.request(self._layout.scan_columns)
+        return self._options.request(self._layout.scan_columns, self._schemas)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         rows = read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
-from cepheid_scan import LATEST, MessagePosition, ReadMode
+from cepheid_scan import LATEST, MessagePosition, ReadMode, SchemaVersion
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.ledger_ends import EndWatch
 from cepheid_scan.plan_scan import plan_ranges
@@ -15,8 +15,8 @@ from cepheid_spark.stream_query import StreamQuery
 from cepheid_spark.stream_state import Snapshot, StreamState
 
 
-def open_stream_query(options: SourceOptions) -> StreamQuery:
-    """Asks nobody yet. Raises BadOptionError."""
+def open_stream_query(options: SourceOptions, schemas: tuple[SchemaVersion, ...] = ()) -> StreamQuery:
+    """`schemas`: of the rows, if they are typed. Asks nobody yet. Raises BadOptionError."""
     source = options.source
     admin = AdminHttp(source) if source.service_url or source.admin_url else None
 
@@ -35,4 +35,4 @@ def open_stream_query(options: SourceOptions) -> StreamQuery:
         retry_s=options.metadata_retry_s,
         schemas=options.mode is ReadMode.TYPED,
     )
-    return StreamQuery(options, state, admin, resolve_start)
+    return StreamQuery(options, state, admin, resolve_start, schemas)

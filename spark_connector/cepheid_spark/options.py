@@ -157,11 +157,11 @@ class SourceOptions:
             plan_source=self.source,
         )
 
-    def request(self, columns: tuple[str, ...]) -> ScanRequest:
+    def request(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanRequest:
         return ScanRequest(
             source=self.source,
             topics=self.topics,
-            spec=self.spec(columns),
+            spec=self.spec(columns, schemas),
             start=self.start,
             end=self.end,
             target_task_bytes=self.target_task_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,17 +21,31 @@ if TYPE_CHECKING:
 
 _is_frozen = False
 
+PackedHistory = tuple[SchemaVersion | int, ...]
+
 
 class TaskPartition(InputPartition):
-    """`spec` without the schemas that the reader has anyway: partitions are pickled one by one, readers once a query.
+    """`spec` without schemas: partitions are pickled one by one, readers once a query. `writers`: the histories of the task's
+    topics where they are not the reader's; a version that is in that one, too, by its place there.
 
     `lease`: of a batch read, to be prolonged.
     """
 
-    def __init__(self, task: ScanTask, spec: ScanSpec, lease: BatchLease | None = None) -> None:
+    def __init__(
+        self, task: ScanTask, spec: ScanSpec, lease: BatchLease | None = None, writers: Mapping[str, PackedHistory] | None = None
+    ) -> None:
         self.task = task
         self.spec = spec
         self.lease = lease
+        self.writers = writers or {}
+
+    def unpacked(self, known: Sequence[SchemaVersion]) -> ScanSpec:
+        """`known`: the schema versions of the reader."""
+        writers = tuple(
+            (topic, tuple(known[each] if isinstance(each, int) else each for each in versions))
+            for topic, versions in self.writers.items()
+        )
+        return replace(self.spec, schemas=tuple(known), writers=writers)
 
     def __repr__(self) -> str:
         """The base class shows every attribute, the ticket and the token too."""
@@ -45,10 +59,23 @@ class TaskPartition(InputPartition):
 def partitions_of(
     tasks: Sequence[ScanTask], spec: ScanSpec, known: Sequence[SchemaVersion], lease: BatchLease | None = None
 ) -> list[InputPartition]:
-    """`known`: the schema versions of the reader. Only newer ones travel with each task."""
-    newer = tuple(version for version in spec.schemas if version not in known)
-    slim = replace(spec, schemas=newer)
-    return [TaskPartition(task, slim, lease) for task in tasks]
+    """`known`: the schema versions of the reader, which are those of `spec`."""
+    slim = replace(spec, schemas=(), writers=())
+    packed = {topic: _packed(versions, known) for topic, versions in spec.writers}
+    return [TaskPartition(task, slim, lease, _of_topics(packed, task)) for task in tasks]
+
+
+def _packed(versions: Sequence[SchemaVersion], known: Sequence[SchemaVersion]) -> PackedHistory:
+    return tuple(known.index(version) if version in known else version for version in versions)
+
+
+def _of_topics(packed: Mapping[str, PackedHistory], task: ScanTask) -> dict[str, PackedHistory]:
+    if not packed:
+        return {}
+    from cepheid_scan.shared_schema import base_of
+
+    read = {base_of(piece.topic) for piece in task.pieces}
+    return {topic: versions for topic, versions in packed.items() if topic in read}
 
 
 def read_partition(
@@ -63,7 +90,7 @@ def read_partition(
 
     share_one_arena()
     keep_large_buffers()
-    spec = replace(partition.spec, schemas=(*known, *partition.spec.schemas))
+    spec = partition.unpacked(known)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     try:
         for batch in scan_task(partition.task, spec):

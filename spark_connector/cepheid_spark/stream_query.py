@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class StreamQuery:
-    """`resolve_start`: where the options say that the query begins, given what there is."""
+    """`resolve_start`: where the options say that the query begins, given what there is. `schemas`: of typed rows, as load() found
+    them: their columns stay what they were then."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class StreamQuery:
         state: StreamState,
         admin: AdminHttp | None,
         resolve_start: Callable[[Snapshot], dict[str, MessagePosition]],
+        schemas: tuple[SchemaVersion, ...] = (),
     ) -> None:
         if options.has_lease and admin is None:
             raise BadOptionError(
@@ -60,6 +62,7 @@ class StreamQuery:
         self._state = state
         self._admin = admin
         self._resolve_start = resolve_start
+        self._schemas = schemas
         self._limits = Limits(
             options.max_bytes_per_trigger,
             options.max_entries_per_trigger,
@@ -129,12 +132,27 @@ class StreamQuery:
         self._waiting = (snapshot.number, start, sum(backlog.size_bytes for backlog in backlogs)) if waits else None
         if self._is_waiting(snapshot, start):
             return start
-        taken = admit(backlogs, limits)
+        taken = self._by_ledgers(admit(backlogs, limits), backlogs, limits, snapshot, positions)
         if not taken and not gone:
             return start
+        self._check_schemas(snapshot, taken)
         self._patience.on_batch(time.monotonic())
         self._last = self._end_of(snapshot, start, positions, taken, gone)
         return self._last
+
+    def _check_schemas(self, snapshot: Snapshot, topics: Iterable[str]) -> None:
+        """Raises BadOptionError: before an offset names a topic that cannot be shown, or it would be in every restart's way."""
+        if self._options.mode is not ReadMode.TYPED or not self._schemas:
+            return
+        from cepheid_scan.shared_schema import check_shown, histories_of
+        from cepheid_scan.typed.typed_columns import shown_schema
+
+        shown = shown_schema(self._schemas, self._options.reader_version)
+        try:
+            check_shown(shown, histories_of(snapshot.plan, topics, self._schemas))
+        except BadOptionError:  # a topic's first schema may be younger than the snapshot, as its first entries are
+            now = self._state.look()
+            check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views], self._schemas))
 
     def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
         if self._waiting is None or self._waiting[:2] != (snapshot.number, start):
@@ -207,6 +225,29 @@ class StreamQuery:
         since_ms = waiting_since_ms(view, position, self._state.sightings, time.time() * 1000)
         return Backlog(view.topic, last - rank, view.bytes_at(last) - view.bytes_at(rank), since_ms)
 
+    def _by_ledgers(
+        self,
+        taken: Mapping[str, int],
+        backlogs: Iterable[Backlog],
+        limits: Limits,
+        snapshot: Snapshot,
+        positions: Mapping[str, EntryPosition],
+    ) -> Mapping[str, int]:
+        """What each topic's share of the bytes means by the averages of the ledgers that come next: of a backlog's own average
+        there may be many more, or far fewer. One entry at least, or a large one would wait for ever."""
+        if limits.max_bytes is None:
+            return taken
+        fitting: dict[str, int] = {}
+        for backlog in backlogs:
+            if (entries := taken.get(backlog.topic, 0)) == 0:
+                continue
+            view = snapshot.views[backlog.topic]
+            rank = view.rank(positions[backlog.topic])
+            last = view.rank_within(view.bytes_at(rank) + entries * backlog.entry_bytes)
+            most = backlog.entries if limits.max_entries is None else entries
+            fitting[backlog.topic] = max(1, min(last - rank, most))
+        return fitting
+
     def _end_of(
         self,
         snapshot: Snapshot,
@@ -228,7 +269,7 @@ class StreamQuery:
         task_bytes = min(float(self._options.target_task_bytes), math.ceil(total_bytes / self._options.min_tasks))
         if self._options.min_tasks == 1:
             task_bytes = float(self._options.target_task_bytes)
-        cut = {topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}
+        cut = _fitting({topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}, taken)
         gone_on_with = {topic for topic in positions if _goes_on(snapshot.views[topic], start, positions[topic])}
         found = {topic: positions[topic].next for topic in taken if topic not in gone_on_with}
         behind_losses = found.keys() & start.ends.keys()
@@ -304,14 +345,14 @@ class StreamQuery:
         view = snapshot.views.get(topic)
         return view is None or not view.ledger_ids or view.ledger_ids[-1] < last.ledger_id
 
-    def spec(self, end: StreamOffset, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...]) -> ScanSpec:
+    def spec(self, end: StreamOffset, columns: tuple[str, ...], tasks: Sequence[ScanTask]) -> ScanSpec:
         """For the tasks of the batch that ends there. The publish time of the query's start is exact in the rows; what the
         options say now is that of another start (rule 2)."""
-        spec = self._options.spec(columns, schemas)
+        spec = self._options.spec(columns, self._schemas)
         if spec.mode is ReadMode.TYPED:
-            from cepheid_scan.plan_scan import the_schema
+            from cepheid_scan.plan_scan import with_schemas
 
-            spec = replace(spec, schemas=the_schema(self._state.current().plan.schemas))
+            spec = with_schemas(spec, self._state.current().plan, tasks)
         return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=end.since_ms))
 
     # What is not needed any more
@@ -418,6 +459,14 @@ class StreamQuery:
         if is_counted:
             self.lost_entries += loss.entries or 0
             log.warning("stream.data_lost: %s", loss, extra={"topic": loss.topic})
+
+
+def _fitting(cut: Mapping[str, int], taken: Mapping[str, int]) -> Mapping[str, int]:
+    """Larger, where the entries would make more tasks than are planned."""
+    from cepheid_scan.splits import MAX_TASKS
+
+    surplus = sum(entries / cut[topic] for topic, entries in taken.items()) / MAX_TASKS
+    return cut if surplus <= 1 else {topic: math.ceil(entries * surplus) for topic, entries in cut.items()}
 
 
 def _goes_on(view: TopicView, start: StreamOffset, position: EntryPosition) -> bool:

@@ -49,7 +49,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._opened is None:
             from cepheid_spark.open_stream import open_stream_query
 
-            self._opened = open_stream_query(self._options)
+            self._opened = open_stream_query(self._options, self._schemas)
         return self._opened
 
     @brief_errors
@@ -86,7 +86,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ends_at = StreamOffset.from_json(end)
         tasks = self._query.plan(StreamOffset.from_json(start), ends_at)
-        return partitions_of(tasks, self._query.spec(ends_at, self._layout.scan_columns, self._schemas), self._schemas)
+        return partitions_of(tasks, self._query.spec(ends_at, self._layout.scan_columns, tasks), self._schemas)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)

@@ -11,14 +11,16 @@ from cepheid_spark.options import SourceOptions
 
 
 def load_topic_schemas(options: SourceOptions) -> tuple[SchemaVersion, ...]:
-    """Oldest first; nothing in other modes. Raises BadOptionError, NoSuchTopicError, PlanUnavailableError."""
+    """Of the topic whose schema the rows have, oldest first; nothing in other modes.
+
+    Raises BadOptionError, NoSuchTopicError, PlanUnavailableError."""
     if options.mode is not ReadMode.TYPED:
         return ()
-    from cepheid_scan.plan_scan import the_schema
     from cepheid_scan.planner import open_planner
+    from cepheid_scan.shared_schema import rows_history
 
     with closing(open_planner(options.source)) as planner:
-        return the_schema(planner.plan(planner.topics(options.topics), schemas=True).schemas)
+        return rows_history(planner.plan(planner.topics(options.topics), schemas=True), options.reader_version)
 
 
 def with_reader_version(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> SourceOptions:

@@ -6,7 +6,7 @@ rank     1 .. 5      6 .. 8      9                       rank of a position: ent
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -93,6 +93,14 @@ class TopicView:
             return 0.0
         index = bisect_left(self._before, rank) - 1
         return self._bytes_before[index] + (rank - self._before[index]) * self._entry_bytes[index]
+
+    def rank_within(self, size_bytes: float) -> int:
+        """The last rank with no more stored bytes up to it: `bytes_at`, the other way round."""
+        index = bisect_right(self._bytes_before, size_bytes) - 1
+        if index >= len(self.ledger_ids):
+            return self.total_entries
+        more = (size_bytes - self._bytes_before[index]) / self._entry_bytes[index]
+        return min(self._before[index] + int(more + 1e-6), self._before[index + 1])  # sums of averages are not exact
 
     def ledger(self, ledger_id: int) -> LedgerHistory | None:
         index = bisect_left(self.ledger_ids, ledger_id)

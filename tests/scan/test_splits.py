@@ -257,7 +257,27 @@ def test_too_many_tasks_are_refused_with_advice() -> None:
         cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 10)
     assert "50000" in str(refused.value)
     with pytest.raises(BadOptionError, match="at most 50"):
-        cut_ranges([whole(history)], plan_of(history), target_bytes=1, entries_per_task={history.topic: 10}, max_tasks=50)
+        cut_ranges([whole(history)], plan_of(history), target_bytes=1, min_tasks=60, max_tasks=50)
+
+
+def test_min_tasks_does_not_lead_to_too_many() -> None:
+    history = topic_of(ledger(1, 120, 12_000))
+    assert 35 <= len(cut_ranges([whole(history)], plan_of(history), target_bytes=12_000, min_tasks=50, max_tasks=50)) <= 50
+
+
+@pytest.mark.parametrize(("ledgers", "entries"), [(1, 1000), (7, 143), (1000, 1)])
+def test_a_stream_is_never_refused_for_its_tasks_and_gets_the_same_ones_again(ledgers: int, entries: int) -> None:
+    """Its cut is in the checkpoint: an error would come at every restart."""
+    history = topic_of(*(ledger(number, entries) for number in range(ledgers)))
+    elsewhere = topic_of(*(ledger(number, entries, size_bytes=9, starts=(0, 2)) for number in range(ledgers)))
+    for cut in (1, 3, 10, 19, 20, 21):
+        tasks, again = (
+            cut_ranges([whole(each)], plan_of(each), target_bytes=1, entries_per_task={each.topic: cut}, max_tasks=50)
+            for each in (history, elsewhere)
+        )
+        assert entries_of(tasks) == entries_of(cut_ranges([whole(history)], plan_of(history), target_bytes=1 << 30))
+        assert 25 <= len(tasks) <= 50, "not fewer than need be"
+        assert [len(entries_of([task])) for task in tasks] == [len(entries_of([task])) for task in again]
 
 
 def test_the_lookback_is_bounded() -> None:

@@ -132,10 +132,22 @@ def test_a_value_that_is_none_of_the_schema(topic: str, client: pulsar.Client, s
     assert [row._error is None for row in rows] == [True, False, True]
 
 
-def test_topics_with_different_schemas_are_read_apart_or_as_bytes(topic: str, client: pulsar.Client, load: Load) -> None:
+class Train(Record):  # type: ignore[misc]
+    number = Integer()
+
+
+@pytest.mark.parametrize("kind", [AvroSchema, JsonSchema])
+def test_topics_with_versions_of_one_schema_are_read_together(kind: Any, topic: str, client: pulsar.Client, load: Load) -> None:
     newer = flight_with_delay()
+    publish_flights(client, f"{topic}-a", kind(Flight), [flight(4)])
+    publish_flights(client, f"{topic}-b", kind(newer), [newer(carrier="C", number=1, distance=0.0, cancelled=True, delay=1)])
+    rows = load(f"{topic}-a,{topic}-b", readMode="typed").select("number", "delay").collect()
+    assert sorted(tuple(row) for row in rows) == [(1, 1), (4, None)]
+
+
+def test_topics_with_different_schemas_are_read_apart_or_as_bytes(topic: str, client: pulsar.Client, load: Load) -> None:
     publish_flights(client, f"{topic}-a", JsonSchema(Flight), [flight(4)])
-    publish_flights(client, f"{topic}-b", JsonSchema(newer), [newer(carrier="C", number=1, distance=0.0, cancelled=True, delay=1)])
+    publish_flights(client, f"{topic}-b", JsonSchema(Train), [Train(number=1)])
     both = f"{topic}-a,{topic}-b"
     with pytest.raises(PySparkException, match="different schemas") as caught:
         load(both, readMode="typed")

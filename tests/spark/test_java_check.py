@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,20 @@ def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert "apt install openjdk-17-jre-headless" in capsys.readouterr().err
     assert main(["--install-java"]) == 0, "no apt-get either: the tests go on without Spark"
     assert "skipped" in capsys.readouterr().err
+
+
+def test_what_spark_says_without_java_is_in_the_documentation(tmp_path: Path) -> None:
+    """It comes before anything of ours runs."""
+    for tool in Path("/usr/bin").iterdir():
+        if not tool.name.startswith("java"):
+            (tmp_path / tool.name).symlink_to(tool)
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
+    program = "from pyspark.sql import SparkSession; SparkSession.builder.master('local[1]').getOrCreate()"
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    page = (Path(__file__).parents[2] / "docs/spark.md").read_text()
+    for text in ("JAVA_HOME is not set", "[JAVA_GATEWAY_EXITED] Java gateway process exited"):
+        assert text in ran.stderr
+        assert text in page
 
 
 def test_it_is_installed_where_that_may_be_done(

@@ -51,6 +51,7 @@ def test_every_entry_has_a_rank_and_is_found_by_it(chain: list[tuple[int, int, b
         assert looked.rank(position) == rank
         assert looked.at_rank(rank) == position
         assert looked.bytes_at(rank) == pytest.approx(100 * rank)
+        assert looked.rank_within(100 * rank) == looked.rank_within(100 * rank + 99) == rank
     for ledger_id, _, _ in chain:
         before = sum(position.ledger_id < ledger_id for position in everything)
         assert looked.rank(EntryPosition(ledger_id, -1)) == before

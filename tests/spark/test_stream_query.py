@@ -20,6 +20,7 @@ from cepheid_scan import (
     LedgerHistory,
     MessagePosition,
     PlanUnavailableError,
+    SchemaVersion,
     TopicHistory,
     TopicSelection,
 )
@@ -46,6 +47,7 @@ class Known:
     def __init__(self) -> None:
         self.chains: dict[str, list[LedgerHistory]] = {}
         self.incarnation = "i"
+        self.schemas: dict[str, tuple[SchemaVersion, ...]] = {}
         self.moved: dict[tuple[str, int], int] = {}
         self.failure: PlanUnavailableError | None = None
         self.plans = 0
@@ -59,7 +61,8 @@ class Known:
         self.plans += 1
         if self.failure is not None:
             raise self.failure
-        return HistoryPlan(tuple(map(self._history, topics)), {"bookie": "h:1"})
+        versions = {topic: self.schemas.get(topic, ()) for topic in topics} if schemas else {}
+        return HistoryPlan(tuple(map(self._history, topics)), {"bookie": "h:1"}, schemas=versions)
 
     def _history(self, topic: str) -> TopicHistory:
         return TopicHistory(topic, -1, self.incarnation, tuple(self.chains[topic]))
@@ -758,3 +761,67 @@ def test_a_topic_that_is_new_begins_where_it_did_when_the_lease_held_it() -> Non
     end = bench.latest(start)
     assert end.starts == {B: MessagePosition(21, 0)}
     assert bench.read(start, end) == [("a", 7, 5, 5), ("b", 21, 0, 1)]
+
+
+@pytest.mark.parametrize(("tasks", "least"), [("50000", 30_000), ("40000", 30_000), ("1", 1)])  # tasks are of whole entries
+def test_a_batch_has_no_more_tasks_than_are_planned_whatever_is_asked_for(tasks: str, least: int) -> None:
+    """They are refused where they are planned: after the offset is written."""
+    bench = Bench(minPartitions=tasks)
+    bench.known.chains[A] = [ledger(7, 120_000, is_open=True)]
+    start = at(a=(7, -1))
+    end = bench.latest(start)
+    assert least <= len(bench.query.plan(start, end)) <= 50_000
+    assert sum(120_000 / cut for cut in end.cut.values()) <= 50_000
+
+
+def test_a_checkpoint_whose_batch_has_too_many_tasks_is_read_on() -> None:
+    bench = Bench(targetPartitionBytes="1gb")
+    bench.known.chains[A] = [ledger(7, 120_000, is_open=True)]
+    start, end = at(a=(7, -1)), replace(at(a=(7, 119_999)), cut={A: 2})
+    tasks = bench.tasks(start, end)
+    assert 30_000 <= len(tasks) <= 50_000
+    assert sum(last - first + 1 for task in tasks for _, first, last in task) == 120_000
+    bench.options["targetPartitionBytes"] = "1mb"
+    bench.begin()
+    assert bench.tasks(start, end) == tasks
+
+
+def of_size(ledger_id: int, entries: int, entry_bytes: int, *, is_open: bool = False) -> LedgerHistory:
+    return replace(ledger(ledger_id, entries, is_open=is_open), size_bytes=entries * entry_bytes)
+
+
+@pytest.mark.parametrize("largest_first", [True, False])
+def test_a_batch_keeps_to_its_bytes_by_the_average_of_each_ledger(largest_first: bool) -> None:
+    """Not by that of the backlog, in which few large entries would pass for many of middling size."""
+    sizes = [(10, 5_000_000), (1000, 100)]
+    (few, much), (many, little) = sizes if largest_first else sizes[::-1]
+    bench = Bench(maxBytesPerTrigger="6000000")
+    bench.known.chains[A] = [of_size(7, few, much), of_size(9, many, little, is_open=True)]
+    offset, taken = at(a=(7, -1)), []
+    while (end := bench.latest(offset)) is not offset:
+        pieces = bench.read(offset, end)
+        taken.append(sum((last - first + 1) * (much if ledger_id == 7 else little) for _, ledger_id, first, last in pieces))
+        offset = end
+    assert sum(taken) == 50_100_000
+    assert max(taken) <= 6_000_000
+    assert len(taken) <= 12
+
+
+def test_within_a_ledger_entries_count_as_its_average() -> None:
+    """How large each is, nobody tells: the ends of ledgers and their sizes are all that is known (docs/spark.md)."""
+    bench = Bench(maxBytesPerTrigger="1000000")
+    bench.known.chains[A] = [of_size(7, 1010, (1000 * 100 + 10 * 5_000_000) // 1010, is_open=True)]
+    start = at(a=(7, -1))
+    assert bench.latest(start).ends[A] == EntryPosition(7, 19), "in truth 2000 bytes"
+    late = at(a=(7, 999))
+    assert bench.latest(late).ends[A] == EntryPosition(7, 1009), "in truth 50 MB"
+
+
+def test_each_topic_takes_one_entry_at_least_and_entries_are_limited_besides() -> None:
+    bench = Bench(maxBytesPerTrigger="100000", maxEntriesPerTrigger="8", topics="a,b")
+    bench.known.chains = {A: [of_size(7, 2, 90_000), of_size(8, 900, 1)], B: [of_size(9, 500, 10, is_open=True)]}
+    start = at(a=(7, -1), b=(9, -1))
+    end = bench.latest(start)
+    taken = bench.read(start, end)
+    assert {topic for topic, *_ in taken} == {"a", "b"}
+    assert sum(last - first + 1 for *_, first, last in taken) <= 8

@@ -42,7 +42,7 @@ def typed_fields(schemas: Sequence[SchemaVersion], reader_version: bytes | None)
 
     Raises BadOptionError when the topic has no schema, not that version, or one of a kind that has no columns.
     """
-    return _rows_decoder(*(shown_schema(schemas, reader_version),) * 2).fields
+    return rows_decoder(*(shown_schema(schemas, reader_version),) * 2).fields
 
 
 def shown_schema(schemas: Sequence[SchemaVersion], reader_version: bytes | None) -> SchemaVersion:
@@ -73,10 +73,12 @@ class TypedColumns:
         on_bad_record: OnBadRecord,
         counters: ScanCounters,
         columns: Sequence[str] | None = None,
+        writers: Sequence[SchemaVersion] | None = None,
     ) -> None:
-        """`columns`: names of the fields that are wanted, in that order; None: all. Raises BadOptionError."""
+        """`columns`: names of the fields that are wanted, in that order; None: all. `writers`: the history of the topic that the
+        messages are of; None: `schemas`, which have the one that is shown. Raises BadOptionError."""
         self._shown = shown_schema(schemas, reader_version)
-        self._schemas = {schema.version: schema for schema in schemas}
+        self._schemas = {schema.version: schema for schema in (schemas if writers is None else writers)}
         self._on_bad_record = on_bad_record
         self._counters = counters
         fields = {field.name: field for field in typed_fields(schemas, self._shown.version)}
@@ -151,12 +153,12 @@ class TypedColumns:
         if writer is None:
             return f"its schema version {_shown(version)} is not in the topic's history of {len(self._schemas)} versions"
         try:
-            return _rows_decoder(writer, self._shown, [field.name for field in self.fields])
+            return rows_decoder(writer, self._shown, [field.name for field in self.fields])
         except (DifferentSchemaError, BadOptionError) as error:
             return f"its schema version {_shown(version)} cannot be shown as version {_shown(self._shown.version)}: {error}"
 
 
-def _rows_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequence[str] | None = None) -> RowsDecoder:
+def rows_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequence[str] | None = None) -> RowsDecoder:
     """Raises BadOptionError (no columns at all), DifferentSchemaError (not as the reader's)."""
     if "KEY_VALUE" not in (writer.kind, reader.kind):
         return _ValueRows(value_decoder(writer, reader, names), names)
