@@ -74,7 +74,17 @@ class ToldWorkload:
         self._directory = tempfile.TemporaryDirectory(prefix="history-")
         self._path = Path(self._directory.name) / "history.jsonl"
         self._said = Path(self._directory.name) / "stderr"
-        self._command = [sys.executable, "-m", "tests.history", "--told", "--save", str(self._path), *arguments]
+        self._command = [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            "tests.history",
+            "--told",
+            "--save",
+            str(self._path),
+            *arguments,
+        ]
         self._process: subprocess.Popen[str]
 
     def __enter__(self) -> Self:
@@ -121,7 +131,7 @@ class ToldWorkload:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the workload did not end within {END_LIMIT_S} s: {self.last_words}") from None
         if not self._path.exists():
-            raise AssertionError(f"the workload failed: {self.last_words}")
+            raise AssertionError(f"the workload failed, with exit code {self._process.returncode}: {self.last_words}")
         return load(self._path)
 
     @property
