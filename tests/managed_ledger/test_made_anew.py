@@ -18,10 +18,11 @@ from cepheid_metadata import (
     OpResult,
     Put,
     SessionState,
+    StoreUnavailableError,
     cursor_records,
     keys,
 )
-from tests.managed_ledger.topic_world import SETTINGS, TOPIC, MortalStore, TopicWorld, append, append_all, topic_world
+from tests.managed_ledger.topic_world import SETTINGS, TOPIC, MortalStore, TopicWorld, append, append_all, read_all, topic_world
 from tests.support import run_virtual, wait_until
 
 
@@ -177,5 +178,101 @@ def test_what_an_opening_left_that_ended_before_its_first_ledger_was_recorded_is
             left = await world.ledger_records()
             assert orphan not in left
             assert {position.ledger_id for position in ledger.chain.ledgers} <= set(left)
+
+    run_virtual(main())
+
+
+class SlowMark(MortalStore):
+    """Its process sleeps between the record of the chain and the mark."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def get(self, key: str):  # type: ignore[no-untyped-def]
+        if key.startswith(keys.INCARNATIONS_KEY) and not self.go.is_set():
+            self.reached.set()
+            await self.go.wait()
+        return await super().get(key)
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_chain_that_was_deleted_while_it_was_read_is_not_taken_for_one_of_an_older_release(deletes: bool) -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            before = world.broker(seed=2)
+            await append_all(await before.open(), 2, "old")
+            await before.ledgers.aclose()
+            store = SlowMark(world.tree)
+            sleeper = world.broker(seed=1, store=store)
+            work = asyncio.ensure_future(sleeper.ledgers.delete(TOPIC) if deletes else sleeper.open())
+            await store.reached.wait()
+            await world.broker(seed=3).ledgers.delete(TOPIC)
+            other = world.broker(seed=4)
+            await append_all(await other.open(), 3, "new")
+            await other.ledgers.aclose()
+            store.go.set()
+            await work  # it finds the topic made anew, and does with that what it is asked
+            if not deletes:
+                assert await read_all(await world.broker(seed=5).open()) == [b"new0", b"new1", b"new2"]
+
+    run_virtual(main())
+
+
+def test_an_opening_of_a_chain_of_an_older_release_does_not_come_behind_its_deletion() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            first = world.broker(seed=2)
+            await append_all(await first.open(), 2, "old")
+            await first.crash()
+            await MemoryStore(world.tree).delete(keys.incarnation_key((await world.chain()).incarnation), None)
+            async with opening_east(world, writes_the_chain) as (store, opening):
+                other = world.broker(seed=3)
+                await other.ledgers.delete(TOPIC)
+                anew = await other.open()
+                told = await append_all(anew, 3, "new")
+                store.go.set()
+                with pytest.raises(ManagedLedgerFencedError):
+                    await opening
+                told += await append_all(anew, 1, "later")
+                assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}
+
+    run_virtual(main())
+
+
+class LostAnswer(MortalStore):
+    """Of the write that makes the chain; and its process sleeps before it looks what became of that."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.reached, self.go, self.lost = asyncio.Event(), asyncio.Event(), False
+
+    async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        results = await super().multi(ops)
+        if any(map(makes_the_chain, ops)) and not self.lost:
+            self.lost = True
+            raise StoreUnavailableError("the answer was lost", outcome_unknown=True)
+        return results
+
+    async def get(self, key: str):  # type: ignore[no-untyped-def]
+        if self.lost and not self.go.is_set():
+            self.reached.set()
+            await self.go.wait()
+        return await super().get(key)
+
+
+def test_a_chain_that_was_made_and_deleted_while_nobody_told_its_maker_is_not_made_again() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            store = LostAnswer(world.tree)
+            opening = asyncio.ensure_future(world.broker(seed=1, store=store).open())
+            await store.reached.wait()
+            ledger = await world.broker(seed=2).open()
+            await append_all(ledger, 2, "old")
+            await world.broker(seed=3).ledgers.delete(TOPIC)
+            store.go.set()
+            with pytest.raises(ManagedLedgerError):
+                await opening
+            assert keys.chain_key(TOPIC) not in world.tree.nodes
 
     run_virtual(main())

@@ -44,6 +44,11 @@ Plan = Callable[[Chain], tuple[Chain | None, Sequence[Op]]]
 """Gets the chain as it is; returns what it becomes (None: it stays) and what else is written in the same step."""
 
 
+_ADOPTED = b"adopted"
+"""Value of the mark of a chain that an older release made. It stays when the chain goes: whoever read the chain before it had a
+mark would make the mark again, instead of missing it."""
+
+
 class ChainKeeper:
     def __init__(
         self,
@@ -62,7 +67,7 @@ class ChainKeeper:
         self._on_lost = on_lost
         self._chain: Chain | None = None
         self._version = -1
-        self._has_mark = False
+        self._has_mark = self._mark_stays = False
         self._gone: dict[int, None] = {}
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
@@ -85,10 +90,15 @@ class ChainKeeper:
 
     async def load(self) -> Chain | None:
         """The record as it is; None: there is none. Raises MetadataError."""
-        found = await self._records.get(self._topic)
-        if found is not None:
+        while (found := await self._records.get(self._topic)) is not None:
+            mark = await self._store.get(keys.incarnation_key(found.record.incarnation))
+            if mark is None:  # the chain is of an older release, or was deleted since it was read
+                again = await self._records.get(self._topic)
+                if again is None or again.record.incarnation != found.record.incarnation:
+                    continue
             self._chain, self._version = found
-            self._has_mark = await self._store.get(self._mark_key) is not None  # chains of older releases have none
+            self._has_mark, self._mark_stays = mark is not None, mark is None or mark.value == _ADOPTED
+            break
         return self._chain
 
     @property
@@ -102,7 +112,8 @@ class ChainKeeper:
         async def begin() -> None:
             async with self._mutex:
                 mark = Create(keys.incarnation_key(chain.incarnation), str(self._topic).encode())
-                await self._write([self._records.create_op(self._topic, chain), mark])
+                # Not again in doubt: somebody else may have deleted it by then, and it would count its versions anew.
+                await self._write([self._records.create_op(self._topic, chain), mark], repeats=False)
                 self._chain, self._version, self._has_mark = chain, 0, True
 
         await finish(self._tasks, begin(), name="begin-chain")
@@ -143,7 +154,8 @@ class ChainKeeper:
 
         async def delete() -> None:
             async with self._mutex:
-                await self._write([self._records.delete_op(self._topic, self._version), Delete(self._mark_key, 0)])
+                ops: list[Op] = [self._records.delete_op(self._topic, self._version)]
+                await self._write([*ops, Check(self._mark_key, 0) if self._mark_stays else Delete(self._mark_key, 0)])
 
         await finish(self._tasks, delete(), name="delete-chain")
 
@@ -163,14 +175,14 @@ class ChainKeeper:
         return keys.incarnation_key(self.chain.incarnation)
 
     def _check_mark(self) -> Op:
-        return Check(self._mark_key, 0) if self._has_mark else Create(self._mark_key, str(self._topic).encode())
+        return Check(self._mark_key, 0) if self._has_mark else Create(self._mark_key, _ADOPTED)
 
-    async def _write(self, ops: Sequence[Op]) -> None:
+    async def _write(self, ops: Sequence[Op], *, repeats: bool = True) -> None:
         if self.lost is not None:
             raise self.lost
         self.check()
         try:
-            await write(self._store, ops, self._settings, lambda: self.is_patient)
+            await write(self._store, ops, self._settings, lambda: self.is_patient, repeats=repeats)
         except CONFLICTS as error:
             message = f"{self._topic} was opened by somebody else: {error}"
             self._lose(ManagedLedgerFencedError(message, topic=str(self._topic)), error)

@@ -38,9 +38,15 @@ MAX_PAUSE_S = 0.5
 
 
 async def write(
-    store: MetadataStore, ops: Sequence[Op], settings: ManagedLedgerSettings, is_patient: Callable[[], bool] = lambda: False
+    store: MetadataStore,
+    ops: Sequence[Op],
+    settings: ManagedLedgerSettings,
+    is_patient: Callable[[], bool] = lambda: False,
+    *,
+    repeats: bool = True,
 ) -> None:
-    """All of `ops` or none. After a Put the key has the version after the expected one.
+    """All of `ops` or none. After a Put the key has the version after the expected one. `repeats`: it is written again where it is
+    not in place; else its outcome is unknown then.
 
     Raises one of CONFLICTS (certain: nothing was written), StoreUnavailableError and other MetadataErrors; when
     `outcome_unknown` is set on it, even looking failed until the deadline, and as long as `is_patient` said so. Do not cancel it:
@@ -65,6 +71,8 @@ async def write(
             return
         if conflict is not None:
             raise conflict
+        if not repeats:
+            raise StoreUnavailableError(f"{doubt}; it is not in place", outcome_unknown=True) from doubt
 
 
 async def _look(
