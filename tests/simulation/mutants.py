@@ -328,12 +328,12 @@ def write_the_chain_again_after_a_conflict() -> Iterator[None]:
     """A deposed owner reads the version that is there, and goes on."""
     write = ChainKeeper._write
 
-    async def insist(self: ChainKeeper, ops: Any) -> None:
+    async def insist(self: ChainKeeper, ops: Any, **options: Any) -> None:
         found = await self._records.get(self._topic)
         if found is not None:
             self._version = found.version
             ops = [Put(op.key, op.value, found.version) if isinstance(op, Put) and op.key == self._key else op for op in ops]
-        await write(self, ops)
+        await write(self, ops, **options)
 
     with mock.patch.object(ChainKeeper, "_write", insist):
         yield

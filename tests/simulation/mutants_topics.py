@@ -49,7 +49,7 @@ Mutant = Callable[[], contextlib.AbstractContextManager[None]]
 def take_a_lost_answer_for_a_refusal() -> Iterator[None]:
     """What a write did is not looked up: no answer, no effect (scenario 8)."""
 
-    async def believe(store: MetadataStore, ops: Sequence[Op], *_: Any) -> None:
+    async def believe(store: MetadataStore, ops: Sequence[Op], *_: Any, **__: Any) -> None:
         try:
             await store.multi(ops)
         except StoreUnavailableError as error:
@@ -406,8 +406,8 @@ def write_by_versions_alone() -> Iterator[None]:
     """They begin again with a topic that is made anew: an owner of before writes over it (43)."""
     write = ChainKeeper._write
 
-    async def unmarked(self: ChainKeeper, ops: Sequence[Op]) -> None:
-        await write(self, [op for op in ops if not (isinstance(op, Check) and op.key.startswith(keys.INCARNATIONS_KEY))])
+    async def unmarked(self: ChainKeeper, ops: Sequence[Op], **options: Any) -> None:
+        await write(self, [op for op in ops if not (isinstance(op, Check) and op.key.startswith(keys.INCARNATIONS_KEY))], **options)
 
     with mock.patch.object(ChainKeeper, "_write", unmarked):
         yield

@@ -177,9 +177,9 @@ def count_versions_up_after_a_conflict() -> Iterator[None]:
     """Somebody else wrote the chain: it has the next version now."""
     write = ChainKeeper._write
 
-    async def guess(self: ChainKeeper, ops: Sequence[Op]) -> None:
+    async def guess(self: ChainKeeper, ops: Sequence[Op], **options: Any) -> None:
         try:
-            return await write(self, ops)
+            return await write(self, ops, **options)
         except ManagedLedgerFencedError:
             self.lost = None
             self._version += 1
@@ -303,13 +303,13 @@ def save_cursors_whoever_owns_the_topic() -> Iterator[None]:
     """A save reads the version that the record has, and does not ask for the chain's."""
     write = ChainKeeper._write
 
-    async def save(self: ChainKeeper, ops: Sequence[Op]) -> None:
+    async def save(self: ChainKeeper, ops: Sequence[Op], **options: Any) -> None:
         saves = [op for op in ops if not isinstance(op, Check)]  # of the chain, and of its mark
         if len(saves) < len(ops) and all(isinstance(op, Put) and op.key.startswith(keys.CURSORS_KEY) for op in saves):
             found = [await self._store.get(op.key) for op in saves]
             ops = [Put(op.key, op.value, at.version) for op, at in zip(saves, found, strict=True) if isinstance(op, Put) and at]
         if ops:
-            await write(self, ops)
+            await write(self, ops, **options)
 
     with mock.patch.object(ChainKeeper, "_write", save):
         yield
