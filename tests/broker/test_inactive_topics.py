@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cepheid_broker import inactive_topics
+from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.inactive_topics import inactive_for_s
 from cepheid_broker.managed_ledger import Retention
 from cepheid_broker.policies import InactiveDeletion, InactiveTopics, TopicPolicies
@@ -53,6 +55,33 @@ def test_nothing_is_deleted_unless_a_policy_says_so() -> None:
             assert await list_chains(world.store, "public", "default", "persistent") == []
             assert [ledger_id async for ledger_id in list_ledgers(world.store)] == []
             assert world.broker.inactive.deleted == 1
+
+    run_async(main())
+
+
+def test_what_could_not_be_deleted_is_tried_again_at_a_random_later_look() -> None:
+    """Two brokers in step would be in each other's way for ever."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await leave(client, producer=0)
+            at_once(world)
+            inactive, tries = world.broker.inactive, 0
+
+            async def refuses(_: TopicName) -> None:
+                nonlocal tries
+                tries += 1
+                raise ServiceNotReadyError("another broker is at it")
+
+            deletes, inactive._delete = inactive._delete, refuses  # type: ignore[method-assign]
+            inactive._check_s, inactive._random = 60.0, random.Random(1)
+            assert await check(world, 5) == ["t"]
+            assert tries == 1
+            assert 0 < inactive._not_before[TopicName.parse(full("t"))] - asyncio.get_running_loop().time() < 300
+            inactive._not_before.clear()
+            inactive._delete = deletes  # type: ignore[method-assign]
+            assert await check(world, 1) == []
 
     run_async(main())
 

@@ -19,10 +19,22 @@ from cepheid_metadata import (
     Put,
     SessionState,
     StoreUnavailableError,
+    chain_records,
     cursor_records,
     keys,
 )
-from tests.managed_ledger.topic_world import SETTINGS, TOPIC, MortalStore, TopicWorld, append, append_all, read_all, topic_world
+from cepheid_wire import TopicName
+from tests.managed_ledger.topic_world import (
+    SETTINGS,
+    TOPIC,
+    Broker,
+    MortalStore,
+    TopicWorld,
+    append,
+    append_all,
+    read_all,
+    topic_world,
+)
 from tests.support import run_virtual, wait_until
 
 
@@ -49,10 +61,11 @@ def writes_the_chain(op: Op) -> bool:
     return isinstance(op, Put) and op.key == keys.chain_key(TOPIC)
 
 
+Opening = tuple[HeldUp, asyncio.Future[ManagedLedger]]
+
+
 @asynccontextmanager
-async def opening_east(
-    world: TopicWorld, holds: Callable[[Op], bool]
-) -> AsyncIterator[tuple[HeldUp, asyncio.Future[ManagedLedger]]]:
+async def opening_east(world: TopicWorld, holds: Callable[[Op], bool]) -> AsyncIterator[Opening]:
     store = HeldUp(world.tree, holds)
     opening = asyncio.ensure_future(world.broker(store=store).open())
     await store.reached.wait()
@@ -84,6 +97,35 @@ def test_an_opening_that_was_held_up_begins_above_what_the_topic_had_meanwhile(h
     run_virtual(main())
 
 
+def test_a_chain_whose_deletion_has_come_far_does_not_tell_how_large_its_ids_were() -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            other = world.broker(seed=2)
+            await other.open(topic=TopicName.parse("persistent://public/default/another"))  # its block of ids is the older one
+            broker = world.broker()
+            before = await append(await broker.open(), b"x")
+            await broker.crash()
+            records = chain_records(MemoryStore(world.tree))
+            found = await records.get(TOPIC)
+            assert found is not None
+            await records.replace(TOPIC, found.record.replace(ledgers=(), deletions=(1,)), found.version)
+            assert (await append(await other.open(), b"y")) > before
+
+    run_virtual(main())
+
+
+async def assert_fenced_by_what_was_made_anew(world: TopicWorld, west: Broker, east: Opening) -> None:
+    store, opening = east
+    await west.ledgers.delete(TOPIC)
+    anew = await west.open()
+    told = await append_all(anew, 3, "new")
+    store.go.set()
+    with pytest.raises(ManagedLedgerFencedError):
+        await opening
+    told += await append_all(anew, 2, "later")
+    assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}
+
+
 def test_an_opening_of_before_does_not_take_over_the_chain_made_anew() -> None:
     async def main() -> None:
         async with topic_world() as world:
@@ -91,16 +133,8 @@ def test_an_opening_of_before_does_not_take_over_the_chain_made_anew() -> None:
             ledger = await west.open()
             await ledger.create_cursor("sub", ledger.first_position())
             await append_all(ledger, 2, "old")
-            async with opening_east(world, writes_the_chain) as (store, opening):
-                await west.ledgers.delete(TOPIC)
-                anew = await west.open()
-                told = await append_all(anew, 3, "new")
-                store.go.set()
-                with pytest.raises(ManagedLedgerFencedError):
-                    await opening
-                told += await append_all(anew, 2, "later")
-                listed = [ledger.ledger_id for ledger in (await world.chain()).ledgers]
-                assert {position.ledger_id for position in told} <= set(listed)
+            async with opening_east(world, writes_the_chain) as east:
+                await assert_fenced_by_what_was_made_anew(world, west, east)
 
     run_virtual(main())
 
@@ -226,16 +260,8 @@ def test_an_opening_of_a_chain_of_an_older_release_does_not_come_behind_its_dele
             await append_all(await first.open(), 2, "old")
             await first.crash()
             await MemoryStore(world.tree).delete(keys.incarnation_key((await world.chain()).incarnation), None)
-            async with opening_east(world, writes_the_chain) as (store, opening):
-                other = world.broker(seed=3)
-                await other.ledgers.delete(TOPIC)
-                anew = await other.open()
-                told = await append_all(anew, 3, "new")
-                store.go.set()
-                with pytest.raises(ManagedLedgerFencedError):
-                    await opening
-                told += await append_all(anew, 1, "later")
-                assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}
+            async with opening_east(world, writes_the_chain) as east:
+                await assert_fenced_by_what_was_made_anew(world, world.broker(seed=3), east)
 
     run_virtual(main())
 

@@ -16,7 +16,7 @@ FIXED_SEEDS = 80
 FRESH_SEEDS = int(os.environ.get("CEPHEID_FRESH_SEEDS", "200"))
 MOST_SEEDS_OF_A_MUTANT = 200
 RARE = {"trim by a size that grows": 500}
-"""Caught once in some hundred seeds: by chance none of the first 200 may notice, though the median is below that."""
+"""Caught by 2 of 300 seeds when it was last counted: one time in four none of the first 200 notices."""
 CORES = min(os.cpu_count() or 1, 8)
 
 

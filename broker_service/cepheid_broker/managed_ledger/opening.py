@@ -8,9 +8,10 @@ Rules:
 2. Every ledger before the new one is closed at exactly the entries that the chain records.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it.
-5. Ledger ids rise along the chain: clients compare positions by them. A chain that names none may be that of a topic that was
-   deleted and is made anew, whose clients come with old positions: it begins above all ids that there ever were. The record of a
-   new chain is made before its first ledger, empty: the id is asked for when all that had the topic's name before is gone.
+5. Ledger ids rise along the chain: clients compare positions by them. A chain without ledgers may be that of a topic that is being
+   deleted, or was, and is made anew, whose clients come with old positions: it begins above all ids that there ever were. What
+   waits for deletion does not tell the largest, which may be gone already. The record of a new chain is made before its first
+   ledger, empty: the id is asked for when all that had the topic's name before is gone.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, co
         write_quorum=config.write_quorum,
         ack_quorum=config.ack_quorum,
         custom=custom_fields(topic, chain, "entries"),
-        above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions), default=None),  # rule 5
+        above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions)) if chain.ledgers else None,  # rule 5
     )
 
 
