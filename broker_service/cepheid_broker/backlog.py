@@ -61,9 +61,9 @@ async def exact_backlog(ledger: ManagedLedger, cursor: Cursor) -> Backlog:
 
 
 async def oldest_publish_time_ms(ledger: ManagedLedger, cursor: Cursor) -> int | None:
-    """Of the first entry that is not acknowledged; None: there is none."""
-    while cursor.backlog_entries:
-        published_ms = await ledger.publish_times.at(cursor.first_unacknowledged())
+    """Of the first entry that is not acknowledged; None: there is none that may be read."""
+    while cursor.backlog_entries and (first := cursor.first_unacknowledged()) <= ledger.last_confirmed:
+        published_ms = await ledger.publish_times.at(first)
         if published_ms is not None:
             return published_ms
     return None

@@ -198,18 +198,19 @@ async def last_published_before(ledger: ManagedLedger, first: Position, before_m
     In steps that double, then by halves: the place is near the start, and what is far behind it must not be asked.
     """
     ledgers, times = ledger.ledgers.copy(), ledger.publish_times  # a copy: a trim meanwhile would renumber the entries
+    end = ledgers.rank(ledger.last_confirmed)  # what lies behind it nobody may read, and it has no age yet
 
     async def is_old(rank: int) -> bool:
         published_ms = await times.at(ledgers.at_rank(rank))
         return published_ms is None or published_ms < before_ms  # None: every subscription is through with it, it was trimmed
 
     old = ledgers.rank(first)
-    if not ledgers.is_valid(first) or not await is_old(old):
+    if not ledgers.is_valid(first) or old > end or not await is_old(old):
         return None
     step = 1
-    while old + step <= ledgers.total_entries and await is_old(old + step):
+    while old + step <= end and await is_old(old + step):
         old, step = old + step, 2 * step
-    young = min(old + step, ledgers.total_entries + 1)
+    young = min(old + step, end + 1)
     while young - old > 1:
         middle = (old + young) // 2
         if await is_old(middle):

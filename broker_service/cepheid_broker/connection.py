@@ -118,6 +118,10 @@ class Connection(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<Connection {self.address} {self.client_version}, {self._producers!r}, {self._consumers!r}>"
 
+    @property
+    def ending(self) -> bool:
+        return self.closed or self._transport.is_closing()
+
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -290,7 +294,7 @@ class Connection(asyncio.Protocol):
     def write(self, frames: bytes) -> None:
         if self._gathered:
             self._write_gathered()
-        if not (self.closed or self._transport.is_closing()):
+        if not self.ending:
             self._transport.write(frames)
 
     def write_buffers(self, buffers: Sequence[Buffer]) -> None:
@@ -305,7 +309,7 @@ class Connection(asyncio.Protocol):
     def _write_gathered(self) -> None:
         gathered, self._gathered = self._gathered, []
         size_bytes, self._gathered_bytes = self._gathered_bytes, 0
-        if gathered and not (self.closed or self._transport.is_closing()):
+        if gathered and not self.ending:
             if size_bytes <= len(gathered) * SMALL_BYTES:
                 self._transport.write(b"".join(gathered))
             else:

@@ -148,6 +148,8 @@ class ConsumerCommands:
         await subscription.wait_until_free(ask.subType, self._peer, sharing)
         topic.check_open()
         check_room(topic, subscription)
+        if self._peer.ending:  # whoever is active would be deposed for it, and begin anew
+            raise ServiceNotReadyError(f"the connection of consumer {ask.consumer_id} is closed")
         consumer = Consumer(
             subscription,
             self._peer,

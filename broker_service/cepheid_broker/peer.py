@@ -33,6 +33,10 @@ class Peer(Protocol):
     def closed(self) -> bool: ...
 
     @property
+    def ending(self) -> bool:
+        """It is closed, or broke and will be in a moment: nothing reaches the client any more."""
+
+    @property
     def writable(self) -> bool:
         """False: more than enough waits in its socket."""
 

@@ -353,8 +353,9 @@ class Subscription:
         return expired
 
     async def _advance(self, position: Position) -> int:
+        """Not past what may be read: while a ledger that broke is replaced, more may be stored than anybody was told of."""
         self._check_at_rest()
-        moved = self.cursor.advance_to(position)
+        moved = self.cursor.advance_to(min(position, self._ledger.last_confirmed))
         if moved:
             self.on_cursor_moved()
             self._note_mark_delete()

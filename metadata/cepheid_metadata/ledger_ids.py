@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 
 from cepheid_metadata import keys
-from cepheid_metadata.errors import BadVersionError, KeyExistsError, LedgerIdsRolledBackError
+from cepheid_metadata.errors import BadVersionError, KeyExistsError, LedgerIdsRolledBackError, NoSuchKeyError
 from cepheid_metadata.ledger_records import LedgerIdCounter
 from cepheid_metadata.listing import largest_ledger_id
 from cepheid_metadata.repositories import Records
-from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.store import Check, MetadataStore
 
 FIRST_LEDGER_ID = 1
 
@@ -47,7 +47,8 @@ class LedgerIds:
             async with self._refilling:
                 if self._next == self._end or self._refill < max(oldest_refill, self._oldest_refill):
                     self._refills = refill = self._refills + 1
-                    self._next, self._end = await self._take_block(above)
+                    if self._refill < self._oldest_refill or not await self._has_newest_block():
+                        self._next, self._end = await self._take_block(above)
                     self._refill = refill
             self._go_above(above)
         self._next += 1
@@ -70,6 +71,19 @@ class LedgerIds:
         next_ledger_id = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
         if largest is not None and largest >= next_ledger_id:
             raise _rolled_back(largest, next_ledger_id)
+
+    async def _has_newest_block(self) -> bool:
+        """The counter has given nobody anything above the ids that are left here."""
+        if self._next == self._end:
+            return False
+        found = await self._counter.get(None)
+        if found is None or found.record.next_ledger_id != self._end:
+            return False
+        try:  # what was read may be old: a write that changes nothing finds out
+            await self._store.multi([Check(keys.LEDGER_IDS_KEY, found.version)])
+        except (BadVersionError, NoSuchKeyError):
+            return False
+        return True
 
     async def _take_block(self, above: int) -> tuple[int, int]:
         # An unknown outcome needs no care: at worst that block stays unused.

@@ -43,6 +43,27 @@ async def java_client(world: BrokerWorld) -> ScriptedClient:
 # Moves without acknowledgements
 
 
+def test_an_entry_that_nobody_may_read_yet_is_neither_skipped_nor_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that broke was recovered, and what it has is not in the chain's record yet (seed 0x10b9af849)."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as client:
+            await client.produce_on("t")
+            await client.publish(5)
+            await client.subscribe("t", "s", permits=0)
+            ledger = world.topic("t").ledger
+            last = ledger.last_confirmed
+            with monkeypatch.context() as earlier:
+                earlier.setattr(ledger, "last_confirmed", Position(last.ledger_id, 2))
+                assert await subscription(world).skip(1) == 1
+                assert await subscription(world).skip(3) == 2
+                assert await subscription(world).skip(1) == 0
+                assert await subscription(world).expire_until(last) == 0
+            assert await subscription(world).skip(10) == 2
+
+    run_async(main())
+
+
 def test_an_exclusive_consumer_goes_on_behind_what_was_skipped() -> None:
     async def main() -> None:
         async with BrokerWorld() as world, await world.client() as client:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from cepheid_broker.connection import Connection
 from cepheid_broker.dispatch import Idle
 from cepheid_broker.position import Position
+from cepheid_broker.subscription import Subscription
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -41,6 +46,31 @@ def test_consumers_of_a_failover_subscription_hear_who_is_active() -> None:
             await expect_active(second, 3, True)
             second.abort()
             await expect_active(first, 1, True)
+
+    run_async(main())
+
+
+def test_nobody_is_deposed_for_a_consumer_whose_connection_breaks_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 0x152cf3df7: the active consumer was told so once more, and got everything again."""
+
+    async def main() -> None:
+        async with BrokerWorld() as world, await world.client() as first, await world.client() as second:
+            await first.produce_on("t")
+            await first.subscribe("t", "s", 1, permits=10, subType=FAILOVER, consumer_name="b")
+            await expect_active(first, 1, True)
+            await first.publish(1)
+            await first.expect_messages(1)
+            asked = asyncio.Event()
+
+            async def break_meanwhile(self: Subscription, kind: int, peer: Connection, sharing: object) -> None:
+                peer._transport.abort()
+                asked.set()
+
+            monkeypatch.setattr(Subscription, "wait_until_free", break_meanwhile)
+            second.send(subscribe("t", "s", 1, 99, subType=FAILOVER, consumer_name="a"))
+            await asked.wait()
+            await first.expect_nothing(0.05)
+            assert [consumer.name for consumer in world.topic("t").subscriptions["s"].consumers.values()] == ["b"]
 
     run_async(main())
 

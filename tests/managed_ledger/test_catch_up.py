@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedError, ManagedLedgerSettings
 from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_ledger import EntryUnavailableError, LedgerLostError
-from cepheid_metadata import ChainLedger, Position, chain_records
-from tests.managed_ledger.topic_world import SETTINGS, TOPIC, append, append_all, payloads_of, read_all, topic_world
+from cepheid_metadata import ChainLedger, MemoryTree, Op, OpResult, Position, Put, chain_records, keys
+from tests.managed_ledger.topic_world import (
+    SETTINGS,
+    TOPIC,
+    TRIM,
+    MortalStore,
+    append,
+    append_all,
+    payloads_of,
+    read_all,
+    topic_world,
+)
 from tests.support import run_virtual, wait_until
 
 KIB = 1 << 10
@@ -211,5 +222,53 @@ def test_a_budget_that_runs_short_ends_reading_ahead_and_nothing_else() -> None:
             ledger = await world.broker().open()
             await filled(ledger, 50)
             assert len(await read_all(ledger, cached=False, max_bytes=3 * KIB)) == 50
+
+    run_virtual(main())
+
+
+class SlowTrim(MortalStore):
+    """Once `slow` is set, a write of the chain waits until `go`."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.slow = False
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        if self.slow and any(isinstance(op, Put) and op.key == keys.chain_key(TOPIC) for op in ops):
+            self.reached.set()
+            await self.go.wait()
+        return await super().multi(ops)
+
+
+def test_what_was_read_ahead_of_a_ledger_that_left_is_nobodys_next_entry() -> None:
+    """A reader in the middle of a ledger goes on with the next one when it is trimmed (seed 0x10c9b5316)."""
+
+    async def main() -> None:
+        settings = small_steps(ledger_max_entries=20)
+        async with topic_world(settings=settings) as world:
+            store = SlowTrim(world.tree)
+            broker = world.broker(store=store)
+            ledger = await broker.open()
+            await append_all(ledger, 20)
+            await wait_until(lambda: len(ledger.chain.ledgers) == 2)
+            await append_all(ledger, 5, "n")
+            first, second = (Position(each.ledger_id, 0) for each in ledger.chain.ledgers)
+            await ledger.read(first, max_entries=3, max_bytes=1 << 20)
+            store.slow, ledger.config = True, TRIM
+            trimming = asyncio.ensure_future(ledger.trim())
+            await store.reached.wait()  # nobody reads in the ledger just now
+            world.cluster["a"].delay_s = 0.05
+            await ledger.read(Position(first.ledger_id, 3), max_entries=3, max_bytes=1 << 20)
+            reading = asyncio.ensure_future(ledger.read(Position(first.ledger_id, 6), max_entries=3, max_bytes=1 << 20))
+            await asyncio.sleep(0.01)  # it waits for what is being read ahead
+            store.go.set()
+            assert await trimming == 1
+            assert payloads_of(await reading) == [b"m6", b"m7", b"m8"], "it was there when it was asked for"
+            groups = await ledger.read(second, max_entries=3, max_bytes=1 << 20)
+            assert (groups[0].ledger_id, groups[0].first_entry_id) == second
+            assert payloads_of(groups) == [b"n0", b"n1", b"n2"]
+            await ledger.aclose()
+            assert broker.ledgers.catch_up.used_bytes == 0
 
     run_virtual(main())

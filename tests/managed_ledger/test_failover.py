@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import pytest
 
+from cepheid_broker.backlog import oldest_publish_time_ms
+from cepheid_broker.backlog_check import last_published_before
 from cepheid_broker.managed_ledger import (
     ChainDamagedError,
     ManagedLedger,
@@ -215,24 +217,56 @@ def commits_held(ledger: ManagedLedger) -> Iterator[None]:
         recorded.set()
 
 
+@asynccontextmanager
+async def half_stored(world: TopicWorld, ledger: ManagedLedger) -> AsyncIterator[asyncio.Future[Position]]:
+    """Of b, c, d and e the first two are stored, and the chain does not say so before the end."""
+    before = ledger.ledgers.total_entries
+    hang(world)
+    pending = append(ledger, b"b", b"c", b"d", b"e")
+    await asyncio.sleep(0.01)
+    with commits_held(ledger):
+        break_down(world, ledger, stored=2)
+        await wait_until(lambda: ledger.ledgers.total_entries == before + 2)
+        yield pending
+
+
 def test_nobody_reads_the_first_half_of_a_group_before_the_rest_is_stored() -> None:
     async def main() -> None:
         async with topic_world() as world:
             ledger = await world.broker().open()
             before = await append(ledger, b"a")
-            hang(world)
-            pending = append(ledger, b"b", b"c", b"d", b"e")
-            await asyncio.sleep(0.01)
             half = Position(before.ledger_id, 1)
-            with commits_held(ledger):
-                break_down(world, ledger, stored=2)
-                await wait_until(lambda: ledger.ledgers.total_entries == 3)
+            async with half_stored(world, ledger) as pending:
                 assert await read_all(ledger, cached=False) == [b"a"]
                 assert await read_all(ledger) == [b"a"]
                 assert await ledger.read(half, max_entries=9, max_bytes=99) == []
             await pending
             assert payloads_of(await ledger.read(half, max_entries=2, max_bytes=99)) == [b"b", b"c"]
             await assert_stored_once(world, ledger, [b"a", b"b", b"c", b"d", b"e"])
+
+    run_virtual(main())
+
+
+def test_a_half_that_nobody_may_read_has_no_age_and_is_never_too_old() -> None:
+    """The search for its publish time went on for ever, in one step of the loop; expiry took it for trimmed, so for too old."""
+
+    async def main() -> None:
+        async with topic_world() as world:
+            ledger = await world.broker().open()
+            last = await append(ledger, b"a")  # no message: as old as can be
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            assert await oldest_publish_time_ms(ledger, cursor) == 0
+            async with half_stored(world, ledger) as pending:
+                assert await last_published_before(ledger, last, before_ms=1) == last
+                assert await oldest_publish_time_ms(ledger, cursor) == 0
+                cursor.acknowledge([last])
+                half = cursor.first_unacknowledged()
+                assert half == Position(last.ledger_id, 1)
+                assert await last_published_before(ledger, half, before_ms=1) is None
+                assert await oldest_publish_time_ms(ledger, cursor) is None
+            await pending
+            assert await last_published_before(ledger, half, before_ms=1) == ledger.last_confirmed
+            assert await oldest_publish_time_ms(ledger, cursor) == 0
 
     run_virtual(main())
 
@@ -247,12 +281,7 @@ def test_nobody_who_reads_on_from_the_ledger_before_gets_that_half_either() -> N
             for number in range(1, 5):
                 await append(ledger, b"%d" % number)
             await wait_until(lambda: len(ledger.chain.ledgers) == 2)
-            hang(world)
-            pending = append(ledger, b"b", b"c", b"d", b"e")
-            await asyncio.sleep(0.01)
-            with commits_held(ledger):
-                break_down(world, ledger, stored=2)
-                await wait_until(lambda: ledger.ledgers.total_entries == 7)
+            async with half_stored(world, ledger) as pending:
                 for entry_id in (0, 1):  # who goes on is read ahead of
                     await ledger.read(Position(first.ledger_id, entry_id), max_entries=1, max_bytes=99)
                 (stream,) = ledger._reads._streams.values()

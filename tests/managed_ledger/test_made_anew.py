@@ -12,6 +12,7 @@ from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerError, Man
 from cepheid_metadata import (
     Create,
     CursorRecord,
+    Delete,
     MemoryStore,
     MemoryTree,
     Op,
@@ -253,29 +254,74 @@ def test_a_chain_that_was_deleted_while_it_was_read_is_not_taken_for_one_of_an_o
     run_virtual(main())
 
 
-def test_an_opening_of_a_chain_of_an_older_release_does_not_come_behind_its_deletion() -> None:
+async def of_an_older_release(world: TopicWorld) -> None:
+    """A topic that was opened once, as releases without marks left it: made with its first ledger, at version 0."""
+    broker = world.broker(seed=20)
+    await append_all(await broker.open(), 2, "old")
+    await broker.crash()
+    chain, store = await world.chain(), MemoryStore(world.tree)
+    await store.delete(keys.incarnation_key(chain.incarnation), None)
+    await store.delete(keys.chain_key(TOPIC), None)
+    await chain_records(store).create(TOPIC, chain)
+
+
+async def version(world: TopicWorld) -> int:
+    found = await chain_records(MemoryStore(world.tree)).get(TOPIC)
+    assert found is not None
+    return found.version
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_an_opening_of_a_chain_of_an_older_release_does_not_come_behind_its_deletion(adopted: bool) -> None:
     async def main() -> None:
         async with topic_world() as world:
-            first = world.broker(seed=2)
-            await append_all(await first.open(), 2, "old")
-            await first.crash()
-            await MemoryStore(world.tree).delete(keys.incarnation_key((await world.chain()).incarnation), None)
+            await of_an_older_release(world)
+            if adopted:
+                before = world.broker(seed=2)
+                await before.open()
+                await before.crash()
             async with opening_east(world, writes_the_chain) as east:
                 await assert_fenced_by_what_was_made_anew(world, world.broker(seed=3), east)
 
     run_virtual(main())
 
 
-class LostAnswer(MortalStore):
-    """Of the write that makes the chain; and its process sleeps before it looks what became of that."""
+def test_an_owner_of_an_adopted_chain_saves_nothing_over_a_subscription_made_anew() -> None:
+    async def main() -> None:
+        async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
+            await of_an_older_release(world)
+            east, west = world.broker(), world.broker(seed=2)
+            ledger = await east.open()
+            positions = await append_all(ledger, 4, "old")
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            before = await version(world)
+            await west.ledgers.delete(TOPIC)
+            anew = await west.open()
+            await anew.create_cursor("sub", anew.first_position())
+            assert await version(world) == before, "only the mark tells the two apart"
+            cursor.acknowledge(positions[:3])
+            with pytest.raises(ManagedLedgerFencedError):
+                await cursor.saved()
+            assert (await cursor_record(world)).chain_incarnation == anew.chain.incarnation
 
-    def __init__(self, tree: MemoryTree) -> None:
+    run_virtual(main())
+
+
+def deletes_the_chain(op: Op) -> bool:
+    return isinstance(op, Delete) and op.key == keys.chain_key(TOPIC)
+
+
+class LostAnswer(MortalStore):
+    """Of the first such write; and its process sleeps before it looks what became of that."""
+
+    def __init__(self, tree: MemoryTree, is_lost: Callable[[Op], bool] = makes_the_chain) -> None:
         super().__init__(tree)
+        self._is_lost = is_lost
         self.reached, self.go, self.lost = asyncio.Event(), asyncio.Event(), False
 
     async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
         results = await super().multi(ops)
-        if any(map(makes_the_chain, ops)) and not self.lost:
+        if any(map(self._is_lost, ops)) and not self.lost:
             self.lost = True
             raise StoreUnavailableError("the answer was lost", outcome_unknown=True)
         return results
@@ -300,5 +346,26 @@ def test_a_chain_that_was_made_and_deleted_while_nobody_told_its_maker_is_not_ma
             with pytest.raises(ManagedLedgerError):
                 await opening
             assert keys.chain_key(TOPIC) not in world.tree.nodes
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("older_release", [False, True])
+def test_a_deletion_whose_answer_was_lost_is_done_and_deletes_nothing_made_anew(older_release: bool) -> None:
+    async def main() -> None:
+        async with topic_world() as world:
+            if older_release:
+                await of_an_older_release(world)
+            else:
+                await world.broker(seed=7).open()
+            store = LostAnswer(world.tree, deletes_the_chain)
+            deleting = asyncio.ensure_future(world.broker(store=store).ledgers.delete(TOPIC))
+            await store.reached.wait()
+            anew = await world.broker(seed=2).open()
+            told = await append_all(anew, 3, "new")
+            store.go.set()
+            await deleting
+            assert (await world.chain()).incarnation == anew.chain.incarnation
+            assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}
 
     run_virtual(main())

@@ -143,6 +143,43 @@ def test_the_newest_id_is_above_all_that_anybody_had() -> None:
     run_async(main())
 
 
+def test_who_has_the_newest_block_goes_on_with_it() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        one, other = LedgerIds(MemoryStore(tree), block=10), LedgerIds(MemoryStore(tree), block=10)
+        assert [await one.take(newest=True) for _ in range(3)] == [1, 2, 3]
+        assert [await other.take(newest=True) for _ in range(3)] == [11, 12, 13]
+        assert [await one.take(newest=True) for _ in range(9)] == [*range(21, 30)]
+        assert await other.take() == 14
+        assert [await one.take(newest=True) for _ in range(2)] == [30, 31], "its block was used up"
+        one.drop_block()
+        assert await one.take(newest=True) == 41, "32 is the newest, and of a block that may not be used"
+
+    run_async(main())
+
+
+def test_a_read_of_the_past_does_not_tell_whose_block_is_the_newest() -> None:
+    async def main() -> None:
+        class Behind(MemoryStore):
+            past: Any = None
+
+            async def get(self, key: str) -> Any:
+                now = await super().get(key)
+                past, self.past = self.past, None
+                return past or now
+
+        tree = MemoryTree()
+        store = Behind(tree)
+        one, other = LedgerIds(store, block=10), LedgerIds(MemoryStore(tree), block=10)
+        assert await one.take() == 1
+        past = await store.get(keys.LEDGER_IDS_KEY)
+        assert await other.take() == 11
+        store.past = past
+        assert await one.take(newest=True) == 21
+
+    run_async(main())
+
+
 def test_many_that_want_the_newest_id_take_no_block_each() -> None:
     async def main() -> None:
         class Slow(MemoryStore):

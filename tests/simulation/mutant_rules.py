@@ -53,7 +53,7 @@ RULES: Mapping[str, Set[str]] = {
     "answer again what recovery found": {"M3", "M4", "M5", "V9", "H3", "SimulationError"},  # a publish group counts its answers
     "record an end that recovery did not find": {"M2", "M3"},
     # or the end of that ledger fits nothing, and the broker's own assertion says so
-    "resume before the chain names the next ledger": {"M3", "H3", "H5", "SimulationError", "AssertionError"},
+    "resume before the chain names the next ledger": {"M3", "H1", "H3", "H5", "SimulationError", "AssertionError"},
     "answer what lies above the recovered end": {
         "M3",
         "H1",
@@ -116,7 +116,7 @@ RULES: Mapping[str, Set[str]] = {
     "terminate before the last entry": {"M10"},
     "count versions up after a conflict": {"O2", "M1"},
     "delete whatever is there": {"O2"},
-    "leave what a session made": {"O3"},
+    "leave what a session made": {"O3", "V9"},  # nobody may serve what a session that is over still owns
     "read for a recovery behind the first fence": {"L11", "L10", "L5"},
     "leave a recovery to whoever began it": {"V1", "V2", "V4", "V9"},
     "begin the epochs of a bundle again": {"O4"},

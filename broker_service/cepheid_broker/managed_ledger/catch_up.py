@@ -10,6 +10,8 @@ Rules:
 3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); nobody reads ahead when they run short.
 4. What was read ahead and nobody fetched is dropped after a while. A failure ends reading ahead: whoever asks next reads, and
    hears of it, for itself.
+5. When a ledger leaves the chain, readers in the middle of it go on with the next one. What was read ahead for them was of the
+   ledger that left, and is dropped.
 """
 
 from __future__ import annotations
@@ -98,6 +100,9 @@ class CatchUpReads:
         try:
             if not stream.groups and stream.filling is not None:
                 await asyncio.shield(stream.filling)
+            if stream.groups and not _begins_at(stream.groups[0], position):
+                self._drop(stream)  # rule 5
+                stream = _Stream(position)
             groups = self._take(stream, max_entries, max_bytes)
             if not groups:
                 await self._budget.take(max_bytes)
@@ -212,6 +217,10 @@ class CatchUpReads:
 
     def _closed_error(self) -> ManagedLedgerClosedError:
         return ManagedLedgerClosedError(f"{self._topic} was closed while it was read", topic=self._topic)
+
+
+def _begins_at(group: EntryGroup, position: Position) -> bool:
+    return (group.ledger_id, group.first_entry_id) == position
 
 
 class _Stream:

@@ -45,8 +45,8 @@ Plan = Callable[[Chain], tuple[Chain | None, Sequence[Op]]]
 
 
 _ADOPTED = b"adopted"
-"""Value of the mark of a chain that an older release made. It stays when the chain goes: whoever read the chain before it had a
-mark would make the mark again, instead of missing it."""
+"""Value of the mark of a chain that an older release made. When the chain goes it stays, written once more: whoever read the chain
+before it had a mark cannot make the mark again, and whoever checks it as it was adopted misses it."""
 
 
 class ChainKeeper:
@@ -154,8 +154,9 @@ class ChainKeeper:
 
         async def delete() -> None:
             async with self._mutex:
-                ops: list[Op] = [self._records.delete_op(self._topic, self._version)]
-                await self._write([*ops, Check(self._mark_key, 0) if self._mark_stays else Delete(self._mark_key, 0)])
+                # The mark comes first: by it a write in doubt is told, and the chain may have been made anew by then.
+                mark: Op = Put(self._mark_key, _ADOPTED, 0) if self._mark_stays else Delete(self._mark_key, 0)
+                await self._write([mark, self._records.delete_op(self._topic, self._version)])
 
         await finish(self._tasks, delete(), name="delete-chain")
 
