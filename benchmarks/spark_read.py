@@ -3,6 +3,10 @@
 Two topics of prebuilt entries, 1000 × 100 B and 20 × 1 KB with keys, are read as whole rows, the value alone, and as entries.
 Then, in pairs: `sum(length(value))` over the 100 B topic; `receive()` of the official Python client without acknowledgements, for a
 part of the same messages; and the same sum over a Parquet file with the same rows.
+
+Also in turn: rows of 1 KB and entries of the topics, and the same given to Spark by a source that has them ready (`spark_bare`).
+
+Figures are of a JVM that has compiled what it runs: of 1 KB rows the third round is a sixth slower than the eighth.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any
 from benchmarks import load
 from benchmarks.report import percentile, print_line
 from benchmarks.server import Server, add_arguments
+from benchmarks.spark_bare import BareSource, write_rows
 from benchmarks.spark_bench import (
     add_spark_arguments,
     best_s,
@@ -31,6 +36,7 @@ from benchmarks.spark_bench import (
 SMALL = (1000, 100)  # messages an entry, bytes a message
 LARGE = (20, 1000)
 MICRO_BATCH_EVENTS_PER_S = 50
+READY_BYTES = 64_000_000  # of values that the bare source gives again and again
 WARMUP_BATCHES = 5  # they load classes
 STREAM_LIMIT_S = 300.0
 
@@ -51,6 +57,33 @@ def read_figures(spark: Any, server: Server, topics: dict[str, str], rows: dict[
         figures[f"{name}_mb_per_s"] = round(count * size / spent_s / 1e6, 1)
         if name != "entries":
             figures[f"{name}_rows_per_s"] = round(count / spent_s)
+    return figures
+
+
+def shares(
+    spark: Any, server: Server, topics: dict[str, str], rows: dict[str, int], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Of what Spark takes of any Python source. Interleaved; the best of each counts."""
+    from cepheid_scan import scan
+
+    spark.dataSource.register(BareSource)
+    figures: dict[str, Any] = {}
+    for name, topic, count, size, mode in (
+        ("1kb", topics["1kb"], rows["1kb"], LARGE[1], "messages"),
+        ("entries", topics["100b"], rows["100b"] // SMALL[0], SMALL[0] * SMALL[1], "entries"),
+    ):
+        with tempfile.TemporaryDirectory(prefix="cepheid-bench-bare-", dir=arguments.data) as directory:
+            path = Path(directory) / "rows.arrow"
+            with scan(topic, service_url=server.url, mode=mode) as reader:
+                write_rows(reader, path, min(count, READY_BYTES // size))
+            ours = frame(spark, server.url, topic, readMode=mode)
+            tasks = ours.rdd.getNumPartitions()
+            bare = spark.read.format("bare").options(path=str(path), tasks=tasks, task_rows=count // tasks).load()
+            assert bare.schema.names == ours.schema.names
+            took = [(seconds(lambda: discard(bare)), seconds(lambda: discard(ours))) for _ in range(arguments.rounds)]  # noqa: B023
+        bare_s, ours_s = (min(each) for each in zip(*took, strict=True))
+        figures[f"bare_{name}_mb_per_s"] = round(count * size / bare_s / 1e6, 1)
+        figures[f"{name}_share_of_bare"] = round(bare_s / ours_s, 3)
     return figures
 
 
@@ -154,9 +187,9 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=2.0, help="of values in the 100 B topic; the 1 KB one has half")
     parser.add_argument("--receive", type=int, default=2_000_000, help="messages that the client receives in each pair")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3, help="of which the best counts, where nothing is compared")
+    parser.add_argument("--rounds", type=int, default=8, help="of which the best counts, where nothing is compared")
     parser.add_argument("--tasks", type=int, default=200, help="for what a task costs")
-    parser.add_argument("--task-rounds", type=int, default=8, help="of which the best counts: the JVM compiles at first")
+    parser.add_argument("--task-rounds", type=int, default=8, help="of which the best counts")
     parser.add_argument("--micro-batches", type=int, default=50)
     arguments = parser.parse_args()
     with Server(arguments) as server:
@@ -170,6 +203,7 @@ def main() -> None:
         load.run(fill(server.url, topics["tiny"], b"x", arguments.tasks, num_messages=None))
         spark = open_session(arguments.spark_cores, arguments.java_options)
         figures: dict[str, Any] = read_figures(spark, server, topics, rows, arguments.rounds)
+        figures |= shares(spark, server, topics, rows, arguments)
         overhead_ms = task_overhead_ms(spark, server, topics["tiny"], arguments.tasks, arguments.spark_cores, arguments.task_rounds)
         figures["task_overhead_ms"] = overhead_ms
         figures["micro_batch_ms_p50"] = percentile(micro_batch_ms(spark, server, topics["stream"], arguments.micro_batches), 0.5)

@@ -73,13 +73,8 @@ def scan(
     """
     from cepheid_scan.plan_scan import plan_scan
 
-    _check(columns, threads, retry_s, settings or ReadSettings())
-    twice = sorted(name for name in set(columns or ()) if list(columns or ()).count(name) > 1)
-    if twice:
-        raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
-    names = tuple(map(full_name, [topic] if isinstance(topic, str) else topic))
-    if not names:
-        raise BadOptionError("no topic is named: give one, or several")
+    _check(threads, retry_s, settings or ReadSettings())
+    names = tuple(map(full_name, _topics(topic)))
     chosen = None if partitions is None else _partitions(partitions)
     edge_topic = _only_topic(names, chosen)
     request = ScanRequest(
@@ -87,7 +82,7 @@ def scan(
         topics=TopicSelection(names=names, partitions=chosen),
         spec=ScanSpec(
             mode=_one_of(ReadMode, mode, "mode"),
-            columns=tuple(columns or ()),
+            columns=() if columns is None else _columns(columns),
             row_filter=RowFilter(
                 event_from_ms=None if event_from is None else time_ms(event_from),
                 event_until_ms=None if event_until is None else time_ms(event_until),
@@ -149,11 +144,11 @@ def _plan_source(given: PlanSource) -> PlanSource:
     return given
 
 
-def _check(columns: Sequence[str] | None, threads: int, retry_s: float, settings: ReadSettings) -> None:
+def _check(threads: int, retry_s: float, settings: ReadSettings) -> None:
     """Raises BadOptionError."""
-    if isinstance(columns, str):
-        raise BadOptionError(f"columns are a list of names, e.g. [{columns!r}]")
-    leasts: dict[str, tuple[float, float]] = {
+    if not isinstance(settings, ReadSettings):
+        raise BadOptionError(f"settings are ReadSettings, and {settings!r} are none")
+    leasts: dict[str, tuple[Any, float]] = {
         "threads": (threads, 1),
         "retry_s": (retry_s, 0),
         "settings.read_attempts": (settings.read_attempts, 1),
@@ -164,27 +159,59 @@ def _check(columns: Sequence[str] | None, threads: int, retry_s: float, settings
         "settings.chunk_lookback": (settings.chunk_lookback, 0),
     }
     for name, (value, least) in leasts.items():
+        kinds, said = ((int, float), "a number") if name.endswith("_s") else (int, "a whole number")
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise BadOptionError(f"{name} is {value!r}, and must be {said}", value=repr(value))
         if not value >= least:  # nor is NaN
             raise BadOptionError(f"{name} is {value}, and at least {least}", value=value)
 
 
+def _listed(given: Any, what: str) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError:
+        raise BadOptionError(f"{what} are a list, and {given!r} is none") from None
+
+
+def _topics(given: str | Sequence[str]) -> list[str]:
+    topics = [given] if isinstance(given, str) else _listed(given, "topics")
+    if not topics:
+        raise BadOptionError("no topic is named: give one, or several")
+    if wrong := [each for each in topics if not isinstance(each, str)]:
+        raise BadOptionError(f"topics are names, and {wrong[0]!r} is none")
+    return topics
+
+
+def _columns(given: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise BadOptionError(f"columns are a list of names, e.g. [{given!r}]")
+    columns = tuple(_listed(given, "columns"))
+    if not columns:
+        raise BadOptionError("which columns? none is named: without the argument rows have those of their mode")
+    if wrong := [each for each in columns if not isinstance(each, str)]:
+        raise BadOptionError(f"columns are names, and {wrong[0]!r} is none")
+    if twice := sorted(name for name in set(columns) if columns.count(name) > 1):
+        raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
+    return columns
+
+
 def _keys(given: Iterable[str]) -> frozenset[str]:
-    keys = frozenset([given] if isinstance(given, str) else given)
+    keys = [given] if isinstance(given, str) else _listed(given, "keys")
     if not keys:
         raise BadOptionError("which keys? none is given, and no row would be left: without the argument all are read")
     if wrong := [key for key in keys if not isinstance(key, str)]:
         raise BadOptionError(f"keys are text, as sent, and {wrong[0]!r} is none")
-    return keys
+    return frozenset(keys)
 
 
 def _partitions(given: Iterable[int]) -> frozenset[int]:
-    chosen = frozenset(given)
+    chosen = _listed(given, "partitions")
     if wrong := [each for each in chosen if not isinstance(each, int) or isinstance(each, bool)]:
         raise BadOptionError(f"partitions are whole numbers, and {wrong[0]!r} is none: give e.g. [0, 3]")
     if not chosen or min(chosen) < 0:
         said = f"{min(chosen)} is none" if chosen else "none is given"
         raise BadOptionError(f"which partitions? {said}: they are numbered from 0, and without the argument all are read")
-    return chosen
+    return frozenset(chosen)
 
 
 def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str | None:

@@ -86,7 +86,9 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ends_at = StreamOffset.from_json(end)
         tasks = self._query.plan(StreamOffset.from_json(start), ends_at)
-        return partitions_of(tasks, self._query.spec(ends_at, self._layout.scan_columns, tasks), self._schemas)
+        spec = self._query.spec(ends_at, self._layout.scan_columns, tasks)
+        # Where the user gives a schema, the tasks' reader is made with their first batch, and knows the topics as they are then.
+        return partitions_of(tasks, spec, self._schemas, carry_schemas=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)

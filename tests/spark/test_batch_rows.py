@@ -27,12 +27,12 @@ PRODUCERS: dict[str, dict[str, Any]] = {
 Fact = tuple[Any, ...]
 
 
-def publish_variety(client: pulsar.Client, topic: str, count: int, **options: Any) -> None:
-    """With and without key, properties, event time; also an empty value."""
+def publish_variety(client: pulsar.Client, topic: str, count: int, *, padding: bytes = b"", **options: Any) -> None:
+    """With and without key, properties, event time; also an empty value. `padding`: behind all others."""
     producer = client.create_producer(topic, block_if_queue_full=True, producer_name=f"p-{topic[-40:]}", **options)
     for number in range(count):
         producer.send_async(
-            b"" if number % 50 == 7 else f"value {number}".encode() * (number % 5 + 1),
+            b"" if number % 50 == 7 else f"value {number}".encode() * (number % 5 + 1) + padding,
             None,
             partition_key=f"key {number % 10}" if number % 3 else None,
             properties={"number": str(number), "odd": "yes"} if number % 2 else None,
@@ -91,6 +91,12 @@ def read_facts(frame: DataFrame) -> list[Fact]:
 def test_rows_equal_what_the_official_client_consumes(kind: str, topic: str, client: pulsar.Client, load: Load) -> None:
     publish_variety(client, topic, 200, **PRODUCERS[kind])
     assert read_facts(load(topic)) == consumed(client, topic, 200)
+
+
+@pytest.mark.parametrize("kind", ["batched", "single"])
+def test_large_rows_come_to_spark_in_several_portions(kind: str, topic: str, client: pulsar.Client, load: Load) -> None:
+    publish_variety(client, topic, 300, padding=bytes(range(256)) * 80, **PRODUCERS[kind])
+    assert read_facts(load(topic)) == consumed(client, topic, 300)
 
 
 def test_messages_in_chunks_are_rows_wherever_tasks_are_cut(topic: str, client: pulsar.Client, load: Load) -> None:

@@ -47,7 +47,8 @@ class TypedBench(Bench):
         self.state, self.query = state, StreamQuery(options, state, None, self._starts, self.shown)
 
     def writers(self, start: StreamOffset, end: StreamOffset) -> dict[str, tuple[SchemaVersion, ...]]:
-        """What messages of each topic of the batch are decoded with, as a task on another machine is told."""
+        """What messages of each topic of the batch are decoded with, as a task on another machine is told, whose reader was made
+        when the topics had other schemas."""
         from cepheid_spark.spark_schema import rows_schema
 
         options = self.query._options
@@ -57,8 +58,8 @@ class TypedBench(Bench):
         found: dict[str, tuple[SchemaVersion, ...]] = {}
         for part in parts:
             assert isinstance(part, TaskPartition)
-            assert not part.spec.schemas, "they travel once a query"
-            known = part.unpacked(self.shown)
+            known = part.unpacked(self.shown[::-1])
+            assert known.schemas == self.shown
             for piece in part.task.pieces:
                 found[piece.topic] = dict(known.writers).get(piece.topic, known.schemas)
         return found

@@ -79,6 +79,8 @@ class TypedColumns:
         messages are of; None: `schemas`, which have the one that is shown. Raises BadOptionError."""
         self._shown = shown_schema(schemas, reader_version)
         self._schemas = {schema.version: schema for schema in (schemas if writers is None else writers)}
+        # Of messages that say none: what is shown as long as their topic has it, whatever versions come there later.
+        self._unversioned = writers[-1] if writers and self._shown not in writers else self._shown
         self._on_bad_record = on_bad_record
         self._counters = counters
         fields = {field.name: field for field in typed_fields(schemas, self._shown.version)}
@@ -149,7 +151,7 @@ class TypedColumns:
         return found
 
     def _make_decoder(self, version: bytes) -> RowsDecoder | str:
-        writer = self._shown if version == NO_VERSION else self._schemas.get(version)
+        writer = self._unversioned if version == NO_VERSION else self._schemas.get(version)
         if writer is None:
             return f"its schema version {_shown(version)} is not in the topic's history of {len(self._schemas)} versions"
         try:

@@ -59,6 +59,18 @@ def test_a_value_without_version_is_read_as_what_is_shown() -> None:
     assert rows == [{"y": "b", "x": 1.0}]
 
 
+def test_a_value_without_version_of_another_topic_is_read_as_the_newest_there() -> None:
+    """The same fields in another order: as what is shown they would be each other's values."""
+    shown, other = record(("a", "int"), ("b", "int")), record(("b", "int"), ("a", "int"))
+    rows, _ = decode(
+        [schema_version("AVRO", shown, 0)], [avro_bytes(other, {"a": 7, "b": 5})], writers=[schema_version("AVRO", other, 0)]
+    )
+    assert rows == [{"a": 7, "b": 5}]
+    history = [schema_version("AVRO", shown, 0), schema_version("AVRO", other, 1)]
+    rows, _ = decode(history[:1], [avro_bytes(shown, {"a": 7, "b": 5})], writers=history)
+    assert rows == [{"a": 7, "b": 5}], "a version that came to the topic later changes nothing"
+
+
 def test_kinds_that_followed_one_another() -> None:
     history = [schema_version("AVRO", OLD, 0), schema_version("JSON", NEW, 1), schema_version("INT32", b"", 2)]
     values = [avro_bytes(OLD, {"x": 3, "gone": "g"}), b'{"x": 0.5}', b"\x00\x00\x00\x01"]

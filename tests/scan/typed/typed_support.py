@@ -44,9 +44,10 @@ def decode(
     on_bad_record: OnBadRecord = OnBadRecord.NULL,
     columns: Sequence[str] | None = None,
     counters: ScanCounters | None = None,
+    writers: Sequence[SchemaVersion] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """Rows and errors by row. `written_with`: each value's version; without, none."""
-    typed = TypedColumns(schemas, reader_version, on_bad_record, counters or ScanCounters(), columns)
+    typed = TypedColumns(schemas, reader_version, on_bad_record, counters or ScanCounters(), columns, writers)
     named = list(dict.fromkeys(written_with)) if written_with is not None else [b""]
     codes = [named.index(one) for one in written_with] if written_with is not None else [0] * len(values)
     result = typed.columns(
