@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import HistoryPlan, SchemaVersion
+from cepheid_scan.scan_request import TopicSelection
 from cepheid_scan.typed.avro_schema import Record, parse_avro
 from cepheid_scan.typed.key_value import split_schema
 from cepheid_scan.typed.typed_columns import rows_decoder, shown_schema
@@ -34,12 +35,12 @@ def base_of(topic: str) -> str:
 
 
 def histories_of(
-    plan: HistoryPlan, topics: Iterable[str], schemas: tuple[SchemaVersion, ...]
+    plan: HistoryPlan, topics: Iterable[str], schemas: tuple[SchemaVersion, ...], selection: TopicSelection
 ) -> dict[str, tuple[SchemaVersion, ...]]:
-    """`topics`: with their partitions. `schemas`: the history that the rows have theirs of; where it was deleted since, the only
-    topic there is still has it."""
+    """`topics`: with their partitions. `schemas`: the history that the rows have theirs of. Where it was deleted since, the topic
+    still has it, if `selection` names that one alone: of several who knows whose it was."""
     found = {base: tuple(plan.schemas.get(base, ())) for base in dict.fromkeys(map(base_of, topics))}
-    if len(plan.schemas) == 1:
+    if selection.pattern is None and len(set(map(base_of, selection.names))) == 1:
         found = {base: versions or schemas for base, versions in found.items()}
     return found
 

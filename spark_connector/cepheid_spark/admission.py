@@ -7,26 +7,47 @@ Rules
 2. Every topic with a backlog takes one entry at least, as far as the budget goes, oldest first; what is left of it is split in
    proportion to what they have behind them, so that all of them reach their ends at about the same time.
 3. Under Trigger.Once no limit counts; under AvailableNow the maxima do, the minimum does not: it would never end.
+4. An entry counts as the average of its own ledger: of the backlog's there may be many more that come next, or far fewer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from cepheid_spark.topic_view import TopicView
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Of one topic. `waiting_since_ms` orders topics by how long their oldest entry waits; smaller is older."""
+    """Of one topic: what lies behind `rank`, up to and with `last`. `waiting_since_ms` orders topics by how long their oldest entry
+    waits; smaller is older."""
 
-    topic: str
-    entries: int
-    size_bytes: float
+    view: TopicView
+    rank: int
+    last: int
     waiting_since_ms: float = 0.0
 
     @property
-    def entry_bytes(self) -> float:
-        return self.size_bytes / self.entries if self.entries else 0.0
+    def topic(self) -> str:
+        return self.view.topic
+
+    @property
+    def entries(self) -> int:
+        return self.last - self.rank
+
+    @property
+    def size_bytes(self) -> float:
+        return self.size_of(self.entries)
+
+    def size_of(self, entries: int) -> float:
+        """Bytes of the first so many."""
+        return self.view.bytes_at(self.rank + entries) - self.view.bytes_at(self.rank)
+
+    def fitting(self, size_bytes: float) -> int:
+        """How many of the first ones have no more bytes: `size_of`, the other way round."""
+        return min(self.last, self.view.rank_within(self.view.bytes_at(self.rank) + size_bytes)) - self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +68,59 @@ def admit(backlogs: Sequence[Backlog], limits: Limits) -> dict[str, int]:
     oldest_first = sorted((each for each in backlogs if each.entries > 0), key=lambda each: (each.waiting_since_ms, each.topic))
     taken = [each.entries for each in oldest_first]
     if limits.max_bytes is not None:
-        taken = split(taken, [max(1.0, each.entry_bytes) for each in oldest_first], limits.max_bytes)
+        taken = split(oldest_first, limits.max_bytes)
     if limits.max_entries is not None:
-        taken = split(taken, [1.0] * len(taken), limits.max_entries)
+        taken = split([_Counted(entries) for entries in taken], limits.max_entries)
     return {each.topic: entries for each, entries in zip(oldest_first, taken, strict=True) if entries > 0}
 
 
-def split(wanted: Sequence[int], costs: Sequence[float], budget: float) -> list[int]:
-    """Whole units of each, oldest first: `wanted` at most, `budget` at most (rule 1) at `costs` a unit."""
-    if sum(count * cost for count, cost in zip(wanted, costs, strict=True)) <= budget:
-        return list(wanted)
-    taken = [0] * len(wanted)
+class Measured(Protocol):
+    """Entries and what they take of a budget."""
+
+    @property
+    def entries(self) -> int: ...
+
+    def size_of(self, entries: int) -> float: ...
+
+    def fitting(self, size: float) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    entries: int
+
+    def size_of(self, entries: int) -> float:
+        return entries
+
+    def fitting(self, size: float) -> int:
+        return min(self.entries, int(size))
+
+
+def split(parts: Sequence[Measured], budget: float) -> list[int]:
+    """Entries of each, oldest first: all of them, or `budget` in all at most (rule 1)."""
+    if sum(part.size_of(part.entries) for part in parts) <= budget:
+        return [part.entries for part in parts]
+    taken = [0] * len(parts)
     left = float(budget)
-    for index, cost in enumerate(costs):  # one of each, oldest first
-        if wanted[index] > 0 and (cost <= left or not any(taken)):
-            taken[index], left = 1, left - cost
-    behind = [(wanted[index] - taken[index]) * cost if taken[index] else 0.0 for index, cost in enumerate(costs)]
+    for index, part in enumerate(parts):  # one of each, oldest first
+        if part.entries and ((size := part.size_of(1)) <= left or not any(taken)):
+            taken[index], left = 1, left - size
+    behind = [part.size_of(part.entries) - part.size_of(1) if one else 0.0 for part, one in zip(parts, taken, strict=True)]
     total, shared = sum(behind), max(0.0, left)
-    for index, cost in enumerate(costs):  # the rest by what is behind
+    for index in range(len(parts)):  # the rest by what is behind
         if behind[index] > 0:
-            more = min(wanted[index] - taken[index], int(shared * behind[index] / total / cost))
-            taken[index], left = taken[index] + more, left - more * cost
-    for index, cost in enumerate(costs):  # what rounding left
-        if 0 < taken[index] < wanted[index] and cost <= left:
-            more = min(wanted[index] - taken[index], int(left / cost))
-            taken[index], left = taken[index] + more, left - more * cost
+            left -= _take(parts, taken, index, shared * behind[index] / total)
+    for index in range(len(parts)):  # what rounding left
+        if taken[index] and left > 0:
+            left -= _take(parts, taken, index, left)
     return taken
+
+
+def _take(parts: Sequence[Measured], taken: list[int], index: int, size: float) -> float:
+    """More of that part, and how much it is."""
+    part, before = parts[index], parts[index].size_of(taken[index])
+    taken[index] = max(taken[index], part.fitting(before + size))
+    return part.size_of(taken[index]) - before
 
 
 class Patience:

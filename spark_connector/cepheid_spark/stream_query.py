@@ -132,7 +132,7 @@ class StreamQuery:
         self._waiting = (snapshot.number, start, sum(backlog.size_bytes for backlog in backlogs)) if waits else None
         if self._is_waiting(snapshot, start):
             return start
-        taken = self._by_ledgers(admit(backlogs, limits), backlogs, limits, snapshot, positions)
+        taken = admit(backlogs, limits)
         if not taken and not gone:
             return start
         self._check_schemas(snapshot, taken)
@@ -147,12 +147,13 @@ class StreamQuery:
         from cepheid_scan.shared_schema import check_shown, histories_of
         from cepheid_scan.typed.typed_columns import shown_schema
 
-        shown = shown_schema(self._schemas, self._options.reader_version)
+        shown, selection = shown_schema(self._schemas, self._options.reader_version), self._options.topics
         try:
-            check_shown(shown, histories_of(snapshot.plan, topics, self._schemas))
+            check_shown(shown, histories_of(snapshot.plan, topics, self._schemas, selection))
         except BadOptionError:  # a topic's first schema may be younger than the snapshot, as its first entries are
             now = self._state.look()
-            check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views], self._schemas))
+            there = [topic for topic in topics if topic in now.views]
+            check_shown(shown, histories_of(now.plan, there, self._schemas, selection))
 
     def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
         if self._waiting is None or self._waiting[:2] != (snapshot.number, start):
@@ -221,32 +222,8 @@ class StreamQuery:
         if view.topic in self._bounds:
             last = min(last, view.rank(self._bounds[view.topic]))
         if last <= rank:
-            return Backlog(view.topic, 0, 0.0)
-        since_ms = waiting_since_ms(view, position, self._state.sightings, time.time() * 1000)
-        return Backlog(view.topic, last - rank, view.bytes_at(last) - view.bytes_at(rank), since_ms)
-
-    def _by_ledgers(
-        self,
-        taken: Mapping[str, int],
-        backlogs: Iterable[Backlog],
-        limits: Limits,
-        snapshot: Snapshot,
-        positions: Mapping[str, EntryPosition],
-    ) -> Mapping[str, int]:
-        """What each topic's share of the bytes means by the averages of the ledgers that come next: of a backlog's own average
-        there may be many more, or far fewer. One entry at least, or a large one would wait for ever."""
-        if limits.max_bytes is None:
-            return taken
-        fitting: dict[str, int] = {}
-        for backlog in backlogs:
-            if (entries := taken.get(backlog.topic, 0)) == 0:
-                continue
-            view = snapshot.views[backlog.topic]
-            rank = view.rank(positions[backlog.topic])
-            last = view.rank_within(view.bytes_at(rank) + entries * backlog.entry_bytes)
-            most = backlog.entries if limits.max_entries is None else entries
-            fitting[backlog.topic] = max(1, min(last - rank, most))
-        return fitting
+            return Backlog(view, rank, rank)
+        return Backlog(view, rank, last, waiting_since_ms(view, position, self._state.sightings, time.time() * 1000))
 
     def _end_of(
         self,
@@ -352,7 +329,7 @@ class StreamQuery:
         if spec.mode is ReadMode.TYPED:
             from cepheid_scan.plan_scan import with_schemas
 
-            spec = with_schemas(spec, self._state.current().plan, tasks)
+            spec = with_schemas(spec, self._state.current().plan, tasks, self._options.topics)
         return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=end.since_ms))
 
     # What is not needed any more

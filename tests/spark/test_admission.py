@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cepheid_scan import Fragment, LedgerHistory, TopicHistory
 from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit, split
+from cepheid_spark.topic_view import TopicView
 
-backlogs = st.lists(
-    st.tuples(st.integers(0, 10_000), st.floats(1, 5e6), st.floats(0, 1e9)).map(
-        lambda each: Backlog("", each[0], each[0] * each[1], each[2])
-    ),
-    max_size=30,
-).map(
-    lambda found: [Backlog(f"t{number}", each.entries, each.size_bytes, each.waiting_since_ms) for number, each in enumerate(found)]
+
+def backlog(topic: str, ledgers: Sequence[tuple[int, float]], since_ms: float = 0.0, read: int = 0) -> Backlog:
+    """`ledgers`: entries and bytes of each entry."""
+    histories = tuple(
+        LedgerHistory(number, entries - 1, False, int(entries * entry_bytes), 1, 1, 1, (Fragment(0, ("bookie",)),), b"")
+        for number, (entries, entry_bytes) in enumerate(ledgers)
+    )
+    view = TopicView.of(TopicHistory(topic, -1, "i", histories))
+    return Backlog(view, min(read, view.total_entries), view.total_entries, since_ms)
+
+
+ledgers = st.lists(st.tuples(st.integers(0, 3_000), st.floats(1, 5e6)), max_size=4)
+backlogs = st.lists(st.tuples(ledgers, st.floats(0, 1e9), st.integers(0, 4_000)), max_size=30).map(
+    lambda found: [backlog(f"t{number}", *each) for number, each in enumerate(found)]
 )
 
 
 def cost(taken: dict[str, int], of: list[Backlog]) -> float:
-    return sum(taken.get(each.topic, 0) * each.entry_bytes for each in of)
+    return sum(each.size_of(taken.get(each.topic, 0)) for each in of)
 
 
 @given(backlogs, st.integers(1, 10**8))
@@ -28,11 +39,13 @@ def test_a_budget_in_bytes_is_kept_but_for_one_entry(found: list[Backlog], max_b
     waiting = [each for each in found if each.entries]
     assert all(0 < entries <= next(each.entries for each in waiting if each.topic == topic) for topic, entries in taken.items())
     assert bool(taken) == bool(waiting)
-    assert sum(taken.values()) == 1 or cost(taken, found) <= max_bytes * (1 + 1e-9)
+    assert sum(taken.values()) == 1 or cost(taken, found) <= max_bytes + 50  # half a millionth of an entry each
     left = max_bytes - cost(taken, found)
     for each in waiting:  # nothing that would have fitted is left behind, but where a topic had none at all
-        if 0 < taken.get(each.topic, 0) < each.entries:
-            assert each.entry_bytes > left - 1
+        if 0 < (entries := taken.get(each.topic, 0)) < each.entries:
+            assert each.size_of(entries + 1) - each.size_of(entries) > left - 1
+    if waiting:
+        assert min(waiting, key=lambda each: (each.waiting_since_ms, each.topic)).topic in taken
 
 
 @given(backlogs, st.integers(1, 10_000))
@@ -53,7 +66,7 @@ def test_without_limits_all_of_it_is_taken(found: list[Backlog]) -> None:
 def test_both_limits_hold_together(found: list[Backlog], max_bytes: int, max_entries: int) -> None:
     taken = admit(found, Limits(max_bytes, max_entries))
     assert sum(taken.values()) <= max_entries
-    assert sum(taken.values()) == 1 or cost(taken, found) <= max_bytes * (1 + 1e-9)
+    assert sum(taken.values()) == 1 or cost(taken, found) <= max_bytes + 50
 
 
 @pytest.mark.parametrize(
@@ -68,11 +81,22 @@ def test_both_limits_hold_together(found: list[Backlog], max_bytes: int, max_ent
     ],
 )
 def test_the_split_in_examples(found: list[tuple[str, int, float]], limits: Limits, taken: dict[str, int]) -> None:
-    assert admit([Backlog(topic, entries, 100.0 * entries, since) for topic, entries, since in found], limits) == taken
+    assert admit([backlog(topic, [(entries, 100)], since) for topic, entries, since in found], limits) == taken
 
 
 def test_what_rounding_leaves_is_given_out() -> None:
-    assert split([10, 10, 10], [1.0, 1.0, 1.0], 10) == [4, 3, 3]
+    assert split([backlog("", [(10, 1)])] * 3, 10) == [4, 3, 3]
+
+
+def test_what_comes_next_counts_and_not_the_average_of_the_backlog() -> None:
+    """Large entries before many small ones: of the fifty topics one large one fits, and then small ones of those behind theirs."""
+    found = [backlog(f"t{number:02}", [(1, 5_000_000), (100_000, 100)], number) for number in range(50)]
+    assert admit(found, Limits(max_bytes=6_000_000)) == {"t00": 10_001}
+    found = [backlog(each.topic, [(1, 5_000_000), (100_000, 100)], 9, read=int(each.topic != "t07")) for each in found]
+    taken = admit(found, Limits(max_bytes=6_000_000))
+    assert len(taken) == 50, "one large entry fits, and small ones of all others"
+    assert taken["t07"] > 1
+    assert 5_990_000 < cost(taken, found) <= 6_000_000
 
 
 @pytest.mark.parametrize(

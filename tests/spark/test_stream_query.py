@@ -817,6 +817,28 @@ def test_within_a_ledger_entries_count_as_its_average() -> None:
     assert bench.latest(late).ends[A] == EntryPosition(7, 1009), "in truth 50 MB"
 
 
+def test_large_entries_of_many_topics_share_the_bytes_and_each_topic_gets_its_turn() -> None:
+    names = [f"t{number:02}" for number in range(50)]
+    bench = Bench(maxBytesPerTrigger="6mb", topics=",".join(names))
+    bench.known.chains = {
+        f"persistent://public/default/{name}": [
+            replace(of_size(number, 2, 5_000_000), closed_at_ms=number),
+            of_size(100 + number, 20, 100, is_open=True),
+        ]
+        for number, name in enumerate(names)
+    }
+    offset, batches = at(**{name: (number, -1) for number, name in enumerate(names)}), 0
+    while (end := bench.latest(offset)) is not offset:
+        tasks = bench.query.plan(offset, end)
+        pieces = [each for task in tasks for each in task.pieces]
+        entries = [(piece.ledger_id, piece.last_entry_id - piece.first_entry_id + 1) for piece in pieces]
+        assert sum(count * (5_000_000 if ledger_id < 100 else 100) for ledger_id, count in entries) <= 6 << 20
+        offset, batches = end, batches + 1
+    assert all(bench.state.current().views[topic].total_entries == 22 for topic in offset.ends)
+    assert {place.entry_id for place in offset.ends.values()} == {19}
+    assert batches <= 110
+
+
 def test_each_topic_takes_one_entry_at_least_and_entries_are_limited_besides() -> None:
     bench = Bench(maxBytesPerTrigger="100000", maxEntriesPerTrigger="8", topics="a,b")
     bench.known.chains = {A: [of_size(7, 2, 90_000), of_size(8, 900, 1)], B: [of_size(9, 500, 10, is_open=True)]}
