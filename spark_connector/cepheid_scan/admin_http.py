@@ -45,8 +45,12 @@ class AdminHttp:
         self._retry_s = source.retry_s
         self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
-        if source.token:
-            self._headers["Authorization"] = f"Bearer {source.token}"
+        if source.token and (token := source.token.strip()):  # files and variables end with a line's end
+            if not (token.isascii() and token.isprintable()):  # HTTP would quote it in its refusal (rule 3)
+                raise BadOptionError(
+                    "the token has characters that no token has, e.g. the end of a line: its text is not shown here"
+                )
+            self._headers["Authorization"] = f"Bearer {token}"
         self._led_to: dict[Origin, Origin] = {}
         self._idle: list[tuple[Origin, HTTPConnection]] = []
         self._lock = threading.Lock()

@@ -10,15 +10,16 @@ subscription:billing          where that subscription stands
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
-from typing import TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import EARLIEST, LATEST, Edge
 
-EdgeWord: TypeAlias = "str | int | date | MessagePosition | Mapping[str, str | MessagePosition] | Edge"
+EdgeWord: TypeAlias = "str | SupportsIndex | date | MessagePosition | Mapping[str, str | MessagePosition] | Edge"
 
 MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark or Python
 
@@ -34,7 +35,7 @@ def parse_edge(word: EdgeWord, topic: str | None = None) -> Edge:
     match word:
         case Edge():
             return word
-        case int() | date():
+        case SupportsIndex() | date():
             return Edge(publish_time_ms=time_ms(word))
         case MessagePosition():
             return _position_edge({_one_topic(topic, _shown(word)): word})
@@ -55,7 +56,7 @@ def _parse_text(text: str, topic: str | None) -> Edge:
     return Edge(publish_time_ms=time_ms(text))
 
 
-def time_ms(value: str | int | date) -> int:
+def time_ms(value: str | SupportsIndex | date) -> int:
     """Milliseconds since 1970 of a time as people write it (see above), down to a whole one. Raises BadOptionError."""
     moment: object = value
     if isinstance(value, str):
@@ -73,12 +74,16 @@ def time_ms(value: str | int | date) -> int:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)  # as every time that Cepheid shows
         moment = (moment - _EPOCH) // timedelta(milliseconds=1)
-    if not isinstance(moment, int) or isinstance(moment, bool):
+    if isinstance(moment, bool) or not isinstance(moment, SupportsIndex):
         raise _no_place(value)
-    if not 0 <= moment <= MAX_TIME_MS:
+    try:
+        milliseconds = operator.index(moment)  # of numpy's whole numbers, too
+    except TypeError:  # of its arrays
+        raise _no_place(value) from None
+    if not 0 <= milliseconds <= MAX_TIME_MS:
         shown = _shown(value)
         raise BadOptionError(f"'{shown}' is no time of a message: it is before 1970, or after the year 9999", value=shown)
-    return moment
+    return milliseconds
 
 
 def _no_place(word: object) -> BadOptionError:
@@ -118,5 +123,12 @@ def _one_topic(topic: str | None, word: str) -> str:
 
 
 def _position_edge(positions: Mapping[str, str | MessagePosition]) -> Edge:
-    parsed = {full_name(topic): MessagePosition.parse(_shown(position)) for topic, position in positions.items()}
+    if not positions:  # it would be an end for all of them, and read nothing
+        raise BadOptionError("which positions? the mapping names no topic: write earliest or latest, or {topic: position}")
+    parsed: dict[str, MessagePosition] = {}
+    for topic, position in positions.items():
+        name = full_name(topic)
+        if name in parsed:
+            raise BadOptionError(f"the positions name {name} twice", topic=name)
+        parsed[name] = MessagePosition.parse(_shown(position))
     return Edge(positions=tuple(sorted(parsed.items())))

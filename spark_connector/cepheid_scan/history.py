@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 NO_PARTITION = -1
+_SHAPING = {"KEY_VALUE": ("key.schema.type", "value.schema.type"), "PROTOBUF": ("__PARSING_INFO__",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class SchemaVersion:
     kind: str
     definition: bytes
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> tuple[str | bytes, ...]:
+        """What decides how values look: of some kinds properties do, too. Topics number equal ones as they came."""
+        return self.kind, self.definition, *(self.properties.get(name, "") for name in _SHAPING.get(self.kind, ()))
 
 
 @dataclass(frozen=True, slots=True)

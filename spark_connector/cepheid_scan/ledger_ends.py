@@ -58,7 +58,7 @@ class LacCalls:
         self._lock = threading.Lock()
 
     def ask(self, address: str, request: LacRequest, timeout_s: float) -> Any:
-        """A future of gRPC whose result `lac_of` reads."""
+        """A future of gRPC whose result `end_told` reads."""
         import grpc
 
         with self._lock:
@@ -74,28 +74,30 @@ class LacCalls:
             channel.close()
 
 
-def lac_of(answer: LacAnswer, ledger_id: int) -> int | None:
+@dataclass(frozen=True, slots=True)
+class LedgerEnd:
+    """`size_bytes`: of the payloads up to there, by their average; 0: nobody said."""
+
+    last_entry_id: int
+    size_bytes: int
+
+
+def end_told(answer: LacAnswer, ledger_id: int) -> LedgerEnd | None:
     """What of an answer may be believed (rule 1); None: it says nothing."""
     if answer.status.certain_no:
-        return NO_ENTRY_ID
+        return LedgerEnd(NO_ENTRY_ID, 0)
     if answer.status is not Status.OK:
         return None
     group = answer.highest_entry
     if group is None or group.ledger_id != ledger_id or len(group) != 1:
-        return answer.explicit_lac
+        return LedgerEnd(answer.explicit_lac, 0)
     try:
         group.verify()
     except (DigestMismatchError, MalformedGroupError):
-        return answer.explicit_lac
-    return max(answer.explicit_lac, group.header(group.first_entry_id).last_add_confirmed)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerEnd:
-    """`size_bytes`: of the payloads, up to the last entry that a bookie has: perhaps a little further."""
-
-    last_entry_id: int
-    size_bytes: int
+        return LedgerEnd(answer.explicit_lac, 0)
+    header = group.header(group.first_entry_id)
+    lac = max(answer.explicit_lac, header.last_add_confirmed)
+    return LedgerEnd(lac, header.length * (lac + 1) // (group.first_entry_id + 1))
 
 
 def newest_end(ledger: LedgerHistory, bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None) -> int:
@@ -141,11 +143,11 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float,
     for bookie, future in futures.items():
         try:
             answer = decode_lac_answer(future.result(timeout=max(0.0, deadline - time.monotonic()) + 0.1))
-            lac = lac_of(answer, ledger.ledger_id)
-            if lac is None:
+            end = end_told(answer, ledger.ledger_id)
+            if end is None:
                 problems[bookie] = answer.status.name
             else:
-                told.append(LedgerEnd(lac, _length_of(answer)))
+                told.append(end)
         except Exception as error:  # of gRPC, which has several kinds, or an answer that is none
             problems[bookie] = _text_of(error)
             if time.monotonic() >= deadline:
@@ -159,15 +161,10 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float,
     return LedgerEnd(max(end.last_entry_id for end in told), max(end.size_bytes for end in told))
 
 
-def _length_of(answer: LacAnswer) -> int:
-    group = answer.highest_entry
-    return 0 if group is None else group.header(group.first_entry_id).length
-
-
 @dataclass(slots=True)
 class _Watched:
     ledger: LedgerHistory
-    end: int
+    end: LedgerEnd
     heard_at: float
     silent: dict[str, str] = field(default_factory=dict)  # what bookies said instead of an answer
 
@@ -186,7 +183,7 @@ class EndWatch:
         self._polls: dict[tuple[LedgerKey, str], Any] = {}  # future, None: waits for its turn
         self._due: list[tuple[float, int, LedgerKey, str, bool]] = []
         self._numbers = itertools.count()
-        self._ends: Mapping[LedgerKey, int] = {}
+        self._ends: Mapping[LedgerKey, LedgerEnd] = {}
         self._failure: PlanUnavailableError | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -202,9 +199,9 @@ class EndWatch:
             self._thread.start()
         self._inbox.put(plan)
 
-    def ends(self) -> Mapping[LedgerKey, int]:
-        """Last certain entry by topic and open ledger. Raises PlanUnavailableError: of one of them no bookie has said anything
-        for `retry_s`."""
+    def ends(self) -> Mapping[LedgerKey, LedgerEnd]:
+        """Up to the last certain entry, by topic and open ledger. Raises PlanUnavailableError: of one of them no bookie has said
+        anything for `retry_s`."""
         if self._failure is not None:
             raise self._failure
         return self._ends
@@ -259,8 +256,10 @@ class EndWatch:
         for key, ledger in open_now.items():
             watched = self._watched.get(key)
             if watched is None:
-                watched = self._watched[key] = _Watched(ledger, ledger.last_entry_id, now)
-            watched.ledger, watched.end = ledger, max(watched.end, ledger.last_entry_id)
+                watched = self._watched[key] = _Watched(ledger, _known_end(ledger), now)
+            watched.ledger = ledger
+            if ledger.last_entry_id > watched.end.last_entry_id:
+                watched.end = _known_end(ledger)
             for bookie in ledger.fragments[-1].ensemble:
                 if (key, bookie) not in self._polls:
                     self._schedule(key, bookie, due)
@@ -284,7 +283,7 @@ class EndWatch:
                 self._schedule(key, bookie, now + _FAILED_PAUSE_S)
                 continue
             wait_ms = round(1000 * self._wait_s) if parked else 0
-            request = LacRequest(key[1], watched.ledger.master_key, above=watched.end, wait_ms=wait_ms)
+            request = LacRequest(key[1], watched.ledger.master_key, above=watched.end.last_entry_id, wait_ms=wait_ms)
             future = self._calls.ask(address, request, wait_ms / 1000 + _ANSWER_S)
             self._polls[key, bookie] = future
             future.add_done_callback(functools.partial(self._note_answer, key, bookie, now, parked))
@@ -301,20 +300,20 @@ class EndWatch:
             return
         try:
             answer = decode_lac_answer(future.result())
-            lac, problem = lac_of(answer, key[1]), answer.status.name
+            end, problem = end_told(answer, key[1]), answer.status.name
         except Exception as error:  # as in `_largest`
-            lac, problem = None, _text_of(error)
-        if lac is None:
+            end, problem = None, _text_of(error)
+        if end is None:
             watched.silent[bookie] = problem
             # One that lets nobody wait (full of readers, or of an older release) is asked as it knows every other time.
             self._schedule(key, bookie, now + _FAILED_PAUSE_S, parked=not parked)
             return
         watched.heard_at = now
         watched.silent.pop(bookie, None)
-        moved = lac > watched.end
+        moved = end.last_entry_id > watched.end.last_entry_id
         if moved:
-            watched.end = lac
-            self._ends = {**self._ends, key: lac}
+            watched.end = end
+            self._ends = {**self._ends, key: end}
         pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_POLL_S * len(self._polls)) if moved else _FAILED_PAUSE_S
         self._schedule(key, bookie, max(now, asked_at + pause_s))
 
@@ -329,6 +328,10 @@ class EndWatch:
                 )
                 return
         self._failure = None
+
+
+def _known_end(ledger: LedgerHistory) -> LedgerEnd:
+    return LedgerEnd(ledger.last_entry_id, ledger.size_bytes)
 
 
 def _text_of(error: BaseException) -> str:

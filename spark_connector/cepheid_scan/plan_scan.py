@@ -21,7 +21,7 @@ from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, ScanTask, To
 from cepheid_scan.plan_lookup import find_ledger, find_ledger_and_bookies
 from cepheid_scan.planner import Planner, open_planner
 from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec, TopicSelection
+from cepheid_scan.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec
 from cepheid_scan.splits import TopicRange, cut_ranges
 
 __all__ = ["find_ledger", "find_ledger_and_bookies", "plan_ranges", "plan_scan"]
@@ -50,7 +50,7 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
         look_back=spec.settings.chunk_lookback,
     )
     if spec.mode is ReadMode.TYPED:
-        spec = with_schemas(spec, plan, tasks, request.topics)
+        spec = with_schemas(spec, plan, tasks)
     log.info(
         "scan.planned",
         extra={
@@ -90,13 +90,13 @@ def plan_ranges(
     return [_range_of(history, starts[history.topic], ends[history.topic], request.spec, planner) for history in plan.topics]
 
 
-def with_schemas(spec: ScanSpec, plan: HistoryPlan, tasks: Sequence[ScanTask], selection: TopicSelection) -> ScanSpec:
+def with_schemas(spec: ScanSpec, plan: HistoryPlan, tasks: Sequence[ScanTask]) -> ScanSpec:
     """Of a typed read: what its tasks decode with. Raises BadOptionError for a topic of theirs that the rows cannot show."""
     from cepheid_scan.shared_schema import check_shown, histories_of, rows_history  # imports the schema libraries
     from cepheid_scan.typed.typed_columns import shown_schema
 
     schemas = spec.schemas or rows_history(plan, spec.reader_version)
-    histories = histories_of(plan, dict.fromkeys(piece.topic for task in tasks for piece in task.pieces), schemas, selection)
+    histories = histories_of(plan, dict.fromkeys(piece.topic for task in tasks for piece in task.pieces))
     if schemas:
         check_shown(shown_schema(schemas, spec.reader_version), histories)
     return replace(

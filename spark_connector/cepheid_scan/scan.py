@@ -17,23 +17,25 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cepheid_scan.counters import ScanCounters
-from cepheid_scan.edge_words import EdgeWord, full_name, parse_edge, time_ms
-from cepheid_scan.errors import BadOptionError
+from cepheid_scan.edge_words import EdgeWord, parse_edge, time_ms
 from cepheid_scan.history import ScanTask
 from cepheid_scan.read_ahead import read_in_order
-from cepheid_scan.scan_request import (
-    OnBadRecord,
-    PlanSource,
-    ReadMode,
-    ReadSettings,
-    RowFilter,
-    ScanRequest,
-    ScanSpec,
-    TopicSelection,
+from cepheid_scan.scan_arguments import (
+    checked_counters,
+    checked_settings,
+    chosen_columns,
+    chosen_keys,
+    chosen_partitions,
+    one_of,
+    plan_source,
+    topic_names,
+    true_or_false,
+    whole_number,
 )
+from cepheid_scan.scan_request import OnBadRecord, ReadMode, ReadSettings, RowFilter, ScanRequest, ScanSpec, TopicSelection
 
 if TYPE_CHECKING:
     from cepheid_scan.scan_reader import ScanReader
@@ -54,9 +56,9 @@ def scan(
     columns: Sequence[str] | None = None,
     mode: str = "messages",
     keys: Iterable[str] | None = None,
-    partitions: Iterable[int] | None = None,
-    event_from: str | int | date | None = None,
-    event_until: str | int | date | None = None,
+    partitions: Iterable[SupportsIndex] | None = None,
+    event_from: str | SupportsIndex | date | None = None,
+    event_until: str | SupportsIndex | date | None = None,
     on_bad_record: str = "fail",
     fail_on_data_loss: bool = True,
     threads: int = 2,
@@ -73,24 +75,25 @@ def scan(
     """
     from cepheid_scan.plan_scan import plan_scan
 
-    _check(threads, retry_s, settings or ReadSettings())
-    names = tuple(map(full_name, _topics(topic)))
-    chosen = None if partitions is None else _partitions(partitions)
+    settings, counters = checked_settings(settings), checked_counters(counters)
+    threads = whole_number("threads", threads, at_least=1)
+    names = topic_names(topic)
+    chosen = None if partitions is None else chosen_partitions(partitions)
     edge_topic = _only_topic(names, chosen)
     request = ScanRequest(
-        source=_plan_source(PlanSource(service_url, admin_url, metadata, token, retry_s)),
+        source=plan_source(service_url, admin_url, metadata, token, retry_s),
         topics=TopicSelection(names=names, partitions=chosen),
         spec=ScanSpec(
-            mode=_one_of(ReadMode, mode, "mode"),
-            columns=() if columns is None else _columns(columns),
+            mode=one_of(ReadMode, mode, "mode"),
+            columns=() if columns is None else chosen_columns(columns),
             row_filter=RowFilter(
                 event_from_ms=None if event_from is None else time_ms(event_from),
                 event_until_ms=None if event_until is None else time_ms(event_until),
-                keys=None if keys is None else _keys(keys),
+                keys=None if keys is None else chosen_keys(keys),
             ),
-            on_bad_record=_one_of(OnBadRecord, on_bad_record, "on_bad_record"),
-            fail_on_data_loss=fail_on_data_loss,
-            settings=settings or ReadSettings(),
+            on_bad_record=one_of(OnBadRecord, on_bad_record, "on_bad_record"),
+            fail_on_data_loss=true_or_false("fail_on_data_loss", fail_on_data_loss),
+            settings=settings,
         ),
         start=parse_edge(start, edge_topic),
         end=parse_edge(end, edge_topic),
@@ -101,7 +104,7 @@ def scan(
     request.start.check_before(request.end)
     tasks, spec, _ = plan_scan(request)
     spec = spec if spec.columns else replace(spec, columns=_default_columns(spec))
-    return _open_reader(tasks, spec, threads, ScanCounters() if counters is None else counters)
+    return _open_reader(tasks, spec, threads, counters)
 
 
 def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counters: ScanCounters) -> ScanReader:
@@ -138,82 +141,6 @@ def _default_columns(spec: ScanSpec) -> tuple[str, ...]:
     )
 
 
-def _plan_source(given: PlanSource) -> PlanSource:
-    if given.service_url is None and given.admin_url is None and given.metadata is None:
-        raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
-    return given
-
-
-def _check(threads: int, retry_s: float, settings: ReadSettings) -> None:
-    """Raises BadOptionError."""
-    if not isinstance(settings, ReadSettings):
-        raise BadOptionError(f"settings are ReadSettings, and {settings!r} are none")
-    leasts: dict[str, tuple[Any, float]] = {
-        "threads": (threads, 1),
-        "retry_s": (retry_s, 0),
-        "settings.read_attempts": (settings.read_attempts, 1),
-        "settings.read_timeout_s": (settings.read_timeout_s, 0.001),
-        "settings.unreachable_s": (settings.unreachable_s, 0),
-        "settings.chunk_bytes": (settings.chunk_bytes, 1),
-        "settings.decode_bytes": (settings.decode_bytes, 1),
-        "settings.chunk_lookback": (settings.chunk_lookback, 0),
-    }
-    for name, (value, least) in leasts.items():
-        kinds, said = ((int, float), "a number") if name.endswith("_s") else (int, "a whole number")
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise BadOptionError(f"{name} is {value!r}, and must be {said}", value=repr(value))
-        if not value >= least:  # nor is NaN
-            raise BadOptionError(f"{name} is {value}, and at least {least}", value=value)
-
-
-def _listed(given: Any, what: str) -> list[Any]:
-    try:
-        return list(given)
-    except TypeError:
-        raise BadOptionError(f"{what} are a list, and {given!r} is none") from None
-
-
-def _topics(given: str | Sequence[str]) -> list[str]:
-    topics = [given] if isinstance(given, str) else _listed(given, "topics")
-    if not topics:
-        raise BadOptionError("no topic is named: give one, or several")
-    if wrong := [each for each in topics if not isinstance(each, str)]:
-        raise BadOptionError(f"topics are names, and {wrong[0]!r} is none")
-    return topics
-
-
-def _columns(given: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        raise BadOptionError(f"columns are a list of names, e.g. [{given!r}]")
-    columns = tuple(_listed(given, "columns"))
-    if not columns:
-        raise BadOptionError("which columns? none is named: without the argument rows have those of their mode")
-    if wrong := [each for each in columns if not isinstance(each, str)]:
-        raise BadOptionError(f"columns are names, and {wrong[0]!r} is none")
-    if twice := sorted(name for name in set(columns) if columns.count(name) > 1):
-        raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
-    return columns
-
-
-def _keys(given: Iterable[str]) -> frozenset[str]:
-    keys = [given] if isinstance(given, str) else _listed(given, "keys")
-    if not keys:
-        raise BadOptionError("which keys? none is given, and no row would be left: without the argument all are read")
-    if wrong := [key for key in keys if not isinstance(key, str)]:
-        raise BadOptionError(f"keys are text, as sent, and {wrong[0]!r} is none")
-    return frozenset(keys)
-
-
-def _partitions(given: Iterable[int]) -> frozenset[int]:
-    chosen = _listed(given, "partitions")
-    if wrong := [each for each in chosen if not isinstance(each, int) or isinstance(each, bool)]:
-        raise BadOptionError(f"partitions are whole numbers, and {wrong[0]!r} is none: give e.g. [0, 3]")
-    if not chosen or min(chosen) < 0:
-        said = f"{min(chosen)} is none" if chosen else "none is given"
-        raise BadOptionError(f"which partitions? {said}: they are numbered from 0, and without the argument all are read")
-    return frozenset(chosen)
-
-
 def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str | None:
     """Whose a position is that names no topic; None: that of several could be meant."""
     if len(names) != 1:
@@ -221,10 +148,3 @@ def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str 
     if partitions is None:
         return names[0]
     return f"{names[0]}-partition-{next(iter(partitions))}" if len(partitions) == 1 else None
-
-
-def _one_of(kind: Any, word: str, option: str) -> Any:
-    try:
-        return kind(word)
-    except ValueError:
-        raise BadOptionError(f"{option} '{word}': there is {', '.join(member.value for member in kind)}", value=word) from None

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cepheid_scan.errors import BadOptionError
 from cepheid_scan.history import HistoryPlan, SchemaVersion
-from cepheid_scan.scan_request import TopicSelection
 from cepheid_scan.typed.avro_schema import Record, parse_avro
 from cepheid_scan.typed.key_value import split_schema
 from cepheid_scan.typed.typed_columns import rows_decoder, shown_schema
@@ -27,22 +26,16 @@ Histories = Mapping[str, Sequence[SchemaVersion]]
 """By topic without its partition, oldest version first."""
 
 _Content = tuple[str | bytes, ...]
-_SHAPING = {"KEY_VALUE": ("key.schema.type", "value.schema.type"), "PROTOBUF": ("__PARSING_INFO__",)}
 
 
 def base_of(topic: str) -> str:
     return str(TopicName.parse(topic).base)
 
 
-def histories_of(
-    plan: HistoryPlan, topics: Iterable[str], schemas: tuple[SchemaVersion, ...], selection: TopicSelection
-) -> dict[str, tuple[SchemaVersion, ...]]:
-    """`topics`: with their partitions. `schemas`: the history that the rows have theirs of. Where it was deleted since, the topic
-    still has it, if `selection` names that one alone: of several who knows whose it was."""
-    found = {base: tuple(plan.schemas.get(base, ())) for base in dict.fromkeys(map(base_of, topics))}
-    if selection.pattern is None and len(set(map(base_of, selection.names))) == 1:
-        found = {base: versions or schemas for base, versions in found.items()}
-    return found
+def histories_of(plan: HistoryPlan, topics: Iterable[str]) -> dict[str, tuple[SchemaVersion, ...]]:
+    """`topics`: with their partitions. One whose schema was deleted has none, whatever was known of it before: it may have been
+    deleted itself, and made anew for other values."""
+    return {base: tuple(plan.schemas.get(base, ())) for base in dict.fromkeys(map(base_of, topics))}
 
 
 def rows_history(plan: HistoryPlan, reader_version: bytes | None) -> tuple[SchemaVersion, ...]:
@@ -75,7 +68,7 @@ def check_shown(shown: SchemaVersion, histories: Histories) -> None:
     for topic, versions in histories.items():
         why = "it has no schema"
         for version in reversed(versions):
-            content = _content(version)
+            content = version.content
             if content not in known:
                 known[content] = _why_not(version, shown)
             why = known[content]
@@ -94,7 +87,7 @@ def _shows_all(known: Histories, reader_version: bytes | None) -> str | None:
     shown = {topic: shown_schema(versions, reader_version) for topic, versions in sorted(known.items())}
     distinct: dict[_Content, str] = {}
     for topic, schema in shown.items():
-        distinct.setdefault(_content(schema), topic)
+        distinct.setdefault(schema.content, topic)
     able = [topic for topic in distinct.values() if all(not _why_not(shown[other], shown[topic]) for other in distinct.values())]
     newest = [topic for topic in able if not any(_is_older(shown[topic], shown[other], known.values()) for other in able)]
     if len(newest) == 1:
@@ -104,9 +97,9 @@ def _shows_all(known: Histories, reader_version: bytes | None) -> str | None:
 
 def _is_older(one: SchemaVersion, other: SchemaVersion, histories: Iterable[Sequence[SchemaVersion]]) -> bool:
     """Whether a topic that had `one` has `other` since, and none the other way round."""
-    places = [[_content(each) for each in versions] for versions in histories]
-    both = [each for each in places if _content(one) in each and _content(other) in each]
-    ahead = {_last(each, _content(one)) < _last(each, _content(other)) for each in both}
+    places = [[each.content for each in versions] for versions in histories]
+    both = [each for each in places if one.content in each and other.content in each]
+    ahead = {_last(each, one.content) < _last(each, other.content) for each in both}
     return ahead == {True}
 
 
@@ -114,15 +107,10 @@ def _last(contents: Sequence[_Content], content: _Content) -> int:
     return len(contents) - 1 - contents[::-1].index(content)
 
 
-def _content(schema: SchemaVersion) -> _Content:
-    """What decides how values look: of some kinds properties do, too."""
-    return schema.kind, schema.definition, *(schema.properties.get(name, "") for name in _SHAPING.get(schema.kind, ()))
-
-
 def _why_not(writer: SchemaVersion, shown: SchemaVersion) -> str:
     """Why values of another topic's schema cannot be shown as this one; nothing: they can. Fields with defaults fit any record,
     and JSON any definition: so records must have one name, too."""
-    if _content(writer) == _content(shown):
+    if writer.content == shown.content:
         return ""
     try:
         if writer.kind == shown.kind == "KEY_VALUE":

@@ -4,8 +4,10 @@
 
 Rules
 1. A budget is kept, but a batch takes one entry at least: an entry above the budget must not end the stream.
-2. Every topic with a backlog takes one entry at least, as far as the budget goes, oldest first; what is left of it is split in
-   proportion to what they have behind them, so that all of them reach their ends at about the same time.
+2. Every topic with a backlog takes one entry at least, as far as the budget goes; what is left of it is split in proportion to what
+   they have behind them, so that all of them reach their ends at about the same time. Where it does not go so far, those come
+   first whose last turn is longest ago, of these whose entry is oldest: entries of a ledger pass for equally old, and by age
+   alone topics would be drained one after the other.
 3. Under Trigger.Once no limit counts; under AvailableNow the maxima do, the minimum does not: it would never end.
 4. An entry counts as the average of its own ledger: of the backlog's there may be many more that come next, or far fewer.
 """
@@ -21,13 +23,14 @@ from cepheid_spark.topic_view import TopicView
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Of one topic: what lies behind `rank`, up to and with `last`. `waiting_since_ms` orders topics by how long their oldest entry
-    waits; smaller is older."""
+    """Of one topic: what lies behind `rank`, up to and with `last`. `waiting_since_ms`: its oldest entry; smaller is older. `turn`:
+    which batch was the last that took of it; 0: none yet."""
 
     view: TopicView
     rank: int
     last: int
     waiting_since_ms: float = 0.0
+    turn: int = 0
 
     @property
     def topic(self) -> str:
@@ -65,13 +68,14 @@ NO_LIMITS = Limits()
 
 def admit(backlogs: Sequence[Backlog], limits: Limits) -> dict[str, int]:
     """Entries of each topic, those with none left out."""
-    oldest_first = sorted((each for each in backlogs if each.entries > 0), key=lambda each: (each.waiting_since_ms, each.topic))
-    taken = [each.entries for each in oldest_first]
+    waiting = [each for each in backlogs if each.entries > 0]
+    waiting.sort(key=lambda each: (each.turn, each.waiting_since_ms, each.topic))
+    taken = [each.entries for each in waiting]
     if limits.max_bytes is not None:
-        taken = split(oldest_first, limits.max_bytes)
+        taken = split(waiting, limits.max_bytes)
     if limits.max_entries is not None:
         taken = split([_Counted(entries) for entries in taken], limits.max_entries)
-    return {each.topic: entries for each, entries in zip(oldest_first, taken, strict=True) if entries > 0}
+    return {each.topic: entries for each, entries in zip(waiting, taken, strict=True) if entries > 0}
 
 
 class Measured(Protocol):
@@ -97,12 +101,12 @@ class _Counted:
 
 
 def split(parts: Sequence[Measured], budget: float) -> list[int]:
-    """Entries of each, oldest first: all of them, or `budget` in all at most (rule 1)."""
+    """Entries of each: all of them, or `budget` in all at most (rule 1); whoever comes first is served first."""
     if sum(part.size_of(part.entries) for part in parts) <= budget:
         return [part.entries for part in parts]
     taken = [0] * len(parts)
     left = float(budget)
-    for index, part in enumerate(parts):  # one of each, oldest first
+    for index, part in enumerate(parts):  # one of each
         if part.entries and ((size := part.size_of(1)) <= left or not any(taken)):
             taken[index], left = 1, left - size
     behind = [part.size_of(part.entries) - part.size_of(1) if one else 0.0 for part, one in zip(parts, taken, strict=True)]

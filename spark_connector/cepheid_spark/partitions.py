@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -28,34 +31,27 @@ PackedHistory = tuple[SchemaVersion | int, ...]
 
 
 class TaskPartition(InputPartition):
-    """`spec` without schemas: partitions are pickled one by one, readers once a query. `writers`: the histories of the task's
-    topics where they are not the reader's; a version that is in that one, too, by its place there.
+    """`spec` without schemas: partitions are pickled one by one, readers once a query, and a topic's history may have megabytes.
 
-    `lease`: of a batch read, to be prolonged. `schemas`: of the planner, where the reader may have loaded others since; None: it
-    has the same.
+    `lease`: of a batch read, to be prolonged. `histories`: as `_pack_histories` makes them; nothing: all topics of the task have
+    the reader's.
     """
 
-    def __init__(
-        self,
-        task: ScanTask,
-        spec: ScanSpec,
-        lease: BatchLease | None = None,
-        writers: Mapping[str, PackedHistory] | None = None,
-        schemas: tuple[SchemaVersion, ...] | None = None,
-    ) -> None:
+    def __init__(self, task: ScanTask, spec: ScanSpec, lease: BatchLease | None = None, histories: bytes = b"") -> None:
         self.task = task
         self.spec = spec
         self.lease = lease
-        self.writers = writers or {}
-        self.schemas = schemas
+        self.histories = histories
+
+    def carried(self) -> tuple[SchemaVersion, ...]:
+        """What the rows have their schema of, where the reader does not know it."""
+        return _unpack_histories(self.histories)[0]
 
     def unpacked(self, known: Sequence[SchemaVersion]) -> ScanSpec:
         """`known`: the schema versions of the reader."""
-        if self.schemas is not None:
-            known = self.schemas
         writers = tuple(
             (topic, tuple(known[each] if isinstance(each, int) else each for each in versions))
-            for topic, versions in self.writers.items()
+            for topic, versions in _unpack_histories(self.histories)[1].items()
         )
         return replace(self.spec, schemas=tuple(known), writers=writers)
 
@@ -74,32 +70,42 @@ def partitions_of(
     known: Sequence[SchemaVersion],
     lease: BatchLease | None = None,
     *,
-    carry_schemas: bool = False,
+    is_known: bool = True,
 ) -> list[InputPartition]:
-    """`known`: the schema versions of the reader, which are those of `spec`. `carry_schemas`: whoever reads may know others."""
+    """`known`: the history that the rows have their schema of. `is_known`: the tasks' reader has it, too."""
     slim = replace(spec, schemas=(), writers=())
-    packed = {topic: _packed(versions, known) for topic, versions in spec.writers}
-    carried = tuple(known) if carry_schemas else None
-    return [TaskPartition(task, slim, lease, _of_topics(packed, task), carried) for task in tasks]
+    carried = () if is_known else tuple(known)
+    packed = {
+        topic: tuple(known.index(version) if version in known else version for version in versions)
+        for topic, versions in spec.writers
+    }
+    pack = cache(lambda topics: _pack_histories(carried, {topic: packed[topic] for topic in topics}))
+    return [TaskPartition(task, slim, lease, pack(_topics_of(task, packed))) for task in tasks]
 
 
-def _packed(versions: Sequence[SchemaVersion], known: Sequence[SchemaVersion]) -> PackedHistory:
-    return tuple(known.index(version) if version in known else version for version in versions)
-
-
-def _of_topics(packed: Mapping[str, PackedHistory], task: ScanTask) -> dict[str, PackedHistory]:
+def _topics_of(task: ScanTask, packed: Mapping[str, PackedHistory]) -> tuple[str, ...]:
+    """Those of the task that have a history of their own."""
     if not packed:
-        return {}
+        return ()
     from cepheid_scan.shared_schema import base_of
 
-    read = {base_of(piece.topic) for piece in task.pieces}
-    return {topic: versions for topic, versions in packed.items() if topic in read}
+    return tuple(sorted(packed.keys() & {base_of(piece.topic) for piece in task.pieces}))
+
+
+def _pack_histories(carried: tuple[SchemaVersion, ...], writers: Mapping[str, PackedHistory]) -> bytes:
+    """`carried`: the rows' own, if the reader does not know it; a version of `writers` that is in that one by its place there.
+    Compressed: versions of one schema differ in a few words."""
+    return zlib.compress(pickle.dumps((carried, writers))) if carried or writers else b""
+
+
+def _unpack_histories(packed: bytes) -> tuple[tuple[SchemaVersion, ...], dict[str, PackedHistory]]:
+    return pickle.loads(zlib.decompress(packed)) if packed else ((), {})
 
 
 def read_partition(
     partition: InputPartition, known: Sequence[SchemaVersion], layout: RowLayout, schema: StructType, *, freeze_gc: bool
 ) -> Iterator[pa.RecordBatch]:
-    """A task's rows. Spark makes one partition of value None where there is nothing to read."""
+    """A task's rows. Spark makes one partition of value None where there is nothing to read. `known`: as for `unpacked`."""
     if not isinstance(partition, TaskPartition):
         return
     from pyspark.sql.pandas.types import to_arrow_schema

@@ -66,11 +66,8 @@ class CepheidDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from cepheid_spark.stream_reader import CepheidStreamReader
         from cepheid_spark.table_options import recall
-        from cepheid_spark.topic_schemas import with_reader_version
 
-        options = _parse(recall(schema, self._given), streaming=True)
-        schemas = self._topic_schemas(options)
-        return CepheidStreamReader(schema, with_reader_version(options, schemas), schemas)
+        return CepheidStreamReader(schema, _parse(recall(schema, self._given), streaming=True), self._schemas)
 
     @brief_errors
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:

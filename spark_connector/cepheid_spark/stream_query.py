@@ -79,6 +79,8 @@ class StreamQuery:
         self._is_adopted = False  # an offset has named the lease, or agreed with it
         self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
         self._last: StreamOffset | None = None  # the end that was given out last
+        self._batches = 0
+        self._turns: dict[str, int] = {}  # by topic, the number of the last batch that took of it
         self._waiting: tuple[int, StreamOffset, float] | None = None  # as `_idle`, with what is there: not enough
         self._lag: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._accepted: dict[str, tuple[EntryPosition, str | None]] = {}  # with their incarnations; behind which something is lost
@@ -137,6 +139,8 @@ class StreamQuery:
             return start
         self._check_schemas(snapshot, taken)
         self._patience.on_batch(time.monotonic())
+        self._batches += 1
+        self._turns.update(dict.fromkeys(taken, self._batches))
         self._last = self._end_of(snapshot, start, positions, taken, gone)
         return self._last
 
@@ -147,13 +151,12 @@ class StreamQuery:
         from cepheid_scan.shared_schema import check_shown, histories_of
         from cepheid_scan.typed.typed_columns import shown_schema
 
-        shown, selection = shown_schema(self._schemas, self._options.reader_version), self._options.topics
+        shown = shown_schema(self._schemas, self._options.reader_version)
         try:
-            check_shown(shown, histories_of(snapshot.plan, topics, self._schemas, selection))
+            check_shown(shown, histories_of(snapshot.plan, topics))
         except BadOptionError:  # a topic's first schema may be younger than the snapshot, as its first entries are
             now = self._state.look()
-            there = [topic for topic in topics if topic in now.views]
-            check_shown(shown, histories_of(now.plan, there, self._schemas, selection))
+            check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views]))
 
     def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
         if self._waiting is None or self._waiting[:2] != (snapshot.number, start):
@@ -223,7 +226,8 @@ class StreamQuery:
             last = min(last, view.rank(self._bounds[view.topic]))
         if last <= rank:
             return Backlog(view, rank, rank)
-        return Backlog(view, rank, last, waiting_since_ms(view, position, self._state.sightings, time.time() * 1000))
+        since_ms = waiting_since_ms(view, position, self._state.sightings, time.time() * 1000)
+        return Backlog(view, rank, last, since_ms, self._turns.get(view.topic, 0))
 
     def _end_of(
         self,
@@ -329,7 +333,7 @@ class StreamQuery:
         if spec.mode is ReadMode.TYPED:
             from cepheid_scan.plan_scan import with_schemas
 
-            spec = with_schemas(spec, self._state.current().plan, tasks, self._options.topics)
+            spec = with_schemas(spec, self._state.current().plan, tasks)
         return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=end.since_ms))
 
     # What is not needed any more

@@ -1,12 +1,14 @@
 """Structured streaming: Spark's calls, turned into those of StreamQuery. The order of the calls: docs/spark.md.
 
 Spark makes two readers for a query: one in a process that lives as long as the query does and plans (all but `read`), and one
-that is pickled before planning and whose `read` runs in the tasks. They share nothing: what tasks need is in the partitions.
+that is made with the first batch, pickled, and whose `read` runs in the tasks. They share nothing: what tasks need is in the
+partitions. So is the history that typed rows are of, unless both know it from load(): by the first batch it may be another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -19,11 +21,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from cepheid_scan import WHOLE_ENTRY, BadOptionError, Edge, SchemaVersion
+from cepheid_scan import WHOLE_ENTRY, BadOptionError, Edge, ReadMode, SchemaVersion
 from cepheid_spark.brief_errors import brief_errors
+from cepheid_spark.column_styles import RowLayout
 from cepheid_spark.offsets import StreamOffset
 from cepheid_spark.options import SourceOptions
-from cepheid_spark.partitions import partitions_of, read_partition
+from cepheid_spark.partitions import TaskPartition, partitions_of, read_partition
 from cepheid_spark.spark_schema import choose_columns
 
 if TYPE_CHECKING:
@@ -34,22 +37,34 @@ if TYPE_CHECKING:
 
 
 class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, schema: StructType, options: SourceOptions, schemas: tuple[SchemaVersion, ...] = ()) -> None:
+    def __init__(self, schema: StructType, options: SourceOptions, schemas: tuple[SchemaVersion, ...] | None = None) -> None:
+        """`schemas`: as load() found them; None: it did not ask, as the user gave the rows' schema."""
         _check_end(options.end)
         self._schema = schema
         self._options = options
-        self._schemas = schemas
-        self._layout = choose_columns(schema, options, schemas)
+        self._rows: _Rows | None = None
+        self._is_told = options.mode is not ReadMode.TYPED or schemas is not None
+        if self._is_told:
+            self._rows = _rows_of(schema, options, schemas or ())
         self._opened: StreamQuery | None = None
         self._start_json: dict[str, Any] | None = None
         self._start = StreamOffset({})
+
+    def _planned_rows(self) -> _Rows:
+        """Raises BadOptionError: the topics have no schema, or not the columns of the user's."""
+        if self._rows is None:
+            from cepheid_spark.topic_schemas import load_topic_schemas
+
+            self._rows = _rows_of(self._schema, self._options, load_topic_schemas(self._options))
+        return self._rows
 
     @property
     def _query(self) -> StreamQuery:
         if self._opened is None:
             from cepheid_spark.open_stream import open_stream_query
 
-            self._opened = open_stream_query(self._options, self._schemas)
+            rows = self._planned_rows()
+            self._opened = open_stream_query(rows.options, rows.schemas)
         return self._opened
 
     @brief_errors
@@ -86,12 +101,16 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ends_at = StreamOffset.from_json(end)
         tasks = self._query.plan(StreamOffset.from_json(start), ends_at)
-        spec = self._query.spec(ends_at, self._layout.scan_columns, tasks)
-        # Where the user gives a schema, the tasks' reader is made with their first batch, and knows the topics as they are then.
-        return partitions_of(tasks, spec, self._schemas, carry_schemas=True)
+        rows = self._planned_rows()
+        spec = self._query.spec(ends_at, rows.layout.scan_columns, tasks)
+        return partitions_of(tasks, spec, rows.schemas, is_known=self._is_told)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)
+        if not isinstance(partition, TaskPartition):  # of value None, where there is nothing to read
+            return iter(())
+        known = self._rows.schemas if self._rows is not None else partition.carried()
+        rows = self._rows or _rows_of(self._schema, self._options, known)
+        return read_partition(partition, known, rows.layout, self._schema, freeze_gc=self._options.freeze_gc)
 
     @brief_errors
     def commit(self, end: dict[str, Any]) -> None:
@@ -102,6 +121,22 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """`options`: with the version that is shown, where the rows are typed."""
+
+    options: SourceOptions
+    schemas: tuple[SchemaVersion, ...]
+    layout: RowLayout
+
+
+def _rows_of(schema: StructType, options: SourceOptions, schemas: tuple[SchemaVersion, ...]) -> _Rows:
+    from cepheid_spark.topic_schemas import with_reader_version
+
+    options = with_reader_version(options, schemas)
+    return _Rows(options, schemas, choose_columns(schema, options, schemas))
 
 
 def _check_end(end: Edge) -> None:

@@ -29,7 +29,7 @@ from cepheid_spark.lag import Sightings
 from cepheid_spark.topic_view import TopicView
 
 if TYPE_CHECKING:
-    from cepheid_scan.ledger_ends import EndWatch
+    from cepheid_scan.ledger_ends import EndWatch, LedgerEnd, LedgerKey
     from cepheid_scan.planner import Planner
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class StreamState:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
-        self._ends: Mapping[tuple[str, int], int] = {}
+        self._ends: Mapping[LedgerKey, LedgerEnd] = {}
         self._read: frozenset[str] = frozenset()
         self._failing_since = 0.0  # meaningful with a failure
         self._failure: CepheidError | None = None
@@ -139,7 +139,8 @@ class StreamState:
                 view = TopicView.of(history)
                 is_same = known is not None and known.history.incarnation == history.incarnation
                 if known is not None and is_same and known.ledger_ids:  # rule 1
-                    view = view.with_end(known.ledger_ids[-1], known.history.ledgers[-1].last_entry_id)
+                    last = known.history.ledgers[-1]
+                    view = view.with_end(last.ledger_id, last.last_entry_id, last.size_bytes)
                 views[history.topic] = self._sighted(view)
             for topic, known in before.views.items() if before is not None else ():
                 if topic not in views:
@@ -148,14 +149,14 @@ class StreamState:
             self._snapshot = Snapshot(number, views, plan, self._discovery.gone)
             return self._snapshot
 
-    def _apply_ends(self, ends: Mapping[tuple[str, int], int]) -> None:
+    def _apply_ends(self, ends: Mapping[LedgerKey, LedgerEnd]) -> None:
         with self._swapping:
             before = self._snapshot
             assert before is not None
             views = dict(before.views)
-            for (topic, ledger_id), last_entry_id in ends.items():
-                if topic in views and self._ends.get((topic, ledger_id)) != last_entry_id:
-                    views[topic] = self._sighted(views[topic].with_end(ledger_id, last_entry_id))
+            for (topic, ledger_id), end in ends.items():
+                if topic in views and self._ends.get((topic, ledger_id)) != end:
+                    views[topic] = self._sighted(views[topic].with_end(ledger_id, end.last_entry_id, end.size_bytes))
             self._ends = dict(ends)
             self._snapshot = replace(before, number=before.number + 1, views=views)
 

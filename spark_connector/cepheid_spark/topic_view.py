@@ -37,8 +37,10 @@ class TopicView:
     @classmethod
     def of(cls, history: TopicHistory) -> TopicView:
         counts = [ledger.last_entry_id + 1 for ledger in history.ledgers]
-        stored = sum(ledger.size_bytes for ledger, count in zip(history.ledgers, counts, strict=True) if count)
-        usual = stored / sum(counts) if stored else _GUESSED_ENTRY_BYTES
+        sized = [
+            (count, ledger.size_bytes) for ledger, count in zip(history.ledgers, counts, strict=True) if count and ledger.size_bytes
+        ]
+        usual = sum(size for _, size in sized) / sum(count for count, _ in sized) if sized else _GUESSED_ENTRY_BYTES
         averages = [
             ledger.size_bytes / count if count and ledger.size_bytes else usual
             for ledger, count in zip(history.ledgers, counts, strict=True)
@@ -62,17 +64,21 @@ class TopicView:
         """The first message there is or will be; None: it has no ledger yet."""
         return MessagePosition(self.ledger_ids[0], 0) if self.ledger_ids else None
 
-    def with_end(self, ledger_id: int, last_entry_id: int) -> TopicView:
-        """The open ledger, which is the last one, is known up to there; entries that came since the plan count as its average."""
+    def with_end(self, ledger_id: int, last_entry_id: int, size_bytes: int = 0) -> TopicView:
+        """The open ledger, which is the last one, is known up to there, where it has so many bytes; 0: entries that came since the
+        plan count as its average."""
         if not self.ledger_ids or self.ledger_ids[-1] != ledger_id:
             return self
         last = self.history.ledgers[-1]
         if not last.is_open or last_entry_id <= last.last_entry_id:
             return self
-        ledgers = (*self.history.ledgers[:-1], replace(last, last_entry_id=last_entry_id))
-        before = [*self._before[:-1], self._before[-2] + last_entry_id + 1]
-        bytes_before = [*self._bytes_before[:-1], self._bytes_before[-2] + (last_entry_id + 1) * self._entry_bytes[-1]]
-        return TopicView(replace(self.history, ledgers=ledgers), self.ledger_ids, self._entry_bytes, before, bytes_before)
+        entries = last_entry_id + 1
+        size = float(size_bytes or entries * self._entry_bytes[-1])
+        ledgers = (*self.history.ledgers[:-1], replace(last, last_entry_id=last_entry_id, size_bytes=round(size)))
+        before = [*self._before[:-1], self._before[-2] + entries]
+        bytes_before = [*self._bytes_before[:-1], self._bytes_before[-2] + size]
+        entry_bytes = [*self._entry_bytes[:-1], size / entries]
+        return TopicView(replace(self.history, ledgers=ledgers), self.ledger_ids, entry_bytes, before, bytes_before)
 
     def rank(self, position: EntryPosition) -> int:
         """Of a position in a ledger that went: of what came before the next one. Not beyond what is known."""

@@ -252,3 +252,18 @@ def test_addresses(source: PlanSource, origins: list[tuple[str, str, int]]) -> N
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(BadOptionError):
         AdminHttp(PlanSource(service_url=url))
+
+
+def test_a_token_is_sent_without_what_a_file_or_a_variable_ends_with(sites: list[Site]) -> None:
+    site = new_site(sites)
+    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", token=f" {TOKEN}\n"))) as http:
+        http.get("/x")
+    assert site.asked[0][2] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize("token", ["very-secret\ntoken", "very-secret-tökén", "very-secret\x00token"])
+def test_a_token_that_cannot_be_sent_is_refused_at_once_and_not_shown(token: str) -> None:
+    """http.client would quote it."""
+    with pytest.raises(BadOptionError, match="its text is not shown") as refused:
+        AdminHttp(PlanSource(admin_url="http://127.0.0.1:1", token=token, retry_s=60))
+    assert "secret" not in str(refused.value)

@@ -278,16 +278,24 @@ def test_a_watch_tells_from_memory(world: ScanCluster) -> None:
         plan = planner.plan([topic])
         ledger_id = plan.topics[0].ledgers[-1].ledger_id
         watch.update(plan)
-        eventually(lambda: watch.ends() == {(topic, ledger_id): 1})
+
+        def ends() -> dict[tuple[str, int], int]:
+            return {key: end.last_entry_id for key, end in watch.ends().items()}
+
+        eventually(lambda: ends() == {(topic, ledger_id): 1})
         for more in range(3):
             world.publish("watched", [b"b"])
-            eventually(lambda: watch.ends() == {(topic, ledger_id): 2 + more})  # noqa: B023
+            eventually(lambda: ends() == {(topic, ledger_id): 2 + more})  # noqa: B023
+        before = watch.ends()[topic, ledger_id].size_bytes
+        world.publish("watched", [b"b" * 100_000])
+        eventually(lambda: ends() == {(topic, ledger_id): 5})
+        assert 100_000 < watch.ends()[topic, ledger_id].size_bytes - before < 101_000, "it tells how large the entries are"
         rounds = [timeit.timeit(watch.ends, number=100) for _ in range(20)]
         assert min(rounds) < 100 * 0.0002, "0.2 ms each, at most, when nothing else runs"
         world.unload("watched")
         world.publish("watched", [b"c"])
         watch.update(planner.plan([topic]))
-        eventually(lambda: list(watch.ends().values()) == [0])
+        eventually(lambda: list(ends().values()) == [0])
         assert (topic, ledger_id) not in watch.ends(), "it has ended: the plan tells where"
 
 

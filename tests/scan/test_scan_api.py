@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
@@ -117,6 +118,17 @@ def test_times_are_exact_in_the_rows(server: ProcessCluster) -> None:
     assert numbers(scan("timed", service_url=server.service_url, start="2020-01-01", end="2020-01-02")) == []
 
 
+def test_numbers_may_be_those_of_numpy_and_a_topic_named_twice_is_one(server: ProcessCluster) -> None:
+    parts = scan("parts", service_url=server.service_url, partitions=np.array([0, 2]), columns=["partition"], threads=np.int64(1))
+    assert set(parts.read_all()["partition"].to_pylist()) == {0, 2}
+    first = scan("orders", service_url=server.service_url, columns=["ledger_id"]).read_next_batch()["ledger_id"][0].as_py()
+    twice = ["orders", f"{FULL}orders"]
+    found = scan(
+        twice, service_url=server.service_url, start=f"{first}:1", end=np.int64(time.time_ns() // 10**6), retry_s=np.float32(3)
+    )
+    assert numbers(found)[0] == 50
+
+
 def test_keys_partitions_and_event_times_leave_rows_out(server: ProcessCluster) -> None:
     wanted = [number for number in range(COUNT) if number % 7 in (2, 5)]
     assert numbers(scan("orders", service_url=server.service_url, keys=["k2", "k5"])) == wanted
@@ -177,7 +189,20 @@ def test_entries_and_typed_rows(server: ProcessCluster) -> None:
         ({"service_url": None}, BadOptionError, "give service_url"),
         ({"keys": []}, BadOptionError, "which keys.*none is given.*all are read"),
         ({"keys": [b"k1"]}, BadOptionError, "keys are text"),
-        ({"topic": "parts", "partitions": "0"}, BadOptionError, "partitions are whole numbers, and '0' is none"),
+        ({"topic": "parts", "partitions": "0"}, BadOptionError, "partitions are a list, and '0' is none"),
+        ({"topic": "parts", "partitions": b"0"}, BadOptionError, "partitions are a list, and b'0' is none"),
+        ({"topic": "parts", "partitions": ["0"]}, BadOptionError, "partitions are whole numbers, and '0' is none"),
+        ({"start": {}}, BadOptionError, "which positions.*names no topic"),
+        ({"end": {}}, BadOptionError, "which positions.*names no topic"),
+        ({"start": {"orders": "1:2", f"{FULL}orders": "3:4"}}, BadOptionError, f"name {FULL}orders twice"),
+        ({"service_url": 5}, BadOptionError, "service_url is 5, and must be text"),
+        ({"admin_url": b"http://h:1"}, BadOptionError, "admin_url is b'http://h:1', and must be text"),
+        ({"token": b"x"}, BadOptionError, "token must be text, and is of type bytes"),
+        ({"fail_on_data_loss": "false"}, BadOptionError, "fail_on_data_loss is 'false', and must be True or False"),
+        ({"settings": {}}, BadOptionError, "settings are ReadSettings, and {} are none"),
+        ({"settings": ReadSettings(verify_checksum="no")}, BadOptionError, "settings.verify_checksum is 'no'"),  # type: ignore[arg-type]
+        ({"settings": ReadSettings(rack=5)}, BadOptionError, "settings.rack is 5, and must be text"),  # type: ignore[arg-type]
+        ({"counters": 5}, BadOptionError, "counters are ScanCounters, and 5 are none"),
         ({"topic": "parts", "partitions": [0, True]}, BadOptionError, "True is none"),
         ({"columns": "value"}, BadOptionError, r"columns are a list of names, e.g. \['value'\]"),
         ({"columns": []}, BadOptionError, "which columns.*none is named"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cepheid_scan import BadOptionError, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory, TopicSelection
+from cepheid_scan import BadOptionError, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_scan.shared_schema import check_shown, histories_of, rows_history
 from tests.scan.typed.typed_support import record, schema_version, version
 
@@ -85,23 +85,6 @@ def test_key_and_value_are_compared_apart() -> None:
 
 
 def test_histories_are_those_of_the_topics_that_are_asked_for_without_their_partitions() -> None:
-    versions, both = (schema_version("STRING"),), TopicSelection((A, B))
-    known = HistoryPlan((), {}, schemas={A: versions, B: ()})
-    assert histories_of(known, [f"{A}-partition-3", f"{A}-partition-4", B], versions, both) == {A: versions, B: ()}
-
-
-@pytest.mark.parametrize(
-    ("selection", "still"),
-    [
-        (TopicSelection((A,)), True),
-        (TopicSelection((f"{A}-partition-3", f"{A}-partition-1")), True),
-        (TopicSelection((B, A)), False),  # it may be B's, which is gone
-        (TopicSelection(pattern="[ab]"), False),
-    ],
-)
-def test_a_history_that_was_deleted_since_it_was_loaded_is_still_that_of_the_only_topic(
-    selection: TopicSelection, still: bool
-) -> None:
     versions = (schema_version("STRING"),)
-    found = histories_of(HistoryPlan((), {}, schemas={A: ()}), [f"{A}-partition-3"], versions, selection)
-    assert found == {A: versions if still else ()}
+    known = HistoryPlan((), {}, schemas={A: versions, B: ()})
+    assert histories_of(known, [f"{A}-partition-3", f"{A}-partition-4", B]) == {A: versions, B: ()}

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from cepheid_scan import DataLossError, Edge, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory, TopicSelection
+from cepheid_scan.ledger_ends import LedgerEnd
 from cepheid_spark.data_loss import Loss
 from cepheid_spark.lease import Held
 from cepheid_spark.lease_keeper import LeaseKeeper
@@ -167,9 +168,9 @@ class World:
     def update(self, plan: HistoryPlan) -> None:
         self._watched = {(history.topic, each.ledger_id) for history in plan.topics for each in history.ledgers if each.is_open}
 
-    def ends(self) -> dict[tuple[str, int], int]:
+    def ends(self) -> dict[tuple[str, int], LedgerEnd]:
         return {
-            (topic, each.ledger_id): each.told - 1
+            (topic, each.ledger_id): LedgerEnd(each.told - 1, 0)
             for topic, chain in self.chains.items()
             for each in chain
             if (topic, each.ledger_id) in self._watched

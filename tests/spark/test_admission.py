@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -88,12 +89,19 @@ def test_what_rounding_leaves_is_given_out() -> None:
     assert split([backlog("", [(10, 1)])] * 3, 10) == [4, 3, 3]
 
 
+def test_who_had_its_turn_longest_ago_comes_first_and_then_whose_entry_is_oldest() -> None:
+    found = [replace(backlog(topic, [(9, 1)], since), turn=turn) for topic, since, turn in [("a", 1, 2), ("b", 3, 1), ("c", 2, 1)]]
+    assert admit(found, Limits(max_entries=1)) == {"c": 1}
+    assert admit(found, Limits(max_entries=2)) == {"c": 1, "b": 1}
+
+
 def test_what_comes_next_counts_and_not_the_average_of_the_backlog() -> None:
     """Large entries before many small ones: of the fifty topics one large one fits, and then small ones of those behind theirs."""
     found = [backlog(f"t{number:02}", [(1, 5_000_000), (100_000, 100)], number) for number in range(50)]
     assert admit(found, Limits(max_bytes=6_000_000)) == {"t00": 10_001}
     found = [backlog(each.topic, [(1, 5_000_000), (100_000, 100)], 9, read=int(each.topic != "t07")) for each in found]
     taken = admit(found, Limits(max_bytes=6_000_000))
+    assert max(found, key=lambda each: each.size_of(1)).topic == "t07"
     assert len(taken) == 50, "one large entry fits, and small ones of all others"
     assert taken["t07"] > 1
     assert 5_990_000 < cost(taken, found) <= 6_000_000

@@ -24,6 +24,7 @@ from cepheid_scan import (
     TopicHistory,
     TopicSelection,
 )
+from cepheid_scan.ledger_ends import LedgerEnd
 from cepheid_spark.data_loss import SeenLedgers, find_loss
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.options import parse_options
@@ -49,6 +50,7 @@ class Known:
         self.incarnation = "i"
         self.schemas: dict[str, tuple[SchemaVersion, ...]] = {}
         self.moved: dict[tuple[str, int], int] = {}
+        self.moved_bytes: dict[tuple[str, int], int] = {}  # where they are told, too
         self.failure: PlanUnavailableError | None = None
         self.plans = 0
         self.gone: dict[int, int] | None = {}  # last entries of ledgers that went, as records tell
@@ -79,8 +81,8 @@ class Known:
     def update(self, plan: HistoryPlan) -> None:
         pass
 
-    def ends(self) -> dict[tuple[str, int], int]:
-        return dict(self.moved)
+    def ends(self) -> dict[tuple[str, int], LedgerEnd]:
+        return {key: LedgerEnd(last, self.moved_bytes.get(key, 0)) for key, last in self.moved.items()}
 
     def close(self) -> None:
         pass
@@ -92,10 +94,13 @@ class Bench:
         self.options = options
         self.begin()
 
+    @property
+    def given(self) -> dict[str, str]:
+        return {"adminUrl": "http://nobody:1", "topics": "a", "subscription": "none", "metadataRetry": "0ms", **self.options}
+
     def begin(self) -> None:
         """A new process."""
-        given = {"adminUrl": "http://nobody:1", "topics": "a", "subscription": "none", "metadataRetry": "0ms", **self.options}
-        parsed = parse_options(given, streaming=True)
+        parsed = parse_options(self.given, streaming=True)
         self.state = StreamState(self.known, self.known, parsed.topics, discovery_s=0.0, retry_s=0.0)  # type: ignore[arg-type]
         self.state._start = lambda: None  # type: ignore[method-assign]  # looks are the test's
         self.query = StreamQuery(parsed, self.state, None, self._starts)
@@ -568,15 +573,17 @@ def test_a_start_within_an_entry_holds_until_its_topic_moves() -> None:
     bench = Bench(topics="a,b", maxEntriesPerTrigger="1")
     bench.known.chains = {A: [ledger(7, 2, is_open=True)], B: [ledger(9, 2, is_open=True)]}
     bench.query._resolve_start = lambda _: {A: MessagePosition(7, 0, 3), B: MessagePosition(9, 1, 5)}
-    offset, firsts = bench.query.initial(), []
+    offset, firsts, starts = bench.query.initial(), [], []
     while (end := bench.latest(offset)) is not offset:
         document = end.to_json()
         assert StreamOffset.from_json(document) == end
         for task in bench.query.plan(offset, end):
             firsts += [(piece.topic[-1], piece.first_entry_id, piece.first_batch_index) for piece in task.pieces]
+        starts.append(end.starts)
         offset = end
     assert sorted(firsts) == [("a", 0, 3), ("a", 1, 0), ("b", 1, 5)]
-    assert offset.starts == {B: MessagePosition(9, 1, 5)}, "of the batch in which it moved"
+    both, moved = {A: MessagePosition(7, 0, 3), B: MessagePosition(9, 1, 5)}, {B: MessagePosition(9, 1, 5)}
+    assert starts == [both, moved, {}], "of the batch in which it moves, and no later one"
 
 
 def test_a_topic_made_anew_with_lower_ids_is_read_on_where_that_is_accepted() -> None:
@@ -837,6 +844,32 @@ def test_large_entries_of_many_topics_share_the_bytes_and_each_topic_gets_its_tu
     assert all(bench.state.current().views[topic].total_entries == 22 for topic in offset.ends)
     assert {place.entry_id for place in offset.ends.values()} == {19}
     assert batches <= 110
+
+
+def test_entries_that_come_between_two_looks_count_with_what_bookies_say_of_their_size() -> None:
+    bench = Bench(maxBytesPerTrigger="6mb")
+    bench.known.chains[A] = [of_size(7, 1, 100, is_open=True)]
+    start = bench.latest(at(a=(7, -1)))
+    bench.known.moved[A, 7], bench.known.moved_bytes[A, 7] = 2000, 100 + 2000 * (1 << 20)
+    assert bench.latest(start).ends[A] == EntryPosition(7, 6), "the ledger's average is 1 MiB, less a little"
+
+
+@pytest.mark.parametrize("limit", [{"maxEntriesPerTrigger": "10"}, {"maxBytesPerTrigger": "10000"}])
+def test_topics_take_turns_where_a_batch_is_too_small_for_all(limit: dict[str, str]) -> None:
+    """By age they would be drained one after the other: all entries of a closed ledger pass for equally old."""
+    names = [f"t{number:02}" for number in range(20)]
+    bench = Bench(topics=",".join(names), **limit)
+    chains = {
+        name: [replace(ledger(number, 50), closed_at_ms=number), ledger(100 + number, 1)] for number, name in enumerate(names)
+    }
+    bench.known.chains = {f"persistent://public/default/{name}": chain for name, chain in chains.items()}
+    offset = at(**{name: (number, -1) for number, name in enumerate(names)})
+    for _ in range(2):
+        offset = bench.latest(offset)
+    assert {place.entry_id for place in offset.ends.values()} == {0}, "one of each"
+    for _ in range(100):
+        offset = bench.latest(offset)
+    assert bench.latest(offset) is offset, "all of them are at their ends at the same time"
 
 
 def test_each_topic_takes_one_entry_at_least_and_entries_are_limited_besides() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import pyarrow as pa
 import pytest
 
-from cepheid_scan import BadOptionError, SchemaVersion
+from cepheid_scan import BadOptionError, ScanSpec, ScanTask, SchemaVersion
 from cepheid_scan.shared_schema import rows_history
 from cepheid_spark.offsets import StreamOffset
-from cepheid_spark.partitions import TaskPartition
+from cepheid_spark.options import parse_options
+from cepheid_spark.spark_schema import rows_schema
 from cepheid_spark.stream_query import StreamQuery
 from cepheid_spark.stream_reader import CepheidStreamReader
 from cepheid_spark.stream_state import StreamState
@@ -47,22 +52,36 @@ class TypedBench(Bench):
         self.state, self.query = state, StreamQuery(options, state, None, self._starts, self.shown)
 
     def writers(self, start: StreamOffset, end: StreamOffset) -> dict[str, tuple[SchemaVersion, ...]]:
-        """What messages of each topic of the batch are decoded with, as a task on another machine is told, whose reader was made
-        when the topics had other schemas."""
-        from cepheid_spark.spark_schema import rows_schema
-
-        options = self.query._options
-        reader = CepheidStreamReader(rows_schema(options, self.shown), options, self.shown)
-        reader._opened = self.query
-        parts: list[Any] = pickle.loads(pickle.dumps(list(reader.partitions(start.to_json(), end.to_json()))))
+        """What messages of each topic of the batch are decoded with, as tasks on another machine are told: with the reader that
+        load() made, and with one that was made with the first batch and knows nothing."""
+        told, untold = self.specs(start, end, self.shown), self.specs(start, end, None)
+        assert told == untold
         found: dict[str, tuple[SchemaVersion, ...]] = {}
-        for part in parts:
-            assert isinstance(part, TaskPartition)
-            known = part.unpacked(self.shown[::-1])
-            assert known.schemas == self.shown
-            for piece in part.task.pieces:
-                found[piece.topic] = dict(known.writers).get(piece.topic, known.schemas)
+        for topics, spec in told:
+            assert spec.schemas == self.shown
+            found |= {topic: dict(spec.writers).get(topic, spec.schemas) for topic in topics}
         return found
+
+    def specs(
+        self, start: StreamOffset, end: StreamOffset, schemas: tuple[SchemaVersion, ...] | None
+    ) -> list[tuple[list[str], ScanSpec]]:
+        """Of each task its topics, and what it reads by. `schemas`: as load() found them; None: the user gave the columns."""
+        given = parse_options(self.given, streaming=True)
+        schema = rows_schema(self.query._options, self.shown)
+        planner, reader = (CepheidStreamReader(schema, given, schemas) for _ in range(2))
+        planner._opened = self.query
+        scanned: list[tuple[list[str], ScanSpec]] = []
+
+        def scan_task(task: ScanTask, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
+            scanned.append(([piece.topic for piece in task.pieces], spec))
+            return iter(())
+
+        with mock.patch("cepheid_spark.topic_schemas.load_topic_schemas", return_value=self.shown):
+            parts: list[Any] = pickle.loads(pickle.dumps(list(planner.partitions(start.to_json(), end.to_json()))))
+        with mock.patch("cepheid_scan.scan_task.scan_task", scan_task):  # and nobody loads schemas any more
+            for part in parts:
+                list(reader.read(part))
+        return scanned
 
 
 def both(bench: TypedBench, a: tuple[SchemaVersion, ...], b: tuple[SchemaVersion, ...]) -> None:
@@ -173,3 +192,38 @@ def test_a_batch_of_an_earlier_version_that_names_such_a_topic_says_so_and_goes_
     del bench.known.chains[B]
     bench.load()
     assert bench.writers(start, end) == {A: (V0,)}
+
+
+def test_a_topic_made_anew_without_a_schema_is_not_read_with_the_old_one() -> None:
+    bench = TypedBench(failOnDataLoss="false")
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    bench.known.schemas[A] = (V0,)
+    bench.load()
+    bench.known.incarnation, bench.known.schemas[A] = "another", ()
+    bench.known.chains[A] = [ledger(12, 3, is_open=True)]
+    bench.state.look()
+    with pytest.raises(BadOptionError, match=f"{A}: .*it has no schema"):
+        bench.latest(replace(at(a=(9, 1)), incarnations={A: "i"}))
+
+
+def test_long_histories_hardly_make_tasks_larger() -> None:
+    """A micro-batch has up to 50,000 tasks, each of which is pickled by itself."""
+    versions = tuple(
+        schema_version("AVRO", record(*((f"a_field_{field}", "string") for field in range(60 + number))), number)
+        for number in range(50)
+    )
+    bench = TypedBench(topics="a,b", targetPartitionBytes="1mb")
+    both(bench, versions, versions[:25])
+    start = at(a=(7, 1), b=(9, 1))
+    end = bench.latest(start)
+    given = parse_options(bench.given, streaming=True)
+    schema = rows_schema(bench.query._options, bench.shown)
+    sizes = []
+    for schemas in (bench.shown, None):
+        planner = CepheidStreamReader(schema, given, schemas)
+        planner._opened = bench.query
+        with mock.patch("cepheid_spark.topic_schemas.load_topic_schemas", return_value=bench.shown):
+            parts = planner.partitions(start.to_json(), end.to_json())
+        sizes.append(max(len(pickle.dumps(part)) for part in parts))
+    assert sizes[0] < 4_096
+    assert sizes[1] < 16_384

@@ -8,8 +8,11 @@ import time
 from typing import Any
 
 import pulsar
+import pytest
 from pulsar.schema import AvroSchema
+from pyspark.sql.types import StructType
 
+from cepheid_scan import BadOptionError
 from cepheid_spark.source import CepheidDataSource
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
@@ -22,9 +25,13 @@ WAIT_S = 60.0
 
 
 class Play:
-    """One query of its checkpoint. What tasks get goes through pickle, and their reader is a second one, as with Spark."""
+    """One query of its checkpoint. What tasks get goes through pickle, and their reader is a second one, as with Spark.
 
-    def __init__(self, server: ProcessCluster, **options: str) -> None:
+    `columns`: what the user says that there is; then nobody asks before the readers are made, of which the tasks' one is made with
+    the first batch."""
+
+    def __init__(self, server: ProcessCluster, columns: StructType | None = None, **options: str) -> None:
+        self._columns = columns
         self._given = {"service.url": server.service_url, "startingOffsets": "earliest", "readMode": "typed", **options}
         self.offsets: list[str] = []
         self.begin()
@@ -32,10 +39,10 @@ class Play:
     def begin(self) -> None:
         """A new process."""
         source = CepheidDataSource(self._given)
-        self.schema = source.schema()
-        again = pickle.loads(pickle.dumps(source))
+        self.schema = source.schema() if self._columns is None else self._columns
+        self._again = pickle.loads(pickle.dumps(source))
         self.planning: Any = source.streamReader(self.schema)
-        self.tasks: Any = pickle.loads(pickle.dumps(again.streamReader(self.schema)))
+        self.tasks: Any = None
 
     def offset(self, number: int) -> Any:
         return self.planning.initialOffset() if number < 0 else json.loads(self.offsets[number])
@@ -45,6 +52,8 @@ class Play:
         if number is None:
             self._log_next()
             number = len(self.offsets) - 1
+        if self.tasks is None:
+            self.tasks = pickle.loads(pickle.dumps(self._again.streamReader(self.schema)))
         parts = pickle.loads(pickle.dumps(list(self.planning.partitions(self.offset(number - 1), self.offset(number)))))
         return [row for part in parts for each in self.tasks.read(part) for row in each.to_pylist()]
 
@@ -73,6 +82,28 @@ def send(client: pulsar.Client, topic: str, schema: Any, *values: dict[str, Any]
     for value in values:
         producer.send(value)
     producer.close()
+
+
+def test_columns_of_the_users_own_stay_when_the_schema_changes_before_the_first_batch(
+    topic: str, client: pulsar.Client, server: ProcessCluster
+) -> None:
+    """The tasks' reader is made behind the change: it would find that the topic has other columns."""
+    send(client, topic, AvroSchema(None, NEW), {"id": 1, "page": "start"})
+    play = Play(server, StructType().add("page", "string").add("id", "integer"), topics=topic)
+    assert play.planning.initialOffset()
+    send(client, topic, AvroSchema(None, OLD), {"id": 2})
+    assert play.rows(2, "id", "page") == [(1, "start"), (2, "none")]
+    play.stop()
+
+
+def test_columns_of_the_users_own_that_there_are_not_are_refused_at_the_start(
+    topic: str, client: pulsar.Client, server: ProcessCluster
+) -> None:
+    send(client, topic, AvroSchema(None, OLD), {"id": 1})
+    play = Play(server, StructType().add("page", "string"), topics=topic)
+    with pytest.raises(BadOptionError, match="the schema names page, which is no column here"):
+        play.planning.initialOffset()
+    play.stop()
 
 
 def test_a_schema_that_changes_while_a_stream_runs_and_while_it_does_not(

@@ -2,8 +2,9 @@
 
     values, versions ──► rows by version ──► that version's decoder ──► columns of the version that is shown ──► rows in order
 
-A message without a version (its producer had no schema) is read as the version that is shown; a tombstone is a row of nulls. A
-message whose version the topic's history does not have, and one that is not what its schema says, is a bad record.
+A message without a version (its producer had no schema) is read as the version that is shown, or as the newest of its own topic if
+that one does not have what is shown; a tombstone is a row of nulls. A message whose version the topic's history does not have,
+and one that is not what its schema says, is a bad record.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class TypedColumns:
         self._shown = shown_schema(schemas, reader_version)
         self._schemas = {schema.version: schema for schema in (schemas if writers is None else writers)}
         # Of messages that say none: what is shown as long as their topic has it, whatever versions come there later.
-        self._unversioned = writers[-1] if writers and self._shown not in writers else self._shown
+        has_shown = not writers or any(each.content == self._shown.content for each in writers)
+        self._unversioned = self._shown if has_shown else writers[-1]  # type: ignore[index]
         self._on_bad_record = on_bad_record
         self._counters = counters
         fields = {field.name: field for field in typed_fields(schemas, self._shown.version)}

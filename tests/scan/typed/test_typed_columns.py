@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -69,6 +71,9 @@ def test_a_value_without_version_of_another_topic_is_read_as_the_newest_there() 
     history = [schema_version("AVRO", shown, 0), schema_version("AVRO", other, 1)]
     rows, _ = decode(history[:1], [avro_bytes(shown, {"a": 7, "b": 5})], writers=history)
     assert rows == [{"a": 7, "b": 5}], "a version that came to the topic later changes nothing"
+    elsewhere = [replace(schema_version("AVRO", shown, 0), properties={"p": "q"}), schema_version("AVRO", other, 1)]
+    rows, _ = decode([schema_version("AVRO", shown, 3)], [avro_bytes(shown, {"a": 7, "b": 5})], writers=elsewhere)
+    assert rows == [{"a": 7, "b": 5}], "what is shown is there under another number"
 
 
 def test_kinds_that_followed_one_another() -> None:

@@ -1,0 +1,144 @@
+"""What `scan` is given, checked and in our own values: whoever calls it writes Python, numpy's numbers and mistakes included.
+
+All of them raise BadOptionError, which names the argument: no rows, or all of them, would look as if that was what there is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any, SupportsIndex
+
+from cepheid_scan.counters import ScanCounters
+from cepheid_scan.edge_words import full_name
+from cepheid_scan.errors import BadOptionError
+from cepheid_scan.scan_request import PlanSource, ReadSettings
+
+
+def plan_source(service_url: Any, admin_url: Any, metadata: Any, token: Any, retry_s: Any) -> PlanSource:
+    urls = {"service_url": service_url, "admin_url": admin_url, "metadata": metadata}
+    for name, url in urls.items():
+        if url is not None and not isinstance(url, str):
+            raise BadOptionError(f"{name} is {url!r}, and must be text, e.g. pulsar://host:6650")
+    if not any(urls.values()):
+        raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
+    if token is not None and not isinstance(token, str):
+        raise BadOptionError(f"token must be text, and is of type {type(token).__name__}")
+    return PlanSource(service_url, admin_url, metadata, token, _number("retry_s", retry_s, at_least=0))
+
+
+def topic_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Full ones, each once."""
+    topics = [given] if isinstance(given, str) else _listed(given, "topics")
+    if not topics:
+        raise BadOptionError("no topic is named: give one, or several")
+    if wrong := [each for each in topics if not isinstance(each, str)]:
+        raise BadOptionError(f"topics are names, and {wrong[0]!r} is none")
+    return tuple(dict.fromkeys(map(full_name, topics)))
+
+
+def chosen_columns(given: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise BadOptionError(f"columns are a list of names, e.g. [{given!r}]")
+    columns = tuple(_listed(given, "columns"))
+    if not columns:
+        raise BadOptionError("which columns? none is named: without the argument rows have those of their mode")
+    if wrong := [each for each in columns if not isinstance(each, str)]:
+        raise BadOptionError(f"columns are names, and {wrong[0]!r} is none")
+    if twice := sorted(name for name in set(columns) if columns.count(name) > 1):
+        raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
+    return columns
+
+
+def chosen_keys(given: Iterable[str]) -> frozenset[str]:
+    keys = [given] if isinstance(given, str) else _listed(given, "keys")
+    if not keys:
+        raise BadOptionError("which keys? none is given, and no row would be left: without the argument all are read")
+    if wrong := [key for key in keys if not isinstance(key, str)]:
+        raise BadOptionError(f"keys are text, as sent, and {wrong[0]!r} is none")
+    return frozenset(keys)
+
+
+def chosen_partitions(given: Iterable[SupportsIndex]) -> frozenset[int]:
+    chosen = []
+    for each in _listed(given, "partitions"):
+        if (number := _index(each)) is None:
+            raise BadOptionError(f"partitions are whole numbers, and {each!r} is none: give e.g. [0, 3]")
+        chosen.append(number)
+    if not chosen or min(chosen) < 0:
+        said = f"{min(chosen)} is none" if chosen else "none is given"
+        raise BadOptionError(f"which partitions? {said}: they are numbered from 0, and without the argument all are read")
+    return frozenset(chosen)
+
+
+def checked_settings(given: Any) -> ReadSettings:
+    settings = ReadSettings() if given is None else given
+    if not isinstance(settings, ReadSettings):
+        raise BadOptionError(f"settings are ReadSettings, and {settings!r} are none")
+    whole_number("settings.read_attempts", settings.read_attempts, at_least=1)
+    _number("settings.read_timeout_s", settings.read_timeout_s, at_least=0.001)
+    _number("settings.unreachable_s", settings.unreachable_s, at_least=0)
+    whole_number("settings.chunk_bytes", settings.chunk_bytes, at_least=1)
+    whole_number("settings.decode_bytes", settings.decode_bytes, at_least=1)
+    whole_number("settings.chunk_lookback", settings.chunk_lookback, at_least=0)
+    true_or_false("settings.verify_checksum", settings.verify_checksum)
+    if settings.rack is not None and not isinstance(settings.rack, str):
+        raise BadOptionError(f"settings.rack is {settings.rack!r}, and must be text")
+    return settings
+
+
+def checked_counters(given: Any) -> ScanCounters:
+    counters = ScanCounters() if given is None else given
+    if not isinstance(counters, ScanCounters):
+        raise BadOptionError(f"counters are ScanCounters, and {counters!r} are none")
+    return counters
+
+
+def true_or_false(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise BadOptionError(f"{name} is {value!r}, and must be True or False", value=repr(value))
+    return value
+
+
+def whole_number(name: str, value: Any, *, at_least: int) -> int:
+    if (number := _index(value)) is None:
+        raise BadOptionError(f"{name} is {value!r}, and must be a whole number", value=repr(value))
+    if number < at_least:
+        raise BadOptionError(f"{name} is {number}, and at least {at_least}", value=number)
+    return number
+
+
+def one_of(kind: Any, word: Any, option: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise BadOptionError(f"{option} '{word}': there is {', '.join(member.value for member in kind)}", value=word) from None
+
+
+def _number(name: str, value: Any, *, at_least: float) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise BadOptionError(f"{name} is {value!r}, and must be a number", value=repr(value))
+    number = float(value)
+    if not number >= at_least:  # nor is NaN
+        raise BadOptionError(f"{name} is {value}, and at least {at_least}", value=number)
+    return number
+
+
+def _index(value: Any) -> int | None:
+    """Of whatever is a whole number, numpy's too; None: it is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _listed(given: Any, what: str) -> list[Any]:
+    try:
+        if not isinstance(given, str | bytes):
+            return list(given)
+    except TypeError:
+        pass
+    raise BadOptionError(f"{what} are a list, and {given!r} is none")
