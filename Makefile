@@ -34,7 +34,10 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m cepheid_spark --install-java  # root on Debian: else the tests of Spark are skipped, and say so
-	$(BIN)/python -m pytest -q
+	@failed=; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/simulation || failed=1; \
+	$(BIN)/python -m pytest -q tests/simulation || failed=1; \
+	test -z "$$failed"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -89,7 +89,9 @@ def demo_spark(
     data: Annotated[Path, typer.Option(help="Directory of this demo's data, logs and pictures; an earlier demo's go.")] = Path(
         "demo-spark-data"
     ),
-    events: Annotated[int | None, typer.Option(help="Only so many flights, for a quick look. Default: all 336,776")] = None,
+    events: Annotated[
+        int | None, typer.Option(min=5000, help="Only so many flights, for a quick look. Default: all 336,776")
+    ] = None,
 ) -> None:
     """Query a year of flights with Spark, batch and streaming, while a driver and a bookie are killed."""
     from rich.console import Console

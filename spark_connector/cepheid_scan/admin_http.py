@@ -181,8 +181,8 @@ def origins_of(source: PlanSource) -> list[Origin]:
         raise BadOptionError("pulsar+ssl addresses are not served yet: name the admin port with admin.url", value=url)
     if not separator or scheme not in _DEFAULT_PORTS:
         raise BadOptionError(f"{url!r} is no address: it looks like pulsar://host:6650 or http://host:8080", value=url)
-    hosts = rest.partition("/")[0].split(",")
-    return [_origin(urlsplit(f"{scheme}://{host.strip()}"), url) for host in hosts]
+    hosts = [host.strip().removeprefix(f"{scheme}://") for host in rest.split(",")]  # people write it before each
+    return [_origin(urlsplit(f"{scheme}://{host}"), url) for host in hosts]
 
 
 def _origin(parts: SplitResult, text: str) -> Origin:
@@ -190,7 +190,10 @@ def _origin(parts: SplitResult, text: str) -> Origin:
         port = parts.port
     except ValueError:
         port = 0
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
+    if parts.username is not None:
+        raise BadOptionError("an address has no user and password: brokers take a token")  # which is not shown
+    has_more = parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0 or has_more:
         raise BadOptionError(
             f"{text!r} is no address of a broker: it looks like pulsar://host:6650 or http://host:8080", value=text
         )

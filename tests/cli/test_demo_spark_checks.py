@@ -100,7 +100,8 @@ KILL: dict[str, Any] = {"acted_at": (0.5, 16, 64), "failed_tasks": 0, "errors": 
     ],
 )
 def test_a_bookie_must_be_killed_in_the_middle(change: dict[str, Any], gone: bool, held: bool) -> None:
-    assert checks.check_kill(KILL | change, gone).held is held
+    assert checks.check_kill(KILL | change, gone, 2).held is held
+    assert not checks.check_kill(KILL | change, gone, 0).held, "no task missed it"
 
 
 def test_ledgers_receipts_and_columns(expected: Expected) -> None:

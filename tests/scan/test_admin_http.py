@@ -242,16 +242,27 @@ def test_many_threads_share_one(sites: list[Site]) -> None:
         (PlanSource(service_url="pulsar://a,b:7000"), [("pulsar", "a", 6650), ("pulsar", "b", 7000)]),
         (PlanSource(service_url="http://a/"), [("http", "a", 8080)]),
         (PlanSource(service_url="pulsar://a", admin_url="https://[::1]:1,b"), [("https", "::1", 1), ("https", "b", 8443)]),
+        (
+            PlanSource(service_url="pulsar://a:1, pulsar://b:2,c/"),
+            [("pulsar", "a", 1), ("pulsar", "b", 2), ("pulsar", "c", 6650)],
+        ),
     ],
 )
 def test_addresses(source: PlanSource, origins: list[tuple[str, str, int]]) -> None:
     assert origins_of(source) == origins
 
 
-@pytest.mark.parametrize("url", ["", "a:1", "ftp://a", "pulsar://", "http://a:x", "http://a:0", "pulsar://a,,b", "pulsar+ssl://a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "a:1", "ftp://a", "pulsar://", "http://a:x", "http://a:0", "pulsar://a,,b", "pulsar+ssl://a"),
+        *("pulsar://a,http://b", "pulsar://a:6650/b", "http://a?b=c", "http://user:secret@a"),
+    ],
+)
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(BadOptionError):
+    with pytest.raises(BadOptionError) as refused:
         AdminHttp(PlanSource(service_url=url))
+    assert "secret" not in str(refused.value)
 
 
 def test_a_token_is_sent_without_what_a_file_or_a_variable_ends_with(sites: list[Site]) -> None:

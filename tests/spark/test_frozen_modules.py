@@ -21,7 +21,7 @@ BATCH = pa.record_batch([pa.array([b"x"])], ["value"])
 def as_in_a_new_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(partitions, "_is_frozen", False)
     monkeypatch.setattr("cepheid_scan.scan_task.scan_task", lambda task, spec: iter([BATCH, BATCH]))
-    assert gc.get_freeze_count() == 0
+    gc.unfreeze()  # what other tests of this process have read
     yield
     gc.unfreeze()
 

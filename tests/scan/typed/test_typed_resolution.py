@@ -201,7 +201,9 @@ def test_as_fastavro_resolves(data: st.DataObject) -> None:
     try:
         rows, errors = resolve(writer, reader, written * 8)
     except DifferentSchemaError:
-        assert all(value is None for value in expected)  # what cannot be planned, fastavro refuses in every value
+        # What cannot be planned, fastavro refuses in every value, but for nulls of a type that cannot be shown: for those alone
+        # nobody wants a column that fails at the first value.
+        assert all(found is None or None in value.values() for value, found in zip(written, expected, strict=True))
         return
     for row, value in enumerate(expected * 8):
         if value is not None:
