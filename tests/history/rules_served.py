@@ -73,7 +73,8 @@ class _Opening:
     first_of_key: dict[str, int] = field(default_factory=dict)
     to_send_again: dict[str, dict[int, None]] = field(default_factory=dict)
     """By key, ranks: who held them gave them back or left, and they did not come again yet."""
-    covered: dict[int, list[int]] = field(default_factory=dict)  # by request: what its answer will say is saved
+    covered: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """By consumer and request: what the answer will say is saved. Each connection numbers its requests itself."""
     skipped: int = 0  # all before this rank, by a skip that was answered
 
     @property
@@ -141,7 +142,7 @@ class _Subscription:
         elif event.kind == "ack":
             self._on_ack(opening, event)
         elif event.kind == "saving":
-            opening.covered[event.details["ask"]] = list(opening.acked)
+            opening.covered[event.actor, event.details["ask"]] = list(opening.acked)
         elif event.kind == "saved":
             self._on_saved(opening, event)
         elif event.kind == "nack":
@@ -201,7 +202,7 @@ class _Subscription:
 
     def _on_saved(self, opening: _Opening, event: Event) -> None:
         epoch = opening.epoch
-        for rank in opening.covered.pop(event.details["ask"], ()):
+        for rank in opening.covered.pop((event.actor, event.details["ask"]), ()):
             if rank in opening.acked and epoch >= self._standing.moved_in:  # else it was sought over meanwhile, or may yet be
                 self._saved[rank] = min(epoch, self._saved.get(rank, epoch))
 

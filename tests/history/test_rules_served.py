@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -120,6 +121,18 @@ def test_a_deposed_server_may_not_have_yet_what_it_is_told_is_acknowledged() -> 
 
     assert told(2) == []
     assert told(1) == ["H7"]
+
+
+def test_requests_of_several_consumers_may_have_one_number() -> None:
+    story = Story("Shared").open("a").open("c").got("a", 0).got("c", 1)
+    story.acks("a", 0).note("saving", "a", details={"ask": 7})
+    story.acks("c", 1).note("saving", "c", details={"ask": 7})
+    story.note("saved", "a", details={"ask": 7})
+    begun = copy.deepcopy(story).open("b", SECOND)
+    assert begun.got("b", 1).acks("b", 1).got("b", 2, 3, 4).acks("b", 2, 3, 4).broken() == [], "c was told nothing"
+    assert copy.deepcopy(story).open("b", SECOND).all_of("b").broken() == ["H7"], "a was"
+    story.note("saved", "c", details={"ask": 7})
+    assert story.open("b", SECOND).got("b", 1).acks("b", 1).got("b", 2, 3, 4).acks("b", 2, 3, 4).broken() == ["H7"]
 
 
 def test_a_seek_voids_what_was_saved() -> None:

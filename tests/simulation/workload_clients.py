@@ -217,7 +217,8 @@ class ClientWorkload:
                 last = delivery
             if last is not None:
                 reader.acknowledge([last], cumulative=True)
-            await asyncio.sleep(0.1)
+            if not self.stopped or last is None:  # at the end it keeps nobody waiting: with a queue of one it reads ten a second
+                await asyncio.sleep(0.1)
 
     # Consumers
 
