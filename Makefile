@@ -34,9 +34,9 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m cepheid_spark --install-java  # root on Debian: else the tests of Spark are skipped, and say so
-	@failed=; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/simulation || failed=1; \
+	@trap 'exit 130' INT; failed=; \
 	$(BIN)/python -m pytest -q tests/simulation || failed=1; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/simulation || failed=1; \
 	test -z "$$failed"
 
 check: $(STAMP)

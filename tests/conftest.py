@@ -5,12 +5,17 @@ What could not run for want of Java is said at the end, aloud: an s among thousa
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.installed_wheel import install_wheel
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes that run tests beside each other
+    first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
+    os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 2_999}"
 
 settings.register_profile("cepheid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cepheid")

@@ -176,28 +176,28 @@ def origins_of(source: PlanSource) -> list[Origin]:
     url = source.admin_url or source.service_url
     if not url:
         raise BadOptionError("nobody to ask where the history lies: name service.url (pulsar://host:6650) or metadata (zk://…)")
+    if "@" in url:
+        raise BadOptionError("an address has no user and password: brokers take a token")  # nor does this one get into the text
     scheme, separator, rest = url.partition("://")
     if scheme == "pulsar+ssl":
         raise BadOptionError("pulsar+ssl addresses are not served yet: name the admin port with admin.url", value=url)
     if not separator or scheme not in _DEFAULT_PORTS:
         raise BadOptionError(f"{url!r} is no address: it looks like pulsar://host:6650 or http://host:8080", value=url)
     hosts = [host.strip().removeprefix(f"{scheme}://") for host in rest.split(",")]  # people write it before each
-    return [_origin(urlsplit(f"{scheme}://{host}"), url) for host in hosts]
+    return [_origin(scheme, host, url) for host in hosts]
 
 
-def _origin(parts: SplitResult, text: str) -> Origin:
+def _origin(scheme: str, host: str, text: str) -> Origin:
     try:
-        port = parts.port
+        parts = urlsplit(f"{scheme}://{host}")
+        port, name = parts.port, parts.hostname or ""
     except ValueError:
-        port = 0
-    if parts.username is not None:
-        raise BadOptionError("an address has no user and password: brokers take a token")  # which is not shown
-    has_more = parts.path.strip("/") or parts.query or parts.fragment
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0 or has_more:
+        port, name = 0, ""
+    if not name or port == 0 or " " in name or parts.path.strip("/") or parts.query or parts.fragment:
         raise BadOptionError(
             f"{text!r} is no address of a broker: it looks like pulsar://host:6650 or http://host:8080", value=text
         )
-    return parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme]
+    return scheme, name, port or _DEFAULT_PORTS[scheme]
 
 
 def _target(parts: SplitResult) -> Origin:

@@ -76,7 +76,7 @@ class LacCalls:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """`size_bytes`: of the payloads up to there, by their average; 0: nobody said."""
+    """`size_bytes`: of the payloads up to there, by the average of what the bookie has behind it, too; 0: nobody said."""
 
     last_entry_id: int
     size_bytes: int
@@ -97,7 +97,9 @@ def end_told(answer: LacAnswer, ledger_id: int) -> LedgerEnd | None:
         return LedgerEnd(answer.explicit_lac, 0)
     header = group.header(group.first_entry_id)
     lac = max(answer.explicit_lac, header.last_add_confirmed)
-    return LedgerEnd(lac, header.length * (lac + 1) // (group.first_entry_id + 1))
+    # Of what lies beyond its last entry a bookie knows nothing.
+    size_bytes = header.length * (lac + 1) // (group.first_entry_id + 1) if lac <= group.first_entry_id else 0
+    return LedgerEnd(lac, size_bytes)
 
 
 def newest_end(ledger: LedgerHistory, bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None) -> int:
@@ -158,7 +160,7 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float,
     if problems:
         said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
         log.warning("scan.bookies_silent: of ledger %d: %s", ledger.ledger_id, said, extra={"bookies": problems})
-    return LedgerEnd(max(end.last_entry_id for end in told), max(end.size_bytes for end in told))
+    return max(told, key=lambda end: (end.last_entry_id, end.size_bytes))
 
 
 @dataclass(slots=True)

@@ -76,16 +76,18 @@ def checked_settings(given: Any) -> ReadSettings:
     settings = ReadSettings() if given is None else given
     if not isinstance(settings, ReadSettings):
         raise BadOptionError(f"settings are ReadSettings, and {settings!r} are none")
-    whole_number("settings.read_attempts", settings.read_attempts, at_least=1)
-    _number("settings.read_timeout_s", settings.read_timeout_s, at_least=0.001)
-    _number("settings.unreachable_s", settings.unreachable_s, at_least=0)
-    whole_number("settings.chunk_bytes", settings.chunk_bytes, at_least=1)
-    whole_number("settings.decode_bytes", settings.decode_bytes, at_least=1)
-    whole_number("settings.chunk_lookback", settings.chunk_lookback, at_least=0)
-    true_or_false("settings.verify_checksum", settings.verify_checksum)
     if settings.rack is not None and not isinstance(settings.rack, str):
         raise BadOptionError(f"settings.rack is {settings.rack!r}, and must be text")
-    return settings
+    return ReadSettings(
+        rack=settings.rack,
+        read_timeout_s=_number("settings.read_timeout_s", settings.read_timeout_s, at_least=0.001),
+        read_attempts=whole_number("settings.read_attempts", settings.read_attempts, at_least=1),
+        unreachable_s=_number("settings.unreachable_s", settings.unreachable_s, at_least=0),
+        chunk_bytes=whole_number("settings.chunk_bytes", settings.chunk_bytes, at_least=1),
+        decode_bytes=whole_number("settings.decode_bytes", settings.decode_bytes, at_least=1),
+        verify_checksum=true_or_false("settings.verify_checksum", settings.verify_checksum),
+        chunk_lookback=whole_number("settings.chunk_lookback", settings.chunk_lookback, at_least=0),
+    )
 
 
 def checked_counters(given: Any) -> ScanCounters:
@@ -96,9 +98,9 @@ def checked_counters(given: Any) -> ScanCounters:
 
 
 def true_or_false(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):  # numpy's, by its two names
         raise BadOptionError(f"{name} is {value!r}, and must be True or False", value=repr(value))
-    return value
+    return bool(value)
 
 
 def whole_number(name: str, value: Any, *, at_least: int) -> int:
@@ -119,7 +121,10 @@ def one_of(kind: Any, word: Any, option: str) -> Any:
 def _number(name: str, value: Any, *, at_least: float) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise BadOptionError(f"{name} is {value!r}, and must be a number", value=repr(value))
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise BadOptionError(f"{name} is too large") from None
     if not number >= at_least:  # nor is NaN
         raise BadOptionError(f"{name} is {value}, and at least {at_least}", value=number)
     return number

@@ -137,26 +137,24 @@ class StreamQuery:
         taken = admit(backlogs, limits)
         if not taken and not gone:
             return start
-        self._check_schemas(snapshot, taken)
+        self._check_schemas(taken)
         self._patience.on_batch(time.monotonic())
         self._batches += 1
         self._turns.update(dict.fromkeys(taken, self._batches))
         self._last = self._end_of(snapshot, start, positions, taken, gone)
         return self._last
 
-    def _check_schemas(self, snapshot: Snapshot, topics: Iterable[str]) -> None:
-        """Raises BadOptionError: before an offset names a topic that cannot be shown, or it would be in every restart's way."""
+    def _check_schemas(self, topics: Iterable[str]) -> None:
+        """Raises BadOptionError: before an offset names a topic that cannot be shown, or it would be in every restart's way.
+
+        By a look of now: what a message names may be younger than the snapshot, and what that has may be gone."""
         if self._options.mode is not ReadMode.TYPED or not self._schemas:
             return
         from cepheid_scan.shared_schema import check_shown, histories_of
         from cepheid_scan.typed.typed_columns import shown_schema
 
-        shown = shown_schema(self._schemas, self._options.reader_version)
-        try:
-            check_shown(shown, histories_of(snapshot.plan, topics))
-        except BadOptionError:  # a topic's first schema may be younger than the snapshot, as its first entries are
-            now = self._state.look()
-            check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views]))
+        shown, now = shown_schema(self._schemas, self._options.reader_version), self._state.look()
+        check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views]))
 
     def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
         if self._waiting is None or self._waiting[:2] != (snapshot.number, start):
@@ -275,8 +273,9 @@ class StreamQuery:
 
         self._adopt(end, start)
         snapshot = self._state.current()
-        is_typed = self._options.mode is ReadMode.TYPED  # a message may name a schema version that is younger than the last look
-        if is_typed or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
+        # A message may name a schema version that is younger than the last look, but for the one that the offset was given out by.
+        is_later = self._options.mode is ReadMode.TYPED and end is not self._last and end != self._last
+        if is_later or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
             snapshot = self._state.look()
         ranges: list[TopicRange] = []
         for topic in sorted(end.ends):
@@ -415,6 +414,7 @@ class StreamQuery:
         for topic in sorted(gone):
             what = "the topic was deleted, or is not among the topics of the options any more"
             self._believe(Loss(topic, start.ends[topic], None, what), is_counted=True)
+            self._turns.pop(topic, None)
         return frozenset(gone)
 
     def _loss(self, view: TopicView, position: EntryPosition, incarnation: str | None, is_start: bool) -> Loss | None:

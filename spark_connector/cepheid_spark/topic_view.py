@@ -73,7 +73,7 @@ class TopicView:
         if not last.is_open or last_entry_id <= last.last_entry_id:
             return self
         entries = last_entry_id + 1
-        size = float(size_bytes or entries * self._entry_bytes[-1])
+        size = max(float(size_bytes or entries * self._entry_bytes[-1]), self._bytes_before[-1] - self._bytes_before[-2])
         ledgers = (*self.history.ledgers[:-1], replace(last, last_entry_id=last_entry_id, size_bytes=round(size)))
         before = [*self._before[:-1], self._before[-2] + entries]
         bytes_before = [*self._bytes_before[:-1], self._bytes_before[-2] + size]

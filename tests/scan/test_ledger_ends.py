@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cepheid_rpc import LacAnswer, LacRequest, Status, encode_lac_answer
+from cepheid_rpc import LacAnswer, LacRequest, Status, encode_group, encode_lac_answer
 from cepheid_scan import Fragment, HistoryPlan, LedgerHistory, PlanUnavailableError, TopicHistory, ledger_ends
-from cepheid_scan.ledger_ends import EndWatch, newest_ends
+from cepheid_scan.ledger_ends import EndWatch, LedgerEnd, end_told, newest_ends
 
 BOOKIES = {"a": "a:1", "b": "b:1"}
 ANSWER = encode_lac_answer(LacAnswer(Status.NO_LEDGER))
@@ -109,3 +109,21 @@ def test_a_watch_of_many_ledgers_begins_with_a_few() -> None:
             time.sleep(0.01)
     finally:
         watch.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "lac", "explicit_lac", "end"),
+    [
+        (9, 8, 8, LedgerEnd(8, 900)),  # 1000 bytes up to entry 9: 100 each
+        (9, 8, 9, LedgerEnd(9, 1000)),
+        (9, 3, -1, LedgerEnd(3, 400)),
+        (9, -1, -1, LedgerEnd(-1, 0)),
+        (0, -1, 100_000, LedgerEnd(100_000, 0)),  # it has not got what lies behind: nobody says how large that is
+    ],
+)
+def test_the_size_up_to_an_end_is_told_by_who_has_it(first: int, lac: int, explicit_lac: int, end: LedgerEnd) -> None:
+    group = encode_group(7, first, lac, 990, [b"0123456789"])
+    assert end_told(LacAnswer(Status.OK, max(lac, explicit_lac), explicit_lac, group), 7) == end
+    assert end_told(LacAnswer(Status.OK, max(lac, explicit_lac), explicit_lac, group), 8) == LedgerEnd(explicit_lac, 0)
+    assert end_told(LacAnswer(Status.NO_ENTRY), 7) == LedgerEnd(-1, 0)
+    assert end_told(LacAnswer(Status.IO_ERROR), 7) is None

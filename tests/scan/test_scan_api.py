@@ -123,8 +123,14 @@ def test_numbers_may_be_those_of_numpy_and_a_topic_named_twice_is_one(server: Pr
     assert set(parts.read_all()["partition"].to_pylist()) == {0, 2}
     first = scan("orders", service_url=server.service_url, columns=["ledger_id"]).read_next_batch()["ledger_id"][0].as_py()
     twice = ["orders", f"{FULL}orders"]
+    settings = ReadSettings(chunk_lookback=np.uint8(3), verify_checksum=np.True_)  # type: ignore[arg-type]
     found = scan(
-        twice, service_url=server.service_url, start=f"{first}:1", end=np.int64(time.time_ns() // 10**6), retry_s=np.float32(3)
+        twice,
+        service_url=server.service_url,
+        start=f"{first}:1",
+        end=np.int64(time.time_ns() // 10**6),
+        retry_s=np.float32(3),
+        settings=settings,
     )
     assert numbers(found)[0] == 50
 

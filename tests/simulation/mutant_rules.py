@@ -53,7 +53,8 @@ RULES: Mapping[str, Set[str]] = {
     "answer again what recovery found": {"M3", "M4", "M5", "V9", "H3", "SimulationError"},  # a publish group counts its answers
     "record an end that recovery did not find": {"M2", "M3"},
     # or the end of that ledger fits nothing, and the broker's own assertion says so
-    "resume before the chain names the next ledger": {"M3", "H1", "H3", "H5", "SimulationError", "AssertionError"},
+    # (V7: what came to it before it was in the chain is sent to nobody)
+    "resume before the chain names the next ledger": {"M3", "H1", "H3", "H5", "V7", "SimulationError", "AssertionError"},
     "answer what lies above the recovered end": {
         "M3",
         "H1",

@@ -63,6 +63,7 @@ def test_an_end_that_is_seen_later_moves_the_open_ledger_alone() -> None:
     assert looked.with_end(9, 5).bytes_at(11) == pytest.approx(1100)
     told = looked.with_end(9, 5, 6_000)
     assert told.bytes_at(11) - told.bytes_at(5) == pytest.approx(6_000), "what a bookie says of the size counts"
+    assert looked.with_end(9, 5, 10).bytes_at(11) == pytest.approx(700), "but not less than there was"
     assert looked.with_end(9, 0) is looked, "never back"
     assert looked.with_end(7, 50) is looked, "it is closed"
     assert view(ledger(7, 5)).with_end(7, 50).total_entries == 5

@@ -206,6 +206,25 @@ def test_a_topic_made_anew_without_a_schema_is_not_read_with_the_old_one() -> No
         bench.latest(replace(at(a=(9, 1)), incarnations={A: "i"}))
 
 
+def test_a_schema_that_is_deleted_between_two_looks_ends_the_query_before_its_offset() -> None:
+    """By force: else its versions stay readable."""
+    bench = TypedBench()
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    bench.known.schemas[A] = (V0,)
+    bench.load()
+    start = at(a=(9, 1))
+    assert bench.latest(start) is start
+    bench.known.moved[A, 9] = 4
+    plans = bench.known.plans
+    end = bench.latest(start)
+    bench.known.schemas[A] = ()
+    assert bench.writers(start, end) == {A: (V0,)}, "by the look that the offset was given out by"
+    assert bench.known.plans == plans + 1
+    bench.known.moved[A, 9] = 7
+    with pytest.raises(BadOptionError, match=f"{A}: .*it has no schema"):
+        bench.latest(end)
+
+
 def test_long_histories_hardly_make_tasks_larger() -> None:
     """A micro-batch has up to 50,000 tasks, each of which is pickled by itself."""
     versions = tuple(

@@ -21,6 +21,7 @@ from cepheid_cli.demo_spark.spark_session import open_session
 NEW_YORK = "America/New_York"
 SCAN_TASKS = 64
 KILL_AT = 0.25
+TASKS_BEHIND = 16  # so many at least are to miss the bookie, which every third asks first
 _POLL_S = 0.01
 
 
@@ -118,7 +119,7 @@ class JobWatch:
         now_s, done, tasks = time.monotonic() - self._started, info.numCompletedTasks, info.numTasks
         if not self.finished or self.finished[-1][1] != done:
             self.finished.append((now_s, done))
-        if self.acted_at is None and done >= self._share * tasks and done < tasks:
+        if self.acted_at is None and self._share * tasks <= done <= tasks - TASKS_BEHIND:
             try:
                 self._act()
             except Exception as error:
