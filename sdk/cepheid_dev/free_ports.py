@@ -20,9 +20,9 @@ def free_port(wanted: int | None = None, *, taken: Collection[int] = ()) -> int:
     """`wanted` if it is free, else any that is, and is not in `taken`."""
     if wanted is not None and wanted not in taken and _is_free(wanted):
         return wanted
-    first, _, last = os.environ.get("CEPHEID_FREE_PORTS", f"{_FIRST}-{_LAST}").partition("-")
+    first, last = _range()
     while True:
-        port = random.randint(int(first), int(last))
+        port = random.randint(first, last)
         if port not in taken and _is_free(port):
             return port
 
@@ -30,6 +30,16 @@ def free_port(wanted: int | None = None, *, taken: Collection[int] = ()) -> int:
 def is_taken(port: int) -> bool:
     """Whether somebody listens there."""
     return _bind_error(port) == errno.EADDRINUSE
+
+
+def _range() -> tuple[int, int]:
+    given = os.environ.get("CEPHEID_FREE_PORTS", "")
+    if not given:
+        return _FIRST, _LAST
+    first, _, last = given.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16):
+        raise ValueError(f"CEPHEID_FREE_PORTS is {given!r}, and looks like {_FIRST}-{_LAST}: the first port and the last")
+    return int(first), int(last)
 
 
 def _is_free(port: int) -> bool:

@@ -273,9 +273,9 @@ class StreamQuery:
 
         self._adopt(end, start)
         snapshot = self._state.current()
-        # A message may name a schema version that is younger than the last look, but for the one that the offset was given out by.
-        is_later = self._options.mode is ReadMode.TYPED and end is not self._last and end != self._last
-        if is_later or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
+        # A message may name a schema version that is younger than the last look. `latest` has looked for the end that it gave out.
+        needs_schemas = self._options.mode is ReadMode.TYPED and end != self._last
+        if needs_schemas or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
             snapshot = self._state.look()
         ranges: list[TopicRange] = []
         for topic in sorted(end.ends):

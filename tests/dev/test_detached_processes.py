@@ -146,3 +146,15 @@ _TABLES: Any = st.recursive(
 @given(_TABLES)
 def test_settings_come_back_from_toml(settings: dict[str, Any]) -> None:
     assert tomllib.loads(toml_text(settings)) == settings
+
+
+def test_ports_may_be_kept_to_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEPHEID_FREE_PORTS", "31000-31099")
+    assert all(31_000 <= free_port() <= 31_099 for _ in range(20))
+
+
+@pytest.mark.parametrize("given", ["31000", "a-b", "5-4", "0-9", "60000-70000"])
+def test_what_is_no_range_of_ports(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("CEPHEID_FREE_PORTS", given)
+    with pytest.raises(ValueError, match="looks like 20000-32000"):
+        free_port()

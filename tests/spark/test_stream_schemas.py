@@ -84,6 +84,16 @@ class TypedBench(Bench):
         return scanned
 
 
+def idle() -> tuple[TypedBench, StreamOffset]:
+    """At the end of a topic with one version."""
+    bench, start = TypedBench(), at(a=(9, 1))
+    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
+    bench.known.schemas[A] = (V0,)
+    bench.load()
+    assert bench.latest(start) is start
+    return bench, start
+
+
 def both(bench: TypedBench, a: tuple[SchemaVersion, ...], b: tuple[SchemaVersion, ...]) -> None:
     bench.known.chains = {A: [ledger(7, 5, is_open=True)], B: [ledger(9, 5, is_open=True)]}
     bench.known.schemas = {A: a, B: b}
@@ -113,12 +123,7 @@ def test_topics_of_one_schema_in_different_versions_are_read_together(
 
 
 def test_a_version_that_is_younger_than_the_last_look_is_read_and_the_columns_stay() -> None:
-    bench = TypedBench()
-    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
-    bench.known.schemas[A] = (V0,)
-    bench.load()
-    start = at(a=(9, 1))
-    assert bench.latest(start) is start
+    bench, start = idle()
     bench.known.schemas[A] = (V0, V1)
     bench.known.moved[A, 9] = 4  # a bookie tells of entries; nobody has looked at the topic since
     end = bench.latest(start)
@@ -208,12 +213,7 @@ def test_a_topic_made_anew_without_a_schema_is_not_read_with_the_old_one() -> No
 
 def test_a_schema_that_is_deleted_between_two_looks_ends_the_query_before_its_offset() -> None:
     """By force: else its versions stay readable."""
-    bench = TypedBench()
-    bench.known.chains[A] = [ledger(9, 2, is_open=True)]
-    bench.known.schemas[A] = (V0,)
-    bench.load()
-    start = at(a=(9, 1))
-    assert bench.latest(start) is start
+    bench, start = idle()
     bench.known.moved[A, 9] = 4
     plans = bench.known.plans
     end = bench.latest(start)

@@ -112,7 +112,9 @@ def check_kill(kill: Mapping[str, Any], bookie_is_gone: bool, failovers: int) ->
     acted = kill["acted_at"]
     detail = "no bookie was killed: the scan was over too soon"
     if acted is not None:
-        detail = f"killed with {acted[1]} of {acted[2]} tasks done, then asked {failovers} times; {kill['failed_tasks']} failed"
+        detail = (
+            f"killed with {acted[1]} of {acted[2]} tasks done, then asked {failovers} times in vain; {kill['failed_tasks']} failed"
+        )
     if kill["errors"]:
         detail = kill["errors"][0]
     was_missed = acted is not None and acted[1] < acted[2] and bookie_is_gone and failovers > 0
