@@ -74,7 +74,8 @@ async def audit(world: World) -> None:
     )
     for bookie in bookies:
         assert bookie.bookie is not None
-        await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises_of(history.bookie(bookie.id)))
+        promises = promises_of(history.bookie(bookie.id))
+        await check_promises(bookie.id, bookie.id, bookie.bookie, history, promises, bookie.has_decayed)
     for record in history.ledgers.values():
         check_copies(history, record, "in the end")
     await check_rest(world, auditor)

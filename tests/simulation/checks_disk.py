@@ -227,6 +227,12 @@ def logs_without_reference(disks: Sequence[SimDisk], index: Any, current_log_id:
     return [path for path in there if path not in named]
 
 
+def lies_in(index: Any, ledger_id: int, entry_id: int, logs: Sequence[str]) -> bool:
+    """Whether a block with that entry is in one of these entry logs, by the index as its process sees it."""
+    blocks = index._now.blocks.get(ledger_id, ()) if logs else ()
+    return any(block.first_entry_id <= entry_id <= block.last_entry_id and _log_path(block.log_id) in logs for block in blocks)
+
+
 def _is_indexed(
     ledger_id: int, entry_id: int, entry: bytes, files: dict[str, bytearray], index: Any, damaged: Sequence[str]
 ) -> bool:

@@ -270,37 +270,65 @@ class Promises:
     """What a bookie has promised by now; a copy, since it goes on promising."""
 
     ok: dict[int, dict[int, bytes]]
+    lost: dict[int, set[int]]  # of these, what went with its disks
     fenced: tuple[int, ...]
 
 
 def promises_of(facts: BookieFacts) -> Promises:
-    return Promises({ledger_id: dict(entries) for ledger_id, entries in facts.ok.items()}, tuple(facts.fenced))
+    ok = {ledger_id: dict(entries) for ledger_id, entries in facts.ok.items()}
+    lost: dict[int, set[int]] = {}
+    if facts.losses:
+        lost = {ledger_id: {e for e in entries if not facts.holds(ledger_id, e)} for ledger_id, entries in ok.items()}
+    return Promises(ok, lost, tuple(facts.fenced))
 
 
-async def check_promises(who: str, bookie_id: str, bookie: ServedBookie, history: History, promises: Promises) -> None:
-    """After a replay (S2, S3, S8): every entry once answered OK is there with its bytes, every fence stands."""
+async def check_promises(
+    who: str,
+    bookie_id: str,
+    bookie: ServedBookie,
+    history: History,
+    promises: Promises,
+    has_decayed: Callable[[int, int], bool] | None = None,
+) -> None:
+    """After a replay (S2, S3, S8): every entry once answered OK is there with its bytes, every fence stands.
+
+    A bookie whose disks may fail at any moment may not know of an entry. One whose disks are well now must give all that it
+    did not lose with them, but for what `has_decayed` (ledger, entry).
+    """
     for ledger_id, entries in promises.ok.items():
         record = history.ledgers.get(ledger_id)
         if record is not None:
             named = {e: data for e, data in entries.items() if bookie_id in write_set_of(record, e)}
-            await _check_entries(who, bookie, history, ledger_id, named)
+            given = await _check_entries(who, bookie, history, ledger_id, named)
+            if has_decayed is not None and ledger_id in history.ledgers:
+                owed = named.keys() - given - promises.lost.get(ledger_id, set())
+                kept_back = sorted(entry_id for entry_id in owed if not has_decayed(ledger_id, entry_id))
+                history.check(
+                    "S8",
+                    not kept_back,
+                    lambda ledger_id=ledger_id, e=kept_back: f"{who} cannot give entries {e}; {history.story(ledger_id)}",
+                )
     for ledger_id in promises.fenced:
         await _check_fence(who, bookie, history, ledger_id)
 
 
-async def _check_entries(who: str, bookie: ServedBookie, history: History, ledger_id: int, expected: dict[int, bytes]) -> None:
+async def _check_entries(who: str, bookie: ServedBookie, history: History, ledger_id: int, expected: dict[int, bytes]) -> set[int]:
+    """Returns which of them it gave."""
+    given: set[int] = set()
     if not expected:
-        return
+        return given
     async for chunk in bookie.read(ReadRequest(ledger_id, min(expected), max(expected))):
         for group in chunk.groups:
             for entry_id in range(group.first_entry_id, group.last_entry_id + 1):
                 data = expected.get(entry_id)
                 same = data is None or data == group.entry(entry_id)
                 history.check("S8", same, lambda e=entry_id: f"{who} has other bytes for {ledger_id}:{e} than were answered OK")
+                given.add(entry_id)
         for missing in chunk.missing:
             lost = [entry_id for entry_id in expected if missing.first_entry_id <= entry_id <= missing.last_entry_id]
             kept = not (missing.status.certain_no and lost)
             history.check("S2", kept, lambda lost=lost: f"{who} lost entries {lost}; {history.story(ledger_id)}")
+    return given
 
 
 async def _check_fence(who: str, bookie: ServedBookie, history: History, ledger_id: int) -> None:

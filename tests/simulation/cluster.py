@@ -31,7 +31,7 @@ from cepheid_metadata import (
     readonly_bookies,
 )
 from cepheid_ports import CepheidError
-from tests.simulation.checks_disk import DiskChecks, proven_batches
+from tests.simulation.checks_disk import DiskChecks, lies_in, proven_batches
 from tests.simulation.checks_storage import BookieProbe, DeletionProbe, Promises, check_promises, promises_of
 from tests.simulation.faults import FaultPlan
 from tests.simulation.history import History
@@ -161,6 +161,10 @@ class SimBookie:
         """Whether some file holds `data` whole, come what may."""
         return any(disk.is_durable(data) for disk in self.disks)
 
+    def has_decayed(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether it may be unable to read that entry, though nothing fails at the moment."""
+        return lies_in(self.index, ledger_id, entry_id, self.disk.damaged_files())
+
     def start(self) -> asyncio.Task[None]:
         """Begins a new process on the disks as they are. The task ends when it serves, or has crashed on the way."""
         assert not self.node.alive, f"{self!r} is running"
@@ -259,13 +263,19 @@ class SimBookie:
 
     async def _replay(self, seed: str, copy: tuple[SimDisk, SimDisk, SimBlockIndex], promises: Promises) -> None:
         disk, journal_disk, index = copy
+        decayed = disk.damaged_files()
         ports = sim_ports(random.Random(f"{seed}/ports"), lambda _: 0.0, self.clock)
+
+        def has_decayed(ledger_id: int, entry_id: int) -> bool:
+            return lies_in(index, ledger_id, entry_id, decayed)
+
         try:
             bookie = await Bookie.open(self.settings, disk, index, ports, journal_disk=journal_disk)
         except CepheidError as error:
             self._history.violated("S8", f"{self.id} would refuse to start after power loss now: {error!r}")
             return
-        await check_promises(f"a copy of {self.id}'s disk at {self._history.now_s:.6f} s", self.id, bookie, self._history, promises)
+        who = f"a copy of {self.id}'s disk at {self._history.now_s:.6f} s"
+        await check_promises(who, self.id, bookie, self._history, promises, has_decayed)
         await bookie.aclose()
 
     def crash(self, *, power: bool) -> None:

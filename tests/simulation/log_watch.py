@@ -28,9 +28,9 @@ class LogWatch(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, _EXPECTED):
-            self._fail(SimulationError(f"{record.getMessage()}: {error!r}"), error)
-        elif error is None and _is_unexpected(told := vars(record).get("error")):
-            self._fail(SimulationError(f"{record.getMessage()}: {told}"), None)
+            self._fail(SimulationError(f"{record.getMessage()}: {error!r}", type(error).__name__), error)
+        elif error is None and (unexpected := _unexpected(told := vars(record).get("error"))):
+            self._fail(SimulationError(f"{record.getMessage()}: {told}", unexpected), None)
         if self._history.trace is not None:
             fields = " ".join(f"{key}={value}" for key, value in vars(record).items() if key not in _STANDARD)
             self._history.note(f"  log {record.getMessage()} {fields}")
@@ -53,7 +53,8 @@ class LogWatch(logging.Handler):
         root.handlers[:] = self._before[1]
 
 
-def _is_unexpected(told: object) -> bool:
-    """The `repr` of an exception of Python's own that none of the expected kinds is."""
+def _unexpected(told: object) -> str:
+    """The class of an exception of Python's own, whose `repr` was told, if it is none of the expected kinds; else ""."""
     kind = getattr(builtins, str(told).partition("(")[0], None) if told is not None else None
-    return isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _EXPECTED)
+    unexpected = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _EXPECTED)
+    return kind.__name__ if unexpected else ""

@@ -26,6 +26,7 @@ FILE = Path(__file__).with_name("medians.json")
 class Run:
     seeds: int  # until one failed, or it gave up
     rule: str  # that failed; "": it gave up
+    failed: str = ""  # the seed that did, as its replay takes it; not told of what was measured earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +78,8 @@ def save(measured: Mapping[str, Measured], file: Path = FILE) -> None:
 
 
 def _row(measured: Measured) -> dict[str, object]:
-    return {"code": measured.code, "date": measured.date, "runs": [[run.seeds, run.rule] for run in measured.runs]}
+    return {"code": measured.code, "date": measured.date, "runs": [_told(run) for run in measured.runs]}
+
+
+def _told(run: Run) -> list[object]:
+    return [run.seeds, run.rule, *filter(None, [run.failed])]

@@ -15,14 +15,14 @@ import datetime
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.simulation.campaign import Hunt, run_hunts
 from tests.simulation.measured import RUNS, Measured, Run, load, save
 from tests.simulation.mutant_rules import RULES
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.seeds import fresh_seeds
+from tests.simulation.seeds import Outcome, fresh_seeds
 
 MOST_SEEDS = 1_000
 """After so many a run gives up: the mutant counts as not caught."""
@@ -77,12 +77,17 @@ def _done(measured: Measured | None, code: str) -> int:
 
 
 def _hunter(cores: int) -> Hunter:
-    return lambda hunts: ((hunt, Run(len(outcomes), outcomes[-1].rule)) for hunt, outcomes in run_hunts(hunts, cores=cores))
+    return lambda hunts: ((hunt, _run_of(outcomes)) for hunt, outcomes in run_hunts(hunts, cores=cores))
+
+
+def _run_of(outcomes: Sequence[Outcome]) -> Run:
+    last = outcomes[-1]
+    return Run(len(outcomes), last.rule, hex(last.seed) if last.failure is not None else "")
 
 
 def _by_chance(mutant: str, measured: Measured) -> str:
     """A rule that does not speak of it may have failed for another reason: a bug, or a check that is wrong."""
-    others = sorted(measured.rules.keys() - RULES[mutant])
+    others = [f"{run.rule} (seed {run.failed or 'unknown'})" for run in measured.runs if run.rule and run.rule not in RULES[mutant]]
     return f"; LOOK: mutant_rules.py does not expect {', '.join(others)}" if others else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,19 +11,22 @@ from unittest import mock
 from cepheid_bookie import Bookie, MetadataCookies
 from cepheid_bookie.add_answers import AddCompletion
 from cepheid_bookie.admission import Admission
+from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import Cookie
+from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.journal_format import JournalRecord
 from cepheid_bookie.journal_mark import START
 from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_writer import JournalPosition
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_ledger import ClosedLedger, ensemble_change, recovery
+from cepheid_ledger.ledger_writer import LedgerWriter
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.write_back import WriteBack
-from cepheid_metadata import DeletedLedgers, LedgerMetadata, LedgerState, Op
+from cepheid_metadata import DeletedLedgers, LedgerMetadata, LedgerState, MetadataError, Op
 from cepheid_rpc import AddRequest, EntryGroup, Status
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -350,6 +354,41 @@ def replay_the_segment_of_the_mark_from_its_beginning() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def give_up_a_log_whose_read_failed_once() -> Iterator[None]:
+    """Whoever failed is not asked again: what lies in that entry log stays unknown, though the disk is well."""
+    read_block = EntryLogReader.read_block
+
+    def read_block_once(self: EntryLogReader, block: BlockRef, *, check: bool = True) -> EntryGroup:
+        given_up: set[int] = self.__dict__.setdefault("given_up", set())
+        if block.log_id in given_up:
+            raise OSError(f"log {block.log_id} failed before")
+        try:
+            return read_block(self, block, check=check)
+        except OSError:
+            given_up.add(block.log_id)
+            raise
+
+    with mock.patch.object(EntryLogReader, "read_block", read_block_once):
+        yield
+
+
+@contextlib.contextmanager
+def wait_for_metadata_after_a_silence() -> Iterator[None]:
+    """A writer that was idle confirms nothing until metadata told it that the ledger is still its own; and asks once."""
+
+    async def look_up_once(self: LedgerWriter) -> None:
+        try:
+            async with asyncio.timeout(self._settings.idle_check_timeout_s):
+                await self._record.reread()
+        except (MetadataError, TimeoutError):
+            return
+        self._pipeline.release()
+
+    with mock.patch.object(LedgerWriter, "_look_up_state", look_up_once):
+        yield
+
+
 BOOKIE_MUTANTS: Iterable[Mutant] = (
     put_adds_into_the_cache_behind_their_answers,
     take_a_repeated_add_in_spite_of_the_fence,
@@ -364,4 +403,6 @@ BOOKIE_MUTANTS: Iterable[Mutant] = (
     cut_damage_like_a_torn_tail,
     keep_explicit_lacs_in_memory,
     replay_the_segment_of_the_mark_from_its_beginning,
+    give_up_a_log_whose_read_failed_once,
+    wait_for_metadata_after_a_silence,
 )

@@ -331,7 +331,7 @@ DISPATCH_MUTANTS: tuple[Mutant, ...] = (
 
 DISPATCH_RULES: dict[str, set[str]] = {
     "skip what did not fit into a read": {"V7", "H5", "H8"},
-    "permits wake nobody": {"V7"},
+    "permits wake nobody": {"V7", "V9"},  # V9: what was read ahead is given to nobody, nor given back
     "find nothing behind what was trimmed": {"V7", "H5", "H8", "M3"},
     "skip the first behind what was trimmed": {"V7", "H5", "H8", "M3"},
     "forget what is given back": {"H9", "V7", "H5", "H6"},
@@ -342,17 +342,17 @@ DISPATCH_RULES: dict[str, set[str]] = {
     "let later messages pass what is sent again": {"H10"},
     "keep a key at who has acknowledged": {"V7"},
     "take over without going back": {"H8", "V7"},
-    "seek one off": {"H13", "C4", "H7", "H5", "H6", "H8", "V7"},
     # M6: what counts as acknowledged may be trimmed
+    "seek one off": {"H13", "C4", "H7", "H5", "H6", "H8", "V7", "M6"},
     "skip one too many": {"C3", "H5", "H6", "H8", "M6"},
     "acknowledge cumulatively on shared subscriptions": {"H5", "H6", "H10", "M6"},
-    "take a part of a batch for all of it": {"H5", "H6", "H8", "M6"},
+    "take a part of a batch for all of it": {"H5", "H6", "H8", "H10", "M6"},
     "acknowledge all of a batch up to whose middle it is": {"H5", "H6", "H8", "M6"},
     "ignore parts of batches": {"H7", "C2", "C4"},
     "say saved before it is": {"C2", "H7"},
     "spend no permits": {"H14"},
     "start over with some permits": {"H8"},
-    "send to whoever has permits": {"H8"},
+    "send to whoever has permits": {"H8", "V7"},
     "tell no delivery counts": {"H9"},
     "store what is refused": {"H1"},
 }

@@ -180,6 +180,12 @@ def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     _flip_in(bookie.disk, "entrylog", payload, f"{payload!r} is in no entry log of {bookie.id}")
 
 
+@step("{bookie} fails to read its entry log once")
+def entry_log_fails_once(scene: Scene, bookie: SimBookie) -> None:
+    """EIO, the next time."""
+    bookie.disk.fail("pread", "entrylog/")
+
+
 @step("a bit of {payload} flips in the journal of {bookie}")
 def journal_decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     """Likewise."""
@@ -260,8 +266,10 @@ def serves(scene: Scene, bookies: Sequence[SimBookie]) -> None:
 
 @step("{bookies} (has|have) everything that was promised")
 async def keeps_promises(scene: Scene, bookies: Sequence[SimBookie]) -> None:
-    """Every entry answered OK can be read with its bytes, every fence refuses an add (S2, S3, S8)."""
+    """Every entry answered OK can be read with its bytes, but for what was lost with its disks or lies in a log that decayed;
+    every fence refuses an add (S2, S3, S8)."""
     for each in bookies:
         serves(scene, [each])
         served: Any = each.bookie
-        await check_promises(each.id, each.id, served, scene.history, promises_of(scene.history.bookie(each.id)))
+        promises = promises_of(scene.history.bookie(each.id))
+        await check_promises(each.id, each.id, served, scene.history, promises, each.has_decayed)

@@ -52,7 +52,7 @@ class Outcome:
 
     seed: int
     failure: str | None  # what was violated, and where that was
-    rule: str = ""  # the number of the invariant that failed, or the name of an exception
+    rule: str = ""  # the number of the invariant that failed, or the class of the exception that nobody expected
     cuts: Cuts = NO_CUTS
     mutant: str | None = None
     only: str | None = None  # the one rule that could fail

@@ -53,6 +53,8 @@ LEDGER_SETTINGS = LedgerSettings(
     deletion_grace_s=1.5,
     metadata_timeout_s=5.0,
     reconnect_delay_max_s=1.0,
+    explicit_lac_interval_s=0.5,
+    idle_check_s=0.5,  # workloads pause that long
 )
 MANAGED_LEDGER_SETTINGS = ManagedLedgerSettings(
     ledger_max_entries=12,

@@ -108,5 +108,5 @@ class Stage:
 
     def _fail(self, who: str, error: Exception) -> None:
         if self.loop.failure is None:
-            self.loop.failure = SimulationError(f"{who} failed: {error!r}")
+            self.loop.failure = SimulationError(f"{who} failed: {error!r}", type(error).__name__)
             self.loop.failure.__cause__ = error

@@ -12,6 +12,7 @@ from tests.simulation.medians import codes_of, measure
 from tests.simulation.mutant_rules import RULES
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.scenario_language import FOLDER, all_scenarios
+from tests.simulation.seeds import Outcome
 
 ONE, OTHER, THIRD = "confirm below the ack quorum", "fence not by reads", "skip what did not fit into a read"
 
@@ -27,6 +28,12 @@ def hunter(asked: list[str]) -> medians.Hunter:
     return hunt
 
 
+def test_a_run_tells_the_seed_that_failed_so_that_it_can_be_replayed() -> None:
+    held, failed = Outcome(7, None), Outcome(31, "L3: told too early", "L3")
+    assert medians._run_of([held, failed]) == Run(2, "L3", "0x1f")
+    assert medians._run_of([held, held]) == Run(2, "")
+
+
 def test_a_cell_tells_the_median_the_range_and_what_caught_it() -> None:
     measured = Measured("c", "d", (Run(1, "S1"), Run(3, "S2"), Run(2, "S1"), Run(1_000, "")))
     assert str(measured) == "2.5 (1..1000; S1 2, S2 1; 1 in vain, 4 runs)"
@@ -34,7 +41,7 @@ def test_a_cell_tells_the_median_the_range_and_what_caught_it() -> None:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    measured = {ONE: Measured("c", "d", (Run(1, "S1"), Run(1_000, ""))), OTHER: Measured("e", "f")}
+    measured = {ONE: Measured("c", "d", (Run(1, "S1", "0x1f"), Run(1_000, ""))), OTHER: Measured("e", "f")}
     save(measured, tmp_path / "medians.json")
     assert load(tmp_path / "medians.json") == measured
     assert [path.name for path in tmp_path.iterdir()] == ["medians.json"]
@@ -67,8 +74,8 @@ def test_it_can_be_stopped_after_any_run() -> None:
 
 
 def test_what_caught_a_mutant_by_chance_is_shown() -> None:
-    caught = Measured("c", "d", (Run(1, "L3"), Run(2, "H9")))
-    assert medians._by_chance(ONE, caught) == "; LOOK: mutant_rules.py does not expect H9"
+    caught = Measured("c", "d", (Run(1, "L3", "0xa"), Run(2, "H9", "0xb")))
+    assert medians._by_chance(ONE, caught) == "; LOOK: mutant_rules.py does not expect H9 (seed 0xb)"
     assert medians._by_chance(ONE, Measured("c", "d", (Run(1, "L3"), Run(9, "")))) == ""
 
 

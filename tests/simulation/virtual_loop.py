@@ -28,7 +28,14 @@ START_S = 1_000.0  # loop time at the start: not 0, so that a forgotten "0 means
 
 
 class SimulationError(AssertionError):
-    """The simulated code misbehaved in a way that no invariant names: an unhandled exception, a deadlock, an endless run."""
+    """The simulated code misbehaved in a way that no invariant names: an unhandled exception, a deadlock, an endless run.
+
+    `rule`: the class of that exception, so that a broken assertion of the product is told from a mistake of the simulator.
+    """
+
+    def __init__(self, message: str, rule: str = "SimulationError") -> None:
+        super().__init__(message)
+        self.rule = rule
 
 
 class SimFuture(asyncio.Future[Any]):
@@ -111,7 +118,7 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         super().__init__()
         self.steps = 0
         self.max_steps = max_steps
-        self.errors: list[str] = []
+        self.errors: list[tuple[BaseException | None, str]] = []
         self.strike_at_step = sys.maxsize  # `on_strike` is asked before this step of a process, and before each one until it struck
         self.on_strike: Callable[[Node], bool] = lambda _: True
         self.failure: BaseException | None = None  # set by whoever must not raise where he is: ends the run
@@ -161,7 +168,7 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         if self._ended or (isinstance(task, SimTask) and task.done() and not task.failed_unheard):
             return
         error = context.get("exception")
-        self.errors.append(f"{context.get('message')}: {error!r} in {task!r}")
+        self.errors.append((error, f"{context.get('message')}: {error!r} in {task!r}"))
 
     def _run_once(self) -> None:
         """Goes on until the loop is stopped. asyncio would ask for each round of callbacks; most rounds have one."""
@@ -212,7 +219,9 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         if self.failure is not None:
             raise self.failure
         if self.errors:
-            raise SimulationError(f"at {self._now:.6f} s, step {self.steps}: " + "; ".join(self.errors))
+            first, told = self.errors[0][0], "; ".join(text for _, text in self.errors)
+            rule = "SimulationError" if first is None else type(first).__name__
+            raise SimulationError(f"at {self._now:.6f} s, step {self.steps}: {told}", rule)
 
     def _jump(self) -> None:
         timers = self._timers
@@ -265,7 +274,7 @@ class VirtualLoop(SocketCalls, asyncio.BaseEventLoop):
         """A task that failed and was awaited by nobody: asyncio would log it some time after the run."""
         for task in self._tasks:
             if task.failed_unheard:
-                self.errors.append(f"nobody heard that task {task.get_name()} failed: {task.exception()!r}")
+                self.errors.append((task.exception(), f"nobody heard that task {task.get_name()} failed: {task.exception()!r}"))
 
     def _bury(self) -> None:
         """Closes what crashed nodes and unfinished work left behind, so that nothing of it runs or complains later."""
