@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 from cepheid_broker.persistent_topic import PersistentTopic
 from cepheid_broker.topic_deduplication import DEDUP_CURSOR
-from cepheid_metadata import CursorRecord, keys
+from cepheid_metadata import CursorRecord, Position, keys
+from cepheid_wire import TopicName, parse_metadata
 from tests.simulation.audit_waits import read_all
 from tests.simulation.cluster import SimBookie
 from tests.simulation.scenario_language import ScenarioError, kind, step
@@ -155,6 +156,29 @@ async def deletes_ids(scene: Scene, broker: SimBroker, ledger: OpenLedger, produ
 
 def _ids_record(scene: Scene, producer: Producing) -> CursorRecord:
     return scene.history.cursor_records[keys.cursor_key(producer.workload.topic, DEDUP_CURSOR)]
+
+
+@step("{broker} has found the sequence ids of {producer} with the position that they belong to")
+def found_ids(scene: Scene, broker: SimBroker, producer: Producing) -> None:
+    """Of each name the last one of what was stored up to that position, and nothing of what is stored behind it (C6)."""
+    if broker is not producer.broker:
+        raise ScenarioError(f"its topic is served by {producer.broker.name}")
+    cursor = producer.topic.ledger.cursors[DEDUP_CURSOR]
+    found, stored = dict(cursor.sequence_ids), dict[str, int]()
+    for position, payload in _stored(scene, producer.workload.topic):
+        if position <= cursor.mark_delete:
+            metadata = parse_metadata(payload)
+            stored[metadata.producer_name] = metadata.sequence_id
+    scene.require(bool(found), f"it is at {cursor.mark_delete}, and has found none")
+    scene.require(found == stored, f"it is at {cursor.mark_delete} with {found}; up to there {stored} are stored")
+
+
+def _stored(scene: Scene, topic: TopicName) -> Iterator[tuple[Position, bytes]]:
+    """What its committed chain has for certain, in order."""
+    history = scene.history
+    for ledger in history.chains[keys.chain_key(topic)].ledgers:
+        for entry_id, payload in enumerate(history.sent[ledger.ledger_id][: history.entries_of(ledger.ledger_id)]):
+            yield Position(ledger.ledger_id, entry_id), payload
 
 
 @step("{producer} is told to come back")

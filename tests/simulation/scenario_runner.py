@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import inspect
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class Outcome:
     failure: BaseException | None
     line: Line | None  # where it failed
     trace: Sequence[str]
+    checked: Mapping[str, int]  # by rule: how often the simulator did
     only: str | None = None  # the one rule whose checks were heard
 
     @property
@@ -98,7 +99,8 @@ def play(scenario: Scenario, mutant: str | None = None, trace: bool = False, onl
             scene.play(_perform(scene, course))
         except AssertionError as error:
             failure = error
-    return Outcome(scenario.stem, mutant, failure, scene.line if failure else None, scene.history.trace or (), only)
+    line, history = scene.line if failure else None, scene.history
+    return Outcome(scenario.stem, mutant, failure, line, history.trace or (), history.checked, only)
 
 
 async def _perform(scene: Scene, course: Sequence[tuple[Line, Step, tuple[str, ...]]]) -> None:

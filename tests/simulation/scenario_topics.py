@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cepheid_broker.managed_ledger import ManagedLedger, Retention
-from cepheid_metadata import Chain, CursorRecord, Op, Position, keys
+from cepheid_metadata import Chain, CursorRecord, Op, Position, Put, keys
 from tests.simulation.audit_waits import read_all
 from tests.simulation.checks_topic import acked_messages, check_all_entries
 from tests.simulation.cluster import SimBookie
@@ -197,6 +197,24 @@ async def publishes_until_asleep(scene: Scene, broker: SimBroker, topic: TopicCo
     while not broker.node.paused:
         topic.publish(broker, [b"unnamed %d" % len(topic.workload.model.sent)])
         await asyncio.sleep(0.0005)
+
+
+@step("{broker} publishes to {topic} until it takes ledger ids, and does not hear that they are its own")
+async def publishes_until_ids_are_lost(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
+    """Entries of no name, one after the other, until its block of ids is used up. The write of the counter that takes the next one
+    is applied, and reported as unknown; those before and after it are answered."""
+    taken: list[Sequence[Op]] = []
+
+    def loses(ops: Sequence[Op]) -> bool:
+        takes = not taken and any(isinstance(op, Put) and op.key == keys.LEDGER_IDS_KEY for op in ops)
+        if takes:
+            taken.append(ops)
+        return takes
+
+    broker.store.loses_answer = loses
+    while not taken:
+        stored = await topic.publish(broker, [b"unnamed %d" % len(topic.workload.model.sent)])
+        scene.require(stored, "an entry is not told OK")
 
 
 @step("{broker} publishes to {topic} until it has {number} ledgers more")

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
 from tests.simulation.faults import CALM
 from tests.simulation.scenario_language import Scenario, all_scenarios
-from tests.simulation.scenario_runner import play, run
+from tests.simulation.scenario_runner import Outcome, play, run
 from tests.simulation.world import World
 
 SCENARIOS = all_scenarios()
 MISTAKES = [(scenario, mutant) for scenario in SCENARIOS for mutant in scenario.mutants]
 
 
+@functools.cache
+def played(stem: str) -> Outcome:
+    """Without a mistake, once for all tests that ask."""
+    return run(stem, trace=True)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.stem)
 def test_it_holds(scenario: Scenario) -> None:
-    outcome = play(scenario, trace=True)
+    outcome = played(scenario.stem)
     assert outcome.failure is None, "\n".join([*outcome.trace[-40:], outcome.describe()])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.stem)
+def test_each_rule_of_its_head_is_looked_at(scenario: Scenario) -> None:
+    """By a check on the way, by a line that names it, or by what one of its mistakes fails by."""
+    looked_at = {*played(scenario.stem).checked, *(line.rule for line in scenario.lines)}
+    looked_at.update(rule for rules in scenario.mutants.values() for rule in rules)
+    idle = [rule for rule in scenario.holds if rule not in looked_at]
+    assert not idle, f"{scenario.stem} claims {', '.join(idle)}, and nothing in it could fail by that"
 
 
 @pytest.mark.parametrize(("scenario", "mutant"), MISTAKES, ids=[f"{scenario.stem} {mutant}" for scenario, mutant in MISTAKES])
