@@ -8,10 +8,11 @@ SEEDS  ?= 200
 CORES  ?= 1
 BENCH  ?= all
 
-.PHONY: help demo demo-spark run test check bench simulate proto clean
+.PHONY: help install demo demo-spark run test check bench simulate proto clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
+	@echo "make install           the environment, for commands typed by hand: source $(VENV)/bin/activate"
 	@echo "make run               a standalone server in the foreground on ./$(DATA)"
 	@echo "make test              the whole test suite"
 	@echo "make check             ruff, mypy --strict, import contract"
@@ -22,6 +23,8 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: install it (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+install: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/cepheid demo $(if $(EVENTS),--events $(EVENTS))

@@ -12,17 +12,21 @@ python -m tests.simulation --scenario 01 --trace      one scenario, line by line
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
+from pathlib import Path
 
-from tests.simulation.campaign import run_campaign
+from tests.simulation.campaign import Totals, run_campaign
 from tests.simulation.cuts import Cuts, parse_numbers
+from tests.simulation.fault_kinds import KINDS
 from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.seeds import FIRST_FRESH, Outcome, fresh_seeds, run_seed
 from tests.simulation.shrink import shrink
 
 _OF_ONE_SEED = ("without", "skip", "operations", "digest", "shrink")
 _OF_MANY_SEEDS = ("branches", "fresh", "seeds", "start", "cores")
+_INVARIANTS = Path(__file__).parents[2] / "docs" / "invariants.md"
 _USUALLY = {"seeds": 100, "start": 0, "cores": 1}
 """What they are when not given. Not defaults of the parser's: `--seeds 100 --seed 3` would look like `--seed 3`."""
 
@@ -120,7 +124,8 @@ def _why_not_only(rule: str, *, is_of_one_run: bool) -> str | None:
 
 
 def _play(name: str, mutant: str | None, only: str | None, *, trace: bool) -> int:
-    from tests.simulation.scenario_runner import ScenarioError, run  # with all steps, which seeds do not need
+    from tests.simulation.scenario_language import ScenarioError
+    from tests.simulation.scenario_runner import run  # with all steps, which seeds do not need
 
     try:
         outcome = run(name, mutant, trace, only)
@@ -145,20 +150,39 @@ def _run_many(seeds: list[int], cores: int, mutant: str | None) -> int:
             print(f"\r{done}/{len(seeds)}", end="", file=sys.stderr)
 
     totals = run_campaign(seeds, cores=cores, mutant=mutant, on_outcome=tell)
-    print("\n".join(totals.lines()))
+    print("\n".join(with_what_never_came(totals)))
     return 1 if totals.failures else 0
+
+
+def with_what_never_came(totals: Totals) -> list[str]:
+    """Behind what struck and what was checked, what did not: few seeds miss a lot, a campaign should miss nothing."""
+    missed = {"faults": _never("kinds", KINDS, totals.faults), "checks": _never("rules", rule_numbers(), totals.checks)}
+    return [each for line in totals.lines() for each in (line, missed.get(line.split()[0], "")) if each]
+
+
+def _never(called: str, wanted: Sequence[str], came: Collection[str]) -> str:
+    return f"{'':11} of {len(wanted)} {called} never: {' · '.join(name for name in wanted if name not in came) or 'none'}"
+
+
+def rule_numbers() -> list[str]:
+    """Of all statements that docs/invariants.md makes."""
+    return re.findall(r"^\| ([SLMOCHV]\d+) \|", _INVARIANTS.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def _show_branches(seeds: list[int], cores: int) -> int:
     # needs the library coverage, which nothing else here does
-    from tests.simulation.branch_coverage import UNREACHED, branches_of, excused, rare_and_missed, totals
+    from tests.simulation.branch_coverage import UNREACHED, branches_of, excused, excused_and_taken, rare_and_missed, totals
 
     reports = branches_of(seeds, cores=cores)
     print("\n".join(map(str, reports)))
     print(totals(reports))
-    rare, missed = rare_and_missed(reports, excused(UNREACHED.read_text()))
+    reasons = excused(UNREACHED.read_text())
+    rare, missed = rare_and_missed(reports, reasons)
     print(f"rare        {rare} that few seeds take, {rare - len(missed)} of them reached")
     print("\n".join(f"    {name}" for name in missed))
+    taken = excused_and_taken(reports, reasons, rare_too=False)
+    print(f"excused     {len(reasons) - rare} for other reasons, {len(taken)} of them taken all the same")
+    print("\n".join(f"    {name}" for name in taken))
     return 0
 
 

@@ -104,6 +104,14 @@ def rare_and_missed(reports: Sequence[CoreReport], reasons: Mapping[str, str]) -
     return len(rare), [name for name in rare if name in missed]
 
 
+def excused_and_taken(reports: Sequence[CoreReport], reasons: Mapping[str, str], *, rare_too: bool = True) -> list[str]:
+    """Branches that need no excuse, or another one: these runs took them."""
+    missed = {branch.name for report in reports for branch in report.missed}
+    known = {name for report in reports for name in report.names}
+    wrong = [name for name, reason in reasons.items() if rare_too or not reason.startswith(RARE)]
+    return [name for name in wrong if name in known and name not in missed]
+
+
 def totals(reports: Sequence[CoreReport]) -> str:
     branches, missed = sum(report.branches for report in reports), sum(len(report.missed) for report in reports)
     return f"branches    {branches} in {len(reports)} cores, {branches - missed} reached"

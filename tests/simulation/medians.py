@@ -28,23 +28,35 @@ MOST_SEEDS = 1_000
 """After so many a run gives up: the mutant counts as not caught."""
 
 _SEEDS_RUN = ("cepheid_", "tests.simulation.", "tests.history.")
-_SEEDS_DO_NOT_RUN = tuple(f"tests.simulation.{name}" for name in ("campaign", "measured", "medians", "mutant", "processes"))
+_SEEDS_DO_NOT_RUN = tuple(
+    f"tests.simulation.{name}" for name in ("campaign", "digests", "measured", "medians", "mutant", "processes")
+)
 
 Hunter = Callable[[list[Hunt]], Iterable[tuple[Hunt, Run]]]
 
 
 def codes_of(mutants: Iterable[str]) -> dict[str, str]:
     """By mutant, a hash of what its seeds run: whatever is loaded now, but of the modules of mutants the one with its own."""
-    common = hashlib.sha256()
-    for name in sorted(sys.modules):
-        if name.startswith(_SEEDS_RUN) and not name.startswith(_SEEDS_DO_NOT_RUN):
-            common.update(_source(name))
+    common = _sources()
     codes: dict[str, str] = {}
     for mutant in mutants:
         own = common.copy()
         own.update(_source(MUTANTS[mutant].__module__))
         codes[mutant] = own.hexdigest()[:12]
     return codes
+
+
+def code_of_seeds() -> str:
+    """The same of seeds without a mutant."""
+    return _sources().hexdigest()[:12]
+
+
+def _sources() -> hashlib._Hash:
+    sources = hashlib.sha256()
+    for name in sorted(sys.modules):
+        if name.startswith(_SEEDS_RUN) and not name.startswith(_SEEDS_DO_NOT_RUN):
+            sources.update(_source(name))
+    return sources
 
 
 def _source(module: str) -> bytes:
