@@ -136,6 +136,20 @@ def test_a_segment_whose_creation_was_cut_is_removed() -> None:
     assert replayed(disk) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_header_whose_sync_failed_is_on_the_disk_when_a_mark_may_point_behind_it(seed: int) -> None:
+    """Seed 0x2b of the simulator: the system shows a header that no later sync writes, and a start went on from it."""
+    disk = new_disk(seed)
+    disk.fail("sync", "journal/")
+    with pytest.raises(OSError, match="sync"):
+        write(new_writer(disk), 0, size=20)
+    disk = disk.process_crash()
+    replay = JournalReplay(disk, START)
+    assert list(replay.records()) == []
+    assert replay.report.end == JournalPosition(1, 1, ALIGNMENT)
+    assert list(JournalReplay(disk.power_loss(), replay.report.end).records()) == []
+
+
 def test_a_missing_segment_stops_the_start() -> None:
     disk, positions = written(40)
     disk.unlink(segment_path(2))
