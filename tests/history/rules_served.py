@@ -372,11 +372,15 @@ class _Subscription:
         if not key:
             return
         self.asked["H10"] = None
+
+        def comes_first(earlier: int) -> bool:
+            return earlier < rank and not self._standing.may_be_passed(earlier, rank, opening.epoch)
+
         for other in opening.consumers.values():
             if other is consumer:
                 continue
             for held_rank, held in other.held.items():
-                if held_rank < rank and self._stored.key_of(held_rank) == key:
+                if self._stored.key_of(held_rank) == key and comes_first(held_rank):
                     text = f"{event.actor} got {event.position} of key {key} while {other.opened.actor} holds an earlier one"
                     yield Violation("H10", text, (held, event))
                     return
@@ -384,7 +388,7 @@ class _Subscription:
             if (last := opening.first_of_key.get(key, -1)) > rank:
                 text = f"key {key}: {event.position} came first behind {self._stored.at(last)}"
                 yield Violation("H10", text, (opening.received[last], event))
-            if (earlier := min(opening.to_send_again.get(key, ()), default=rank)) < rank:
+            if (earlier := min(filter(comes_first, opening.to_send_again.get(key, ())), default=rank)) < rank:
                 text = f"key {key}: {event.position} came first, and {self._stored.at(earlier)} was to be sent again before it"
                 yield Violation("H10", text, (opening.received[earlier], event))
             opening.first_of_key[key] = max(rank, last)

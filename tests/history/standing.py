@@ -164,6 +164,11 @@ class Standing:
         """It may yet do what it was asked."""
         return any(move.epoch == epoch for move in self._unsettled)
 
+    def may_be_passed(self, earlier: int, rank: int, epoch: int) -> bool:
+        """Whether an opening may deliver `rank` and not `earlier`, since it did what it was asked and nobody heard of."""
+        moves = [move for move in self._unsettled if move.epoch == epoch and rank >= move.target]
+        return any(earlier < (move.target if move.resets else move.farthest) for move in moves)
+
     def trim(self, rank: int) -> list[int]:
         """What is before it leaves the topic. Which of it is owed for certain."""
         owed = [each for each in range(rank) if each not in self.done and each not in self.doubtful]

@@ -256,6 +256,22 @@ def test_what_is_sent_again_goes_before_later_messages_of_its_key() -> None:
     assert after(2, 0, 3, 4, key="") == [], "without a key there is no order"
 
 
+def test_what_a_move_may_have_passed_holds_up_no_later_messages_of_its_key() -> None:
+    """Nobody heard of the move, so it may be done by now; what is delivered before its target says that it is not."""
+
+    def given_back() -> Story:
+        told = Story("Key_Shared", key="k").open("a").open("b").begins(2)
+        return told.got("a", 0).note("nack", "a", position=(1, 0, -1))
+
+    assert given_back().got("b", 2, 3, 4).acks("b", 2, 3, 4).broken() == []
+    assert given_back().got("b", 1, 2, 3, 4).acks("b", 1, 2, 3, 4).broken() == ["H10"]
+    assert given_back().note("close", "a").open("c", SECOND).got("c", 2).acks("c", *range(5)).broken() == []
+    held = Story("Key_Shared", key="k").open("a").open("b").begins(2).got("a", 0)
+    assert held.got("b", 2, 3, 4).acks("b", 2, 3, 4).broken() == []
+    elsewhere = Story("Key_Shared", key="k").open("a", SECOND).open("b", SECOND).begins(2, FIRST).got("a", 0).got("b", 2)
+    assert elsewhere.acks("b", *range(5)).broken()[0] == "H10", "another opening moves nothing here"
+
+
 def test_what_is_acknowledged_or_skipped_holds_up_no_later_messages_of_its_key() -> None:
     told = Story("Key_Shared", key="k").open("a").got("a", 0).note("nack", "a", position=(1, 0, -1)).acks("a", 0)
     assert told.got("a", 1, 2, 3, 4).acks("a", 1, 2, 3, 4).broken() == []

@@ -1,6 +1,6 @@
 """How many fresh seeds it takes until a mutant is caught: ten runs of each, the median for the table in README.md.
 
-python -m tests.simulation.medians --cores 2 --write              all mutants (hours); goes on where it stopped
+python -m tests.simulation.medians --cores 2 --write              all mutants (half an hour); goes on where it stopped
 python -m tests.simulation.medians --mutant "fence not by reads"  one
 python -m tests.simulation.medians --cores 2 --write --missing    what was measured over other code need not be repeated
 
