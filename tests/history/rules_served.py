@@ -385,7 +385,8 @@ class _Subscription:
                     yield Violation("H10", text, (held, event))
                     return
         if rank not in opening.received:
-            if (last := opening.first_of_key.get(key, -1)) > rank:
+            last = opening.first_of_key.get(key, -1)
+            if last > rank and not self._standing.may_be_reopened(rank, opening.epoch):
                 text = f"key {key}: {event.position} came first behind {self._stored.at(last)}"
                 yield Violation("H10", text, (opening.received[last], event))
             if (earlier := min(filter(comes_first, opening.to_send_again.get(key, ())), default=rank)) < rank:

@@ -153,6 +153,8 @@ class Standing:
         """So many messages, from the first on, have left the topic."""
         self._latest = -1
         self._unsettled: list[Move] = []
+        self._moves: list[Move] = []
+        """All that began, but those that a reset ended for certain: whoever held something may have lost it to one of them."""
 
     def on_opening(self, epoch: int) -> None:
         self._latest = max(epoch, self._latest)
@@ -165,9 +167,13 @@ class Standing:
         return any(move.epoch == epoch for move in self._unsettled)
 
     def may_be_passed(self, earlier: int, rank: int, epoch: int) -> bool:
-        """Whether an opening may deliver `rank` and not `earlier`, since it did what it was asked and nobody heard of."""
-        moves = [move for move in self._unsettled if move.epoch == epoch and rank >= move.target]
+        """Whether an opening may deliver `rank` and not `earlier`, since it did what it was asked, or may have."""
+        moves = [move for move in self._moves if move.epoch == epoch and rank >= move.target]
         return any(earlier < (move.target if move.resets else move.farthest) for move in moves)
+
+    def may_be_reopened(self, rank: int, epoch: int) -> bool:
+        """Whether it may come though later ones came before."""
+        return any(move.epoch == epoch and move.reopens(rank) for move in self._moves)
 
     def trim(self, rank: int) -> list[int]:
         """What is before it leaves the topic. Which of it is owed for certain."""
@@ -188,6 +194,7 @@ class Standing:
         """False: it can change nothing any more, outside its own opening (rule 2)."""
         self.on_opening(move.epoch)
         self._unsettled.append(move)
+        self._moves.append(move)
         if self.is_deposed(move.epoch):
             return False
         self.moved_in = move.epoch
@@ -210,6 +217,8 @@ class Standing:
             self._unsettled = [other for other in self._unsettled if other.epoch != move.epoch]
         if self.is_deposed(move.epoch):
             return False  # it may be what the next opening began with
+        if move.resets:
+            self._moves = [other for other in self._moves if other.epoch != move.epoch]
         for rank in range(self.trimmed, len(self._stored.events)):
             if rank < move.target:
                 self.acknowledge(rank, move.epoch)

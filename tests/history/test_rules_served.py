@@ -268,6 +268,14 @@ def test_what_a_move_may_have_passed_holds_up_no_later_messages_of_its_key() -> 
     assert given_back().note("close", "a").open("c", SECOND).got("c", 2).acks("c", *range(5)).broken() == []
     held = Story("Key_Shared", key="k").open("a").open("b").begins(2).got("a", 0)
     assert held.got("b", 2, 3, 4).acks("b", 2, 3, 4).broken() == []
+    skipped = Story("Key_Shared", key="k").open("a").open("b").got("a", 0).begins(4, skips=2).got("a", 1).moved(4, skips=2)
+    assert skipped.got("b", 2, 3, 4).acks("b", 2, 3, 4).broken() == [], "what is skipped nobody holds"
+    crossed = given_back().begins(2).moved(2).moved(2).got("b", 2, 3, 4).acks("b", 2, 3, 4)
+    assert "H10" not in crossed.broken(), "of two moves at once nobody knows which came last"
+    back = Story("Key_Shared", key="k").open("a").begins(3).got("a", 3).acks("a", 3).begins(0).got("a", 0, 1, 2)
+    assert "H10" not in back.broken()
+    answered = given_back().moved(2).got("a", 2).note("nack", "a", position=(1, 2, -1)).got("b", 3)
+    assert "H10" in answered.broken(), "once it is known it is done once"
     elsewhere = Story("Key_Shared", key="k").open("a", SECOND).open("b", SECOND).begins(2, FIRST).got("a", 0).got("b", 2)
     assert elsewhere.acks("b", *range(5)).broken()[0] == "H10", "another opening moves nothing here"
 

@@ -106,7 +106,7 @@ RULES: Mapping[str, Set[str]] = {
     "charge for ever for what newcomers got": {"V9"},
     "charge for ever for what nobody fetched": {"V9"},
     "charge for ever for what was not sent": {"V9"},
-    "open topics slowly": {"V4", "V9"},
+    "open topics slowly": {"V4", "V9"},  # V9: look-ups wait for it (0x1168f811f)
     "start again slowly": {"V8"},
     "ask for a checkpoint at admission": {"V6"},
     "collect logs by the ledgers in memory": {"S9"},

@@ -30,7 +30,7 @@ START_S = 1_000.0  # loop time at the start: not 0, so that a forgotten "0 means
 class SimulationError(AssertionError):
     """The simulated code misbehaved in a way that no invariant names: an unhandled exception, a deadlock, an endless run.
 
-    `rule`: the class of that exception, so that a broken assertion of the product is told from a mistake of the simulator.
+    `rule`: the class of that exception: one that a mistake is known to run into is told from all others.
     """
 
     def __init__(self, message: str, rule: str = "SimulationError") -> None:
