@@ -34,8 +34,8 @@ from cepheid_metadata import (
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import Ports
 from cepheid_scan import PlanSource, ReadMode, ScanRequest, ScanSpec, TopicSelection
+from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_scan import plan_scan
-from cepheid_scan.planner import open_planner
 from cepheid_wire import TopicName
 
 FIRST_LEDGER_ID = 10_000

@@ -12,11 +12,11 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from cepheid_broker.dispatch_failover import FailoverDispatch
-from cepheid_broker.dispatch_key_shared import KeySharedDispatch
-from cepheid_broker.holders import Holders
-from cepheid_broker.key_places import KeyPlaces
-from cepheid_broker.waiting_keys import WaitingKeys
+from cepheid_broker.dispatch.dispatch_failover import FailoverDispatch
+from cepheid_broker.dispatch.dispatch_key_shared import KeySharedDispatch
+from cepheid_broker.dispatch.holders import Holders
+from cepheid_broker.dispatch.key_places import KeyPlaces
+from cepheid_broker.dispatch.waiting_keys import WaitingKeys
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...

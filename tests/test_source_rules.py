@@ -1,28 +1,37 @@
-"""Rules that the simulator rests on, checked on the source: ports are the only way to threads, files, time and chance."""
+"""Rules about the source itself: ports are the only way to the outside world, cores decide without I/O, imports have no cycle."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
+from tests.import_graph import cycles, imports_of
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {
-    "cepheid_ports": "sdk",
-    "cepheid_wire": "sdk",
+FOLDERS = ("core", "metadata", "bookie", "broker_service", "sdk", "spark_connector")
+SIMULATED = {
+    "cepheid_ports": "core",
+    "cepheid_wire": "core",
     "cepheid_metadata": "metadata",
     "cepheid_rpc": "bookie",
     "cepheid_bookie": "bookie",
     "cepheid_ledger": "bookie",
+    "cepheid_managed_ledger": "broker_service",
     "cepheid_broker": "broker_service",
 }
-WORLD = ROOT / "sdk/cepheid_ports"  # gives the real world to all others
+"""Packages that run in the simulator, and the folder of each."""
+FACES = (
+    "cepheid_managed_ledger",
+    *(f"cepheid_broker.{name}" for name in ("dispatch", "ownership", "policies", "protocol", "publishing", "schemas", "topics")),
+)
+"""Packages that other product code imports from as a whole, never from their modules."""
 CORES = (
     "ack_set", "back_reader", "bundle_states", "chunk_owners", "counted_group", "cursor_state", "deduplication", "delayed_entries",
-    "delivery_counts", "dispatch", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "ended_totals", "entry_group",
+    "delivery_counts", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "effects", "ended_totals", "entry_group",
     "forward_reader", "frames", "holders", "key_owners", "key_places", "ledger_counts", "ledger_list", "ledger_part", "limbo",
     "metadata_edits", "non_persistent_dispatch", "policy_resolution", "position_set", "producer_access", "recovery_state",
     "striping", "summed_stats", "topic_stats", "tree", "trim", "turns", "unconfirmed", "waiting_keys", "writer_state",
@@ -33,60 +42,92 @@ BANNED_CALLS = {
     "time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.sleep", "datetime.now", "datetime.datetime.now",
     "random.random", "random.randint", "random.choice", "random.shuffle", "random.sample", "os.urandom", "uuid.uuid4",
     "secrets.token_hex", "threading.Thread", "concurrent.futures.ThreadPoolExecutor", "asyncio.to_thread", "asyncio.create_task",
+    "open", "os.open",
 }  # fmt: skip
-EXCEPTIONS = {
-    ("cepheid_bookie/disk.py", "open"),
-}
+MAY_CALL = {"cepheid_bookie.disk": {"open", "os.open"}}
 
 
-def sources() -> list[Path]:
-    found = [path for name, folder in PACKAGES.items() for path in sorted((ROOT / folder / name).rglob("*.py"))]
-    return [path for path in found if WORLD not in path.parents and not path.name.endswith("_pb2.py")]
+@functools.cache
+def product() -> Mapping[str, ast.Module]:
+    """Every module of the product, parsed once, by its dotted name."""
+    parsed = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parsed[".".join(path.relative_to(ROOT / folder).with_suffix("").parts)] = ast.parse(path.read_text())
+    return parsed
 
 
-def calls(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            yield node.lineno, ast.unparse(node.func)
+def simulated() -> Iterator[tuple[str, ast.Module]]:
+    """Modules that the simulator runs, without `cepheid_ports`, which gives the real world to all others."""
+    for name, tree in product().items():
+        if name.split(".")[0] in SIMULATED and not name.startswith("cepheid_ports."):
+            yield name, tree
 
 
-def test_there_is_something_to_check() -> None:
-    names = {path.stem for path in sources()}
-    assert set(CORES) <= names
-    assert len(names) > 100
+def core_modules() -> dict[str, ast.Module]:
+    """The cores by module name; each stem in CORES names exactly one module."""
+    found = {name: tree for name, tree in simulated() if name.rpartition(".")[2] in CORES}
+    assert sorted(name.rpartition(".")[2] for name in found) == sorted(CORES)
+    return found
 
 
 def test_every_package_has_a_floor_and_is_checked_for_types() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    there = {
-        path.parent.name
-        for folder in ("sdk", "metadata", "bookie", "broker_service", "spark_connector")
-        for path in ROOT.glob(f"{folder}/*/__init__.py")
-    }
+    there = {path.parent.name for folder in FOLDERS for path in ROOT.glob(f"{folder}/*/__init__.py")}
     shipped = [path.split("/")[-1] for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
-    (contract,) = project["tool"]["importlinter"]["contracts"]
-    on_floors = [package.strip() for floor in contract["layers"] for package in floor.split("|")]
-    for listed in (shipped, on_floors, project["tool"]["importlinter"]["root_packages"], project["tool"]["mypy"]["packages"]):
+    floors, *_ = project["tool"]["importlinter"]["contracts"]
+    on_floors = [package.strip() for floor in floors["layers"] for package in floor.split("|")]
+    checked = [package for package in project["tool"]["mypy"]["packages"] if package.split(".")[0] in there]
+    for listed in (shipped, on_floors, project["tool"]["importlinter"]["root_packages"], checked):
         assert sorted(listed) == sorted(there)
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)
-def test_the_outside_world_is_reached_through_ports(path: Path) -> None:
-    place = "/".join(path.parts[-3:] if path.parts[-2] in ("admin", "managed_ledger") else path.parts[-2:])
-    found = [f"{place}:{line} {name}" for line, name in calls(path) if name in BANNED_CALLS]
-    if (place, "open") not in EXCEPTIONS:
-        found += [f"{place}:{line} {name}" for line, name in calls(path) if name in ("open", "os.open")]
+def test_the_outside_world_is_reached_through_ports() -> None:
+    found = [
+        f"{name}:{node.lineno} {called}"
+        for name, tree in simulated()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in BANNED_CALLS - MAY_CALL.get(name, set())
+    ]
     assert not found
 
 
-@pytest.mark.parametrize("core", CORES)
-def test_cores_have_no_io_no_clock_and_no_order_by_hash(core: str) -> None:
-    (path,) = [path for path in sources() if path.stem == core]
-    tree = ast.parse(path.read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert not imported & {"asyncio", "time", "random", "os", "socket", "threading"}, imported
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFunctionDef)]
-    loops = [node.iter for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)]
-    sets: list[ast.expr] = [loop for loop in loops if isinstance(loop, ast.Set | ast.SetComp)]
-    sets += [loop for loop in loops if isinstance(loop, ast.Call) and ast.unparse(loop.func) in ("set", "frozenset")]
-    assert not [loop.lineno for loop in sets]
+def test_cores_have_no_io_no_clock_and_no_order_by_hash() -> None:
+    found = []
+    for name, tree in core_modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                banned = {alias.name for alias in node.names} & {"asyncio", "time", "random", "os", "socket", "threading"}
+                found += [f"{name}:{node.lineno} imports {module}" for module in sorted(banned)]
+            elif isinstance(node, ast.Await | ast.AsyncFunctionDef):
+                found.append(f"{name}:{node.lineno} awaits")
+            elif isinstance(node, ast.For | ast.comprehension):
+                loop = node.iter
+                called = ast.unparse(loop.func) if isinstance(loop, ast.Call) else ""
+                if isinstance(loop, ast.Set | ast.SetComp) or called in ("set", "frozenset"):
+                    found.append(f"{name}:{loop.lineno} iterates over a set")
+    assert not found
+
+
+def test_no_import_cycle_not_even_of_types() -> None:
+    """Type-only and function-level imports count: a reader's map has them too."""
+    assert cycles(imports_of(product())) == []
+
+
+def test_packages_with_a_face_are_imported_through_it() -> None:
+    found = []
+    for name, tree in product().items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            face = next((face for face in FACES if node.module.startswith(face + ".")), None)
+            if face is not None and not f"{name}.".startswith(face + "."):
+                found.append(f"{name}:{node.lineno} imports {node.module} past {face}")
+    assert not found
+
+
+def test_every_folder_of_the_broker_has_a_readme_and_a_face() -> None:
+    broker = ROOT / "broker_service/cepheid_broker"
+    for folder in (path for path in broker.iterdir() if path.is_dir() and path.name != "__pycache__"):
+        assert re.match(r'"""', (folder / "__init__.py").read_text()), folder.name
+        assert (folder / "README.md").exists(), folder.name

@@ -171,6 +171,10 @@ class Bookie:
             asyncio.get_running_loop().call_soon(refuse_all, requests, on_answers, Status.STOPPED)
 
     @property
+    def bookie_id(self) -> str:
+        return self.settings.bookie_id
+
+    @property
     def is_full(self) -> bool:
         """Adds wait for room; a transport that can hold back should."""
         return self._admission.is_full

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
     AddAnswer,
+    AddRequest,
     AddSource,
     AddStream,
     BookieUnavailableError,
@@ -24,14 +25,29 @@ from cepheid_rpc import (
     Status,
 )
 
-if TYPE_CHECKING:
-    from cepheid_bookie.bookie import Bookie
+
+class LocalBookie(Protocol):
+    """What a connection in the same process uses of its bookie."""
+
+    @property
+    def bookie_id(self) -> str: ...
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def add(self, requests: Sequence[AddRequest], on_answers: Callable[[Sequence[AddAnswer]], None]) -> None: ...
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer: ...
+
+    def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]: ...
+
+    async def write_lac(self, request: ExplicitLac) -> Status: ...
 
 
 class LocalAddStream:
     """Pulls from its source once a turn; what the source gets meanwhile travels together."""
 
-    def __init__(self, bookie: Bookie, source: AddSource, on_closed: Callable[[LocalAddStream], None]) -> None:
+    def __init__(self, bookie: LocalBookie, source: AddSource, on_closed: Callable[[LocalAddStream], None]) -> None:
         self._bookie = bookie
         self._source = source
         self._on_closed = on_closed
@@ -52,7 +68,7 @@ class LocalAddStream:
         if self._open:
             self._open = False
             self._on_closed(self)
-            self._source.on_broken(BookieUnavailableError(f"bookie {self._bookie.settings.bookie_id} {reason}"))
+            self._source.on_broken(BookieUnavailableError(f"bookie {self._bookie.bookie_id} {reason}"))
 
     def _pull(self) -> None:
         self._pull_due = False
@@ -69,16 +85,16 @@ class LocalAddStream:
 
 
 class LocalConnection:
-    """Made by `Bookie.connection`."""
+    """A `BookieConnection` to a bookie in this process; created by `Bookie.connection`."""
 
-    def __init__(self, bookie: Bookie, on_closed: Callable[[LocalConnection], object]) -> None:
+    def __init__(self, bookie: LocalBookie, on_closed: Callable[[LocalConnection], object]) -> None:
         self._bookie = bookie
         self._on_closed = on_closed
         self._streams: dict[LocalAddStream, None] = {}
 
     @property
     def bookie_id(self) -> str:
-        return self._bookie.settings.bookie_id
+        return self._bookie.bookie_id
 
     def open_add_stream(self, source: AddSource) -> AddStream:
         stream = LocalAddStream(self._bookie, source, on_closed=lambda closed: self._streams.pop(closed, None))

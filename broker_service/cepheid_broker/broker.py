@@ -13,30 +13,26 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cepheid_broker.advertised import advertised_url
-from cepheid_broker.backlog_check import BacklogChecks
-from cepheid_broker.inactive_topics import InactiveTopics
-from cepheid_broker.lease_expiry import LeaseExpiry
-from cepheid_broker.listener import Listener
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
-from cepheid_broker.ownership import Ownership, SoleOwnership
-from cepheid_broker.partitioned_topics import PartitionedTopics
-from cepheid_broker.peer_calls import PeerCalls
-from cepheid_broker.policy_follower import PolicyFollower
-from cepheid_broker.policy_resolution import broker_policies
+from cepheid_broker.ownership import Ownership, PeerCalls, RemoteParts, SoleOwnership
+from cepheid_broker.policies import PolicyFollower, broker_policies
+from cepheid_broker.protocol import Listener, Services, advertised_url
 from cepheid_broker.publish_window import PublishBudget
-from cepheid_broker.rates import TrafficFigures
-from cepheid_broker.refusal_log import RefusalLog
-from cepheid_broker.remote_parts import RemoteParts
 from cepheid_broker.schemas import SchemaRegistry
-from cepheid_broker.services import Services
 from cepheid_broker.settings import BrokerSettings
-from cepheid_broker.topic_catalog import TopicCatalog
-from cepheid_broker.topic_changes import TopicChangeMarks
-from cepheid_broker.topic_watches import TopicWatches
-from cepheid_broker.topics import Topics
+from cepheid_broker.topics import (
+    BacklogChecks,
+    InactiveTopics,
+    LeaseExpiry,
+    PartitionedTopics,
+    TopicCatalog,
+    TopicChangeMarks,
+    Topics,
+    TopicWatches,
+)
+from cepheid_broker.traffic import TrafficFigures
+from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import MetadataStore
-from cepheid_ports import Ports, TaskOwner
+from cepheid_ports import Ports, RefusalLog, TaskOwner
 
 log = logging.getLogger(__name__)
 

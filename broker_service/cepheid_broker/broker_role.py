@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from cepheid_broker.broker import Broker
 from cepheid_broker.broker_role_settings import BrokerRoleSettings
-from cepheid_broker.bundle_ownership import BundleOwnership
-from cepheid_broker.owner_reach import OwnerReach
+from cepheid_broker.ownership import BundleOwnership, OwnerReach
 from cepheid_broker.serving import Serving
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import MetadataStore, SessionState, require_cluster

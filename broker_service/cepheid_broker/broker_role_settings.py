@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from cepheid_broker.managed_ledger import ManagedLedgerConfig
 from cepheid_broker.serving import ServingSettings
+from cepheid_managed_ledger import ManagedLedgerConfig
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 

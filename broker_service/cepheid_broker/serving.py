@@ -16,7 +16,6 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from cepheid_broker.admin import AdminContext, AdminServer, AdminSettings
 from cepheid_broker.broker import Broker
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_broker.ownership import Ownership
 from cepheid_broker.settings import (
     BrokerSettings,
@@ -27,6 +26,7 @@ from cepheid_broker.settings import (
     TopicCreation,
 )
 from cepheid_ledger import BookieConnections, LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, ledger_records
 from cepheid_ports import HOST_PATTERN, Ports
 

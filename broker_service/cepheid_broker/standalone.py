@@ -19,8 +19,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
 from cepheid_broker.local_bookies import LocalBookies
-from cepheid_broker.managed_ledger import ManagedLedgerConfig
 from cepheid_broker.serving import Serving, ServingSettings
+from cepheid_managed_ledger import ManagedLedgerConfig
 from cepheid_metadata import found_cluster
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import Ports, Role, TaskOwner, host_port

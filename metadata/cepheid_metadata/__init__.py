@@ -53,7 +53,7 @@ from cepheid_metadata.listing import (
     list_topics,
 )
 from cepheid_metadata.memory_store import MemoryStore, MemoryTree
-from cepheid_metadata.names import Position
+from cepheid_metadata.names import EARLIEST, LATEST, Position
 from cepheid_metadata.policy_records import (
     TOPIC_POLICIES,
     AutoTopicCreation,
@@ -103,8 +103,11 @@ from cepheid_metadata.store import (
 )
 from cepheid_metadata.topic_records import Chain, ChainLedger, CursorRecord, TopicRecord
 from cepheid_metadata.watch import Watch
+from cepheid_metadata.watched_records import WatchedRecord, WatchedRecords
 
 __all__ = [
+    "EARLIEST",
+    "LATEST",
     "MAX_REQUEST_BYTES",
     "TOPIC_POLICIES",
     "UNDELETED",
@@ -181,6 +184,8 @@ __all__ = [
     "ValueTooLargeError",
     "Versioned",
     "Watch",
+    "WatchedRecord",
+    "WatchedRecords",
     "available_bookies",
     "bookie_cookies",
     "bookie_lives",

@@ -16,3 +16,8 @@ class Position(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
+
+
+EARLIEST = Position(-1, -1)
+LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
+"""Where a subscription may start without naming an entry (Pulsar protocol)."""

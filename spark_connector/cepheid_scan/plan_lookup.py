@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from cepheid_scan.errors import NoSuchTopicError
 from cepheid_scan.history import LedgerHistory, Piece
-from cepheid_scan.planner import open_planner
+from cepheid_scan.open_planner import open_planner
 from cepheid_scan.scan_request import PlanSource
 
 Replan: TypeAlias = Callable[[Piece], LedgerHistory | None]

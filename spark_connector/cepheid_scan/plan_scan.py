@@ -18,8 +18,9 @@ from cepheid_scan.edges import EntryProbe, end_of, first_of, resolve_edge
 from cepheid_scan.entry_probe import BookieProbe
 from cepheid_scan.errors import BadOptionError, DataLossError
 from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
+from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_lookup import find_ledger, find_ledger_and_bookies
-from cepheid_scan.planner import Planner, open_planner
+from cepheid_scan.planner import Planner
 from cepheid_scan.positions import MessagePosition
 from cepheid_scan.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec
 from cepheid_scan.splits import TopicRange, cut_ranges

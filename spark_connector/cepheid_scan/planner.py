@@ -1,4 +1,4 @@
-"""Who knows which topics there are and where their history lies: brokers, or in a cluster ZooKeeper itself.
+"""The interface of a planner, which knows the topics and where their history is stored, and what both planners share.
 
 PlanSource ──open_planner──► Planner ──topics──► full names, partitions expanded ──plan──► HistoryPlan
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 from cepheid_scan.errors import BadOptionError, NoSuchTopicError
 from cepheid_scan.history import HistoryPlan
 from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import PlanSource, TopicSelection
+from cepheid_scan.scan_request import TopicSelection
 from cepheid_wire import InvalidTopicNameError, NamespaceName, TopicName
 
 _PATTERN_PREFIX = re.compile(r"(?:(?P<domain>[a-z-]+)://)?(?:(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/)?(?P<local>[^/]+)")
@@ -40,26 +40,6 @@ class Planner(Protocol):
         are kept for a while. `ids`: without any that are in its chain. None: nobody knows, or these are too many to ask for."""
 
     def close(self) -> None: ...
-
-
-def open_planner(source: PlanSource) -> Planner:
-    """`close` it. Raises BadOptionError, PlanUnavailableError."""
-    if source.metadata is not None:
-        try:
-            from cepheid_scan.zookeeper_planner import ZooKeeperPlanner
-        except ImportError as error:  # what a reader through brokers does without
-            missing = (
-                f"planning from ZooKeeper itself needs {error.name}: pip install 'cepheid[spark]', or give service.url instead"
-            )
-            raise BadOptionError(missing, value="metadata") from None
-
-        return ZooKeeperPlanner(source)
-    from cepheid_scan.plan_service import PlanServicePlanner
-
-    return PlanServicePlanner(source)
-
-
-# What planners share
 
 
 def is_entries_of(custom: Mapping[str, str], topic: str, incarnation: str) -> bool:

@@ -80,7 +80,7 @@ def _check_neighbours() -> list[Finding]:
 
 def _find_bookies(options: Mapping[str, str]) -> tuple[Finding, Mapping[str, str]]:
     """From this process: over Connect the server may see another network, which the workers' findings tell."""
-    from cepheid_scan.planner import open_planner
+    from cepheid_scan.open_planner import open_planner
     from cepheid_spark.options import parse_options
 
     try:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from cepheid_scan import LATEST, MessagePosition, ReadMode, SchemaVersion
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.ledger_ends import EndWatch
+from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_scan import plan_ranges
-from cepheid_scan.planner import open_planner
 from cepheid_spark.options import SourceOptions
 from cepheid_spark.stream_query import StreamQuery
 from cepheid_spark.stream_state import Snapshot, StreamState

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cepheid_broker.admin.summed_stats import summed_stats
-from cepheid_broker.key_hash import HASHES
-from cepheid_broker.key_owners import AutoSplit
-from cepheid_broker.policies import BacklogQuota, QuotaAction
-from cepheid_broker.position import EARLIEST, Position
-from cepheid_broker.topic import Topic
+from cepheid_broker.dispatch.key_hash import HASHES
+from cepheid_broker.dispatch.key_owners import AutoSplit
+from cepheid_broker.policies.topic_policies import BacklogQuota, QuotaAction
+from cepheid_broker.topics.topic import Topic
+from cepheid_metadata import EARLIEST, Position
 from cepheid_ports import Ports
 from cepheid_wire import TopicName, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb

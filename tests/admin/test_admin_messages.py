@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 from cepheid_broker.admin.stored_message import message_answer
-from cepheid_broker.position import Position
+from cepheid_metadata import Position
 from cepheid_wire import TopicName, decode_batch, encode_batch, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.admin.admin_world import NAMESPACE, AdminWorld

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cepheid_broker.admin.policy_table import POLICIES
-from cepheid_broker.managed_ledger import Retention
-from cepheid_broker.policies import (
+from cepheid_broker.policies.topic_policies import (
     BacklogQuota,
     InactiveDeletion,
     InactiveTopics,
@@ -18,6 +17,7 @@ from cepheid_broker.policies import (
     SchemaCompatibility,
     TopicPolicies,
 )
+from cepheid_managed_ledger import Retention
 from cepheid_wire import TopicName
 from tests.admin.admin_world import AdminWorld
 from tests.support import wait_until

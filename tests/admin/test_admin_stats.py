@@ -7,8 +7,8 @@ from pyroaring import BitMap
 from cepheid_broker.admin.internal_stats import acked_ranges
 from cepheid_broker.admin.summed_stats import summed_stats
 from cepheid_broker.admin.topic_stats import StoredFigures, topic_stats
-from cepheid_broker.rates import TrafficFigures
-from cepheid_broker.topic import TopicFigures
+from cepheid_broker.topics.topic import TopicFigures
+from cepheid_broker.traffic import TrafficFigures
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
 FULL = "persistent://public/default"

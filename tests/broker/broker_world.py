@@ -10,10 +10,10 @@ from typing import Any, Self
 from cepheid_bookie import Bookie, BookieSettings, RealDisk
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.broker import Broker
-from cepheid_broker.managed_ledger import ManagedLedgerFailedError, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_broker.settings import BrokerSettings
-from cepheid_broker.topic import Topic
+from cepheid_broker.topics.topic import Topic
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_managed_ledger import ManagedLedgerFailedError, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import (
     LedgerIds,
     MemoryStore,

@@ -12,11 +12,11 @@ from cepheid_bookie import Bookie, BookieSettings, RealDisk
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.admin import AdminContext, AdminServer, AdminSettings
 from cepheid_broker.broker import Broker
-from cepheid_broker.bundle_ownership import BundleOwnership
-from cepheid_broker.managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
-from cepheid_broker.ownership import Here
+from cepheid_broker.ownership.bundle_ownership import BundleOwnership
+from cepheid_broker.ownership.ownership import Here
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import (
     ClusterRecord,
     LedgerIds,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, TooManyAppendsError
-from cepheid_broker.position import Position
-from cepheid_broker.topic_deduplication import TopicDeduplication
+from cepheid_broker.publishing.topic_deduplication import TopicDeduplication
+from cepheid_managed_ledger import ManagedLedger, TooManyAppendsError
+from cepheid_metadata import Position
 from cepheid_wire import TopicName, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cepheid_broker.counted_group import Chunk
-from cepheid_broker.dispatch import DispatchCore, DispatchLimits, DispatchPolicies, Idle
-from cepheid_broker.position import Position
+from cepheid_broker.dispatch.counted_group import Chunk
+from cepheid_broker.dispatch.effects import DispatchCore, DispatchLimits, DispatchPolicies, Idle
+from cepheid_metadata import Position
 from tests.broker.dispatch_world import Acks, World
 
 RARELY = st.sampled_from([False, False, False, True])

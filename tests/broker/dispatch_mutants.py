@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from cepheid_broker.delayed_entries import DelayedEntries
-from cepheid_broker.dispatch_failover import FailoverDispatch
-from cepheid_broker.dispatch_key_shared import KeySharedDispatch
-from cepheid_broker.forward_reader import ForwardReader
-from cepheid_broker.holders import Holders
-from cepheid_broker.key_places import KeyPlaces
-from cepheid_broker.turns import Turns
+from cepheid_broker.dispatch.delayed_entries import DelayedEntries
+from cepheid_broker.dispatch.dispatch_failover import FailoverDispatch
+from cepheid_broker.dispatch.dispatch_key_shared import KeySharedDispatch
+from cepheid_broker.dispatch.forward_reader import ForwardReader
+from cepheid_broker.dispatch.holders import Holders
+from cepheid_broker.dispatch.key_places import KeyPlaces
+from cepheid_broker.dispatch.turns import Turns
 from tests.dispatch_mistakes import (
     forget_what_a_leaver_held,
     give_a_key_to_two_consumers,
@@ -57,7 +57,7 @@ def the_last_to_come_is_active() -> Iterator[None]:
     def last_first(items: Any, key: Any = None) -> list[Any]:
         return sort(items, key=lambda candidate: (candidate.priority, -candidate.key))
 
-    with mock.patch("cepheid_broker.dispatch_failover.sorted", last_first, create=True):
+    with mock.patch("cepheid_broker.dispatch.dispatch_failover.sorted", last_first, create=True):
         yield
 
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cepheid_broker.counted_group import Chunk
-from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle, Read, ReadBack, Send, SendAll
-from cepheid_broker.dispatch_key_shared import KeySharedDispatch
-from cepheid_broker.dispatch_shared import SharedDispatch
-from cepheid_broker.key_owners import Sticky
-from cepheid_broker.position import Position
+from cepheid_broker.dispatch.counted_group import Chunk
+from cepheid_broker.dispatch.dispatch_key_shared import KeySharedDispatch
+from cepheid_broker.dispatch.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch.effects import DispatchLimits, DispatchPolicies, Idle, Read, ReadBack, Send, SendAll
+from cepheid_broker.dispatch.key_owners import Sticky
+from cepheid_metadata import Position
 from tests.broker.dispatch_world import Acks, ByHand, Entry, Topic
 
 Event = tuple[Any, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cepheid_broker.counted_group import Chunk, CountedGroup
-from cepheid_broker.dispatch import (
+from cepheid_broker.dispatch.counted_group import Chunk, CountedGroup
+from cepheid_broker.dispatch.effects import (
     Announce,
     DispatchCore,
     DispatchLimits,
@@ -18,7 +18,7 @@ from cepheid_broker.dispatch import (
     Send,
     SendAll,
 )
-from cepheid_broker.position import Position
+from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
 
 ENTRY_BYTES = 100

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.policies import QuotaAction, TopicPolicies
+from cepheid_broker.policies.topic_policies import QuotaAction, TopicPolicies
 from cepheid_metadata import StoreUnavailableError
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepheid_broker.backlog_check import BacklogState, last_published_before, publish_action
-from cepheid_broker.managed_ledger import ManagedLedgerSettings, Retention
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.policies import BacklogQuota, QuotaAction, TopicPolicies
-from cepheid_broker.position import EARLIEST
-from cepheid_broker.subscription import Subscription
+from cepheid_broker.policies.topic_policies import BacklogQuota, QuotaAction, TopicPolicies
+from cepheid_broker.topics.backlog_check import BacklogState, last_published_before, publish_action
+from cepheid_broker.topics.persistent_topic import PersistentTopic
+from cepheid_broker.topics.subscription import Subscription
+from cepheid_managed_ledger import ManagedLedgerSettings, Retention
+from cepheid_metadata import EARLIEST
 from cepheid_ports import Ports
 from cepheid_wire import TopicName, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.managed_ledger import ManagedLedgerFailedError, ManagedLedgerSettings
-from cepheid_broker.position import EARLIEST
+from cepheid_managed_ledger import ManagedLedgerFailedError, ManagedLedgerSettings
+from cepheid_metadata import EARLIEST
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedgerSettings
-from cepheid_broker.position import Position
+from cepheid_managed_ledger import ManagedLedgerSettings
+from cepheid_metadata import Position
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import pytest
 
-from cepheid_broker.bundle_states import BundleStates, Phase, Tenure
-from cepheid_broker.bundles import Bundle, bundle_of, bundles_of, preference
+from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
+from cepheid_broker.ownership.bundles import Bundle, bundle_of, bundles_of, preference
 from cepheid_metadata import BundleOwner
 from cepheid_wire import NamespaceName, TopicName
 

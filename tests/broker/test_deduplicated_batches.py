@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_broker.deduplication import sequence_ids_of
-from cepheid_broker.topic_deduplication import DEDUP_CURSOR
+from cepheid_broker.publishing.deduplication import sequence_ids_of
+from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.deduplicated_world import (

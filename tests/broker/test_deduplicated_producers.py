@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.topic_deduplication import DEDUP_CURSOR
+from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR
 from cepheid_wire import ServerError, add_checksum, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.deduplicated_world import (

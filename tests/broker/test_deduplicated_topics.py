@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedgerSettings
-from cepheid_broker.topic_deduplication import DEDUP_CURSOR
+from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR
+from cepheid_managed_ledger import ManagedLedgerSettings
 from cepheid_metadata import CursorRecord, keys
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cepheid_broker.deduplication import Chunk, Mark, ProducerSequence, SequenceIds, mark_of_batch, sequence_ids_of
+from cepheid_broker.publishing.deduplication import Chunk, Mark, ProducerSequence, SequenceIds, mark_of_batch, sequence_ids_of
 
 
 class Verdict(enum.Enum):

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.position import EARLIEST
-from cepheid_broker.topic_deduplication import DEDUP_CURSOR
+from cepheid_broker.policies.topic_policies import TopicPolicies
+from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR
+from cepheid_broker.topics.persistent_topic import PersistentTopic
+from cepheid_metadata import EARLIEST
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.deduplicated_world import NAME, REPEATED, TOPIC, connect, deduplicating, deduplication, publish, stored

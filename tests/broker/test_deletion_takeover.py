@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.ownership import Here
+from cepheid_broker.ownership.ownership import Here
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 from tests.broker.brokers_world import BrokersWorld, OneBroker
@@ -48,9 +48,9 @@ def halt_at(place: str, owner: OneBroker, monkeypatch: pytest.MonkeyPatch) -> Ha
     if place == "before the chain is read":
         monkeypatch.setattr(ledgers, "delete", halt.before(ledgers.delete))
     elif place == "when the chain was read":
-        monkeypatch.setattr("cepheid_broker.managed_ledger.managed_ledgers.ChainKeeper.load", halt.behind(_chain_load()))
+        monkeypatch.setattr("cepheid_managed_ledger.managed_ledgers.ChainKeeper.load", halt.behind(_chain_load()))
     elif place == "when the chain was emptied":
-        monkeypatch.setattr("cepheid_broker.managed_ledger.chain_deletion.list_cursors", halt.before(_list_cursors()))
+        monkeypatch.setattr("cepheid_managed_ledger.chain_deletion.list_cursors", halt.before(_list_cursors()))
     elif place == "before the schemas go":
         topics.on_deleting.insert(0, halt)
     elif place == "before the record goes":
@@ -59,7 +59,7 @@ def halt_at(place: str, owner: OneBroker, monkeypatch: pytest.MonkeyPatch) -> Ha
 
 
 def _chain_load() -> Callable[..., Awaitable[Any]]:
-    from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
+    from cepheid_managed_ledger.chain_keeper import ChainKeeper
 
     return ChainKeeper.load
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError
-from cepheid_broker.position import Position
-from cepheid_broker.subscription import Subscription
-from cepheid_metadata import cursor_records
+from cepheid_broker.topics.subscription import Subscription
+from cepheid_metadata import Position, cursor_records
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cepheid_broker.dispatch import DispatchCore, DispatchLimits, DispatchPolicies, Idle
-from cepheid_broker.dispatch_failover import FailoverDispatch
-from cepheid_broker.position import Position
+from cepheid_broker.dispatch.dispatch_failover import FailoverDispatch
+from cepheid_broker.dispatch.effects import DispatchCore, DispatchLimits, DispatchPolicies, Idle
+from cepheid_metadata import Position
 from tests.broker.dispatch_histories import RARELY
 from tests.broker.dispatch_world import Acks, World
 

@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from cepheid_broker.counted_group import Chunk
-from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle, Read, ReadBack
-from cepheid_broker.dispatch_key_shared import READ_BACK_FACTOR, KeySharedDispatch
-from cepheid_broker.key_owners import Sticky
-from cepheid_broker.position import Position
+from cepheid_broker.dispatch.counted_group import Chunk
+from cepheid_broker.dispatch.dispatch_key_shared import READ_BACK_FACTOR, KeySharedDispatch
+from cepheid_broker.dispatch.effects import DispatchLimits, DispatchPolicies, Idle, Read, ReadBack
+from cepheid_broker.dispatch.key_owners import Sticky
+from cepheid_metadata import Position
 from tests.broker.dispatch_histories import SharingHistories
 from tests.broker.dispatch_world import LIMITS, Acks, ByHand, World
 

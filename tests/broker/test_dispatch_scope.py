@@ -9,14 +9,14 @@ from unittest import mock
 
 import pytest
 
-from cepheid_broker.chunk_owners import ChunkOwners
-from cepheid_broker.counted_group import Chunk, CountedGroup, Run
-from cepheid_broker.dispatch import DispatchPolicies
-from cepheid_broker.dispatch_shared import SharedDispatch
-from cepheid_broker.holders import Holders
-from cepheid_broker.key_places import KeyPlaces
-from cepheid_broker.turns import Turns
-from cepheid_broker.waiting_keys import WaitingKey, WaitingKeys
+from cepheid_broker.dispatch.chunk_owners import ChunkOwners
+from cepheid_broker.dispatch.counted_group import Chunk, CountedGroup, Run
+from cepheid_broker.dispatch.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch.effects import DispatchPolicies
+from cepheid_broker.dispatch.holders import Holders
+from cepheid_broker.dispatch.key_places import KeyPlaces
+from cepheid_broker.dispatch.turns import Turns
+from cepheid_broker.dispatch.waiting_keys import WaitingKey, WaitingKeys
 from tests.broker.dispatch_scope import Story, key_shared, out_of_order, search, shared, sticky, walk
 from tests.broker.dispatch_world import Entry
 
@@ -101,7 +101,7 @@ def any_waiting_entry_may_go() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refused_entries_wait_behind_later_ones() -> Iterator[None]:
-    with mock.patch("cepheid_broker.waiting_keys.insort", list.append):
+    with mock.patch("cepheid_broker.dispatch.waiting_keys.insort", list.append):
         yield
 
 

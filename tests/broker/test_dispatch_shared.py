@@ -8,11 +8,11 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
-from cepheid_broker.counted_group import Chunk
-from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Idle
-from cepheid_broker.dispatch_shared import SharedDispatch
-from cepheid_broker.holders import Holders
-from cepheid_broker.position import Position
+from cepheid_broker.dispatch.counted_group import Chunk
+from cepheid_broker.dispatch.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch.effects import DispatchLimits, DispatchPolicies, Idle
+from cepheid_broker.dispatch.holders import Holders
+from cepheid_metadata import Position
 from tests.broker.dispatch_histories import SharingHistories
 from tests.broker.dispatch_world import LIMITS, Acks, World
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 import pytest
 from pyroaring import BitMap
 
-from cepheid_broker.counted_group import Chunk, CountedGroup
-from cepheid_broker.dispatch import DispatchLimits, DispatchPolicies, Read, ReadBack, Send, SendAll
-from cepheid_broker.dispatch_key_shared import KeySharedDispatch
-from cepheid_broker.dispatch_shared import SharedDispatch
-from cepheid_broker.key_owners import AutoSplit
-from cepheid_broker.position import Position
+from cepheid_broker.dispatch.counted_group import Chunk, CountedGroup
+from cepheid_broker.dispatch.dispatch_key_shared import KeySharedDispatch
+from cepheid_broker.dispatch.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch.effects import DispatchLimits, DispatchPolicies, Read, ReadBack, Send, SendAll
+from cepheid_broker.dispatch.key_owners import AutoSplit
+from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
 from tests.broker.dispatch_scope import Core, leftovers
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_broker.counted_group import CountedGroup, count_group
-from cepheid_broker.delivery import encode_send
-from cepheid_broker.dispatch import Send
-from cepheid_broker.position_set import PositionSet
+from cepheid_broker.dispatch.counted_group import CountedGroup, count_group
+from cepheid_broker.dispatch.delivery import encode_send
+from cepheid_broker.dispatch.effects import Send
+from cepheid_broker.dispatch.position_set import PositionSet
 from cepheid_rpc import EntryGroup, encode_group
 from cepheid_wire import FrameSplitter, parse_command
 from cepheid_wire import pulsar_api_pb2 as pb

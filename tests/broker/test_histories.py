@@ -11,8 +11,8 @@ import random
 
 import pytest
 
-from cepheid_broker.position import EARLIEST
 from cepheid_ledger.errors import RecoveryFailedError
+from cepheid_metadata import EARLIEST
 from cepheid_wire import TopicName, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

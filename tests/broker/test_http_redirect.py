@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.http_redirect import MAX_HEAD_BYTES
+from cepheid_broker.protocol.http_redirect import MAX_HEAD_BYTES
 from cepheid_broker.settings import ConnectionSettings
 from cepheid_wire import encode_body
 from cepheid_wire import pulsar_api_pb2 as pb

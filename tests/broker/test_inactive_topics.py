@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker import inactive_topics
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.inactive_topics import inactive_for_s
-from cepheid_broker.managed_ledger import Retention
-from cepheid_broker.policies import InactiveDeletion, InactiveTopics, TopicPolicies
-from cepheid_broker.topics import Topics
+from cepheid_broker.policies.topic_policies import InactiveDeletion, InactiveTopics, TopicPolicies
+from cepheid_broker.topics import inactive_topics
+from cepheid_broker.topics.inactive_topics import inactive_for_s
+from cepheid_broker.topics.topics import Topics
+from cepheid_managed_ledger import Retention
 from cepheid_metadata import list_chains, list_ledgers, list_topics
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_broker import key_owners
+from cepheid_broker.dispatch import key_owners
+from cepheid_broker.dispatch.key_hash import HASHES, _hash_of_short_key, hash_of_key, hash_of_metadata, key_text, murmur3_32
+from cepheid_broker.dispatch.key_owners import AutoSplit, Sticky
+from cepheid_broker.dispatch.key_sharing import KeySharing, key_sharing_of
 from cepheid_broker.errors import ConsumerAssignError
-from cepheid_broker.key_hash import HASHES, _hash_of_short_key, hash_of_key, hash_of_metadata, key_text, murmur3_32
-from cepheid_broker.key_owners import AutoSplit, Sticky
-from cepheid_broker.key_sharing import KeySharing, key_sharing_of
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import message, subscribe
 

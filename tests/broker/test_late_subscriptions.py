@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedgerSettings
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.position import EARLIEST
-from cepheid_metadata import Op, OpResult, StoreUnavailableError
+from cepheid_broker.topics.persistent_topic import PersistentTopic
+from cepheid_managed_ledger import ManagedLedgerSettings
+from cepheid_metadata import EARLIEST, Op, OpResult, StoreUnavailableError
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cepheid_broker.admin.broker_metrics import broker_families
-from cepheid_broker.lease_expiry import LEASE_PROPERTY, LeaseExpiry, _Sight
-from cepheid_broker.managed_ledger import ManagedLedgerSettings
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.position import EARLIEST
+from cepheid_broker.topics.lease_expiry import LEASE_PROPERTY, LeaseExpiry, _Sight
+from cepheid_broker.topics.persistent_topic import PersistentTopic
+from cepheid_managed_ledger import ManagedLedgerSettings
+from cepheid_metadata import EARLIEST
 from cepheid_wire import TopicName
 from tests.broker.broker_world import BrokerWorld
 from tests.support import run_async, wait_until

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cepheid_broker.settings import TopicCreation
-from cepheid_broker.topic_watches import topics_hash
+from cepheid_broker.topics.topic_watches import topics_hash
 from cepheid_metadata import StoreUnavailableError
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb

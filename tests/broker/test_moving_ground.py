@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.backlog_check import last_published_before
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerSettings, Retention
-from cepheid_broker.policies import BacklogQuota, InactiveDeletion, InactiveTopics, QuotaAction
-from cepheid_broker.position import Position
-from cepheid_broker.topic_positions import position_at_time
-from cepheid_metadata import StoreUnavailableError
+from cepheid_broker.policies.topic_policies import BacklogQuota, InactiveDeletion, InactiveTopics, QuotaAction
+from cepheid_broker.topics.backlog_check import last_published_before
+from cepheid_broker.topics.topic_positions import position_at_time
+from cepheid_managed_ledger import ManagedLedger, ManagedLedgerSettings, Retention
+from cepheid_metadata import Position, StoreUnavailableError
 from cepheid_ports import Ports
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.test_backlog_check import Bench, entry, run

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_broker.dispatch import Idle
-from cepheid_broker.key_owners import Sticky
-from cepheid_broker.non_persistent_dispatch import NonPersistentDispatch, NonPersistentKeyShared, NonPersistentShared
-from cepheid_broker.non_persistent_subscription import NonPersistentSubscription
+from cepheid_broker.dispatch.effects import Idle
+from cepheid_broker.dispatch.key_owners import Sticky
+from cepheid_broker.dispatch.non_persistent_dispatch import NonPersistentDispatch, NonPersistentKeyShared, NonPersistentShared
+from cepheid_broker.topics.non_persistent_subscription import NonPersistentSubscription
 from cepheid_wire import ServerError, TopicName, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

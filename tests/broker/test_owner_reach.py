@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from cepheid_broker.bundles import Bundle
-from cepheid_broker.owner_reach import BELIEVED_S, POLL_S, OwnerReach, takes_connections
-from cepheid_broker.ownership import Here, Location, There
+from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.ownership.owner_reach import BELIEVED_S, POLL_S, OwnerReach, takes_connections
+from cepheid_broker.ownership.ownership import Here, Location, There
 from cepheid_wire import NamespaceName
 from tests.simulation.virtual_loop import run_simulated
 from tests.support import free_port, run_async

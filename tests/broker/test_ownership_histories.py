@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from cepheid_broker.bundle_ownership import BundleOwnership
-from cepheid_broker.bundle_states import Tenure
-from cepheid_broker.bundles import Bundle, bundle_of, bundles_of
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.ownership import Here, There
+from cepheid_broker.ownership.bundle_ownership import BundleOwnership
+from cepheid_broker.ownership.bundle_states import Tenure
+from cepheid_broker.ownership.bundles import Bundle, bundle_of, bundles_of
+from cepheid_broker.ownership.ownership import Here, There
 from cepheid_metadata import (
     MemoryStore,
     MemoryTree,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicChangedError, TopicNotFoundError
-from cepheid_broker.partitioned_topics import PartitionedTopics
-from cepheid_broker.topics import Topics
+from cepheid_broker.topics.partitioned_topics import PartitionedTopics
+from cepheid_broker.topics.topics import Topics
 from cepheid_metadata import (
     StoreUnavailableError,
     TopicRecord,

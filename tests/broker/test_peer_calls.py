@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cepheid_broker.admin.errors import http_status_of
-from cepheid_broker.ownership import There
-from cepheid_broker.peer_calls import PeerCalls, PeerUnreachableError, RemoteRefusedError
+from cepheid_broker.ownership.ownership import There
+from cepheid_broker.ownership.peer_calls import PeerCalls, PeerUnreachableError, RemoteRefusedError
 from tests.support import run_async
 
 

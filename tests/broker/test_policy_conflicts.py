@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger import Retention
-from cepheid_broker.policies import BacklogQuota, QuotaAction, TopicPolicies
-from cepheid_broker.policy_conflicts import contradiction
+from cepheid_broker.policies.policy_conflicts import contradiction
+from cepheid_broker.policies.topic_policies import BacklogQuota, QuotaAction, TopicPolicies
+from cepheid_managed_ledger import Retention
 
 
 def quota(limit: int | None) -> BacklogQuota | None:

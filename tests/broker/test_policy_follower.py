@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cepheid_broker.managed_ledger import Retention
+from cepheid_managed_ledger import Retention
 from cepheid_metadata import (
     MemoryStore,
     PersistencePolicy,

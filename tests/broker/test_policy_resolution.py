@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
-from cepheid_broker.policies import (
+from cepheid_broker.policies.policy_resolution import broker_policies, ledger_config, resolve
+from cepheid_broker.policies.topic_policies import (
     BacklogQuota,
     InactiveDeletion,
     InactiveTopics,
@@ -17,8 +17,8 @@ from cepheid_broker.policies import (
     SchemaCompatibility,
     TopicPolicies,
 )
-from cepheid_broker.policy_resolution import broker_policies, ledger_config, resolve
 from cepheid_broker.settings import BrokerSettings, DispatchSettings, PolicySettings
+from cepheid_managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_metadata import (
     TOPIC_POLICIES,
     DelayedDeliveryPolicy,

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cepheid_broker.producer_access import AccessMode, Admit, Close, ProducerAccess, Refuse, SaveEpoch, Wait, Why
+from cepheid_broker.publishing.producer_access import AccessMode, Admit, Close, ProducerAccess, Refuse, SaveEpoch, Wait, Why
 
 SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 WAITING, FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING

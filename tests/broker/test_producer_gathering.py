@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from cepheid_broker.errors import BrokerError, ServiceNotReadyError
-from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.position import Position
-from cepheid_broker.producer import Producer, ProducerState
-from cepheid_broker.rates import Traffic
-from cepheid_broker.refusal_log import RefusalLog
-from cepheid_broker.unanswered_sends import GATHER_BYTES
+from cepheid_broker.policies.topic_policies import TopicPolicies
+from cepheid_broker.publishing.producer import Producer, ProducerState
+from cepheid_broker.publishing.unanswered_sends import GATHER_BYTES
+from cepheid_broker.traffic import Traffic
+from cepheid_metadata import Position
+from cepheid_ports.refusal_log import RefusalLog
 from cepheid_wire import CommandType, FrameSplitter, SendCommand, parse_command
 from tests.broker.scripted_client import message
 from tests.support import run_async

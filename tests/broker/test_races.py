@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.managed_ledger import TopicTerminatedError
-from cepheid_broker.position import EARLIEST
-from cepheid_metadata import list_cursors
+from cepheid_managed_ledger import TopicTerminatedError
+from cepheid_metadata import EARLIEST, list_cursors
 from cepheid_ports import CepheidError
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb

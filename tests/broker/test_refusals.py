@@ -9,14 +9,14 @@ import logging
 import pytest
 
 import cepheid_broker.errors
-import cepheid_broker.managed_ledger
 import cepheid_ledger
+import cepheid_managed_ledger
 import cepheid_metadata
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
-from cepheid_broker.refusal_log import MAX_KEYS, MAX_LINES, RefusalLog
-from cepheid_broker.wire_errors import error_text, server_error_of
+from cepheid_broker.protocol.wire_errors import error_text, server_error_of
 from cepheid_metadata import SessionLostError
 from cepheid_ports import CepheidError
+from cepheid_ports.refusal_log import MAX_KEYS, MAX_LINES, RefusalLog
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -25,7 +25,7 @@ from tests.support import run_async
 
 
 def all_errors() -> list[type[CepheidError]]:
-    modules = (cepheid_broker.errors, cepheid_broker.managed_ledger, cepheid_ledger, cepheid_metadata)
+    modules = (cepheid_broker.errors, cepheid_managed_ledger, cepheid_ledger, cepheid_metadata)
     found = {
         kind: None
         for module in modules

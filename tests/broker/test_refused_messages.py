@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policies.topic_policies import TopicPolicies
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.policies import SchemaCompatibility, TopicPolicies
+from cepheid_broker.policies.topic_policies import SchemaCompatibility, TopicPolicies
 from cepheid_broker.schemas import Schema, encode_version, wire_schema
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from cepheid_broker.position import Position
+from cepheid_metadata import Position
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_broker.deduplication import Mark, ProducerSequence
-from cepheid_broker.managed_ledger import SplitPosition
-from cepheid_broker.position import Position
-from cepheid_broker.publish_group import NO_POSITION, PublishGroup
+from cepheid_broker.publishing.deduplication import Mark, ProducerSequence
+from cepheid_broker.publishing.publish_group import NO_POSITION, PublishGroup
+from cepheid_managed_ledger import SplitPosition
+from cepheid_metadata import Position
 from cepheid_wire import SendCommand
 
 RUNS = [(Position(3, 7), 2), (Position(5, 0), 1), (Position(9, 0), 2)]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from cepheid_broker.policies import InactiveDeletion, InactiveTopics
-from cepheid_broker.topic import Topic
+from cepheid_broker.policies.topic_policies import InactiveDeletion, InactiveTopics
+from cepheid_broker.topics.topic import Topic
 from cepheid_metadata import StoreUnavailableError
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
@@ -243,11 +243,11 @@ async def storm(
 ) -> None:
     rng = random.Random(seed)
     orphans = Orphans()
-    logging.getLogger("cepheid_broker.managed_ledger").addHandler(orphans)
+    logging.getLogger("cepheid_managed_ledger").addHandler(orphans)
     try:
         await play(rng, strokes, orphans, partitions, domain, steps)
     finally:
-        logging.getLogger("cepheid_broker.managed_ledger").removeHandler(orphans)
+        logging.getLogger("cepheid_managed_ledger").removeHandler(orphans)
 
 
 async def play(rng: random.Random, strokes: tuple[Stroke, ...], orphans: Orphans, partitions: int, domain: str, steps: int) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.connection import Connection
-from cepheid_broker.dispatch import Idle
-from cepheid_broker.position import Position
-from cepheid_broker.subscription import Subscription
+from cepheid_broker.dispatch.effects import Idle
+from cepheid_broker.protocol.connection import Connection
+from cepheid_broker.topics.subscription import Subscription
+from cepheid_metadata import Position
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

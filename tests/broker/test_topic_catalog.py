@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from cepheid_broker.errors import NamespaceNotFoundError, TooManyError
-from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policies.topic_policies import TopicPolicies
 from cepheid_broker.settings import TopicCreation
-from cepheid_broker.topic_catalog import TopicCatalog
+from cepheid_broker.topics.topic_catalog import TopicCatalog
 from cepheid_metadata import (
     KeyExistsError,
     MemoryStore,

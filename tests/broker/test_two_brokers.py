@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.bundle_ownership import BundleOwnership
-from cepheid_broker.bundles import Bundle, bundle_of
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.ownership import Here, NotOwnerError, There
+from cepheid_broker.ownership.bundle_ownership import BundleOwnership
+from cepheid_broker.ownership.bundles import Bundle, bundle_of
+from cepheid_broker.ownership.ownership import Here, NotOwnerError, There
 from cepheid_metadata import (
     MemoryStore,
     NamespaceRecord,

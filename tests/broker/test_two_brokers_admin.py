@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from cepheid_broker.ownership import Here
+from cepheid_broker.ownership.ownership import Here
 from cepheid_cli.admin import namespaces
 from cepheid_cli.admin_client import AdminClient, AdminError
 from cepheid_metadata import topic_records

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.policies import QuotaAction
+from cepheid_broker.policies.topic_policies import QuotaAction
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld

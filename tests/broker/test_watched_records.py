@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from cepheid_broker import watched_records
-from cepheid_broker.watched_records import WatchedRecords
 from cepheid_metadata import (
     MemoryStore,
     MemoryTree,
@@ -17,7 +15,9 @@ from cepheid_metadata import (
     Versioned,
     keys,
     tenant_records,
+    watched_records,
 )
+from cepheid_metadata.watched_records import WatchedRecords
 from cepheid_ports import TaskOwner
 from tests.support import run_async, wait_until
 

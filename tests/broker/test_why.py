@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from cepheid_broker.admin.why import answer
-from cepheid_broker.dispatch import Idle, Why
-from cepheid_broker.policies import BacklogQuota, QuotaAction
-from cepheid_broker.subscription import Subscription
+from cepheid_broker.dispatch.effects import Idle, Why
+from cepheid_broker.policies.topic_policies import BacklogQuota, QuotaAction
+from cepheid_broker.topics.subscription import Subscription
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.support import run_async, wait_until

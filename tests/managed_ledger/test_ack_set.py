@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cepheid_broker.managed_ledger.ack_set import MAX_BATCH_BITS, MAX_BATCH_MESSAGES, AckSet, mask_of, words_of
-from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_state
-from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.ack_set import MAX_BATCH_BITS, MAX_BATCH_MESSAGES, AckSet, mask_of, words_of
+from cepheid_managed_ledger.cursor_state import decode_state, encode_state
+from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import ChainLedger, Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cepheid_broker.managed_ledger import ManagedLedgerError, ManagedLedgerFailedError, SplitPosition
-from cepheid_broker.managed_ledger import appender as appender_module
-from cepheid_broker.managed_ledger.appender import Appender, AppendHooks
 from cepheid_ledger import LedgerError, LedgerWriteError
+from cepheid_managed_ledger import ManagedLedgerError, ManagedLedgerFailedError, SplitPosition
+from cepheid_managed_ledger import appender as appender_module
+from cepheid_managed_ledger.appender import Appender, AppendHooks
 from cepheid_metadata import Position
 from cepheid_rpc import Buffer, EntryGroup, encode_group
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedError, ManagedLedgerSettings
-from cepheid_broker.managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_ledger import EntryUnavailableError, LedgerLostError
+from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFailedError, ManagedLedgerSettings
+from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_metadata import ChainLedger, MemoryTree, Op, OpResult, Position, Put, chain_records, keys
 from tests.managed_ledger.topic_world import (
     SETTINGS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cepheid_broker.managed_ledger.conditional_write import write
+from cepheid_managed_ledger.conditional_write import write
 from cepheid_metadata import (
     BadVersionError,
     Check,

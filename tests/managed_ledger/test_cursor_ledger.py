@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.cursor_ledger import Snapshot, SnapshotReader, parts_of
-from cepheid_broker.managed_ledger.cursor_state import encode_state
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.cursor_ledger import Snapshot, SnapshotReader, parts_of
+from cepheid_managed_ledger.cursor_state import encode_state
 from cepheid_metadata import Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
 

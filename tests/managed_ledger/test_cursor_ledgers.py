@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import CursorLedgerError, ManagedLedgerFencedError
-from cepheid_broker.managed_ledger.cursor_ledgers import FIRST_PAUSE_S
 from cepheid_ledger import NotEnoughBookiesError
+from cepheid_managed_ledger import CursorLedgerError, ManagedLedgerFencedError
+from cepheid_managed_ledger.cursor_ledgers import FIRST_PAUSE_S
 from cepheid_rpc import Status
 from tests.managed_ledger.topic_world import SETTINGS, append_all, topic_world
 from tests.support import run_virtual, wait_until

@@ -7,10 +7,10 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from cepheid_broker.managed_ledger import CursorStateDamagedError, CursorStateNewerError
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_state
-from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
+from cepheid_managed_ledger import CursorStateDamagedError, CursorStateNewerError
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.cursor_state import decode_state, encode_state
+from cepheid_managed_ledger.delivery_counts import DeliveryCounts
 from cepheid_metadata import Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.managed_ledger import (
+from cepheid_managed_ledger import (
     Cursor,
     CursorExistsError,
     CursorLedgerError,
@@ -22,7 +22,7 @@ from cepheid_broker.managed_ledger import (
     TooManyCursorsError,
     saved_cursor,
 )
-from cepheid_broker.managed_ledger.cursor_state import EncodedBatches
+from cepheid_managed_ledger.cursor_state import EncodedBatches
 from cepheid_metadata import CursorRecord, LedgerState, MemoryStore, Position, StoreUnavailableError, cursor_records, keys
 from cepheid_rpc import Status
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes

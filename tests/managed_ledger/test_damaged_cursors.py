@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger
 from cepheid_ledger import EntryUnavailableError, LedgerError, RecoveryFailedError
+from cepheid_managed_ledger import ManagedLedger
 from cepheid_metadata import Position
 from tests.managed_ledger.test_cursors import TINY, record_of
 from tests.managed_ledger.topic_world import THREE_BOOKIES, Broker, TopicWorld, append_all, topic_world

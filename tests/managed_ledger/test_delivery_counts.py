@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from cepheid_broker.managed_ledger import delivery_counts
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.cursor import Cursor
-from cepheid_broker.managed_ledger.cursor_state import decode_state, encode_state
-from cepheid_broker.managed_ledger.delivery_counts import MAX_COUNT, DeliveryCounts
+from cepheid_managed_ledger import delivery_counts
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.cursor import Cursor
+from cepheid_managed_ledger.cursor_state import decode_state, encode_state
+from cepheid_managed_ledger.delivery_counts import MAX_COUNT, DeliveryCounts
 from cepheid_metadata import Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
 from tests.support import run_virtual

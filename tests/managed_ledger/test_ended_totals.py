@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger.ended_totals import EndedTotals
-from cepheid_broker.managed_ledger.ledger_counts import Amount
+from cepheid_managed_ledger.ended_totals import EndedTotals
+from cepheid_managed_ledger.ledger_counts import Amount
 
 figures = st.tuples(st.integers(0, 9), st.none() | st.integers(0, 99), st.integers(0, 999))
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import (
+from cepheid_managed_ledger import (
     ManagedLedger,
     ManagedLedgerConfig,
     ManagedLedgerDeletedError,

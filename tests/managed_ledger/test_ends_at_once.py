@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cepheid_broker.managed_ledger import Cursor, ManagedLedger, ManagedLedgerClosedError, ManagedLedgerError, State
+from cepheid_managed_ledger import Cursor, ManagedLedger, ManagedLedgerClosedError, ManagedLedgerError, State
 from tests.managed_ledger.losing_store import SteppingStore
 from tests.managed_ledger.test_ending import SMALL, rolled
 from tests.managed_ledger.topic_world import ONE_BOOKIE, SETTINGS, TRIM, TopicWorld, append_all, read_all, topic_world

@@ -9,9 +9,10 @@ from functools import partial
 
 import pytest
 
-from cepheid_broker.backlog import oldest_publish_time_ms
-from cepheid_broker.backlog_check import last_published_before
-from cepheid_broker.managed_ledger import (
+from cepheid_broker.topics.backlog import oldest_publish_time_ms
+from cepheid_broker.topics.backlog_check import last_published_before
+from cepheid_ledger import ClosedLedger
+from cepheid_managed_ledger import (
     ChainDamagedError,
     ManagedLedger,
     ManagedLedgerClosedError,
@@ -22,8 +23,7 @@ from cepheid_broker.managed_ledger import (
     State,
     TooManyAppendsError,
 )
-from cepheid_broker.managed_ledger.chain_keeper import Plan
-from cepheid_ledger import ClosedLedger
+from cepheid_managed_ledger.chain_keeper import Plan
 from cepheid_metadata import LedgerState, Op, OpResult, Position, StoreUnavailableError, keys
 from cepheid_rpc import AddRequest, Status
 from cepheid_wire import TopicName

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedgerClosedError
-from cepheid_broker.managed_ledger.finish import finish
+from cepheid_managed_ledger import ManagedLedgerClosedError
+from cepheid_managed_ledger.finish import finish
 from cepheid_ports import TaskOwner
 from tests.support import run_virtual, wait_until
 

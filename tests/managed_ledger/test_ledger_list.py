@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import ChainLedger, Position
 
 

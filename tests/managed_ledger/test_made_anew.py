@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerError, ManagedLedgerFencedError
+from cepheid_managed_ledger import ManagedLedger, ManagedLedgerError, ManagedLedgerFencedError
 from cepheid_metadata import (
     Create,
     CursorRecord,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger import Cursor, ManagedLedger, ManagedLedgerClosedError
-from cepheid_broker.managed_ledger.count_budget import CountBudget
-from cepheid_broker.managed_ledger.ledger_counts import Amount, LedgerCounts
+from cepheid_managed_ledger import Cursor, ManagedLedger, ManagedLedgerClosedError
+from cepheid_managed_ledger.count_budget import CountBudget
+from cepheid_managed_ledger.ledger_counts import Amount, LedgerCounts
 from cepheid_metadata import Chain, MemoryStore, Position, chain_records
 from cepheid_rpc import EntryGroup
 from cepheid_wire import encode_tail

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, rollover
+from cepheid_managed_ledger import ManagedLedger, rollover
 from cepheid_rpc import Status
 from tests.managed_ledger.topic_world import THREE_BOOKIES, TOPIC, Broker, TopicWorld, append, append_all, read_all, topic_world
 from tests.support import run_virtual, wait_until

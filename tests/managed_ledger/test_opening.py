@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from cepheid_broker.managed_ledger import (
+from cepheid_ledger import NotEnoughBookiesError
+from cepheid_managed_ledger import (
     ChainDamagedError,
     ManagedLedger,
     ManagedLedgerConfig,
@@ -15,7 +16,6 @@ from cepheid_broker.managed_ledger import (
     ManagedLedgerFailedError,
     State,
 )
-from cepheid_ledger import NotEnoughBookiesError
 from cepheid_metadata import LedgerState, MemoryStore, Op, StoreUnavailableError, keys, ledger_records
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore
 from tests.managed_ledger.topic_world import (

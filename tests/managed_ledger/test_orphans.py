@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cepheid_broker.managed_ledger import ManagedLedger
+from cepheid_managed_ledger import ManagedLedger
 from tests.managed_ledger.losing_store import LosingStore
 from tests.managed_ledger.topic_world import SETTINGS, TOPIC, Broker, append, append_all, read_all, topic_world
 from tests.support import run_virtual, wait_until

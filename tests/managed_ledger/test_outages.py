@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedError, State
 from cepheid_ledger import LedgerWriter
+from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFailedError, State
 from cepheid_metadata import Position, SessionState, StoreUnavailableError
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles

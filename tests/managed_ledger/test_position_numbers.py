@@ -1,4 +1,4 @@
-from cepheid_broker.managed_ledger.position_numbers import PositionNumbers
+from cepheid_managed_ledger.position_numbers import PositionNumbers
 from cepheid_metadata import Position
 
 

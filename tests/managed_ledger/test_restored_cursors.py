@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 from crc32c import crc32c
 
-from cepheid_broker.managed_ledger import CursorStateNewerError, ManagedLedgerSettings
-from cepheid_broker.managed_ledger.cursor_ledger import Snapshot, parts_of
-from cepheid_broker.managed_ledger.cursor_state import encode_state
+from cepheid_managed_ledger import CursorStateNewerError, ManagedLedgerSettings
+from cepheid_managed_ledger.cursor_ledger import Snapshot, parts_of
+from cepheid_managed_ledger.cursor_state import encode_state
 from cepheid_metadata import CursorRecord, keys
 from cepheid_rpc import encode_group
 from tests.managed_ledger.topic_world import SETTINGS, TOPIC, Broker, TopicWorld, append_all, topic_world

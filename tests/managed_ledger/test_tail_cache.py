@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepheid_broker.managed_ledger import TailCache
-from cepheid_broker.managed_ledger.tail_cache import TopicTail, cost_of, front_of
+from cepheid_managed_ledger import TailCache
+from cepheid_managed_ledger.tail_cache import TopicTail, cost_of, front_of
 from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup, encode_group
 from tests.managed_ledger.topic_world import payloads_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_broker.managed_ledger.trim import Retention, plan_trim
+from cepheid_managed_ledger.trim import Retention, plan_trim
 from cepheid_metadata import ChainLedger
 
 MB = 1_000_000

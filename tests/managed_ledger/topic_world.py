@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cepheid_broker.managed_ledger import (
+from cepheid_ledger import LedgerClient, RandomPlacement
+from cepheid_managed_ledger import (
     ManagedLedger,
     ManagedLedgerConfig,
     ManagedLedgerError,
@@ -18,7 +19,6 @@ from cepheid_broker.managed_ledger import (
     Retention,
     TailCache,
 )
-from cepheid_ledger import LedgerClient, RandomPlacement
 from cepheid_metadata import (
     Chain,
     LedgerIds,

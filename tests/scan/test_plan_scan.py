@@ -33,8 +33,8 @@ from cepheid_scan import (
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_scan import plan_ranges, plan_scan
-from cepheid_scan.planner import open_planner
 from cepheid_testkit import ProcessCluster
 from tests.support import free_port
 

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from cepheid_broker.errors import IncompatibleSchemaError, InvalidSchemaError
-from cepheid_broker.policies import SchemaCompatibility as S
+from cepheid_broker.policies.topic_policies import SchemaCompatibility as S
 from cepheid_broker.schemas import Schema, SchemaType
 from cepheid_broker.schemas.compatibility import check_reader, check_successor
 from cepheid_broker.schemas.definition import MAX_SCHEMA_BYTES, content_hash, mismatch_of, parse_definition

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cepheid_broker.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, TooManySchemasError
-from cepheid_broker.policies import SchemaCompatibility as S
-from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.policies.topic_policies import SchemaCompatibility as S
+from cepheid_broker.policies.topic_policies import TopicPolicies
 from cepheid_broker.schemas import MAX_SCHEMA_BYTES, NO_VERSION, Schema, SchemaRegistry, SchemaType, encode_version
 from cepheid_broker.schemas import registry as registry_module
 from cepheid_metadata import MemoryStore, MemoryTree, NoSuchKeyError, TopicRecord, keys, schema_histories, topic_records

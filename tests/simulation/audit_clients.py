@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_wire import TopicName
 from tests.simulation.audit_waits import OPENED_S, SERVED_S, read_all, wait_for
 from tests.simulation.sim_broker import SimBroker

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cepheid_broker.managed_ledger import ManagedLedger
+from cepheid_managed_ledger import ManagedLedger
 from cepheid_metadata import Position
 from tests.simulation.sim_broker import MANAGED_LEDGER_SETTINGS
 from tests.simulation.sim_directory import SESSION_S

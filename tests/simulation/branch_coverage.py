@@ -33,9 +33,9 @@ DRIVERS = (
     "cepheid_ledger.ensemble_change",
     "cepheid_ledger.recovery",
     "cepheid_bookie.admission",
-    "cepheid_broker.managed_ledger.appender",
-    "cepheid_broker.managed_ledger.failover",
-    "cepheid_broker.managed_ledger.rollover",
+    "cepheid_managed_ledger.appender",
+    "cepheid_managed_ledger.failover",
+    "cepheid_managed_ledger.rollover",
 )
 CORES = (
     *DRIVERS,
@@ -45,21 +45,24 @@ CORES = (
         for name in ("add_answers", "entry_block", "journal_format", "journal_replay", "ledger_record", "limbo", "write_cache")
     ),
     *(
-        f"cepheid_broker.managed_ledger.{name}"
+        f"cepheid_managed_ledger.{name}"
         for name in (
             "ack_set", "chain_keeper", "count_budget", "cursor_state", "delivery_counts", "ended_totals", "ledger_counts",
             "ledger_list", "position_numbers", "trim",
         )
     ),
     *(
-        f"cepheid_broker.{name}"
+        f"cepheid_broker.dispatch.{name}"
         for name in (
-            "back_reader", "bundle_states", "chunk_owners", "consumer_acks", "counted_group", "deduplication", "delayed_entries",
-            "delivery", "dispatch", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "forward_reader", "holders",
-            "key_owners", "key_places", "key_sharing", "position_set", "producer_access", "publish_group", "publish_window",
-            "turns", "unanswered_sends", "waiting_keys",
+            "back_reader", "chunk_owners", "counted_group", "delayed_entries", "delivery", "dispatch_failover",
+            "dispatch_key_shared", "dispatch_shared", "effects", "forward_reader", "holders", "key_owners", "key_places",
+            "key_sharing", "position_set", "turns", "waiting_keys",
         )
     ),
+    *(f"cepheid_broker.publishing.{name}" for name in ("deduplication", "producer_access", "publish_group", "unanswered_sends")),
+    "cepheid_broker.ownership.bundle_states",
+    "cepheid_broker.protocol.consumer_acks",
+    "cepheid_broker.publish_window",
 )  # fmt: skip
 
 UNREACHED = Path(__file__).with_name("unreached.txt")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cepheid_broker.managed_ledger.cursor_ledger import SnapshotReader
-from cepheid_broker.managed_ledger.cursor_state import CursorState, decode_state
+from cepheid_managed_ledger.cursor_ledger import SnapshotReader
+from cepheid_managed_ledger.cursor_state import CursorState, decode_state
 from cepheid_metadata import Chain, Position, keys
 from cepheid_wire import TopicName, messages_in, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb

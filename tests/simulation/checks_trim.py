@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cepheid_broker.managed_ledger import Retention
+from cepheid_managed_ledger import Retention
 from cepheid_metadata import Chain, Position, keys
 from tests.simulation.history import History
 from tests.simulation.sim_clock import true_ms

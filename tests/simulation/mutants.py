@@ -18,16 +18,16 @@ from cepheid_bookie.journal_format import encode_ledger_to
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_broker.deduplication import NOTHING, ProducerSequence, SequenceIds
-from cepheid_broker.managed_ledger import cursor, rollover, trimmer
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
-from cepheid_broker.managed_ledger.cursor_state import encode_state
-from cepheid_broker.managed_ledger.delivery_counts import DeliveryCounts
-from cepheid_broker.topic_deduplication import TopicDeduplication
+from cepheid_broker.publishing.deduplication import NOTHING, ProducerSequence, SequenceIds
+from cepheid_broker.publishing.topic_deduplication import TopicDeduplication
 from cepheid_ledger import ClosedLedger, recovery
 from cepheid_ledger.recovery_state import RecoveryReads
 from cepheid_ledger.writer_state import WriterState
+from cepheid_managed_ledger import cursor, rollover, trimmer
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.cursor_state import encode_state
+from cepheid_managed_ledger.delivery_counts import DeliveryCounts
 from cepheid_metadata import Position, Put
 from cepheid_rpc import Buffer, ReadRequest, Status
 from tests.simulation.mutants_bookies import (

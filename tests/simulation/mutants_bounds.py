@@ -9,13 +9,13 @@ from typing import Any
 from unittest import mock
 
 from cepheid_bookie import BookieSettings, bookie, opening
-from cepheid_broker.managed_ledger.catch_up import CatchUpReads
-from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
-from cepheid_broker.managed_ledger.tail_cache import TopicTail
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.unconfirmed import Unconfirmed
+from cepheid_managed_ledger.catch_up import CatchUpReads
+from cepheid_managed_ledger.managed_ledger import ManagedLedger
+from cepheid_managed_ledger.tail_cache import TopicTail
 from cepheid_metadata import Position
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]

@@ -14,19 +14,19 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
-from cepheid_broker.bundle_states import BundleStates
-from cepheid_broker.bundle_tenures import BundleTenures
-from cepheid_broker.bundles import Bundle
-from cepheid_broker.managed_ledger import ManagedLedgers, orphans
-from cepheid_broker.managed_ledger.appender import Appender
-from cepheid_broker.managed_ledger.failover import Failover
-from cepheid_broker.topics import Topics
+from cepheid_broker.ownership.bundle_states import BundleStates
+from cepheid_broker.ownership.bundle_tenures import BundleTenures
+from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.topics.topics import Topics
 from cepheid_ledger import ClosedLedger
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.ensemble_change import EnsembleChanger
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.write_back import WriteBack
 from cepheid_ledger.writer_state import ChangeEnsemble, Confirm, SendAdd, WriterState
+from cepheid_managed_ledger import ManagedLedgers, orphans
+from cepheid_managed_ledger.appender import Appender
+from cepheid_managed_ledger.failover import Failover
 from cepheid_metadata import UNDELETED, Chain, DeletedLedgers, LedgerMetadata, list_ledgers
 from cepheid_ports import CepheidError
 from cepheid_rpc import EntryGroup, encode_group

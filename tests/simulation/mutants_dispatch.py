@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from cepheid_broker import connection_consumer, consumer_acks, dispatch_key_shared, dispatch_shared
-from cepheid_broker.ack_saver import AckSaver, OnSaved
-from cepheid_broker.dispatch_failover import FailoverDispatch
-from cepheid_broker.dispatch_shared import SharedDispatch
-from cepheid_broker.dispatcher import Dispatcher
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.cursor import Cursor
-from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger
-from cepheid_broker.managed_ledger.tail_cache import TopicTail, front_of
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.position import EARLIEST, LATEST
-from cepheid_broker.producer import Producer
-from cepheid_broker.subscription import Subscription
-from cepheid_broker.topic_positions import position_at_time
-from cepheid_metadata import Position
+from cepheid_broker.dispatch import dispatch_key_shared, dispatch_shared
+from cepheid_broker.dispatch.dispatch_failover import FailoverDispatch
+from cepheid_broker.dispatch.dispatch_shared import SharedDispatch
+from cepheid_broker.dispatch.dispatcher import Dispatcher
+from cepheid_broker.protocol import connection_consumer, consumer_acks
+from cepheid_broker.publishing.producer import Producer
+from cepheid_broker.topics.ack_saver import AckSaver, OnSaved
+from cepheid_broker.topics.persistent_topic import PersistentTopic
+from cepheid_broker.topics.subscription import Subscription
+from cepheid_broker.topics.topic_positions import position_at_time
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.cursor import Cursor
+from cepheid_managed_ledger.managed_ledger import ManagedLedger
+from cepheid_managed_ledger.tail_cache import TopicTail, front_of
+from cepheid_metadata import EARLIEST, LATEST, Position
 from cepheid_rpc import EntryGroup
 from cepheid_wire import SendCommand, messages_in, parse_metadata
 from tests.dispatch_mistakes import (

@@ -10,9 +10,13 @@ from unittest import mock
 
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.ledger_deletion import LedgerDeletion
-from cepheid_broker.deduplication import ProducerSequence
-from cepheid_broker.forward_reader import ForwardReader
-from cepheid_broker.managed_ledger import (
+from cepheid_broker.dispatch.forward_reader import ForwardReader
+from cepheid_broker.publishing.deduplication import ProducerSequence
+from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
+from cepheid_ledger import LedgerClient, LedgerError
+from cepheid_ledger.add_pipeline import AddPipeline
+from cepheid_ledger.writer_state import Confirm, WriterState
+from cepheid_managed_ledger import (
     ManagedLedgerFailedError,
     ManagedLedgers,
     chain_keeper,
@@ -21,20 +25,16 @@ from cepheid_broker.managed_ledger import (
     saved_cursor,
     trimmer,
 )
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.appender import Appender
-from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
-from cepheid_broker.managed_ledger.cursor import Cursor
-from cepheid_broker.managed_ledger.cursor_state import CursorState
-from cepheid_broker.managed_ledger.cursor_store import CursorStore
-from cepheid_broker.managed_ledger.ledger_list import LedgerList
-from cepheid_broker.managed_ledger.saved_cursor import SavedCursor
-from cepheid_broker.managed_ledger.trim import Retention
-from cepheid_broker.managed_ledger.trimmer import Trimmer
-from cepheid_broker.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
-from cepheid_ledger import LedgerClient, LedgerError
-from cepheid_ledger.add_pipeline import AddPipeline
-from cepheid_ledger.writer_state import Confirm, WriterState
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.appender import Appender
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.cursor import Cursor
+from cepheid_managed_ledger.cursor_state import CursorState
+from cepheid_managed_ledger.cursor_store import CursorStore
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.saved_cursor import SavedCursor
+from cepheid_managed_ledger.trim import Retention
+from cepheid_managed_ledger.trimmer import Trimmer
 from cepheid_metadata import Chain, ChainLedger, Check, LedgerIds, MetadataStore, Op, Position, StoreUnavailableError, keys
 from cepheid_ports import SteadyClock
 from cepheid_rpc import EntryGroup

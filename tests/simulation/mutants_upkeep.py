@@ -19,15 +19,15 @@ from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.metadata_records import MetadataLedgers
 from cepheid_bookie.write_cache import Half
-from cepheid_broker import unanswered_sends
-from cepheid_broker.bundle_tenures import BundleTenures
-from cepheid_broker.managed_ledger import ManagedLedgerFencedError
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.appender import Appender, AppendHooks
-from cepheid_broker.managed_ledger.chain_keeper import ChainKeeper
-from cepheid_broker.managed_ledger.managed_ledger import ManagedLedger, State
+from cepheid_broker.ownership.bundle_tenures import BundleTenures
+from cepheid_broker.publishing import unanswered_sends
 from cepheid_ledger import ClosedLedger, LedgerClient, RecoveryFailedError
 from cepheid_ledger.recovery_state import FenceCoverage
+from cepheid_managed_ledger import ManagedLedgerFencedError
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.appender import Appender, AppendHooks
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.managed_ledger import ManagedLedger, State
 from cepheid_metadata import (
     BadVersionError,
     Check,

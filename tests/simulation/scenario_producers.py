@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.topic_deduplication import DEDUP_CURSOR
+from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR
+from cepheid_broker.topics.persistent_topic import PersistentTopic
 from cepheid_metadata import CursorRecord, Position, keys
 from cepheid_wire import TopicName, parse_metadata
 from tests.simulation.audit_waits import read_all

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from cepheid_broker.managed_ledger import ManagedLedger, Retention
+from cepheid_managed_ledger import ManagedLedger, Retention
 from cepheid_metadata import Chain, CursorRecord, Op, Position, Put, keys
 from tests.simulation.audit_waits import read_all
 from tests.simulation.checks_topic import acked_messages, check_all_entries

@@ -20,7 +20,7 @@ FIRST_FRESH = 1 << 32
 """Seeds below are fixed ones; fresh ones lie above, so that a failing one can be told from the fixed set."""
 
 _KEPT = Path(__file__).with_name("kept_seeds.txt")
-_CODE = ("bookie", "broker_service", "metadata", "sdk", "tests/simulation", "tests/history")
+_CODE = ("bookie", "broker_service", "metadata", "core", "sdk", "tests/simulation", "tests/history")
 
 
 def fresh_seeds(count: int) -> list[int]:

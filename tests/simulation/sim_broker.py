@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.broker import Broker
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_ledger.bookie_directory import BookieDirectory
+from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import (
     LedgerIds,
     MetadataError,

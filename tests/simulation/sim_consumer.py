@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cepheid_broker.key_hash import hash_of_metadata
+from cepheid_broker.dispatch.key_hash import hash_of_metadata
 from cepheid_wire import CommandType, TopicName, count_messages, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.client_notes import mask_of

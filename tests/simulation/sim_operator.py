@@ -21,10 +21,9 @@ from cepheid_broker.admin.message_ids import require_place
 from cepheid_broker.admin.policy_change import change_namespace, change_topic
 from cepheid_broker.admin.topic_access import open_subscription, open_topic, require_idle, require_owner
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.ownership import NotOwnerError
-from cepheid_broker.position import LATEST, Position
-from cepheid_broker.topic_positions import position_at_time
-from cepheid_metadata import PersistencePolicy, RetentionPolicy
+from cepheid_broker.ownership.ownership import NotOwnerError
+from cepheid_broker.topics.topic_positions import position_at_time
+from cepheid_metadata import LATEST, PersistencePolicy, Position, RetentionPolicy
 from cepheid_wire import NamespaceName, TopicName
 from tests.simulation.sim_broker import SimBroker
 

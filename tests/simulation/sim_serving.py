@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Callable
 
 from cepheid_broker.broker import Broker
-from cepheid_broker.bundle_ownership import BundleOwnership
 from cepheid_broker.first_objects import create_first_objects
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgers
-from cepheid_broker.owner_reach import OwnerReach
-from cepheid_broker.ownership import SoleOwnership
+from cepheid_broker.ownership.bundle_ownership import BundleOwnership
+from cepheid_broker.ownership.owner_reach import OwnerReach
+from cepheid_broker.ownership.ownership import SoleOwnership
 from cepheid_broker.settings import BrokerSettings, ConnectionSettings, DispatchSettings, PolicySettings
+from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import LedgerIds, MemoryStore, MetadataError, MetadataStore, namespace_records
 from cepheid_ports import Ports
 from tests.simulation.sim_store import SimTree

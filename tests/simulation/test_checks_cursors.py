@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cepheid_broker.managed_ledger.ack_set import AckSet
-from cepheid_broker.managed_ledger.cursor_ledger import Snapshot, parts_of
-from cepheid_broker.managed_ledger.cursor_state import encode_state
-from cepheid_broker.managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.cursor_ledger import Snapshot, parts_of
+from cepheid_managed_ledger.cursor_state import encode_state
+from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Chain, ChainLedger, CursorRecord, Position, keys
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cepheid_broker.managed_ledger import Retention
+from cepheid_managed_ledger import Retention
 from cepheid_metadata import Chain, ChainLedger, CursorRecord, Position
 from tests.simulation.checks_topic import TopicRecordChecks, check_backlog_told
 from tests.simulation.history import History, InvariantViolation

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from cepheid_bookie import BookieSettings
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_metadata import Position
 from cepheid_wire import TopicName
 from tests.simulation.scene import Scene

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.managed_ledger import ManagedLedgerConfig
+from cepheid_managed_ledger import ManagedLedgerConfig
 from cepheid_wire import TopicName, encode_body
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.client_notes import ClientNotes, mask_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.managed_ledger import ManagedLedgerConfig
-from cepheid_broker.position import EARLIEST, Position
+from cepheid_managed_ledger import ManagedLedgerConfig
+from cepheid_metadata import EARLIEST, Position
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb

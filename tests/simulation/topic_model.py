@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cepheid_broker.managed_ledger import Retention
+from cepheid_managed_ledger import Retention
 from cepheid_metadata import Position
 
 BATCH_MESSAGES = 8

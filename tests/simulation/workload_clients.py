@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cepheid_broker.dispatch import HashRange
+from cepheid_broker.dispatch.effects import HashRange
 from cepheid_metadata import MemoryStore, TopicRecord, keys, topic_records
 from cepheid_metadata import Position as Place
 from cepheid_wire import TopicName, count_messages, decode_batch, parse_metadata, split_tail

@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from cepheid_broker.dispatcher import ReadAheadBudget
+from cepheid_broker.dispatch.dispatcher import ReadAheadBudget
 from cepheid_broker.errors import BrokerError
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.producer import Producer
+from cepheid_broker.policies.topic_policies import TopicPolicies
 from cepheid_broker.publish_window import PublishBudget, PublishWindow
-from cepheid_broker.rates import BrokerTraffic
-from cepheid_broker.refusal_log import RefusalLog
+from cepheid_broker.publishing.producer import Producer
 from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.topics.persistent_topic import PersistentTopic
+from cepheid_broker.traffic import BrokerTraffic
+from cepheid_managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_metadata import Position
 from cepheid_ports import TaskOwner
+from cepheid_ports.refusal_log import RefusalLog
 from cepheid_wire import CommandType, FrameSplitter, SendCommand, ServerError, TopicName, encode_tail, parse_command, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.history import History

@@ -18,8 +18,8 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.policy_change import change_topic
 from cepheid_broker.admin.stored_entries import from_message
 from cepheid_broker.broker import Broker
-from cepheid_broker.persistent_topic import PersistentTopic
-from cepheid_broker.subscription import Subscription
+from cepheid_broker.topics.persistent_topic import PersistentTopic
+from cepheid_broker.topics.subscription import Subscription
 from cepheid_metadata import Position as Place
 from cepheid_metadata import keys
 from cepheid_wire import TopicName

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cepheid_broker.bundle_ownership import BundleOwnership
-from cepheid_broker.bundles import Bundle, bundle_of
-from cepheid_broker.managed_ledger import ManagedLedger, ManagedLedgerFailedError, State
-from cepheid_broker.ownership import Here
+from cepheid_broker.ownership.bundle_ownership import BundleOwnership
+from cepheid_broker.ownership.bundles import Bundle, bundle_of
+from cepheid_broker.ownership.ownership import Here
+from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFailedError, State
 from cepheid_metadata import BundleOwner, MemoryStore, NamespaceRecord, SessionState, keys, namespace_records
 from cepheid_wire import TopicName
 from tests.simulation.history import History

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cepheid_broker.managed_ledger import (
+from cepheid_managed_ledger import (
     ManagedLedger,
     ManagedLedgerConfig,
     ManagedLedgerError,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cepheid_broker.managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_managed_ledger import ManagedLedgerConfig, Retention
 from cepheid_metadata import UNDELETED, SessionState
 from tests.simulation.audit import audit
 from tests.simulation.checks_topic import inspect_subscriptions

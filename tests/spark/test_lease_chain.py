@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from cepheid_broker import lease_expiry
+from cepheid_broker.topics import lease_expiry
 from cepheid_scan import MessagePosition, PlanSource
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_spark.lease import LEASE_PROPERTY, Lease

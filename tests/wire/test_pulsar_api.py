@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from cepheid_wire import pulsar_api_pb2 as pb
 
 TABLES = Path(__file__).parents[1] / "reference" / "pulsar-wire"
-SDK = Path(__file__).parents[2] / "sdk"
+CORE = Path(__file__).parents[2] / "core"
 PACKAGE = "pulsar.proto."
 SCALARS = {value: name.removeprefix("TYPE_").lower() for name, value in vars(FieldDescriptor).items() if name.startswith("TYPE_")}
 
@@ -81,7 +81,7 @@ def test_enums_equal_the_table() -> None:
 def test_generated_code_is_of_this_schema(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
     out = tmp_path / "schema.bin"
-    arguments = ["protoc", "-I", str(SDK), f"--descriptor_set_out={out}", f"--pyi_out={tmp_path}", "cepheid_wire/pulsar_api.proto"]
+    arguments = ["protoc", "-I", str(CORE), f"--descriptor_set_out={out}", f"--pyi_out={tmp_path}", "cepheid_wire/pulsar_api.proto"]
     assert protoc.main(arguments) == 0
     # Descriptors are compared, not files: the file names the compiler's version, which differs between machines.
     (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
@@ -92,7 +92,7 @@ def test_generated_code_is_of_this_schema(tmp_path: Path) -> None:
             field.ClearField("json_name")  # some compilers write it into a descriptor, others do not
     assert compiled == committed
     stub = (tmp_path / "cepheid_wire" / "pulsar_api_pb2.pyi").read_text()
-    committed_stub = (SDK / "cepheid_wire" / "pulsar_api_pb2.pyi").read_text()
+    committed_stub = (CORE / "cepheid_wire" / "pulsar_api_pb2.pyi").read_text()
     assert _names(stub) == _names(committed_stub)
 
 

@@ -12,8 +12,8 @@ from cepheid_ports.prometheus import Family, Sample, counter, gauge
 
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker
-    from cepheid_broker.managed_ledger import TailCacheStatistics
     from cepheid_ledger import ChannelStatistics, EnsembleChangeStatistics
+    from cepheid_managed_ledger import TailCacheStatistics
 
 
 def broker_families(broker: Broker) -> Iterator[Family]:

@@ -20,8 +20,8 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError
 from cepheid_broker.admin.path_names import ClusterPath
 from cepheid_broker.admin.raw_path import decode_once
-from cepheid_broker.advertised import advertised_url
-from cepheid_broker.bundles import boundaries
+from cepheid_broker.ownership import boundaries
+from cepheid_broker.protocol import advertised_url
 from cepheid_metadata import list_namespaces, list_tenants
 
 NO_CONTENT = 204

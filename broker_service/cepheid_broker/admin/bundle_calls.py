@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.part_calls import AT_ONCE, tolerated
-from cepheid_broker.bundles import Bundle, bundles_of
-from cepheid_broker.ownership import There
+from cepheid_broker.ownership import Bundle, There, bundles_of
 from cepheid_wire import NamespaceName
 
 

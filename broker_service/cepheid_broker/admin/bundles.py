@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cepheid_broker.bundles import boundaries
+from cepheid_broker.ownership import boundaries
 
 
 def bundles_data(count: int) -> dict[str, Any]:

@@ -19,12 +19,9 @@ from cepheid_broker.admin.part_calls import on_parts, same_call
 from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
 from cepheid_broker.admin.stored_entries import from_message
 from cepheid_broker.admin.topic_access import open_plain, open_subscription, open_topic, subscription_of
-from cepheid_broker.backlog import exact_backlog
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.position import EARLIEST, Position
-from cepheid_broker.subscription import Subscription
-from cepheid_broker.topic import Topic
-from cepheid_broker.topic_positions import position_at_time
+from cepheid_broker.topics import Subscription, Topic, exact_backlog, position_at_time
+from cepheid_metadata import EARLIEST, Position
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204

@@ -32,8 +32,7 @@ from cepheid_broker.errors import (
     TopicHeldError,
     TopicNotFoundError,
 )
-from cepheid_broker.ownership import NotOwnerError
-from cepheid_broker.peer_calls import PeerUnreachableError, RemoteRefusedError
+from cepheid_broker.ownership import NotOwnerError, PeerUnreachableError, RemoteRefusedError
 from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError, SessionLostError
 from cepheid_ports import CepheidError
 from cepheid_wire import InvalidTopicNameError

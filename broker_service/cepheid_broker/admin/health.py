@@ -15,8 +15,7 @@ from fastapi.responses import PlainTextResponse
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import HealthCheckError, NotFoundError
 from cepheid_broker.ownership import health_topic
-from cepheid_broker.position import Position
-from cepheid_metadata import KeyExistsError
+from cepheid_metadata import KeyExistsError, Position
 from cepheid_ports import CepheidError
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cepheid_broker.deduplication import sequence_ids_of
-from cepheid_broker.times import iso_time
+from cepheid_broker.publishing import sequence_ids_of
 from cepheid_metadata import ChainLedger, Position
+from cepheid_ports import iso_time
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
-    from cepheid_broker.managed_ledger import CursorStatistics, ManagedLedgerStatistics
+    from cepheid_managed_ledger import CursorStatistics, ManagedLedgerStatistics
 
 _NO_LEDGER = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False}
 _MAX_SHOWN_ENTRIES = 1000  # acknowledged out of order, per cursor: the text is for people

@@ -13,10 +13,9 @@ from fastapi.responses import PlainTextResponse, Response
 from cepheid_broker.admin.brokers import admin_url
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath
-from cepheid_broker.advertised import advertised_url, check_listener
-from cepheid_broker.bundles import bundle_of
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.ownership import There
+from cepheid_broker.ownership import There, bundle_of
+from cepheid_broker.protocol import advertised_url, check_listener
 from cepheid_wire import TopicName
 
 

@@ -8,8 +8,8 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from cepheid_broker.admin.errors import PreconditionError
 from cepheid_broker.admin.json_body import json_body
-from cepheid_broker.position import EARLIEST, LATEST, Position
-from cepheid_broker.topic import Topic
+from cepheid_broker.topics import Topic
+from cepheid_metadata import EARLIEST, LATEST, Position
 from cepheid_wire import TopicName
 
 MAX_ID = (1 << 63) - 1

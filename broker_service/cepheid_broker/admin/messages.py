@@ -14,9 +14,8 @@ from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
 from cepheid_broker.admin.stored_entries import read_entry
 from cepheid_broker.admin.stored_message import message_answer
 from cepheid_broker.admin.topic_access import open_plain, subscription_of
-from cepheid_broker.position import EARLIEST, LATEST, Position
-from cepheid_broker.topic import Topic
-from cepheid_broker.topic_positions import position_at_time
+from cepheid_broker.topics import Topic, position_at_time
+from cepheid_metadata import EARLIEST, LATEST, Position
 from cepheid_wire import BadTailError
 
 _ENDS = ("earliest", "latest")

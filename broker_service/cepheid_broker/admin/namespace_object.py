@@ -17,9 +17,8 @@ from cepheid_broker.admin.errors import BadRequestError, NotServedError
 from cepheid_broker.admin.policy_change import check_consistent
 from cepheid_broker.admin.policy_table import POLICIES, PolicyKind
 from cepheid_broker.admin.policy_values import BacklogQuotaBody
-from cepheid_broker.bundles import boundaries
-from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.policy_resolution import resolve
+from cepheid_broker.ownership import boundaries
+from cepheid_broker.policies import TopicPolicies, resolve
 from cepheid_metadata import NamespaceRecord
 
 MAX_BUNDLES = 128  # Pulsar's limit for splits (docs/reference/behaviours.md §15)

@@ -16,9 +16,8 @@ from cepheid_broker.admin.path_names import NamespacePath, SubscriptionPath
 from cepheid_broker.admin.raw_path import decode_once
 from cepheid_broker.admin.topic_access import open_topic
 from cepheid_broker.admin.unserved import unserved
-from cepheid_broker.bundles import Bundle, bundles_of
-from cepheid_broker.ownership import NotOwnerError, There
-from cepheid_broker.topic import Topic
+from cepheid_broker.ownership import Bundle, NotOwnerError, There, bundles_of
+from cepheid_broker.topics import Topic
 from cepheid_wire import NON_PERSISTENT, NamespaceName, TopicName
 
 NO_CONTENT = 204

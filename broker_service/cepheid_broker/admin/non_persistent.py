@@ -19,8 +19,7 @@ from cepheid_broker.admin.summed_stats import summed_stats
 from cepheid_broker.admin.topic_access import open_topic, require_plain
 from cepheid_broker.admin.topic_stats import StoredFigures, topic_stats
 from cepheid_broker.admin.topics import topics_of
-from cepheid_broker.non_persistent_subscription import NonPersistentSubscription
-from cepheid_broker.topic import Topic
+from cepheid_broker.topics import NonPersistentSubscription, Topic
 from cepheid_wire import NON_PERSISTENT, TopicName
 
 _NO_LEDGER = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False}

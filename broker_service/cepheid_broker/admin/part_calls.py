@@ -22,8 +22,7 @@ from fastapi import Request
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import http_status_of
 from cepheid_broker.admin.topic_access import parts_of
-from cepheid_broker.ownership import NotOwnerError
-from cepheid_broker.peer_calls import topic_path
+from cepheid_broker.ownership import NotOwnerError, topic_path
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 

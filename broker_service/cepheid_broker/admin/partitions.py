@@ -15,7 +15,7 @@ from cepheid_broker.admin.part_calls import Ask, on_parts
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.topic_access import require_idle, require_owner
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.remote_parts import clients_in
+from cepheid_broker.ownership import clients_in
 from cepheid_metadata import KeyExistsError, list_topics, topic_records
 from cepheid_wire import PERSISTENT, TopicName
 

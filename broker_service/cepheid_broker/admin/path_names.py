@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from cepheid_broker.admin.errors import PreconditionError
 from cepheid_broker.admin.raw_path import decode_once, decode_twice
 from cepheid_broker.errors import NotAllowedError
-from cepheid_broker.subscribe_checks import check_subscription_name
+from cepheid_broker.protocol import check_subscription_name
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)

@@ -27,9 +27,8 @@ from cepheid_broker.admin.errors import BadRequestError, NotServedError
 from cepheid_broker.admin.read_ticket import issue_ticket
 from cepheid_broker.errors import ServiceNotReadyError, TopicNotFoundError
 from cepheid_broker.ownership import NotOwnerError
-from cepheid_broker.schemas import encode_version
-from cepheid_broker.schemas.history_store import HistoryStore
-from cepheid_broker.topic_catalog import is_system_topic
+from cepheid_broker.schemas import HistoryStore, encode_version
+from cepheid_broker.topics import is_system_topic
 from cepheid_ledger import master_key_of, readable_end
 from cepheid_metadata import (
     BookieRegistration,

@@ -11,9 +11,7 @@ from typing import Any
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, PreconditionError
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.policy_conflicts import CONCERNED, contradiction
-from cepheid_broker.policy_resolution import resolve
+from cepheid_broker.policies import CONCERNED, TopicPolicies, contradiction, resolve
 from cepheid_metadata import BadVersionError, Found, NamespaceRecord, TopicRecord
 from cepheid_wire import NamespaceName, TopicName
 

@@ -13,8 +13,7 @@ from cepheid_broker.admin.errors import NotServedError
 from cepheid_broker.admin.path_names import NamespacePath, TopicPath, TwiceDecodedTopicPath
 from cepheid_broker.admin.policy_change import change_namespace, change_topic, require_topic
 from cepheid_broker.admin.policy_table import PathOf, PolicyKind
-from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.policy_resolution import resolve
+from cepheid_broker.policies import TopicPolicies, resolve
 from cepheid_metadata import NamespaceRecord, TopicRecord
 from cepheid_wire import NamespaceName, TopicName
 

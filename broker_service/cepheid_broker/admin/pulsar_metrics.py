@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
-from cepheid_broker.persistent_topic import PersistentTopic
+from cepheid_broker.topics import PersistentTopic
 from cepheid_ports.prometheus import Family, Sample, counter, gauge
 
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker
-    from cepheid_broker.topic import Topic
+    from cepheid_broker.topics import Topic
 
 MAX_NAMESPACES = 1_000
 MAX_SUBSCRIPTIONS = 200

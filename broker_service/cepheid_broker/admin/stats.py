@@ -18,8 +18,7 @@ from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.summed_stats import summed_stats
 from cepheid_broker.admin.topic_access import open_topic, require_plain
 from cepheid_broker.admin.topic_stats import Holes, StoredFigures, topic_stats
-from cepheid_broker.backlog import MeasuredBacklog, measure_backlog
-from cepheid_broker.topic import Topic
+from cepheid_broker.topics import MeasuredBacklog, Topic, measure_backlog
 from cepheid_metadata import ledger_records, topic_records
 from cepheid_wire import TopicName
 

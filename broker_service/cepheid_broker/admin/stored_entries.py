@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cepheid_broker.managed_ledger import ManagedLedger
-from cepheid_broker.position import Position
+from cepheid_managed_ledger import ManagedLedger
+from cepheid_metadata import Position
 from cepheid_wire import BadTailError, read_metadata
 
 _WORD_BITS = 64

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from cepheid_broker.position import Position
+from cepheid_metadata import Position
 from cepheid_wire import decompress, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 

@@ -15,7 +15,7 @@ from cepheid_broker.admin.part_calls import Ask, on_parts, same_call
 from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
 from cepheid_broker.admin.topic_access import open_subscription, open_topic, parts_of
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.position import LATEST
+from cepheid_metadata import LATEST
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204

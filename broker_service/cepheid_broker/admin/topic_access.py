@@ -5,8 +5,7 @@ from __future__ import annotations
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotAllowedHereError, NotFoundError, PreconditionError
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.subscription import Subscription
-from cepheid_broker.topic import Topic
+from cepheid_broker.topics import Subscription, Topic
 from cepheid_wire import TopicName
 
 

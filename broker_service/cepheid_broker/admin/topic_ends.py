@@ -12,7 +12,7 @@ from cepheid_broker.admin.message_ids import message_id
 from cepheid_broker.admin.part_calls import Ask, on_parts, same_call
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.topic_access import open_plain, open_topic, parts_of
-from cepheid_broker.topic import Topic
+from cepheid_broker.topics import Topic
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.topic_catalog import is_system_topic
+from cepheid_broker.topics import is_system_topic
 from cepheid_metadata import list_topics
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 

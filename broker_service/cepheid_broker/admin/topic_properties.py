@@ -12,7 +12,6 @@ from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.topic_access import parts_of
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.times import iso_time
 from cepheid_metadata import (
     Chain,
     ChainLedger,
@@ -25,6 +24,7 @@ from cepheid_metadata import (
     list_cursors,
     topic_records,
 )
+from cepheid_ports import iso_time
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204

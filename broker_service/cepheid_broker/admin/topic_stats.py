@@ -14,15 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cepheid_broker.backlog import MeasuredBacklog
-from cepheid_broker.consumer import ConsumerFigures
 from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.producer import ProducerFigures
-from cepheid_broker.producer_access import AccessMode
-from cepheid_broker.rates import TrafficFigures
-from cepheid_broker.subscription_figures import SubscriptionFigures
-from cepheid_broker.times import iso_time
-from cepheid_broker.topic import TopicFigures
+from cepheid_broker.publishing import AccessMode, ProducerFigures
+from cepheid_broker.topics import ConsumerFigures, MeasuredBacklog, SubscriptionFigures, TopicFigures
+from cepheid_broker.traffic import TrafficFigures
+from cepheid_ports import iso_time
 
 
 @dataclass(frozen=True, slots=True)

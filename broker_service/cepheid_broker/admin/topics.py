@@ -13,8 +13,8 @@ from cepheid_broker.admin.part_calls import on_parts, same_call
 from cepheid_broker.admin.path_names import NamespacePath, TopicPath
 from cepheid_broker.admin.topic_access import open_topic, require_idle, require_owner
 from cepheid_broker.admin.topic_lists import is_shown, partitioned_topics_in, topics_in
-from cepheid_broker.bundles import bundle_of
-from cepheid_broker.topic_positions import last_message
+from cepheid_broker.ownership import bundle_of
+from cepheid_broker.topics import last_message
 from cepheid_metadata import KeyExistsError
 from cepheid_wire import PERSISTENT, TopicName
 

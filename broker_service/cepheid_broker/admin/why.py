@@ -10,8 +10,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath, SubscriptionPath
 from cepheid_broker.admin.topic_access import open_plain, subscription_of
 from cepheid_broker.dispatch import Idle, Why
-from cepheid_broker.subscription import Subscription
-from cepheid_broker.topic import Topic
+from cepheid_broker.topics import Subscription, Topic
 
 
 def why(context: AdminContext) -> APIRouter:

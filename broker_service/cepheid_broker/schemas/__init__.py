@@ -1,6 +1,7 @@
 """Schemas of topics: registry, versions, compatibility."""
 
 from cepheid_broker.schemas.definition import MAX_SCHEMA_BYTES
+from cepheid_broker.schemas.history_store import HistoryStore
 from cepheid_broker.schemas.key_value import key_value_data, key_value_json
 from cepheid_broker.schemas.registry import RegisteredSchema, SchemaRegistry
 from cepheid_broker.schemas.schema import NO_VERSION, UNREGISTERED, Schema, SchemaType, decode_version, encode_version
@@ -10,6 +11,7 @@ __all__ = [
     "MAX_SCHEMA_BYTES",
     "NO_VERSION",
     "UNREGISTERED",
+    "HistoryStore",
     "RegisteredSchema",
     "Schema",
     "SchemaRegistry",

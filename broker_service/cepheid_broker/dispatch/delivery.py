@@ -1,0 +1,71 @@
+"""Entries as MESSAGE frames: a header written in front of each, the stored bytes as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cepheid_broker.dispatch.effects import Send
+from cepheid_broker.peer import Buffer
+from cepheid_metadata import Position
+from cepheid_rpc import HEADER_BYTES
+from cepheid_wire import SharedMessage, encode_message_header
+
+_WORD = (1 << 64) - 1
+
+SMALL_BYTES = 4096
+"""An entry up to this size is copied behind its header: one buffer less costs more than the copy."""
+
+FEW_ENTRIES = 4
+"""A group that is at most so large is likely to go whole to many subscriptions, as they keep up."""
+
+UnackedWords = Callable[[Position], Sequence[int] | None]
+
+
+def encode_send(
+    consumer_id: int, send: Send, unacked_words: UnackedWords, epoch: int | None = None
+) -> tuple[list[Buffer], int, int]:
+    """Buffers for one `writelines`, how many entries they are, and how many bytes these have, as their producers sent them.
+
+    `epoch`: of a consumer that gave one; its client drops what has a smaller one (protocol.md §14)."""
+    counted, counts = send.counted, send.redelivery_counts
+    group = counted.group
+    ledger_id, base, ends = group.ledger_id, group.first_entry_id, group.ends
+    view = memoryview(group.data)
+    # No redelivery count, no batch of which a part is acknowledged.
+    plain = not counts and counted.counts is None and epoch is None
+    if (
+        plain
+        and len(ends) <= FEW_ENTRIES
+        and len(view) <= FEW_ENTRIES * SMALL_BYTES
+        and send.runs == [(counted.first, counted.last)]
+    ):
+        if counted.shared is None:
+            counted.shared = [SharedMessage(ledger_id, base + i, bytes(tail)) for i, tail in enumerate(group.payloads())]
+        return [shared.frame(consumer_id) for shared in counted.shared], len(ends), len(view) - HEADER_BYTES * len(ends)
+    buffers: list[Buffer] = []
+    entries = size_bytes = 0
+    for first, last in send.runs:
+        start = ends[first - base - 1] if first > base else 0
+        entries += last - first + 1
+        for entry_id in range(first, last + 1):
+            end = ends[entry_id - base]
+            start += HEADER_BYTES
+            if plain:
+                header = encode_message_header(consumer_id, ledger_id, entry_id, end - start)
+            else:
+                header = encode_message_header(
+                    consumer_id,
+                    ledger_id,
+                    entry_id,
+                    end - start,
+                    redelivery_count=counts.get(entry_id, 0),
+                    consumer_epoch=epoch,
+                    ack_set=[word & _WORD for word in unacked_words(Position(ledger_id, entry_id)) or ()],
+                )
+            if end - start <= SMALL_BYTES:
+                buffers.append(header + view[start:end])
+            else:
+                buffers += (header, view[start:end])
+            size_bytes += end - start
+            start = end
+    return buffers, entries, size_bytes

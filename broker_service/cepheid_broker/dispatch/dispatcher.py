@@ -1,0 +1,275 @@
+"""Drives one dispatch core: wakes it once per loop turn, sends what it says, reads what it asks for.
+
+    event ──wake──► call_soon(_pass), once ──► core.next_effect() ─┬► Send: headers and stored bytes to the consumer's socket
+                                                                   └► Read: tail cache in the same turn, else one read task
+    core.wake_at_ms ──► one timer ──► wake
+One forward read and one read back are under way at most, whatever the core is told meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from cepheid_broker.dispatch.counted_group import CountedGroup, count_group
+from cepheid_broker.dispatch.delivery import encode_send
+from cepheid_broker.dispatch.effects import Announce, DispatchCore, Effect, Read, ReadBack, Send, SendAll, Why
+from cepheid_broker.peer import Peer
+from cepheid_broker.settings import DispatchSettings
+from cepheid_broker.traffic import Activity, Traffic
+from cepheid_metadata import Position
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_rpc import EntryGroup
+
+if TYPE_CHECKING:
+    from cepheid_managed_ledger import Cursor, ManagedLedger
+
+log = logging.getLogger(__name__)
+
+READ_ENTRIES = 10_000
+SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
+RETRY_MAX_S = 30.0
+MAX_SLEEP_S = 30.0  # until the clock is looked at again: it may be set meanwhile
+
+
+class ReadAheadBudget:
+    """What all subscriptions together have read and not sent. A gauge: who finds it used up makes small reads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<ReadAheadBudget {self.used_bytes} of {self.limit_bytes} B>"
+
+
+class Receiver(Protocol):
+    """What dispatch uses of a consumer."""
+
+    @property
+    def consumer_id(self) -> int: ...
+
+    @property
+    def epoch(self) -> int | None: ...
+
+    @property
+    def peer(self) -> Peer: ...
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    @property
+    def activity(self) -> Activity: ...
+
+    redelivered_messages: int
+
+    def announce(self, is_active: bool) -> None:
+        """Tell the client whether it is the active consumer of a Failover subscription."""
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        core: DispatchCore,
+        ledger: ManagedLedger,
+        consumers: Mapping[int, Receiver],
+        cursor: Cursor,
+        settings: DispatchSettings,
+        budget: ReadAheadBudget,
+        tasks: TaskOwner,
+        *,
+        with_hashes: bool,
+        on_sent: Callable[[int, int, int], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self.core = core
+        self._with_hashes = with_hashes  # of keys, of all that is read
+        self._wall_ms = ledger.wall_ms
+        self._ledger = ledger
+        self._consumers = consumers
+        self._cursor = cursor
+        self._settings = settings
+        self._budget = budget
+        self._tasks = tasks
+        self._on_sent = on_sent
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._pass_due = False
+        self._closed = False
+        self._accounted_bytes = 0
+        self._now_ms = 0  # of the last pass
+        self._keeps_up = False  # reads from the tail cache, which therefore keeps what comes next
+        self._running: dict[type, Read | ReadBack] = {}  # by kind: at most one each
+        self._next: dict[type, Read | ReadBack] = {}  # asked for while another of the kind runs
+        self._retry_delay_s = settings.read_retry_s
+        self._retry: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self.storage_reads = 0
+        self.cached_reads = 0
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.core!r}>"
+
+    def why(self) -> list[Why]:
+        self.core.on_clock(self._wall_ms())
+        return self.core.why()
+
+    def on_appended(self, tail: CountedGroup | None, now_ms: int) -> None:
+        """`tail`: what was appended, if it is one group."""
+        try:
+            send = self.core.on_appended(tail)
+            if send is None:
+                self.wake()
+                return
+            self._now_ms = now_ms
+            self._send(send)
+        except Exception as error:
+            self._on_failed(error)
+            return
+        self.cached_reads += 1
+        self._keeps_up = True
+        self._cursor.active_from = send.counted.after
+
+    def on_permits(self, consumer: int, messages: int) -> None:
+        room = self._settings.max_permits - self.core.permits(consumer)
+        if self.core.on_permits(consumer, min(messages, room)):
+            self.wake()
+
+    def wake(self) -> None:
+        if not self._pass_due and not self._closed:
+            self._pass_due = True
+            self._loop.call_soon(self._pass)
+
+    def close(self) -> None:
+        self._closed = True
+        self._cursor.active_from = None
+        for timer in (self._retry, self._alarm):
+            if timer is not None:
+                timer.cancel()
+        self._budget.used_bytes -= self._accounted_bytes
+        self._accounted_bytes = 0
+
+    def _pass(self) -> None:
+        self._pass_due = False
+        if self._closed:
+            return
+        try:
+            self._now_ms = self._wall_ms()
+            self.core.on_clock(self._now_ms)
+            sent_bytes = 0
+            while (effect := self.core.next_effect()) is not None:
+                sent_bytes += self._perform(effect)
+                if sent_bytes >= self._settings.pass_bytes:
+                    self.wake()  # others first
+                    break
+            self._set_alarm()
+        except Exception as error:
+            self._on_failed(error)
+            return
+        self._cursor.active_from = self.core.read_position if self._keeps_up and self._consumers else None
+        pending_bytes = self.core.pending_bytes
+        self._budget.used_bytes += pending_bytes - self._accounted_bytes
+        self._accounted_bytes = pending_bytes
+
+    def _perform(self, effect: Effect) -> int:
+        """How many bytes were sent."""
+        match effect:
+            case Send():
+                return self._send(effect)
+            case SendAll(sends):
+                return sum(map(self._send, sends))
+            case Announce(consumer, is_active):
+                self._consumers[consumer].announce(is_active)
+            case _:
+                self._read(effect)
+        return 0
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if (wake_at_ms := self.core.wake_at_ms) is not None:
+            delay_s = max(0, wake_at_ms - self._wall_ms()) / 1000
+            self._alarm = self._loop.call_later(min(delay_s, MAX_SLEEP_S), self.wake)
+
+    def _send(self, send: Send) -> int:
+        consumer = self._consumers[send.consumer]
+        buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._cursor.unacked_words, consumer.epoch)
+        consumer.peer.write_buffers(buffers)
+        consumer.traffic.count(entries, send.messages, size_bytes)
+        consumer.activity.on_sent(self._now_ms)
+        if send.redelivery_counts:
+            consumer.redelivered_messages += sum(send.counted.messages_in(e, e) for e in send.redelivery_counts)
+        self._on_sent(entries, send.messages, size_bytes)
+        return size_bytes
+
+    # Reads
+
+    def _read(self, read: Read | ReadBack) -> None:
+        position, max_entries, max_bytes = self._range_of(read)
+        groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
+        if groups is not None:
+            self.cached_reads += 1
+            self._keeps_up = True
+            self._answer(read, self._count(groups))
+        elif type(read) in self._running:
+            self._next[type(read)] = read  # what runs was asked for before a rewind; its answer will be ignored
+        else:
+            self._running[type(read)] = read
+            self._tasks.start(self._read_storage(read), name="read")
+
+    async def _read_storage(self, read: Read | ReadBack) -> None:
+        try:
+            await self._read_and_answer(read)
+        except Exception as error:
+            if not self._closed:  # else the core would wait for this read for ever
+                self._on_failed(error)
+
+    async def _read_and_answer(self, read: Read | ReadBack) -> None:
+        position, max_entries, max_bytes = self._range_of(read)
+        self.storage_reads += 1
+        self._keeps_up = False
+        try:
+            groups = await self._ledger.read(position, max_entries=max_entries, max_bytes=max_bytes)
+        except CepheidError as error:
+            self._on_read_failed(read, error)
+        else:
+            self._retry_delay_s = self._settings.read_retry_s
+            if not self._closed:
+                self._answer(read, self._count(groups))
+        finally:
+            del self._running[type(read)]
+        if (following := self._next.pop(type(read), None)) is not None and not self._closed:
+            self._read(following)
+        self.wake()
+
+    def _range_of(self, read: Read | ReadBack) -> tuple[Position, int, int]:
+        has_room = self._budget.used_bytes < self._budget.limit_bytes
+        max_bytes = self._settings.read_bytes if has_room else SMALL_READ_BYTES
+        if isinstance(read, Read):
+            return read.position, READ_ENTRIES, max_bytes
+        return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
+
+    def _count(self, groups: list[EntryGroup]) -> list[CountedGroup]:
+        return [count_group(group, with_hashes=self._with_hashes) for group in groups]
+
+    def _answer(self, read: Read | ReadBack, groups: list[CountedGroup]) -> None:
+        to_end = not groups or (groups[-1].ledger_id, groups[-1].last) >= self._ledger.last_confirmed
+        self.core.on_read(read, groups, to_end=to_end)
+
+    def _on_read_failed(self, read: Read | ReadBack, error: CepheidError) -> None:
+        must_retry = self.core.on_read_failed(read)
+        if not must_retry or self._closed:
+            return
+        extra = {"position": str(self._range_of(read)[0]), "retry_s": self._retry_delay_s, "error": str(error)}
+        log.warning("dispatch.read_failed", extra=extra)
+        if self._retry is None:
+            self._retry = self._loop.call_later(self._retry_delay_s, self._try_again)
+            self._retry_delay_s = min(2 * self._retry_delay_s, RETRY_MAX_S)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.core.on_retry()
+        self.wake()

@@ -1,0 +1,256 @@
+"""What the dispatch cores share: effects, reasons, and the narrow view of a cursor that they decide by.
+
+    events ──► core ──next_effect()──► Send │ SendAll │ Read │ ReadBack │ Announce │ None        one at a time, until None
+                 ├──why()──► what holds it up, whom, and which event ends it; nothing, while it has something to do
+                 └──wake_at_ms──► when it wants to hear of the clock, though nothing else happens
+
+A core is told everything (permits, appended entries, acknowledgements, sockets that fill up, the time) and does nothing itself. Its
+driver, `Dispatcher`, performs the effects and wakes it once per loop turn after events.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from cepheid_broker.dispatch.counted_group import CountedGroup, Run
+from cepheid_metadata import Position
+
+HashRange = tuple[int, int]
+"""Key hashes `first..last`, inclusive."""
+
+
+class AckView(Protocol):
+    """What a core asks of a cursor: memory only."""
+
+    def first_unacknowledged(self) -> Position: ...
+
+    def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> Sequence[Run]: ...
+
+    def redelivery_counts_in(self, ledger_id: int) -> Mapping[int, int]:
+        """By entry id, only those above 0. They go when the entry is acknowledged."""
+
+    def count_redelivery(self, ledger_id: int, entry_id: int) -> None: ...
+
+
+_NO_COUNTS: dict[int, int] = {}
+
+
+class Send(NamedTuple):
+    """Send these runs of the group to a consumer, in order. `redelivery_counts` by entry id, only those above 0.
+
+    A tuple, because a hundred thousand are made a second: it takes a third of the time of a frozen dataclass."""
+
+    consumer: int
+    counted: CountedGroup
+    runs: Sequence[Run]
+    messages: int
+    redelivery_counts: Mapping[int, int] = _NO_COUNTS
+
+
+def counts_of(acks: AckView, ledger_id: int, runs: Sequence[Run]) -> Mapping[int, int]:
+    """The redelivery counts of these entries, as `Send` has them."""
+    counts = acks.redelivery_counts_in(ledger_id)
+    if not counts:
+        return _NO_COUNTS
+    return {e: counts[e] for first, last in runs for e in range(first, last + 1) if e in counts}
+
+
+@dataclass(frozen=True, slots=True)
+class SendAll:
+    """Decided in one step, and sent in one: nothing may happen in between. One for each consumer at most."""
+
+    sends: Sequence[Send]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read what comes at `position` or after, and answer with `on_read` or `on_read_failed`."""
+
+    position: Position
+    ticket: int
+    appended_before: int  # how many appends the core had heard of: that this was the end counts only if there was none since
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """Read entries `first..last` of a ledger again, and answer with `on_read` or `on_read_failed`."""
+
+    ledger_id: int
+    first: int
+    last: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell a consumer of a Failover subscription whether it is the active one (protocol.md §19)."""
+
+    consumer: int
+    is_active: bool
+
+
+Effect = Send | SendAll | Read | ReadBack | Announce
+
+
+class Idle(enum.Enum):
+    """Why nothing is sent, and the event that ends it."""
+
+    NO_CONSUMER = ("no consumer is connected", "a consumer subscribes")
+    NO_PERMITS = ("consumers have no permits", "a consumer sends FLOW: its application receives")
+    SOCKET_FULL = ("sockets of consumers with permits are full", "the client reads")
+    TOO_MANY_UNACKED = ("consumers with permits reached the limit of unacknowledged messages", "acknowledgements arrive")
+    SUBSCRIPTION_UNACKED = ("the subscription reached its limit of unacknowledged messages", "acknowledgements arrive")
+    READING = ("entries are being read from storage", "the read ends")
+    READ_FAILED = ("the last read from storage failed", "the pause before the next attempt ends")
+    CHUNKS_RESERVED = ("only chunks for a consumer that cannot take them are left", "that consumer can take messages again")
+    KEY_DRAINING = (
+        "the key moved to another consumer while an earlier one still holds messages of it",
+        "that consumer acknowledges them or leaves",
+    )
+    RANGE_HOLE = ("no consumer has the range of this key's hash", "a consumer with that range subscribes")
+    TOO_MANY_WAITING = ("as many entries wait as may be looked past", "one of the consumers or keys that they wait for goes on")
+    DELAYED = ("entries wait for the time that their producer set", "that time comes")
+    TOO_MANY_DELAYED = ("as many delayed entries are held back as may be", "the first of them is due")
+    AT_END = ("there is nothing more to send", "an entry is appended, or redelivery is asked for")
+    SEEKING = ("the subscription is being moved: its consumers were closed", "the seek ends, and a consumer subscribes again")
+    PUBLISH_BLOCKED = (
+        "nothing new can be published: the backlog of the topic is above its quota",
+        "enough is acknowledged, skipped or expired, or the quota is raised",
+    )
+
+    def __init__(self, reason: str, until: str) -> None:
+        self.reason = reason
+        self.until = until
+
+    def __str__(self) -> str:
+        return f"{self.reason}, until {self.until}"
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """One thing that holds a subscription up. `position`: the entry that waits, or the one that is waited for (`details` says)."""
+
+    idle: Idle
+    consumer: str | None = None
+    key: str | None = None
+    position: Position | None = None
+    until: str = ""
+    since_s: float | None = None
+    details: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.until:
+            object.__setattr__(self, "until", self.idle.until)
+
+    def __str__(self) -> str:
+        about = [f"consumer {self.consumer!r}"] if self.consumer is not None else []
+        about += [f"key {self.key}"] if self.key is not None else []
+        about += [f"entry {self.position}"] if self.position is not None else []
+        named = f" ({', '.join(about)})" if about else ""
+        return f"{self.idle.reason}{named}, until {self.until}"
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """Bounds of one core, fixed for its life."""
+
+    read_ahead_bytes: int
+    round_robin_entries: int = 20  # how much one consumer gets before it is the next one's turn
+    read_back_entries: int = 1000
+    read_back_gap: int = 32
+    max_chunked_messages: int = 10_000
+    max_waiting_entries: int = 20_000  # of Key_Shared: not sent, because their consumer or key cannot go on
+    max_delayed_entries: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPolicies:
+    """What may change while consumers are connected. 0: no limit. Only Shared and Key_Shared look at them."""
+
+    max_unacked_per_consumer: int = 50_000
+    max_unacked_per_subscription: int = 200_000
+    delayed_delivery: bool = True
+
+
+class DispatchCore(Protocol):
+    """What a driver tells a core, and asks it."""
+
+    def on_consumer_joined(
+        self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
+    ) -> None:
+        """`hash_ranges`: of a consumer that chose them itself (Key_Shared, sticky)."""
+
+    def on_consumer_left(self, consumer: int) -> None: ...
+
+    def on_permits(self, consumer: int, messages: int) -> bool:
+        """False: that alone gives it nothing to do."""
+
+    def on_writable(self, consumer: int, writable: bool) -> None: ...
+
+    def on_appended(self, tail: CountedGroup | None = None) -> Send | None:
+        """`tail`: what was appended, if it is one group. A core that stands right before it and can send all of it in order may
+        do so at once, without asking for it to be read: that is what a thousand subscriptions that keep up live on."""
+
+    def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
+        """`to_end`: there is nothing beyond what was read, or nothing at all."""
+
+    def on_read_failed(self, read: Read | ReadBack) -> bool:
+        """True: the driver shall call `on_retry` after a pause."""
+
+    def on_retry(self) -> None: ...
+
+    def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
+        """They are acknowledged already where `AckView` looks."""
+
+    def on_cursor_moved(self) -> None:
+        """Entries were acknowledged that nobody named: skipped, expired, cleared, trimmed. Consumers stay."""
+
+    def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
+        """None: whatever it holds."""
+
+    def on_rewind(self) -> None:
+        """The cursor was reset. Nothing is outstanding: consumers were closed."""
+
+    def on_policies(self, policies: DispatchPolicies) -> None: ...
+
+    def on_clock(self, now_ms: int) -> None:
+        """Wall clock; before every round of effects, and when `wake_at_ms` has come."""
+
+    def next_effect(self) -> Effect | None: ...
+
+    def why(self) -> list[Why]:
+        """Empty: there is something to do, or it is being done in this turn."""
+
+    @property
+    def wake_at_ms(self) -> int | None: ...
+
+    def permits(self, consumer: int) -> int: ...
+
+    def unacked_messages(self, consumer: int) -> int | None:
+        """None: not counted per consumer; the backlog in front of the read position says it."""
+
+    def is_blocked(self, consumer: int) -> bool: ...
+
+    def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
+        """Of key hashes that it gets; none where keys do not matter."""
+
+    def is_active(self, consumer: int) -> bool:
+        """It gets messages: where only one does, it is the one."""
+
+    @property
+    def read_position(self) -> Position:
+        """The next entry that is sent for the first time."""
+
+    @property
+    def pending_bytes(self) -> int: ...
+
+    @property
+    def delayed_entries(self) -> int:
+        """Held back until their time comes."""
+
+    @property
+    def replay_entries(self) -> int:
+        """Waiting to be sent again."""

@@ -1,0 +1,144 @@
+"""Who gets an entry of a non-persistent topic: decided at its arrival, once, without I/O.
+
+    plan(entries) ──► per consumer the entries that it gets now; what cannot be taken now is dropped and counted
+
+Nothing waits here, so there is nothing to remember but permits: no cursor, no acknowledgements, no redelivery.
+
+Rules
+1. A consumer gets an entry only with a permit and a socket that takes it; permits pay for all messages of an entry, and may go
+   below 0 by a batch (protocol.md §13).
+2. What one consumer gets comes in the order of `plan`.
+3. The choice is that of stored topics: the active consumer of Exclusive and Failover, turns by priority in Shared, the key's hash
+   in Key_Shared. When the chosen one cannot take an entry, it is dropped; only in Shared it is the next one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cepheid_broker.dispatch.dispatch_kinds import EXCLUSIVE, FAILOVER, KEY_SHARED
+from cepheid_broker.dispatch.effects import HashRange
+from cepheid_broker.dispatch.holders import Holder
+from cepheid_broker.dispatch.key_owners import KeyOwners
+from cepheid_broker.dispatch.key_sharing import KeySharing
+from cepheid_broker.dispatch.turns import Turns
+
+
+@dataclass(slots=True)
+class Plan:
+    """`taken`: consumer → indexes of the entries that it gets, in order."""
+
+    taken: dict[int, list[int]] = field(default_factory=dict)
+    dropped_messages: int = 0
+
+
+class NonPersistentDispatch:
+    """Of one subscription, while consumers of one type are connected. This one is for Exclusive and Failover."""
+
+    def __init__(self, partition_index: int = -1) -> None:
+        self.consumers: dict[int, Holder] = {}
+        self.active: Holder | None = None
+        self._partition_index = max(0, partition_index)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {len(self.consumers)} consumers>"
+
+    def on_joined(self, key: int, *, priority: int = 0, name: str = "", ranges: Sequence[HashRange] = ()) -> None:
+        self.consumers[key] = Holder(key, name, priority)
+        self._choose_active()
+
+    def on_left(self, key: int) -> None:
+        self.consumers.pop(key).left = True
+        self._choose_active()
+
+    def on_permits(self, key: int, messages: int) -> None:
+        self.consumers[key].permits += messages
+        self._on_change(self.consumers[key])
+
+    def on_writable(self, key: int, writable: bool) -> None:
+        self.consumers[key].writable = writable
+        self._on_change(self.consumers[key])
+
+    def plan(self, messages: Sequence[int], hashes: Sequence[int]) -> Plan:
+        """Entry `i` holds `messages[i]` messages, and its key has `hashes[i]` (empty where hashes do not matter)."""
+        plan = Plan()
+        for index, cost in enumerate(messages):
+            consumer = self._choose(hashes[index] if hashes else 0)
+            if consumer is None or not consumer.can_take:
+                plan.dropped_messages += cost
+                continue
+            consumer.permits -= cost
+            plan.taken.setdefault(consumer.key, []).append(index)
+            self._on_served(consumer)
+        return plan
+
+    def _choose_active(self) -> None:
+        """As dispatch_failover.py, rule 4."""
+        best = min((consumer.priority for consumer in self.consumers.values()), default=0)
+        candidates = [consumer for consumer in self.consumers.values() if consumer.priority == best]
+        candidates.sort(key=lambda consumer: (consumer.name, consumer.key))
+        self.active = candidates[self._partition_index % len(candidates)] if candidates else None
+
+    def _choose(self, key_hash: int) -> Holder | None:
+        return self.active
+
+    def _on_change(self, consumer: Holder) -> None:
+        """It may take entries again, or not any more."""
+
+    def _on_served(self, consumer: Holder) -> None: ...
+
+
+class NonPersistentShared(NonPersistentDispatch):
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = Turns()
+
+    def on_joined(self, key: int, *, priority: int = 0, name: str = "", ranges: Sequence[HashRange] = ()) -> None:
+        super().on_joined(key, priority=priority, name=name)
+        self._turns.join(self.consumers[key])
+
+    def on_left(self, key: int) -> None:
+        self._turns.leave(self.consumers[key])
+        super().on_left(key)
+
+    def _choose(self, key_hash: int) -> Holder | None:
+        return self._turns.now()
+
+    def _choose_active(self) -> None:
+        """All of them are."""
+
+    def _on_change(self, consumer: Holder) -> None:
+        self._turns.queue(consumer)
+
+    def _on_served(self, consumer: Holder) -> None:
+        self._turns.end(consumer)
+
+
+class NonPersistentKeyShared(NonPersistentDispatch):
+    """A key may move at any moment: nothing of it is under way that the new owner could overtake in the broker."""
+
+    def __init__(self, owners: KeyOwners) -> None:
+        super().__init__()
+        self._owners = owners
+
+    def on_joined(self, key: int, *, priority: int = 0, name: str = "", ranges: Sequence[HashRange] = ()) -> None:
+        super().on_joined(key, priority=priority, name=name)
+        self._owners.join(key, ranges or None)
+
+    def on_left(self, key: int) -> None:
+        super().on_left(key)
+        self._owners.leave(key)
+
+    def _choose(self, key_hash: int) -> Holder | None:
+        owner = self._owners.owner(key_hash)
+        return None if owner is None else self.consumers[owner]
+
+    def _choose_active(self) -> None:
+        """All of them are."""
+
+
+def new_dispatch(kind: int, partition_index: int, sharing: KeySharing) -> NonPersistentDispatch:
+    if kind in (EXCLUSIVE, FAILOVER):
+        return NonPersistentDispatch(partition_index)
+    return NonPersistentKeyShared(sharing.new_owners()) if kind == KEY_SHARED else NonPersistentShared()

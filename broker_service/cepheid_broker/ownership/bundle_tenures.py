@@ -1,0 +1,238 @@
+"""The records of the bundles that one broker has: made, followed and deleted as `BundleStates` decides.
+
+    acquire_soon ──► owner's record, history ──► one multi ──► followed ──► gone, or another's: dropped at once
+    release ──► topics unloaded ──► one multi: the record goes, the history says who is preferred
+
+    /bundles/T/N/range            {broker, incarnation, epoch, addresses}    ephemeral, made once, never replaced
+    /bundle-histories/T/N/range   {epoch, preferred}                         persistent, written in the same multi
+
+Rules
+1. Whoever acquires or releases writes the history with the version it read: of two that try, one comes through, and a record that
+   was made by somebody else since is never deleted (an ephemeral record alone always has version 0).
+2. The record is watched while it is owned. Gone, or somebody else's: topics are dropped at once (`BundleUser.drop_unowned`).
+3. A write whose outcome is unknown counts as not done. If it was done, the record is ours, and whoever asks next finds that.
+4. A record with our addresses and another incarnation is that of a process before us: two cannot listen at one address. It is
+   replaced, so that a broker that was restarted does not wait for the end of its old session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.ownership.broker_directory import RETRY_S
+from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
+from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.ownership.ownership import BundleUser, bundle_not_ready
+from cepheid_metadata import (
+    BadVersionError,
+    BundleHistory,
+    BundleOwner,
+    Found,
+    KeyExistsError,
+    MetadataError,
+    MetadataStore,
+    NoSuchKeyError,
+    Op,
+    StoreClosedError,
+    bundle_histories,
+    bundle_owners,
+)
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_wire import NamespaceName
+
+log = logging.getLogger(__name__)
+
+_RELEASED_AT_ONCE = 4  # bundles; their topics are unloaded together
+
+
+class BundleTenures:
+    user: BundleUser
+    broker_id = ""
+    addresses: Mapping[str, str] = {}
+    """Both known once the broker starts."""
+
+    def __init__(self, store: MetadataStore, states: BundleStates, choose_heir: Callable[[Bundle], str], tasks: TaskOwner) -> None:
+        """`choose_heir` names who is preferred for a bundle that is released to nobody in particular."""
+        self._store = store
+        self._states = states
+        self._choose_heir = choose_heir
+        self._tasks = tasks
+        self._owners = bundle_owners(store)
+        self._histories = bundle_histories(store)
+        self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
+        self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<BundleTenures of {self.broker_id}, {self._states!r}>"
+
+    async def owner_of(self, bundle: Bundle) -> BundleOwner | None:
+        """By its record. Raises MetadataError."""
+        found = await self._owners.get(bundle.noun)
+        return None if found is None else found.record
+
+    async def preferred_for(self, bundle: Bundle) -> str:
+        """Who is to have it by the word of its last owner; empty: nobody in particular. Raises MetadataError."""
+        history = await self._histories.get(bundle.noun)
+        return "" if history is None else history.record.preferred
+
+    def may_take(self, owner: BundleOwner) -> bool:
+        """Rules 3 and 4."""
+        return self._states.is_own(owner) or owner.addresses == self.addresses
+
+    async def wait_settled(self, tenure: Tenure) -> None:
+        """Until its acquisition or release has ended; how shows a look at the states."""
+        under_way = self._releasing if tenure.phase is Phase.RELEASING else self._acquiring
+        await asyncio.wait([under_way[tenure.bundle]])
+
+    # Acquiring, and following what was acquired
+
+    def acquire_soon(self, bundle: Bundle) -> None:
+        """Of a bundle without a tenure. What stores raise reaches whoever looks next."""
+        tenure = self._states.begin_acquire(bundle)
+        self._acquiring[bundle] = self._tasks.start(self._acquire(tenure), name=f"acquire {bundle}")
+
+    async def _acquire(self, tenure: Tenure) -> None:
+        bundle = tenure.bundle
+        try:
+            await self._take(tenure)
+        except MetadataError as error:
+            self._states.on_not_acquired(tenure)  # rule 3
+            log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
+        finally:
+            if self._acquiring.get(bundle) is asyncio.current_task():
+                del self._acquiring[bundle]
+
+    async def _take(self, tenure: Tenure) -> None:
+        bundle, incarnation = tenure.bundle, self._states.incarnation
+        owner, history = await self._owners.get(bundle.noun), await self._histories.get(bundle.noun)
+        if owner is not None and history is not None and self._states.is_own(owner.record):
+            self._on_acquired(tenure, owner.record.epoch, history.version)
+            return
+        if owner is not None and not self.may_take(owner.record):
+            self._states.on_not_acquired(tenure)
+            return
+        epoch = 1 if history is None else history.record.epoch + 1
+        record = BundleOwner(broker_id=self.broker_id, incarnation=incarnation, epoch=epoch, addresses=dict(self.addresses))
+        try:
+            results = await self._store.multi([self._history_op(bundle, history, epoch), *self._owner_ops(bundle, owner, record)])
+        except (KeyExistsError, BadVersionError, NoSuchKeyError):  # somebody else was faster
+            self._states.on_not_acquired(tenure)
+            return
+        self._on_acquired(tenure, epoch, results[0] if isinstance(results[0], int) else 0)
+
+    def _history_op(self, bundle: Bundle, found: Found[BundleHistory] | None, epoch: int) -> Op:
+        record = BundleHistory(epoch=epoch)  # nobody is preferred any more: this is where the bundle was to go
+        if found is None:
+            return self._histories.create_op(bundle.noun, record)
+        return self._histories.replace_op(bundle.noun, record, found.version)
+
+    def _owner_ops(self, bundle: Bundle, before: Found[BundleOwner] | None, record: BundleOwner) -> list[Op]:
+        create = self._owners.create_op(bundle.noun, record, ephemeral=True)
+        return [create] if before is None else [self._owners.delete_op(bundle.noun, before.version), create]
+
+    def _on_acquired(self, tenure: Tenure, epoch: int, history_version: int) -> None:
+        if self._states.on_acquired(tenure, epoch, history_version):
+            log.info("bundle.acquired", extra={"bundle": str(tenure.bundle), "broker": self.broker_id, "epoch": epoch})
+            self._follow_soon(tenure)
+
+    def _follow_soon(self, tenure: Tenure) -> None:
+        if self._states.holds(tenure):
+            self._tasks.start(self._follow(tenure), name=f"follow {tenure.bundle}")
+
+    async def _follow(self, tenure: Tenure) -> None:
+        """Rule 2. Armed, then read: no change is missed."""
+        key = self._owners.key_of(tenure.bundle.noun)
+        while self._states.holds(tenure):
+            try:
+                watch = await self._store.watch(key)
+                try:
+                    owner = await self.owner_of(tenure.bundle)
+                except BaseException:
+                    watch.cancel()
+                    raise
+            except StoreClosedError:
+                return
+            except MetadataError:
+                await asyncio.sleep(RETRY_S)  # SUSPENDED: what is owned goes on
+                continue
+            self._on_record(tenure, owner)
+            if self._states.holds(tenure):
+                watch.call_when_settled(partial(self._follow_soon, tenure))
+            else:
+                watch.cancel()
+            return
+
+    def _on_record(self, tenure: Tenure, record: BundleOwner | None) -> None:
+        if self._states.on_record(tenure, record):
+            owner = "nobody" if record is None else record.broker_id
+            log.warning("bundle.lost", extra={"bundle": str(tenure.bundle), "broker": self.broker_id, "owner": owner})
+            self.user.drop_unowned()
+
+    # Releasing
+
+    async def release(self, bundle: Bundle, *, to: str, reason: str) -> None:
+        """As `Ownership.release`. Not owned is success."""
+        if (tenure := self._states.begin_release(bundle)) is not None:
+            task = self._tasks.start(self._release_outcome(tenure, to, reason), name=f"release {bundle}")
+            self._releasing[bundle] = task
+            if (error := await asyncio.shield(task)) is not None:
+                raise error
+
+    def on_namespace_gone(self, namespace: NamespaceName) -> None:
+        for tenure in self._states.owned():
+            if tenure.bundle.namespace == namespace:
+                work = self._release_quietly(tenure.bundle, "its namespace is gone")
+                self._tasks.start(work, name=f"release {tenure.bundle}")
+
+    async def release_all(self) -> None:
+        """Those that are being acquired too. What cannot be released is logged, and ends with the session."""
+        turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
+
+        async def release(bundle: Bundle) -> None:
+            async with turns:
+                await self._release_quietly(bundle, "the broker stops")
+
+        await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
+        await asyncio.gather(*(release(tenure.bundle) for tenure in self._states.owned()))
+
+    async def _release_quietly(self, bundle: Bundle, reason: str) -> None:
+        try:
+            await self.release(bundle, to="", reason=reason)
+        except CepheidError as error:
+            log.warning("bundle.not_released", extra={"bundle": str(bundle), "error": str(error)})
+
+    async def _release_outcome(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
+        """An error is a result here: it is no failed task."""
+        bundle = tenure.bundle
+        try:
+            return await self._release(tenure, to, reason)
+        finally:
+            self._states.on_kept(tenure)  # unless it was released, or lost
+            if self._releasing.get(bundle) is asyncio.current_task():
+                del self._releasing[bundle]
+
+    async def _release(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
+        bundle = tenure.bundle
+        await self.user.unload_bundle(bundle, reason)
+        preferred = to or self._choose_heir(bundle)
+        history = BundleHistory(epoch=tenure.epoch, preferred=preferred)
+        try:
+            await self._store.multi(
+                [
+                    self._histories.replace_op(bundle.noun, history, tenure.history_version),
+                    self._owners.delete_op(bundle.noun, 0),
+                ]
+            )
+        except (BadVersionError, NoSuchKeyError):
+            pass  # it is not ours any more
+        except MetadataError as error:
+            self._follow_soon(tenure)
+            return bundle_not_ready(bundle, f"it could not be released: {error}")
+        self._states.on_released(tenure)
+        extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason}
+        log.info("bundle.released", extra=extra)
+        return None

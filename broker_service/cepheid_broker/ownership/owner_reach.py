@@ -1,0 +1,103 @@
+"""Whether the owner that a lookup would name is there at all; if not, the lookup waits for the next one.
+
+    There(owner) ──► does it take connections? ── yes ──► There                  asked every 0.2 s at most
+                                              └── no ──► look again every 0.2 s, for all lookups of the bundle together
+
+A broker that was killed owns its bundles until its session ends. A client that is sent there meanwhile is refused, and waits twice
+as long before each further attempt: with a session of 6 s, producers were seen to come back after 12 to 30 s. A lookup that waits
+is answered as soon as there is somebody to go to.
+
+An owner whose session outlives the wait runs, and it is we who cannot reach it: clients may. Lookups do not wait for it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.ownership.ownership import Location, There
+from cepheid_ports import SingleFlight
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+BELIEVED_S = 0.2
+"""So long an owner that took a connection is believed to take more: when it is killed, its clients ask for the next one at once."""
+OUT_OF_REACH_S = 300.0
+"""So long an owner that only we cannot reach is not waited for again."""
+CONNECT_LIMIT_S = 1.0
+
+Probe = Callable[[str], Awaitable[bool]]
+"""Whether somebody takes connections at host:port."""
+
+
+class OwnerReach:
+    """`patience_s`: the longest wait of a lookup, below what clients wait for its answer (30 s)."""
+
+    def __init__(self, patience_s: float, probe: Probe | None = None) -> None:
+        self._patience_s = patience_s
+        self._probe = probe or takes_connections
+        self._answered_at: dict[str, float] = {}  # by address: as many as there are brokers
+        self._not_waited_for: dict[str, float] = {}  # by address: until then
+        self._probes: SingleFlight[str, bool] = SingleFlight("owner-probes", _closed)
+        self._waits: SingleFlight[Bundle, Location] = SingleFlight("owner-waits", _closed)
+
+    def __repr__(self) -> str:
+        return f"<OwnerReach: {len(self._waits)} bundles wait for an owner>"
+
+    async def reachable(self, bundle: Bundle, found: Location, look: Callable[[], Awaitable[Location]]) -> Location:
+        """`found`, or what `look` says once the owner answers or is another one. Raises what `look` raises."""
+        if not isinstance(found, There) or await self._answers(found):
+            return found
+        there = found
+        return await self._waits.run(bundle, lambda _: self._wait(bundle, there, look))
+
+    async def aclose(self) -> None:
+        await self._waits.aclose()
+        await self._probes.aclose()
+
+    async def _wait(self, bundle: Bundle, there: There, look: Callable[[], Awaitable[Location]]) -> Location:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        facts = {"bundle": str(bundle), "broker": there.broker_id, "address": there.addresses["pulsar"]}
+        log.warning("owner.unreachable", extra={**facts, "hint": "its bundles go to others when its session ends"})
+        location: Location = there
+        while loop.time() - began < self._patience_s:
+            await asyncio.sleep(POLL_S)
+            location = await look()
+            if not isinstance(location, There) or location.broker_id != there.broker_id or await self._answers(location):
+                break
+        else:
+            self._not_waited_for[there.addresses["pulsar"]] = loop.time() + OUT_OF_REACH_S
+            hint = "it is registered, but this broker cannot connect to it: look at its advertised address, and at networks between"
+            log.warning("owner.out_of_reach", extra={**facts, "hint": hint})
+        log.info("owner.waited_for", extra={**facts, "duration_ms": round(1000 * (loop.time() - began))})
+        return location
+
+    async def _answers(self, there: There) -> bool:
+        address, now = there.addresses["pulsar"], asyncio.get_running_loop().time()
+        if now - self._answered_at.get(address, float("-inf")) < BELIEVED_S or now < self._not_waited_for.get(address, 0.0):
+            return True
+        answers = await self._probes.run(address, self._probe)
+        if answers:
+            self._answered_at[address] = asyncio.get_running_loop().time()
+        return answers
+
+
+async def takes_connections(address: str) -> bool:
+    """A process that sleeps does, too: the kernel takes them for it."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_LIMIT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _closed() -> ServiceNotReadyError:
+    return ServiceNotReadyError("this broker stops")

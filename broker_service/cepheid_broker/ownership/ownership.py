@@ -1,0 +1,174 @@
+"""Which broker serves a topic: what the rest of a broker asks, whoever decides.
+
+    lookup ──► locate ──► Here | There(addresses)             open, change ──► require ──► NotOwnerError(There) unless it is here
+
+Ownership is for order and speed. That nothing is lost or doubled when two brokers think they own a topic rests on fencing
+(managed_ledger/README.md): the one that opened it last wins, and the other one's appends fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.ownership.bundles import Bundle
+from cepheid_wire import PERSISTENT, NamespaceName, TopicName
+
+# With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
+KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This broker serves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """`addresses` by scheme: {"pulsar": "host:port", "http": "host:port"}. `chosen`: nobody owns it yet, and that broker is to
+    take it when it is asked."""
+
+    broker_id: str
+    addresses: Mapping[str, str] = field(hash=False)
+    chosen: bool = False
+
+
+Location = Here | There
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipFigures:
+    brokers: int
+    bundles_owned: int
+    bundles_acquired: int
+    bundles_lost: int
+    """Not released: to a session that ended, or to another broker."""
+
+
+class NotOwnerError(ServiceNotReadyError):
+    """Another broker serves it; clients look it up again."""
+
+    hint = "look the topic up again; admin calls are sent on to its owner"
+
+    def __init__(self, message: str, there: There, **facts: object) -> None:
+        super().__init__(message, **facts)
+        self.there = there
+
+
+def bundle_not_ready(bundle: Bundle, why: str) -> ServiceNotReadyError:
+    return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
+
+
+def health_topic(broker: str) -> TopicName:
+    """What a broker publishes to when it is asked whether it is well: its own, and hidden from lists."""
+    return TopicName(PERSISTENT, NamespaceName("pulsar", "system"), f"__health-{broker}")
+
+
+class BundleUser(Protocol):
+    """Whoever serves what is owned."""
+
+    def drop_unowned(self) -> None:
+        """Bundles were lost: what is open of them ends at once, nothing of it is acknowledged any more."""
+
+    async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
+        """In good order, and what is being opened too. What fails is logged: the records are opened anew elsewhere."""
+
+
+class Ownership(Protocol):
+    """Of one broker."""
+
+    user: BundleUser
+
+    @property
+    def is_shared(self) -> bool:
+        """There may be other brokers."""
+
+    @property
+    def brokers(self) -> Mapping[str, Mapping[str, str]]:
+        """All that are registered: addresses by id. Empty where there is no registration."""
+
+    @property
+    def broker_id(self) -> str:
+        """Of this broker; empty where there is no registration."""
+
+    def owns(self, topic: TopicName) -> bool:
+        """This broker serves it now. At once, and from what is known: for whoever is about to open it."""
+
+    def keeps(self, topic: TopicName) -> bool:
+        """No other broker has it: it is served here, or on its way out. For what has to end before it goes."""
+
+    async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
+        """Who serves it; what nobody owns is taken if it is this broker's to take, or `authoritative`: another broker chose this
+        one. Raises ServiceNotReadyError (ask again), NamespaceNotFoundError."""
+
+    async def require(self, topic: TopicName) -> None:
+        """It is served here when this returns. Raises NotOwnerError and as `locate`."""
+
+    def owned_bundles(self) -> list[Bundle] | None:
+        """None: all that there are."""
+
+    async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
+        """As `locate`."""
+
+    async def owner_of(self, bundle: Bundle) -> Location | None:
+        """Who has it now; nothing is taken. None: nobody. Raises ServiceNotReadyError."""
+
+    async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
+        """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
+        the caller gives up. Raises ServiceNotReadyError: it is served on here."""
+
+    def statistics(self) -> OwnershipFigures | None:
+        """None where there is nothing to own."""
+
+    async def release_all(self) -> None:
+        """The broker stops: nothing is taken any more, and what is owned goes, in good order, to whoever is asked for it next."""
+
+    async def aclose(self) -> None: ...
+
+
+class SoleOwnership:
+    """There is one broker."""
+
+    is_shared = False
+    broker_id = ""
+    brokers: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    user: BundleUser
+
+    def __repr__(self) -> str:
+        return "<SoleOwnership>"
+
+    def owns(self, topic: TopicName) -> bool:
+        return True
+
+    def keeps(self, topic: TopicName) -> bool:
+        return True
+
+    async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
+        return Here()
+
+    async def require(self, topic: TopicName) -> None:
+        return
+
+    def owned_bundles(self) -> list[Bundle] | None:
+        return None
+
+    async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
+        return Here()
+
+    async def owner_of(self, bundle: Bundle) -> Location | None:
+        return Here()
+
+    async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
+        await self.user.unload_bundle(bundle, reason)
+
+    def statistics(self) -> OwnershipFigures | None:
+        return None
+
+    async def release_all(self) -> None:
+        return
+
+    async def aclose(self) -> None:
+        return

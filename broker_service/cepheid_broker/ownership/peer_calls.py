@@ -1,0 +1,148 @@
+"""Calls of another broker's admin API: for work on topics that it serves.
+
+    call ──► connect ──► request ──► answer ──► 307? the same at the place it names ──► JSON, or RemoteRefusedError
+
+A connection for each call: they are rare (administration), and brokers come and go. Every call has a timeout, answers have a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from cepheid_broker.errors import BrokerError, ServiceNotReadyError
+from cepheid_broker.ownership.ownership import There
+from cepheid_wire import TopicName
+
+_MAX_ANSWER_BYTES = 64 << 20
+_MAX_REDIRECTS = 4
+_READ_BYTES = 1 << 16
+
+
+class RemoteRefusedError(BrokerError):
+    """The broker that serves the topic says no. `status` is its HTTP status, the text has its reason."""
+
+    hint = "the reason is the other broker's; its log has more"
+
+    def __init__(self, message: str, *, status: int, **facts: Any) -> None:
+        super().__init__(message, status=status, **facts)
+        self.status = status
+
+
+class PeerUnreachableError(ServiceNotReadyError):
+    hint = "the broker that serves the topic does not answer; if it is gone another takes over when its session ends: ask again"
+
+
+class PeerCalls:
+    """Of one broker."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.made = 0
+        self.failed = 0
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"<PeerCalls {self.made} made, {self.failed} failed>"
+
+    async def call(self, there: There, method: str, target: str, body: bytes = b"") -> Any:
+        """The answer's JSON, None when it has none. Raises RemoteRefusedError, PeerUnreachableError."""
+        address = there.addresses.get("http", "")
+        self.made += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status, content = await _follow(address, method, target, body)
+            if status < HTTPStatus.MULTIPLE_CHOICES:
+                return json.loads(content) if content else None
+        except (OSError, TimeoutError, EOFError, ValueError) as error:
+            self.failed += 1
+            message = f"broker {there.broker_id} at {address} does not answer {method} {target}: {error or 'timeout'}"
+            raise PeerUnreachableError(message, broker=there.broker_id) from error
+        self.failed += 1
+        message = f"broker {there.broker_id} answers {method} {target} with {status}: {_reason(content)}"
+        raise RemoteRefusedError(message, status=status, broker=there.broker_id)
+
+
+def topic_path(topic: TopicName) -> str:
+    """Of the admin API."""
+    namespace = topic.namespace
+    names = (quote(name, safe="") for name in (namespace.tenant, namespace.local_name, topic.local_name))
+    return f"/admin/v2/{topic.domain}/{'/'.join(names)}"
+
+
+async def _follow(address: str, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    """Status and content, where redirects lead to. Raises as `_ask`."""
+    for _ in range(_MAX_REDIRECTS):
+        status, location, content = await _ask(address, method, target, body)
+        if status != HTTPStatus.TEMPORARY_REDIRECT:
+            return status, content
+        parts = urlsplit(location)  # its bundle has just moved
+        address, target = parts.netloc, f"{parts.path}?{parts.query}" if parts.query else parts.path
+    raise OSError(f"{_MAX_REDIRECTS} redirects, the last one to {address}: brokers do not agree yet who serves it")
+
+
+async def _ask(address: str, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
+    """Status, `Location`, content. Raises OSError, EOFError, ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise OSError(f"{address!r} is no address of an admin API")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        head = [f"{method} {target} HTTP/1.1", f"Host: {address}", f"Content-Length: {len(body)}", "Connection: close"]
+        if body:
+            head.append("Content-Type: application/json")
+        writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
+        return await _read_answer(reader)
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except OSError:
+            pass
+
+
+class _Answer:
+    """What the parser finds. Its methods are named by httptools."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.location = ""
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"location":
+            self.location = value.decode("ascii", errors="replace")
+
+    def on_body(self, body: bytes) -> None:
+        self.content += body
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
+    from httptools import HttpParserError, HttpResponseParser
+
+    answer = _Answer()
+    parser = HttpResponseParser(answer)
+    while not answer.complete:
+        data = await reader.read(_READ_BYTES)
+        if not data:
+            raise EOFError("it closed the connection in the middle of its answer")
+        try:
+            parser.feed_data(data)
+        except HttpParserError as error:
+            raise EOFError(f"what it answers is no HTTP: {error}") from None
+        if len(answer.content) > _MAX_ANSWER_BYTES:
+            raise EOFError(f"its answer has more than {_MAX_ANSWER_BYTES} bytes")
+    return parser.get_status_code(), answer.location, bytes(answer.content)
+
+
+def _reason(content: bytes) -> str:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return content[:500].decode(errors="replace").strip()
+    return str(found.get("reason", ""))[:2000] if isinstance(found, dict) else str(found)[:2000]

@@ -1,0 +1,362 @@
+"""One client connection: frames in, commands to the family that serves them, and the rules of the connection itself.
+
+    data_received ──► FrameSplitter ──► SEND: gathered per producer ─┐ one append and one write of receipts per producer and turn
+                                   └──► table: command → method      └──► before the next other command, and at the end
+    pause_writing ──► consumers of this connection get nothing until resume_writing; nobody else notices
+
+Rules
+1. CONNECT comes first, once, and in time; anything else before it closes the connection (protocol.md §2.1).
+2. Whatever a peer sends, the loop sees no exception: the connection closes with a reason, which is logged once.
+3. A silent peer gets a PING and is closed when it stays silent; so is one that we read no further because it does not read its
+   answers, and that goes on not reading them. One timer per connection, moved by nothing but itself.
+4. Reading stops while too much of it is unanswered (publish window), or when it does not read its answers.
+5. Who begins with HTTP is sent to the admin API (http_redirect.py): no frame begins like that, it would have a gigabyte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from google.protobuf.message import Message
+
+from cepheid_broker.errors import ProtocolViolationError
+from cepheid_broker.peer import Buffer
+from cepheid_broker.protocol.connection_consumer import ConsumerCommands
+from cepheid_broker.protocol.connection_lookup import LookupCommands
+from cepheid_broker.protocol.connection_producer import ProducerCommands
+from cepheid_broker.protocol.connection_schema import SchemaCommands
+from cepheid_broker.protocol.connection_unserved import UnservedCommands
+from cepheid_broker.protocol.connection_watch import WatchCommands
+from cepheid_broker.protocol.http_redirect import HttpRedirect, is_http
+from cepheid_broker.protocol.requests import Requests
+from cepheid_broker.protocol.services import Services
+from cepheid_broker.publish_window import PublishWindow
+from cepheid_ports import CepheidError
+from cepheid_wire import (
+    BODY_FIELDS,
+    PING_FRAME,
+    PONG_FRAME,
+    BadFrameError,
+    CommandType,
+    Frame,
+    FrameSplitter,
+    ServerError,
+    encode_body,
+    parse_command,
+)
+from cepheid_wire import pulsar_api_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 21  # subscriptions may carry the schema type AUTO_CONSUME (protocol.md §2.2)
+FEATURES = pb.FeatureFlags(supports_topic_watchers=True, supports_get_partitioned_metadata_without_auto_creation=True)
+SERVER_VERSION = "Cepheid-0.1.0"
+CLOSE_LINGER_S = 5.0  # for a peer to read what was written before the close
+UNREAD_ANSWERS_FACTOR = 4  # of `write_high_bytes`: beyond, the peer must read before it is read again
+
+
+SMALL_BYTES = 4096
+GATHER_BYTES = 64 * 1024
+"""Beyond, what was gathered is written at once: the socket's own bound must notice."""
+
+
+class _Hold(enum.IntFlag):
+    """Why reading is stopped."""
+
+    WINDOW = 1
+    UNREAD_ANSWERS = 2
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, services: Services, on_lost: Callable[[Connection], None]) -> None:
+        self._services = services
+        self._settings = services.settings.connection
+        self._on_lost = on_lost
+        self._splitter = FrameSplitter(services.settings.max_frame_bytes)
+        self._requests = Requests(services.tasks, self._settings.max_waiting_requests)
+        self.window = PublishWindow(
+            self._settings.publish_window_bytes,
+            services.publish_budget,
+            lambda: self._hold(_Hold.WINDOW),
+            lambda: self._release(_Hold.WINDOW),
+        )
+        self._producers = ProducerCommands(self, services, self._requests)
+        self._consumers = ConsumerCommands(self, services, self._requests)
+        self._watches = WatchCommands(self, services, self._requests)
+        self._table: Mapping[int, Callable[[Any], None]] = {
+            CommandType.CONNECT: self._on_connect,
+            CommandType.PONG: self._on_pong,
+            **UnservedCommands(self).table,
+            **LookupCommands(self, services, self._requests).table,
+            **SchemaCommands(self, services, self._requests).table,
+            **self._producers.table,
+            **self._consumers.table,
+            **self._watches.table,
+        }
+        self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
+        self._gathered_bytes = 0
+        self._ready = False
+        self._is_first = True  # whatever comes next; later pieces may begin anywhere within a frame
+        self._left_to_http = False
+        self._heard = False
+        self._ping_unanswered = False
+        self._holds = _Hold(0)
+        self._unread_bytes: int | None = None  # when the timer last looked, while the peer does not read its answers
+        self._unread_for_s = 0.0
+        self._probe: asyncio.Future[None] | None = None
+        self.closed = False
+        self.writable = True
+        self.client_version = ""
+        self.protocol_version = 0
+        self.address = self.reached_host = "?"
+        self.connected_at_ms = services.ports.wall_ms()
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.address} {self.client_version}, {self._producers!r}, {self._consumers!r}>"
+
+    @property
+    def ending(self) -> bool:
+        return self.closed or self._transport.is_closing()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(self._settings.write_high_bytes, self._settings.write_high_bytes // 4)
+        self.address = _host_port(self._transport.get_extra_info("peername"))
+        self.reached_host = _host(self._transport.get_extra_info("sockname"))
+        self._timer = self._loop.call_later(self._settings.handshake_timeout_s, self._on_timer)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_first:
+            self._is_first = False
+            if is_http(data):
+                self._leave_to_http(data)
+                return
+        self._heard = True
+        if self._probe is not None and not self._probe.done():
+            self._probe.set_result(None)
+        try:
+            broken: BadFrameError | None = None
+            try:
+                frames = self._splitter.feed(data)
+            except BadFrameError as error:
+                frames, broken = error.frames_before, error
+            self._serve(frames)
+            self._producers.flush()
+            if broken is not None:
+                raise broken
+        except CepheidError as error:  # a WireError or a ProtocolViolationError: the peer's fault
+            self.close(str(error), **error.facts)
+        except Exception as error:
+            log.exception("connection.failed", extra={"peer": self.address, "error": repr(error)})
+            self.close(f"internal error ({type(error).__name__})")
+        if not self.writable and not self.closed:
+            unread_bytes = self._transport.get_write_buffer_size()
+            if unread_bytes > UNREAD_ANSWERS_FACTOR * self._settings.write_high_bytes:
+                self._hold(_Hold.UNREAD_ANSWERS)
+
+    def _leave_to_http(self, data: bytes) -> None:
+        """It had nothing yet, and is over for everybody but the client."""
+        admin_url = self._services.admin_url(self.reached_host)
+        redirect = HttpRedirect(admin_url, self._settings.handshake_timeout_s, lambda: self._on_lost(self))
+        self.closed = self._left_to_http = True
+        self._log_closed(f"it speaks HTTP: sent to {admin_url or 'nowhere'}")
+        self._timer.cancel()
+        self._free()
+        self._transport.set_protocol(redirect)
+        redirect.connection_made(self._transport)
+        redirect.data_received(data)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        self._consumers.on_writable(False)
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self._release(_Hold.UNREAD_ANSWERS)
+        self._consumers.on_writable(True)
+        self._watches.on_writable(True)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.closed:
+            self.closed = True
+            self._log_closed("the peer closed the connection" if error is None else f"the connection broke: {error}")
+        self._timer.cancel()
+        self._free()
+        self._on_lost(self)
+
+    # Commands
+
+    def _serve(self, frames: Sequence[Frame]) -> None:
+        for kind, command, tail in frames:
+            if self.closed:
+                return
+            if kind == CommandType.SEND and self._ready:
+                self._producers.take_send(command, tail)
+                continue
+            self._producers.flush()  # a later command must find the SENDs before it taken in order
+            if kind == CommandType.PING and self._ready:
+                self.write(PONG_FRAME)
+                continue
+            if not self._ready and kind != CommandType.CONNECT:
+                raise ProtocolViolationError(f"command {kind} came before CONNECT", command_type=kind)
+            body = getattr(parse_command(command), BODY_FIELDS[kind])
+            serve = self._table.get(kind)
+            if serve is None:
+                raise ProtocolViolationError(f"{CommandType(kind).name} is not for a broker", command_type=kind)
+            serve(body)
+
+    def _on_connect(self, connect: pb.CommandConnect) -> None:
+        if self._ready:
+            raise ProtocolViolationError("a second CONNECT")
+        self.client_version = connect.client_version[:200]
+        self.protocol_version = connect.protocol_version
+        self._ready = True
+        self._timer.cancel()
+        self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
+        self.send(
+            pb.CommandConnected(
+                server_version=SERVER_VERSION,
+                protocol_version=min(PROTOCOL_VERSION, connect.protocol_version),
+                max_message_size=self._services.settings.max_message_bytes,
+                feature_flags=FEATURES,
+            )
+        )
+        extra = {"peer": self.address, "client_version": self.client_version, "protocol_version": connect.protocol_version}
+        log.info("connection.opened", extra=extra)
+
+    def _on_pong(self, pong: pb.CommandPong) -> None:
+        """Counted as heard already."""
+
+    # Keepalive
+
+    def _on_timer(self) -> None:
+        if not self._ready:
+            self.close(f"no CONNECT within {self._settings.handshake_timeout_s:g} s")
+            return
+        if self._unread_for_too_long():
+            self.close(f"did not read its answers for {2 * self._settings.keepalive_s:g} s", unread_bytes=self._unread_bytes)
+            return
+        if self._holds:
+            # We do not read, so its PINGs wait. C++ takes any PONG as an answer, and would close otherwise (protocol.md §4).
+            self.write(PONG_FRAME)
+            self._ping_unanswered = False
+        elif self._heard:
+            self._heard = self._ping_unanswered = False
+        elif self._ping_unanswered:
+            self.close(f"silent for {2 * self._settings.keepalive_s:g} s in spite of a PING")
+            return
+        else:
+            self._ping_unanswered = True
+            self.write(PING_FRAME)
+        self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
+
+    def _unread_for_too_long(self) -> bool:
+        """TCP alone would wait for ever: it only asks whether the other side is there."""
+        if not self._holds & _Hold.UNREAD_ANSWERS:
+            self._unread_bytes = None
+            return False
+        unread_bytes = self._transport.get_write_buffer_size()
+        is_stuck = self._unread_bytes is not None and unread_bytes >= self._unread_bytes
+        self._unread_for_s = self._unread_for_s + self._settings.keepalive_s if is_stuck else 0.0
+        self._unread_bytes = unread_bytes
+        return self._unread_for_s >= 2 * self._settings.keepalive_s
+
+    async def is_alive(self) -> bool:
+        if self.closed or self._holds:
+            return not self.closed
+        if self._probe is None or self._probe.done():
+            self._probe = self._loop.create_future()
+            self.write(PING_FRAME)
+        try:
+            async with asyncio.timeout(self._settings.liveness_probe_s):
+                await asyncio.shield(self._probe)
+        except TimeoutError:
+            waited_s = self._settings.liveness_probe_s
+            self.close(f"a new connection claims what this one holds, and it did not answer a PING for {waited_s:g} s")
+            return False
+        return not self.closed
+
+    # Answers
+
+    def send(self, body: Message) -> None:
+        self.write(encode_body(body))
+
+    def send_error(self, request_id: int, error: ServerError, message: str) -> None:
+        self.send(pb.CommandError(request_id=request_id, error=cast(Any, int(error)), message=message))
+
+    def write(self, frames: bytes) -> None:
+        if self._gathered:
+            self._write_gathered()
+        if not self.ending:
+            self._transport.write(frames)
+
+    def write_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """What is written in one turn travels together: a thousand subscriptions may send one entry each."""
+        if not self._gathered:
+            self._loop.call_soon(self._write_gathered)
+        self._gathered += buffers
+        self._gathered_bytes += sum(map(len, buffers))
+        if self._gathered_bytes >= GATHER_BYTES:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        size_bytes, self._gathered_bytes = self._gathered_bytes, 0
+        if gathered and not self.ending:
+            if size_bytes <= len(gathered) * SMALL_BYTES:
+                self._transport.write(b"".join(gathered))
+            else:
+                self._transport.writelines(gathered)
+
+    # The end
+
+    def close(self, reason: str, **facts: Any) -> None:
+        if self._left_to_http:
+            self._transport.abort()
+        if self.closed:
+            return
+        self.closed = True
+        self._log_closed(reason, **facts)
+        self._timer.cancel()
+        self._free()
+        self._transport.close()
+        self._timer = self._loop.call_later(CLOSE_LINGER_S, self._transport.abort)
+
+    def _free(self) -> None:
+        """At once, whatever the socket still does (protocol.md §26, rule 8). Called again it finds nothing left."""
+        self._requests.cancel_all()
+        self._producers.on_connection_lost()
+        self._consumers.on_connection_lost()
+        self._watches.on_connection_lost()
+        self.window.close()
+        if self._probe is not None and not self._probe.done():
+            self._probe.set_result(None)
+
+    def _log_closed(self, reason: str, **facts: Any) -> None:
+        extra = {"peer": self.address, "client_version": self.client_version, "reason": reason, "facts": facts}
+        log.info("connection.closed", extra=extra)
+
+    def _hold(self, hold: _Hold) -> None:
+        if not self._holds and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._holds |= hold
+
+    def _release(self, hold: _Hold) -> None:
+        if self._holds and not self._holds & ~hold and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._holds &= ~hold
+
+
+def _host_port(address: Any) -> str:
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "?"
+
+
+def _host(address: Any) -> str:
+    return str(address[0]) if isinstance(address, tuple) else "127.0.0.1"

@@ -1,0 +1,138 @@
+"""Lookups: partitions of a topic, the broker that serves it, topics of a namespace.
+
+Errors travel in the reply of the same kind: C++ clients ignore a general ERROR here and wait until their timeout (protocol.md §5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from google.protobuf.message import Message
+
+from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.ownership import KEEPS_CONNECTION, Here, There
+from cepheid_broker.peer import Peer
+from cepheid_broker.protocol.advertised import advertised_url, check_listener
+from cepheid_broker.protocol.requests import Requests
+from cepheid_broker.protocol.services import Services
+from cepheid_broker.protocol.wire_errors import error_text, server_error_of
+from cepheid_broker.settings import FRAME_PADDING_BYTES
+from cepheid_broker.topics import TopicPattern, topics_hash
+from cepheid_ports import CepheidError
+from cepheid_wire import NON_PERSISTENT, PERSISTENT, CommandType, NamespaceName, ServerError, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
+
+_DOMAINS: Mapping[int, tuple[str, ...]] = {
+    pb.CommandGetTopicsOfNamespace.PERSISTENT: (PERSISTENT,),
+    pb.CommandGetTopicsOfNamespace.NON_PERSISTENT: (NON_PERSISTENT,),
+    pb.CommandGetTopicsOfNamespace.ALL: (PERSISTENT, NON_PERSISTENT),
+}
+
+
+class LookupCommands:
+    def __init__(self, peer: Peer, services: Services, requests: Requests) -> None:
+        self._peer = peer
+        self._services = services
+        self._requests = requests
+        self.table: Mapping[int, Callable[[Any], None]] = {
+            CommandType.PARTITIONED_METADATA: self._on_partitioned_metadata,
+            CommandType.LOOKUP: self._on_lookup,
+            CommandType.GET_TOPICS_OF_NAMESPACE: self._on_get_topics,
+        }
+
+    def _on_partitioned_metadata(self, ask: pb.CommandPartitionedTopicMetadata) -> None:
+        self._requests.start(self._answer_partitions(ask), name="partitions")
+
+    async def _answer_partitions(self, ask: pb.CommandPartitionedTopicMetadata) -> None:
+        answer = pb.CommandPartitionedTopicMetadataResponse(request_id=ask.request_id)
+        try:
+            topic = TopicName.parse(ask.topic)
+            # Absent means yes: only newer clients may ask without creating (protocol.md §7.1).
+            answer.partitions = await self._services.catalog.partitions_or_create(
+                topic, may_create=ask.metadata_auto_creation_enabled
+            )
+            answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
+        except Exception as error:  # every request is answered, also when the fault is ours
+            answer.response = pb.CommandPartitionedTopicMetadataResponse.Failed
+            code = server_error_of(error)
+            answer.error = cast(Any, int(code))
+            answer.message = error_text(error)
+            if code is ServerError.SERVICE_NOT_READY:
+                answer.message += f" ({KEEPS_CONNECTION})"
+        self._peer.send(answer)
+
+    def _on_lookup(self, ask: pb.CommandLookupTopic) -> None:
+        answer = pb.CommandLookupTopicResponse(request_id=ask.request_id)
+        try:
+            topic = TopicName.parse(ask.topic)
+            check_listener(ask.advertised_listener_name)
+        except CepheidError as error:
+            self._fail_lookup(answer, error)
+        else:
+            if self._services.ownership.owns(topic):  # the rule: a client that reconnects asks for each of its topics
+                self._connect_here(answer)
+            else:
+                self._requests.start(self._answer_lookup(topic, answer, authoritative=ask.authoritative), name="lookup")
+
+    async def _answer_lookup(self, topic: TopicName, answer: pb.CommandLookupTopicResponse, *, authoritative: bool) -> None:
+        try:
+            location = await self._services.ownership.locate(topic, authoritative=authoritative)
+        except Exception as error:  # every request is answered, also when the fault is ours
+            self._fail_lookup(answer, error)
+            return
+        match location:
+            case Here():
+                self._connect_here(answer)
+            case There(addresses=addresses, chosen=chosen):
+                answer.response = pb.CommandLookupTopicResponse.Redirect
+                answer.brokerServiceUrl = f"pulsar://{addresses['pulsar']}"
+                answer.authoritative = chosen  # that broker takes what nobody has
+                self._peer.send(answer)
+
+    def _connect_here(self, answer: pb.CommandLookupTopicResponse) -> None:
+        answer.response = pb.CommandLookupTopicResponse.Connect
+        answer.brokerServiceUrl = self.service_url()
+        answer.authoritative = True
+        self._peer.send(answer)
+
+    def _fail_lookup(self, answer: pb.CommandLookupTopicResponse, error: BaseException) -> None:
+        answer.response = pb.CommandLookupTopicResponse.Failed
+        answer.error = cast(Any, int(server_error_of(error)))
+        answer.message = error_text(error)
+        self._peer.send(answer)
+
+    def service_url(self) -> str:
+        settings = self._services.settings
+        port = settings.advertised_port or self._services.listening_port()
+        return advertised_url("pulsar", settings, port, self._peer.reached_host)
+
+    def _on_get_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
+        self._requests.start(self._answer_topics(ask), name="topics-of-namespace")
+
+    async def _answer_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
+        answer = pb.CommandGetTopicsOfNamespaceResponse(request_id=ask.request_id, filtered=False, changed=True)
+        try:
+            pattern = TopicPattern(ask.topics_pattern) if ask.topics_pattern else None
+            for domain in _DOMAINS[ask.mode]:
+                found = await self._services.catalog.shown_topics_of(NamespaceName.parse(ask.namespace), domain)
+                if pattern is not None:
+                    found = [topic for topic in found if pattern.matches(topic)]
+                    answer.filtered = True
+                answer.topics.extend(sorted(map(str, found)))
+            answer.topics_hash = topics_hash(answer.topics)
+            if ask.topics_hash == answer.topics_hash:
+                answer.changed = False
+                del answer.topics[:]
+            check_frame(answer, ask.namespace, self._services.settings.max_frame_bytes)
+        except Exception as error:  # every request is answered, also when the fault is ours
+            self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
+        else:
+            self._peer.send(answer)
+
+
+def check_frame(answer: Message, namespace: str, limit_bytes: int) -> None:
+    """Raises NotAllowedError: Java and Go clients would close the connection on it, reconnect, and ask again (protocol.md §1.3)."""
+    if (size_bytes := answer.ByteSize()) > limit_bytes - FRAME_PADDING_BYTES:
+        text = f"the list of topics of namespace {namespace} has {size_bytes} bytes, a frame has {limit_bytes}"
+        raise NotAllowedError(f"{text}: ask with a pattern, or raise max_message_bytes", namespace=namespace)

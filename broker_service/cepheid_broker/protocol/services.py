@@ -1,0 +1,30 @@
+"""What every connection of a broker uses, put together once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cepheid_broker.ownership import Ownership
+from cepheid_broker.publish_window import PublishBudget
+from cepheid_broker.schemas import SchemaRegistry
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.topics import TopicCatalog, Topics, TopicWatches
+from cepheid_ports import Ports, RefusalLog, TaskOwner
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: BrokerSettings
+    catalog: TopicCatalog
+    topics: Topics
+    ownership: Ownership
+    schemas: SchemaRegistry
+    topic_watches: TopicWatches
+    publish_budget: PublishBudget
+    refusals: RefusalLog
+    tasks: TaskOwner
+    ports: Ports
+    listening_port: Callable[[], int]
+    admin_url: Callable[[str], str]
+    """Of this broker's admin API, for a client that reached it at this local address; "" when it has none."""

@@ -1,0 +1,67 @@
+"""What a SUBSCRIBE may ask for: what this broker serves, and what the topic's policies allow. One function per moment of it.
+
+    check_served   the command itself, before a topic is looked for
+    check_allowed  the topic is open; before a subscription is found or made
+    check_room     at the moment of joining, with nothing awaited in between
+
+All raise errors that fail at once in every client (wire_errors.py): none of this passes by waiting.
+"""
+
+from __future__ import annotations
+
+from cepheid_broker.errors import NotAllowedError, SubscriptionNotFoundError, TooManyError
+from cepheid_broker.topics import Subscription, Topic
+from cepheid_wire import pulsar_api_pb2 as pb
+
+MAX_NAME_BYTES = 1000
+"""Of a subscription, since it is a segment of a key in metadata; and of a consumer. The same for the admin API: what clients make
+can be named there."""
+MAX_METADATA_BYTES = 64 << 10  # kept in memory as long as the consumer lives
+
+
+def check_served(ask: pb.CommandSubscribe) -> None:
+    check_subscription_name(ask.subscription)
+    if (size_bytes := len(ask.consumer_name.encode())) > MAX_NAME_BYTES:
+        raise NotAllowedError(f"a consumer's name has {size_bytes} bytes, {MAX_NAME_BYTES} are possible")
+    if ask.read_compacted:
+        raise NotAllowedError("reading compacted topics is not supported yet; subscribe without read_compacted")
+    size_bytes = sum(len(pair.key.encode()) + len(pair.value.encode()) for pair in ask.metadata)
+    if size_bytes > MAX_METADATA_BYTES:
+        raise NotAllowedError(f"a consumer's metadata may have {MAX_METADATA_BYTES} bytes, not {size_bytes}")
+
+
+def check_subscription_name(name: str) -> None:
+    """Raises NotAllowedError."""
+    if not 1 <= (size_bytes := len(name.encode())) <= MAX_NAME_BYTES:
+        raise NotAllowedError(f"a subscription needs a name of 1 to {MAX_NAME_BYTES} bytes, not {size_bytes}: {name[:40]!r}")
+
+
+def check_allowed(topic: Topic, ask: pb.CommandSubscribe) -> None:
+    """Raises NotAllowedError, SubscriptionNotFoundError."""
+    policies = topic.policies
+    if policies.subscription_types and _type_of(ask) not in policies.subscription_types:
+        allowed = ", ".join(sorted(policies.subscription_types))
+        raise NotAllowedError(f"{_type_of(ask)} subscriptions are not allowed on {topic.name}; allowed are {allowed}")
+    if ask.durable and not policies.auto_subscription_creation and ask.subscription not in topic.subscriptions:
+        # The word in front is what Go clients stop for (protocol.md §24).
+        raise SubscriptionNotFoundError(
+            f"SubscriptionNotFound: {topic.name} has no subscription {ask.subscription!r}, and a policy forbids to make it by use",
+            topic=str(topic.name),
+            subscription=ask.subscription,
+        )
+
+
+def check_room(topic: Topic, subscription: Subscription) -> None:
+    """Raises TooManyError."""
+    policies = topic.policies
+    if 0 < policies.max_consumers_per_subscription <= len(subscription.consumers):
+        count, most = len(subscription.consumers), policies.max_consumers_per_subscription
+        raise TooManyError(f"subscription {subscription.name!r} of {topic.name} has {count} consumers, {most} are allowed")
+    if policies.max_consumers > 0:
+        count = sum(len(other.consumers) for other in topic.subscriptions.values())
+        if count >= policies.max_consumers:
+            raise TooManyError(f"{topic.name} has {count} consumers, {policies.max_consumers} are allowed")
+
+
+def _type_of(ask: pb.CommandSubscribe) -> str:
+    return pb.CommandSubscribe.SubType.Name(ask.subType)

@@ -1,0 +1,228 @@
+"""Deduplication of one topic: `SequenceIds`, kept across unloading and crashes in an internal durable cursor.
+
+    opening: cursor `pulsar.dedup` ──► sequence ids up to its mark-delete position ──► the entries behind it are read ──► active
+    now and then, and when the topic closes: mark-delete position := last confirmed entry, with the sequence ids as of that entry
+
+Rules
+1. Position and sequence ids are taken in one step, when every confirmed entry has been told to its producer, and are saved in one
+   write: after a crash the entries behind the position complete them. With them goes what is stored of chunked messages that are
+   not whole: these hold no position, as their rest may never come.
+2. The policy may change at any time. Turned on, it holds for what is published from then on. Turned off, the cursor is deleted
+   before entries go unjudged: sequence ids from before a gap would call new messages duplicates.
+3. Saving costs as much as there are names, so it happens at most once in as many entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from cepheid_broker.policies import TopicPolicies
+from cepheid_broker.publishing.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, Chunk, Mark, SequenceIds, mark_of_batch
+from cepheid_broker.settings import DeduplicationSettings
+from cepheid_broker.traffic import BrokerTraffic, Traffic
+from cepheid_metadata import Position
+from cepheid_ports import CepheidError, TaskOwner
+from cepheid_wire import BadTailError, messages_in, parse_metadata
+from cepheid_wire import pulsar_api_pb2 as pb
+
+if TYPE_CHECKING:
+    from cepheid_managed_ledger import ManagedLedger
+
+log = logging.getLogger(__name__)
+
+DEDUP_CURSOR = "pulsar.dedup"
+_REPLAY_READ_BYTES = 1 << 20
+_NAME_CHARACTERS = 2048  # as many as PRODUCER allows
+
+
+def is_recorded(metadata: pb.MessageMetadata) -> bool:
+    """False: a marker, or a chunk that is not the last of its message."""
+    return not (metadata.HasField("marker_type") or metadata.chunk_id + 1 < metadata.num_chunks_from_msg)
+
+
+def chunk_of(metadata: pb.MessageMetadata) -> Chunk:
+    return Chunk(metadata.sequence_id, metadata.chunk_id, metadata.publish_time, metadata.total_chunk_msg_size)
+
+
+def producer_name_of(metadata: pb.MessageMetadata) -> str:
+    name: str | bytes = metadata.producer_name  # bytes: so protobuf gives out text that is not UTF-8
+    return name_key(name if isinstance(name, str) else name.decode(errors="backslashreplace"))
+
+
+def name_key(name: str) -> str:
+    """By which it is remembered: messages name producers as they like, and a name is kept for hours."""
+    if len(name) <= _NAME_CHARACTERS and not name.startswith("\0"):  # those are no names (deduplication.py)
+        return name
+    return f"{name.lstrip(chr(0))[:64]}… sha256 {sha256(name.encode()).hexdigest()}"
+
+
+class TopicDeduplication:
+    def __init__(
+        self,
+        topic: str,
+        ledger: ManagedLedger,
+        policies: Callable[[], TopicPolicies],
+        settings: DeduplicationSettings,
+        tasks: TaskOwner,
+        totals: BrokerTraffic,
+    ) -> None:
+        self.active = False
+        self.sequences = SequenceIds()
+        self.repeated = Traffic(totals.repeated)
+        """What was not stored again."""
+        self.entries_replayed = 0
+        self._topic = topic
+        self._ledger = ledger
+        self._policies = policies
+        self._settings = settings
+        self._tasks = tasks
+        self._switching: asyncio.Task[None] | None = None
+        self._settling: dict[str, Callable[[], None]] = {}  # a name belongs to one producer at a time
+        self._entries_since_snapshot = 0
+        self._snapshot_at = 0.0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<TopicDeduplication of {self._topic} {'on' if self.active else 'off'}, {self.sequences!r}>"
+
+    async def open(self) -> None:
+        """Before anybody publishes. Raises what cursors and reading raise: then the topic cannot be served."""
+        cursor = self._ledger.cursors.get(DEDUP_CURSOR)
+        if cursor is not None and self._policies().deduplication:
+            self.sequences.restore(cursor.sequence_ids, self._now())
+            # Of one that lost its sequence ids they are found anew, in all entries that there are.
+            await self._replay(self._ledger.first_position() if cursor.is_rewound else cursor.mark_delete)
+            self._entries_since_snapshot = self.entries_replayed  # saved soon: the next opening need not read them again
+            self._activate()
+        else:
+            await self._switch()
+
+    async def _replay(self, mark_delete: Position) -> None:
+        ledger = self._ledger
+        position = ledger.next_position(mark_delete)
+        while ledger.is_valid(position):
+            for group in await ledger.read(position, max_entries=1 << 20, max_bytes=_REPLAY_READ_BYTES):
+                for payload in group.payloads():
+                    self._note_stored(payload)
+                self.entries_replayed += len(group)
+                position = ledger.next_position(Position(group.ledger_id, group.last_entry_id))
+
+    def _note_stored(self, payload: memoryview) -> None:
+        try:
+            metadata = parse_metadata(payload)
+            messages = messages_in(metadata)
+        except BadTailError as error:  # checked before it was stored; if it happens, nobody can be told of its sequence id
+            log.error("dedup.unreadable_entry", extra={"topic": self._topic, "error": str(error)})
+            return
+        first = metadata.sequence_id
+        mark = Mark(first, first) if messages == 1 else mark_of_batch(first, messages, metadata.highest_sequence_id)
+        if mark.ends > MAX_SEQUENCE_ID:
+            return
+        if is_recorded(metadata):
+            self.sequences.note_stored(producer_name_of(metadata), mark, self._now())
+        elif not metadata.HasField("marker_type"):
+            self.sequences.note_stored_chunk(producer_name_of(metadata), chunk_of(metadata), self._now())
+
+    # Publishing
+
+    def last_sequence_id(self, name: str) -> int:
+        """For PRODUCER_SUCCESS: where a client with this name goes on."""
+        return self.sequences.last_sequence_id(name_key(name)) if self.active else NOTHING_PERSISTED
+
+    def when_settled(self, name: str, on_settled: Callable[[], None]) -> None:
+        """Calls back, perhaps at once, when nothing that was sent under this name is under way: what is persisted is what is
+        stored. For the one producer that has the name now: without it its client would go on, or send again, while it is not
+        known what arrived of the incarnation before."""
+        key = name_key(name)
+        if self.sequences.is_settled(key):
+            on_settled()
+        else:
+            self._settling[key] = on_settled
+
+    def on_answered(self, entries: int, name: str | None) -> None:
+        """A group was appended or failed, and its sequence says so."""
+        self._entries_since_snapshot += entries
+        if name in self._settling and self.sequences.is_settled(name):
+            self._settling.pop(name)()
+
+    # Saving
+
+    def on_appended(self) -> None:
+        """Once per group, after its producer was told (rule 1)."""
+        if self.active and self._entries_since_snapshot >= self._entries_between_snapshots:
+            self.snapshot()
+
+    @property
+    def _entries_between_snapshots(self) -> int:
+        """Rule 3."""
+        return max(self._policies().dedup_snapshot_entries, len(self.sequences))
+
+    def on_tick(self) -> None:
+        if self.active:
+            now = self._now()
+            if now - self._snapshot_at >= self._policies().dedup_snapshot_s:
+                self.snapshot()
+        self.on_policies()
+
+    def snapshot(self, *, everything_goes: bool = False) -> None:
+        """Saved within `cursor_flush_s`, or when the ledger closes. `everything_goes`: what is stored is about to be deleted."""
+        now = self._now()
+        forgotten = self.sequences.forget_idle(now - self._settings.idle_s, self._settings.max_names)
+        if everything_goes:
+            forgotten += self.sequences.forget_chunks()
+        self._snapshot_at = now
+        cursor = self._ledger.cursors.get(DEDUP_CURSOR)  # None: it is being deleted
+        if cursor is not None and (self._entries_since_snapshot or forgotten):
+            cursor.advance_to(self._ledger.last_confirmed)
+            cursor.set_sequence_ids(self.sequences.snapshot())
+            self._entries_since_snapshot = 0
+
+    async def save(self, *, everything_goes: bool = False) -> None:
+        """At once: its cursor holds as little as possible, or nothing. Raises what saving cursors raises."""
+        if self.active and (cursor := self._ledger.cursors.get(DEDUP_CURSOR)) is not None:
+            self.snapshot(everything_goes=everything_goes)
+            await cursor.saved()
+
+    def close(self) -> None:
+        """What was published is answered; the ledger saves its cursors when it closes."""
+        if self.active and not self._closed:
+            self.snapshot()
+        self._closed = True
+
+    # The policy
+
+    def on_policies(self) -> None:
+        if self._policies().deduplication != self.active and self._switching is None and not self._closed:
+            self._switching = self._tasks.start(self._switch_quietly(), name=f"dedup {self._topic}")
+
+    async def _switch_quietly(self) -> None:
+        try:
+            await self._switch()
+        except (CepheidError, TimeoutError) as error:  # the next tick tries again
+            log.warning("dedup.switch_failed", extra={"topic": self._topic, "error": str(error)})
+        finally:
+            self._switching = None
+
+    async def _switch(self) -> None:
+        """Rule 2. Until it is as the policy says, which may change meanwhile."""
+        while (wanted := self._policies().deduplication) != self.active or (not wanted and DEDUP_CURSOR in self._ledger.cursors):
+            if wanted:
+                if DEDUP_CURSOR not in self._ledger.cursors:
+                    await self._ledger.create_cursor(DEDUP_CURSOR, self._ledger.last_confirmed)
+                self._activate()
+            else:
+                await self._ledger.delete_cursor(DEDUP_CURSOR)
+                self.active = False
+                self.sequences.clear()
+            log.info("dedup.switched", extra={"topic": self._topic, "on": self.active})
+
+    def _activate(self) -> None:
+        self.active = True
+        self._snapshot_at = self._now()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

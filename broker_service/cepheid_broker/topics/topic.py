@@ -1,0 +1,254 @@
+"""One open topic: its policies, its producers and subscriptions, and its end. Everything else is a module behind these.
+
+    Topic ◄── PersistentTopic       a managed ledger, durable subscriptions        (persistent_topic.py)
+          ◄── NonPersistentTopic    nothing is stored                              (non_persistent_topic.py)
+
+Rules
+1. A closed topic is never used again; whoever still holds it gets ServiceNotReadyError, which clients retry.
+2. What a kind of topic cannot do raises NotAllowedError: callers need not ask of which kind it is.
+3. Policies are read at the moment they matter; nobody keeps a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from cepheid_broker.errors import (
+    BacklogQuotaExceededError,
+    BacklogQuotaHoldError,
+    NotAllowedError,
+    ServiceNotReadyError,
+)
+from cepheid_broker.peer import Buffer
+from cepheid_broker.policies import QuotaAction, TopicPolicies
+from cepheid_broker.publishing import Producer, ProducerFigures, TopicDeduplication, TopicProducers
+from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.topics.backlog import Backlog, exact_backlog
+from cepheid_broker.topics.subscription import Subscription
+from cepheid_broker.topics.subscription_figures import SubscriptionFigures
+from cepheid_broker.traffic import BrokerTraffic, Traffic, TrafficFigures
+from cepheid_metadata import Position
+from cepheid_ports import CepheidError
+from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from cepheid_managed_ledger import ManagedLedger
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    name: str
+    published: TrafficFigures
+    producers: tuple[ProducerFigures, ...]
+    subscriptions: tuple[SubscriptionFigures, ...]
+    has_chunks: bool = False
+    """A piece of a message that its producer cut up was published since the topic was opened."""
+
+
+class Topic(ABC):
+    """What both kinds have alike; made by `Topics.get`."""
+
+    entry_ids_rise: ClassVar[bool] = True
+    """Each entry has its own id; else all of a topic have the same one."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        policies: TopicPolicies,
+        settings: BrokerSettings,
+        totals: BrokerTraffic,
+        admission: TopicProducers,
+    ) -> None:
+        self.name = name
+        self.policies = policies
+        self.admission = admission
+        self.deduplication: TopicDeduplication | None = None
+        """None: nothing is stored, so nothing can be stored twice."""
+        self.subscriptions: dict[str, Subscription] = {}
+        self.published = Traffic(totals.published)
+        self.chunks = Traffic()
+        self.publish_blocked: QuotaAction | None = None
+        """Why nothing may be published now: the backlog is above its quota. Changed by `set_publish_blocked`."""
+        self.on_publish_blocked: list[Callable[[], None]] = []
+        self.closed = False
+        self._settings = settings
+        self.on_publish_blocked.append(lambda: admission.on_publish_blocked(self.publish_blocked))
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return (
+            f"<{type(self).__name__} {self.name}, {len(self.producers)} producers, {len(self.subscriptions)} subscriptions{state}>"
+        )
+
+    @property
+    def in_use(self) -> bool:
+        """Clients are connected, or come back from a seek."""
+        subscriptions = self.subscriptions.values()
+        return len(self.admission) > 0 or any(found.consumers or found.in_seek for found in subscriptions)
+
+    @property
+    def clients(self) -> str:
+        """For people."""
+        consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
+        return f"{len(self.producers)} producers and {consumers} consumers"
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        """Raises NotAllowedError where nothing is stored."""
+        raise NotAllowedError(
+            f"topic {self.name} is non-persistent: nothing is stored, so this cannot be done", topic=str(self.name)
+        )
+
+    def check_open(self) -> None:
+        if self.closed:
+            # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+            raise ServiceNotReadyError(f"topic {self.name} is being unloaded", topic=str(self.name))
+
+    def on_policies(self, policies: TopicPolicies) -> None:
+        """They changed in metadata."""
+        self.policies = policies
+        self.admission.on_policies(policies)
+        if self.deduplication is not None:
+            self.deduplication.on_policies()
+        for subscription in self.subscriptions.values():
+            subscription.on_policies()
+
+    def set_publish_blocked(self, action: QuotaAction | None) -> None:
+        if action is not self.publish_blocked:
+            self.publish_blocked = action
+            for hook in self.on_publish_blocked:
+                hook()
+
+    # Producers
+
+    @property
+    def producers(self) -> Mapping[str, Producer]:
+        """Those that may publish, by name; who waits for exclusive access is not among them."""
+        return self.admission.connected
+
+    async def check_publishing(self, *, encrypted: bool, reconnecting: bool) -> None:
+        """Raises what a new producer is refused with, whatever it is called. While the backlog quota holds producers, those
+        that were connected wait here."""
+        while self.publish_blocked is QuotaAction.HOLD and reconnecting and not self.closed:
+            await self.admission.wait_quota_changed()
+        self.check_open()
+        facts = {"topic": str(self.name)}
+        if self.publish_blocked is QuotaAction.HOLD:
+            raise BacklogQuotaHoldError(f"the backlog of topic {self.name} is above its quota", **facts)
+        if self.publish_blocked is QuotaAction.REFUSE:
+            raise BacklogQuotaExceededError(f"the backlog of topic {self.name} is above its quota", **facts)
+        if self.policies.encryption_required and not encrypted:
+            raise NotAllowedError(f"topic {self.name} takes encrypted messages only", **facts)
+
+    @abstractmethod
+    def publish(
+        self,
+        payloads: Sequence[Buffer],
+        on_done: Callable[[Position | CepheidError, int], None],
+        messages: Sequence[int] | None = None,
+    ) -> None:
+        """`on_done` is called once: with the first entry's position when all are accepted, or with the error.
+        `messages` in each payload; None: one."""
+
+    # Subscriptions
+
+    @abstractmethod
+    async def create_subscription(self, name: str, position: Position, *, properties: dict[str, str] | None = None) -> Subscription:
+        """The durable subscription of this name; a new one starts at `position` (of the first entry that it gets)."""
+
+    @abstractmethod
+    async def open_reader(self, name: str, position: Position | None) -> Subscription:
+        """The non-durable subscription of this name; one that is alive keeps its position (protocol.md §17)."""
+
+    @abstractmethod
+    async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
+        """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers.
+
+        With words: of that entry, a batch, the messages whose bit is not set are left out."""
+
+    async def set_subscription_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        """Replaces them all; durable when this returns."""
+        raise NotAllowedError(f"topic {self.name} is non-persistent: its subscriptions have no properties", topic=str(self.name))
+
+    @abstractmethod
+    async def delete_subscription(self, name: str) -> None:
+        """With its consumers closed; one that is not there is success."""
+
+    async def exact_backlog(self, subscription: Subscription) -> Backlog:
+        """Read, where memory does not know it. Raises what reading raises."""
+        return await exact_backlog(self.ledger, subscription.cursor)
+
+    # Giving up what is stored
+
+    async def trim(self) -> None:
+        """What every subscription has acknowledged and retention lets go. Raises what its ledger raises."""
+        if self.deduplication is not None:
+            await self.deduplication.save()
+        await self.ledger.trim()
+
+    async def truncate(self) -> None:
+        """Everything published until now, whatever retention says: every subscription goes to the end. Raises as `trim`."""
+        for subscription in list(self.subscriptions.values()):
+            await subscription.clear_backlog()
+        if self.deduplication is not None:
+            await self.deduplication.save(everything_goes=True)
+        await self.ledger.truncate()
+
+    # The end
+
+    async def terminate(self) -> Position:
+        """Nothing is published any more, ever: producers are closed and refused, consumers go on to the end. The last entry's
+        position; entry -1 of a ledger when there is none."""
+        raise NotAllowedError(f"topic {self.name} is non-persistent: it has no end", topic=str(self.name))
+
+    def close_clients(self, reason: str) -> None:
+        """Producers and consumers are told to look the topic up again (protocol.md §25)."""
+        self.closed = True
+        self.admission.on_topic_closed()
+        for producer in list(self.producers.values()):
+            producer.close_by_broker(reason)
+        for subscription in list(self.subscriptions.values()):
+            subscription.close(reason)
+
+    async def unload(self, reason: str) -> None:
+        """In order: publishes under way are answered, clients are told, what is to be saved is saved."""
+        producers = list(self.producers.values())
+        settled = [asyncio.Event() for _ in producers]
+        for producer, event in zip(producers, settled, strict=True):
+            producer.close_when_settled(event.set)
+        self.closed = True
+        self.admission.on_topic_closed()
+        try:
+            async with asyncio.timeout(self._settings.close_timeout_s):
+                for event in settled:
+                    await event.wait()
+        except TimeoutError:
+            log.warning("topic.unload_did_not_settle", extra={"topic": str(self.name), "waited_s": self._settings.close_timeout_s})
+        self.close_clients(reason)
+
+    # Figures
+
+    def on_tick(self, window_s: float) -> None:
+        self.published.on_tick(window_s)
+        if self.deduplication is not None:
+            self.deduplication.on_tick()
+        for producer in self.producers.values():
+            producer.on_tick(window_s)
+        for subscription in self.subscriptions.values():
+            subscription.on_tick(window_s)
+
+    def figures(self) -> TopicFigures:
+        return TopicFigures(
+            str(self.name),
+            self.published.figures(),
+            tuple(producer.figures() for producer in self.producers.values()),
+            tuple(subscription.figures() for subscription in self.subscriptions.values()),
+            has_chunks=self.chunks.entries > 0,
+        )

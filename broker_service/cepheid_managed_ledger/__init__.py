@@ -1,0 +1,65 @@
+"""A topic's ledgers with its cursors: append in order, read, acknowledge, trim. README.md has the rules."""
+
+from cepheid_managed_ledger.ack_set import MAX_BATCH_MESSAGES, AckSet
+from cepheid_managed_ledger.appender import AppendDone, SplitPosition
+from cepheid_managed_ledger.cursor import Cursor
+from cepheid_managed_ledger.errors import (
+    ChainDamagedError,
+    CursorExistsError,
+    CursorLedgerError,
+    CursorStateDamagedError,
+    CursorStateNewerError,
+    EntryTrimmedError,
+    ManagedLedgerClosedError,
+    ManagedLedgerDeletedError,
+    ManagedLedgerError,
+    ManagedLedgerFailedError,
+    ManagedLedgerFencedError,
+    NoSuchCursorError,
+    TooManyAppendsError,
+    TooManyCursorsError,
+    TopicTerminatedError,
+)
+from cepheid_managed_ledger.finish import finish
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.managed_ledger import ManagedLedger, State
+from cepheid_managed_ledger.managed_ledgers import ManagedLedgers
+from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
+from cepheid_managed_ledger.tail_cache import TailCache, TailCacheStatistics
+from cepheid_managed_ledger.trim import Retention
+
+__all__ = [
+    "MAX_BATCH_MESSAGES",
+    "AckSet",
+    "AppendDone",
+    "ChainDamagedError",
+    "Cursor",
+    "CursorExistsError",
+    "CursorLedgerError",
+    "CursorStateDamagedError",
+    "CursorStateNewerError",
+    "CursorStatistics",
+    "EntryTrimmedError",
+    "LedgerList",
+    "ManagedLedger",
+    "ManagedLedgerClosedError",
+    "ManagedLedgerConfig",
+    "ManagedLedgerDeletedError",
+    "ManagedLedgerError",
+    "ManagedLedgerFailedError",
+    "ManagedLedgerFencedError",
+    "ManagedLedgerSettings",
+    "ManagedLedgerStatistics",
+    "ManagedLedgers",
+    "NoSuchCursorError",
+    "Retention",
+    "SplitPosition",
+    "State",
+    "TailCache",
+    "TailCacheStatistics",
+    "TooManyAppendsError",
+    "TooManyCursorsError",
+    "TopicTerminatedError",
+    "finish",
+]

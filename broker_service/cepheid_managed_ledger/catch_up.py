@@ -1,0 +1,237 @@
+"""Reading what the tail cache does not have any more.
+
+    read(7:10) ──► LedgerReader ──► 1 MB      remembered: somebody continues at 7:900
+    read(7:900) ─► LedgerReader ──► 1 MB      it did: from now on the next 4 MB are read while these are delivered
+    read(7:1800) ◄── already here
+
+Rules:
+1. The chain's recorded end bounds every ended ledger, the last confirmed entry the one being written.
+2. Equal reads at the same time are one read.
+3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); nobody reads ahead when they run short.
+4. What was read ahead and nobody fetched is dropped after a while. A failure ends reading ahead: whoever asks next reads, and
+   hears of it, for itself.
+5. When a ledger leaves the chain, readers in the middle of it go on with the next one. What was read ahead for them was of the
+   ledger that left, and is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+
+from cepheid_ledger import LedgerClient, LedgerReader, check_end
+from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
+from cepheid_managed_ledger.errors import EntryTrimmedError, ManagedLedgerClosedError
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.settings import MIB, ManagedLedgerSettings
+from cepheid_managed_ledger.tail_cache import front_of
+from cepheid_metadata import Position
+from cepheid_ports import CepheidError, SingleFlight, TaskOwner
+from cepheid_rpc import EntryGroup
+
+log = logging.getLogger(__name__)
+
+_MAX_READ_BYTES = 4 * MIB
+_AHEAD_STEP_BYTES = MIB
+_MAX_STREAMS = 64
+"""Readers of one topic whose next read is foreseen; with more, the one that paused longest is forgotten."""
+_STREAM_IDLE_S = 5.0
+
+ReadKey = tuple[Position, int, int]
+
+
+class CatchUpReads:
+    """For one topic."""
+
+    def __init__(
+        self, topic: str, client: LedgerClient, ledgers: LedgerList, budget: CatchUpBudget, settings: ManagedLedgerSettings
+    ) -> None:
+        self._topic = topic
+        self._client = client
+        self._ledgers = ledgers
+        self._budget = budget
+        self._settings = settings
+        self._tasks = TaskOwner(f"catch-up {topic}")
+        self._flights: SingleFlight[ReadKey, list[EntryGroup]] = SingleFlight(f"reads {topic}", self._closed_error)
+        self._readers: OrderedDict[int, LedgerReader] = OrderedDict()
+        self._streams: OrderedDict[Position, _Stream] = OrderedDict()  # by where they continue; the longest unused first
+        self._reading: dict[int, int] = {}  # reads under way by ledger id
+        self.reads = 0
+        self.read_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<CatchUpReads {len(self._flights)} under way, {len(self._streams)} streams, {self.read_bytes} B read>"
+
+    async def read(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+        """From exactly this existing entry on: at least one entry, never past the last confirmed one.
+
+        Raises LedgerError, MetadataError (retriable or not).
+        """
+        return await self._flights.run((position, max_entries, min(max_bytes, _MAX_READ_BYTES)), self._read)
+
+    def is_reading(self, ledger_id: int) -> bool:
+        return ledger_id in self._reading
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger has ended, or goes: what is known of it is asked anew."""
+        self._readers.pop(ledger_id, None)
+
+    def drop_idle(self) -> None:
+        """Rule 4. Called now and then."""
+        if self._streams:
+            oldest_allowed = asyncio.get_running_loop().time() - _STREAM_IDLE_S
+            for position in [position for position, stream in self._streams.items() if stream.used_at < oldest_allowed]:
+                self._drop(self._streams.pop(position))
+
+    async def aclose(self) -> None:
+        await self._flights.aclose()
+        await self._tasks.aclose()
+        while self._streams:
+            self._drop(self._streams.popitem()[1])
+        self._readers.clear()
+
+    async def _read(self, key: ReadKey) -> list[EntryGroup]:
+        position, max_entries, max_bytes = key
+        stream = self._streams.pop(position, None)
+        continues = stream is not None
+        if stream is None:
+            stream = _Stream(position)
+        try:
+            if not stream.groups and stream.filling is not None:
+                await asyncio.shield(stream.filling)
+            if stream.groups and not _begins_at(stream.groups[0], position):
+                self._drop(stream)  # rule 5
+                stream = _Stream(position)
+            groups = self._take(stream, max_entries, max_bytes)
+            if not groups:
+                await self._budget.take(max_bytes)
+                try:
+                    groups = await self._fetch(position, max_entries, max_bytes)
+                finally:
+                    self._budget.give_back(max_bytes)
+                stream.end = self._after(groups)
+        except BaseException:
+            self._drop(stream)
+            raise
+        self._remember(stream, self._after(groups))
+        if continues:
+            self._read_ahead(stream)
+        return groups
+
+    def _take(self, stream: _Stream, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+        """From what was read ahead."""
+        taken: list[EntryGroup] = []
+        while stream.groups and max_entries > 0:
+            group = stream.groups[0]
+            front = front_of(group, max_entries, max_bytes, at_least_one=not taken)
+            if front is None:
+                break
+            if front is group:
+                stream.groups.popleft()
+            else:
+                stream.groups[0] = group.slice(front.last_entry_id + 1, group.last_entry_id)
+            taken.append(front)
+            max_entries -= len(front.ends)
+            max_bytes -= len(front.data)
+            stream.size_bytes -= len(front.data)
+            self._budget.give_back(len(front.data))
+        return taken
+
+    def _remember(self, stream: _Stream, next_position: Position) -> None:
+        stream.used_at = asyncio.get_running_loop().time()
+        if next_position in self._streams:  # another reader stands there: what it has read ahead serves both
+            self._drop(stream)
+            return
+        self._streams[next_position] = stream
+        if len(self._streams) > _MAX_STREAMS:
+            self._drop(self._streams.popitem(last=False)[1])
+
+    def _read_ahead(self, stream: _Stream) -> None:
+        if stream.filling is None and not stream.dropped and stream.size_bytes <= self._settings.read_ahead_bytes // 2:
+            stream.filling = self._tasks.start(self._fill(stream), name="read-ahead")
+
+    async def _fill(self, stream: _Stream) -> None:
+        try:
+            while stream.size_bytes < self._settings.read_ahead_bytes and self._ledgers.is_valid(stream.end):
+                if not self._budget.take_nowait(_AHEAD_STEP_BYTES):
+                    return
+                try:
+                    groups = await self._fetch(stream.end, 1 << 31, _AHEAD_STEP_BYTES)
+                finally:
+                    self._budget.give_back(_AHEAD_STEP_BYTES)
+                size_bytes = sum(len(group.data) for group in groups)
+                stream.groups += groups
+                stream.size_bytes += size_bytes
+                stream.end = self._after(groups)
+                self._budget.charge(size_bytes)
+                if stream.dropped:
+                    self._drop(stream)
+                    return
+        except CepheidError as error:
+            log.info("read_ahead.ended", extra={"topic": self._topic, "position": str(stream.end), "error": str(error)})
+        finally:
+            stream.filling = None
+
+    def _drop(self, stream: _Stream) -> None:
+        stream.dropped = True
+        self._budget.give_back(stream.size_bytes)
+        stream.size_bytes = 0
+        stream.groups.clear()
+
+    async def _fetch(self, position: Position, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+        ledger_id, first = position
+        count = self._ledgers.entries_of(ledger_id)
+        if count is None or not 0 <= first < count:
+            raise EntryTrimmedError(f"{self._topic}: entry {position} left the chain while it was about to be read")
+        self._reading[ledger_id] = self._reading.get(ledger_id, 0) + 1
+        try:
+            reader = await self._reader_of(ledger_id)
+            groups = await reader.read(first, min(count, first + max_entries) - 1, max_bytes=max_bytes)
+        except BaseException:
+            self.forget(ledger_id)
+            raise
+        finally:
+            self._reading[ledger_id] -= 1
+            if not self._reading[ledger_id]:
+                del self._reading[ledger_id]
+        self.reads += 1
+        self.read_bytes += sum(len(group.data) for group in groups)
+        return groups
+
+    async def _reader_of(self, ledger_id: int) -> LedgerReader:
+        reader = self._readers.get(ledger_id)
+        if reader is None:
+            reader = await self._client.open_reader(ledger_id)
+            if self._ledgers.is_ended(ledger_id):  # rule 1; more recorded than there is would be lost entries
+                check_end(ledger_id, self._ledgers.entries_of(ledger_id), reader.known_end)
+            self._readers[ledger_id] = reader
+            if len(self._readers) > self._settings.max_ledger_readers:
+                self._readers.popitem(last=False)
+        self._readers.move_to_end(ledger_id)
+        return reader
+
+    def _after(self, groups: list[EntryGroup]) -> Position:
+        last = groups[-1]
+        return self._ledgers.next_position(Position(last.ledger_id, last.last_entry_id))
+
+    def _closed_error(self) -> ManagedLedgerClosedError:
+        return ManagedLedgerClosedError(f"{self._topic} was closed while it was read", topic=self._topic)
+
+
+def _begins_at(group: EntryGroup, position: Position) -> bool:
+    return (group.ledger_id, group.first_entry_id) == position
+
+
+class _Stream:
+    """One reader's way through old entries, and what was read ahead of it."""
+
+    __slots__ = ("dropped", "end", "filling", "groups", "size_bytes", "used_at")
+
+    def __init__(self, end: Position) -> None:
+        self.end = end  # the entry after `groups`
+        self.groups: deque[EntryGroup] = deque()
+        self.size_bytes = 0
+        self.filling: asyncio.Task[None] | None = None
+        self.used_at = 0.0
+        self.dropped = False

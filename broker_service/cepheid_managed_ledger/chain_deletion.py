@@ -1,0 +1,75 @@
+"""Deleting ledgers that left a chain, and whole chains.
+
+Rules:
+1. A ledger is deleted only after a committed record says that it left the chain (the deletion queue is part of that record).
+2. Deleting is repeated until it succeeds; "already gone" is success. What a crash leaves is finished at the next opening. The
+   queue may name what is long deleted: what an operator brought back since stays.
+3. A topic goes in this order: the chain is taken over and emptied, cursors, ledgers, the chain's record last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from cepheid_ledger import LedgerClient, NoSuchLedgerError
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_metadata import Chain, Delete, MetadataStore, Op, cursor_records, list_cursors
+from cepheid_ports import CepheidError
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_CURSORS_AT_ONCE = 500
+
+
+async def delete_waiting(keeper: ChainKeeper, client: LedgerClient, turns: asyncio.Semaphore) -> None:
+    """Works the deletion queue off, as far as it is possible now. `turns` is shared by all topics: this is never urgent."""
+    for ledger_id in keeper.waiting_deletions():
+        try:
+            async with turns:
+                await _delete(client, ledger_id)
+        except (CepheidError, TimeoutError) as error:
+            log.warning("ledger.delete_failed", extra={"ledger_id": ledger_id, "error": str(error)})
+            return
+        keeper.note_deleted(ledger_id)
+
+
+async def delete_chain(topic: TopicName, keeper: ChainKeeper, store: MetadataStore, client: LedgerClient) -> None:
+    """Rule 3, for a chain that `keeper` has loaded; whoever serves it is shut out by the first step.
+
+    Raises what the stores and bookies raise: call it again.
+    """
+    records = cursor_records(store)
+    chain = keeper.chain
+    ledger_ids = tuple(ledger.ledger_id for ledger in chain.ledgers)
+    emptied = chain.replace(epoch=chain.epoch + 1, ledgers=(), terminated_at=None, deletions=chain.deletions + ledger_ids)
+    await keeper.take_over(emptied)
+    names = await list_cursors(store, topic)
+    for start in range(0, len(names), _CURSORS_AT_ONCE):
+        deletes: list[Op] = []
+        cursor_ledgers: dict[int, None] = {}
+        for name in names[start : start + _CURSORS_AT_ONCE]:
+            found = await records.get((topic, name))
+            if found is not None:
+                deletes.append(Delete(records.key_of((topic, name)), found.version))
+                if found.record.cursor_ledger_id is not None:
+                    cursor_ledgers[found.record.cursor_ledger_id] = None
+        await keeper.commit(partial(_without_cursors, deletes, cursor_ledgers))
+    for ledger_id in keeper.waiting_deletions():
+        await _delete(client, ledger_id)
+        keeper.note_deleted(ledger_id)
+    await keeper.delete()
+
+
+def _without_cursors(deletes: Sequence[Op], cursor_ledgers: Iterable[int], chain: Chain) -> tuple[Chain, Sequence[Op]]:
+    return chain.replace(deletions=tuple(dict.fromkeys([*chain.deletions, *cursor_ledgers]))), deletes
+
+
+async def _delete(client: LedgerClient, ledger_id: int) -> None:
+    try:
+        await client.delete(ledger_id, spare_undeleted=True)
+    except NoSuchLedgerError:
+        pass

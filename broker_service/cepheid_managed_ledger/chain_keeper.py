@@ -1,0 +1,203 @@
+"""The chain record in the hands of the topic's owner.
+
+    commit(plan) ──mutex──► plan(chain) ──► next chain, or none; further operations ──► one multi ──► version + 1
+                                                        └──conflict──► fenced for good
+
+Rules:
+1. One mutex for everything that is written for this topic: rollover, trimming, deletion queue, cursors. A cursor is saved
+   together with a check of the chain's version, so that an old owner's late save fails instead of overwriting.
+   Versions begin at 0 again when the topic is deleted and made anew. So each chain has a mark, a key that carries its incarnation
+   and comes and goes with it, and every write checks the mark as well: that of an owner of the earlier chain fails.
+2. A conflict means that another opening of the topic has committed: never re-read and retry.
+3. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown. While an outage
+   leaves that open, an open topic holds the mutex and goes on without its records: whoever needs them waits, bounded, or fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cepheid_managed_ledger.conditional_write import CONFLICTS, write
+from cepheid_managed_ledger.errors import ManagedLedgerError, ManagedLedgerFailedError, ManagedLedgerFencedError
+from cepheid_managed_ledger.finish import finish
+from cepheid_managed_ledger.settings import ManagedLedgerSettings
+from cepheid_metadata import (
+    Chain,
+    ChainLedger,
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    Op,
+    Put,
+    SessionLostError,
+    StoreClosedError,
+    StoreUnavailableError,
+    chain_records,
+    keys,
+)
+from cepheid_ports import TaskOwner
+from cepheid_wire import TopicName
+
+Plan = Callable[[Chain], tuple[Chain | None, Sequence[Op]]]
+"""Gets the chain as it is; returns what it becomes (None: it stays) and what else is written in the same step."""
+
+
+_ADOPTED = b"adopted"
+"""Value of the mark of a chain that an older release made. When the chain goes it stays, written once more: whoever read the chain
+before it had a mark cannot make the mark again, and whoever checks it as it was adopted misses it."""
+
+
+class ChainKeeper:
+    def __init__(
+        self,
+        store: MetadataStore,
+        topic: TopicName,
+        tasks: TaskOwner,
+        settings: ManagedLedgerSettings,
+        on_lost: Callable[[ManagedLedgerError], None],
+    ) -> None:
+        self._store = store
+        self._records = chain_records(store)
+        self._key = self._records.key_of(topic)
+        self._topic = topic
+        self._tasks = tasks
+        self._settings = settings
+        self._on_lost = on_lost
+        self._chain: Chain | None = None
+        self._version = -1
+        self._has_mark = self._mark_stays = False
+        self._gone: dict[int, None] = {}
+        self._mutex = asyncio.Lock()
+        self.lost: ManagedLedgerError | None = None
+        self.is_patient = False
+        """A write of unknown outcome waits for the store as long as the session may live, not only `metadata_timeout_s`."""
+        self.on_ledgers: Callable[[Sequence[ChainLedger]], None] = lambda _: None
+        """Called with the ledgers as committed, in the same step: who keeps a list of them is never behind."""
+        self.annotate: Callable[[Chain], Chain] = lambda chain: chain
+        """Adds to a chain that is about to be written what is known of its ledgers besides."""
+        self.check: Callable[[], None] = lambda: None
+        """Called in the step in which a write begins; raises when the topic is not ours to write to any more."""
+
+    def __repr__(self) -> str:
+        return f"<ChainKeeper {self._topic} version {self._version}{' lost' if self.lost else ''}>"
+
+    @property
+    def chain(self) -> Chain:
+        assert self._chain is not None, f"{self._topic} has no chain yet"
+        return self._chain
+
+    async def load(self) -> Chain | None:
+        """The record as it is; None: there is none. Raises MetadataError."""
+        while (found := await self._records.get(self._topic)) is not None:
+            mark = await self._store.get(keys.incarnation_key(found.record.incarnation))
+            if mark is None:  # the chain is of an older release, or was deleted since it was read
+                again = await self._records.get(self._topic)
+                if again is None or again.record.incarnation != found.record.incarnation:
+                    continue
+            self._chain, self._version = found
+            self._has_mark, self._mark_stays = mark is not None, mark is None or mark.value == _ADOPTED
+            break
+        return self._chain
+
+    @property
+    def is_new(self) -> bool:
+        """There was no record, and none was made."""
+        return self._chain is None
+
+    async def begin(self, chain: Chain) -> None:
+        """Makes the record, where `load` found none. Raises as `commit` does."""
+
+        async def begin() -> None:
+            async with self._mutex:
+                mark = Create(keys.incarnation_key(chain.incarnation), str(self._topic).encode())
+                # Not again in doubt: somebody else may have deleted it by then, and it would count its versions anew.
+                await self._write([self._records.create_op(self._topic, chain), mark], repeats=False)
+                self._chain, self._version, self._has_mark = chain, 0, True
+
+        await finish(self._tasks, begin(), name="begin-chain")
+
+    async def take_over(self, chain: Chain) -> None:
+        """What an opening commits: only if nobody else did since `load` or `begin`. Raises as `commit` does."""
+
+        async def take_over() -> None:
+            async with self._mutex:
+                await self._replace(chain, ())
+
+        await finish(self._tasks, take_over(), name="take-over")
+
+    async def commit(self, plan: Plan) -> None:
+        """Raises ManagedLedgerFencedError; ManagedLedgerFailedError when the outcome stays unknown: then this opening is over
+        too; StoreUnavailableError and other MetadataErrors: nothing was written."""
+
+        async def commit() -> None:
+            async with self._mutex:
+                chain, ops = plan(self._swept())
+                if chain is not None and chain != self._chain:
+                    await self._replace(self.annotate(chain), ops)
+                elif ops:
+                    await self._write([Check(self._key, self._version), *ops, self._check_mark()])
+
+        await finish(self._tasks, commit(), name="commit")
+
+    def note_deleted(self, ledger_id: int) -> None:
+        """A ledger of the deletion queue is gone; the next write takes it out."""
+        self._gone[ledger_id] = None
+
+    def waiting_deletions(self) -> list[int]:
+        """The deletion queue, as far as it is not done."""
+        return [ledger_id for ledger_id in self.chain.deletions if ledger_id not in self._gone]
+
+    async def delete(self) -> None:
+        """The record itself goes: the topic's chain ends here."""
+
+        async def delete() -> None:
+            async with self._mutex:
+                # The mark comes first: by it a write in doubt is told, and the chain may have been made anew by then.
+                mark: Op = Put(self._mark_key, _ADOPTED, 0) if self._mark_stays else Delete(self._mark_key, 0)
+                await self._write([mark, self._records.delete_op(self._topic, self._version)])
+
+        await finish(self._tasks, delete(), name="delete-chain")
+
+    def _swept(self) -> Chain:
+        if not self._gone:
+            return self.chain
+        return self.chain.replace(deletions=tuple(self.waiting_deletions()))
+
+    async def _replace(self, chain: Chain, ops: Sequence[Op]) -> None:
+        await self._write([Put(self._key, chain.encode(), self._version), *ops, self._check_mark()])
+        self._chain, self._version, self._has_mark = chain, self._version + 1, True
+        self.on_ledgers(chain.ledgers)
+        self._gone = {ledger_id: None for ledger_id in self._gone if ledger_id in chain.deletions}
+
+    @property
+    def _mark_key(self) -> str:
+        return keys.incarnation_key(self.chain.incarnation)
+
+    def _check_mark(self) -> Op:
+        return Check(self._mark_key, 0) if self._has_mark else Create(self._mark_key, _ADOPTED)
+
+    async def _write(self, ops: Sequence[Op], *, repeats: bool = True) -> None:
+        if self.lost is not None:
+            raise self.lost
+        self.check()
+        try:
+            await write(self._store, ops, self._settings, lambda: self.is_patient, repeats=repeats)
+        except CONFLICTS as error:
+            message = f"{self._topic} was opened by somebody else: {error}"
+            self._lose(ManagedLedgerFencedError(message, topic=str(self._topic)), error)
+        except StoreUnavailableError as error:
+            if not error.outcome_unknown:
+                raise
+            message = f"{self._topic}: what a write to its records did could not be found out"
+            self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
+        except (SessionLostError, StoreClosedError) as error:  # whether it came through, nobody tells any more
+            message = f"{self._topic}: the session with the metadata store ended"
+            self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
+
+    def _lose(self, lost: ManagedLedgerError, cause: Exception) -> None:
+        lost.__cause__ = cause
+        self.lost = lost
+        self._on_lost(lost)
+        raise lost

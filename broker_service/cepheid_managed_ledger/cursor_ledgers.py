@@ -1,0 +1,147 @@
+"""The cursor ledgers of one topic: the one being written, and those that cursors' records still name.
+
+no ledger ──first large state──► writing ──full, or a write failed──► writing the next one (everybody's state moves along)
+a ledger that no record names any more ──► retired: the chain's deletion queue
+a new ledger that cannot be written ──► deleted; the next attempt later and later, up to MAX_PAUSE_S
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter
+from cepheid_managed_ledger.cursor_ledger import CursorLedger, Snapshot
+from cepheid_managed_ledger.errors import CursorLedgerError
+from cepheid_managed_ledger.opening import custom_fields, delete_unlinked
+from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_metadata import Chain, MetadataError
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 10.0
+
+
+class CursorLedgers:
+    def __init__(
+        self,
+        topic: TopicName,
+        chain: Callable[[], Chain],
+        client: LedgerClient,
+        config: Callable[[], ManagedLedgerConfig],
+        settings: ManagedLedgerSettings,
+    ) -> None:
+        self._topic = topic
+        self._chain = chain
+        self._client = client
+        self._config = config
+        self._settings = settings
+        self._current: CursorLedger | None = None
+        self._known: dict[int, None] = {}  # those that are not in the deletion queue
+        self._is_fresh = False  # nothing is durable in the current one
+        self._failures = 0  # of new ones, in a row
+        self._not_before = 0.0
+
+    def __repr__(self) -> str:
+        return f"<CursorLedgers {list(self._known)}, writing {self._current!r}>"
+
+    @property
+    def current(self) -> CursorLedger | None:
+        return self._current
+
+    @property
+    def needs_new(self) -> bool:
+        """The next snapshots need a new ledger, and it needs everybody's."""
+        return self._current is None or self._current.size_bytes >= self._settings.cursor_ledger_max_bytes
+
+    def remember(self, ledger_ids: Iterable[int]) -> None:
+        """Named by the records found at the opening."""
+        self._known.update(dict.fromkeys(ledger_ids))
+
+    async def start_new(self) -> None:
+        """A full ledger goes on being written while no new one can be made. Raises LedgerError, MetadataError, CursorLedgerError:
+        there is none to write."""
+        before = self._current
+        try:
+            writer = await self._create()
+        except (CursorLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+            if before is None:
+                raise
+            log.warning("cursor.ledger_postponed", extra={"topic": str(self._topic), "error": str(error)})
+            return
+        self._current, self._is_fresh = CursorLedger(writer, self._settings.cursor_part_bytes), True
+        self._known[writer.ledger_id] = None
+        if before is not None:
+            await before.aclose()
+
+    async def _create(self) -> LedgerWriter:
+        wait_s = self._not_before - asyncio.get_running_loop().time()
+        if wait_s > 0:
+            message = f"{self._topic}: no ledger for cursors could be written; it is tried again in {wait_s:.1f} s"
+            raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures)
+        config = self._config()
+        try:
+            return await self._client.create(
+                ensemble_size=config.ensemble_size,
+                write_quorum=config.write_quorum,
+                ack_quorum=config.ack_quorum,
+                custom=custom_fields(self._topic, self._chain(), "cursors"),
+            )
+        except (LedgerError, MetadataError, TimeoutError):
+            self._note_failed()
+            raise
+
+    async def save(self, snapshots: Sequence[Snapshot]) -> None:
+        """Durable when it returns. Raises LedgerError: then `needs_new`; CursorLedgerError: a new one fails too."""
+        assert self._current is not None, "start_new comes first"
+        try:
+            await self._current.save(snapshots)
+        except LedgerError as error:
+            if not self._is_fresh:
+                await self.aclose()
+                raise
+            await self._give_up_fresh(self._current)
+            message = f"{self._topic}: no ledger for cursors can be written: {error}"
+            raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures) from error
+        self._is_fresh, self._failures = False, 0
+
+    async def _give_up_fresh(self, current: CursorLedger) -> None:
+        """No record names it, for certain."""
+        self._current = None
+        self._note_failed()
+        if await delete_unlinked(self._client, current.writer):
+            del self._known[current.ledger_id]
+
+    def _note_failed(self) -> None:
+        """The first new attempt comes at once: what failed may have been one bookie."""
+        self._failures += 1
+        if self._failures > 1:
+            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 2, 10))
+            self._not_before = asyncio.get_running_loop().time() + pause_s
+
+    async def retire(self, named: Container[int]) -> tuple[int, ...]:
+        """Those that no record will name after the write at hand; `forget` them once it is done."""
+        retired = tuple(ledger_id for ledger_id in self._known if ledger_id not in named)
+        if self._current is not None and self._current.ledger_id in retired:
+            await self.aclose()
+        return retired
+
+    def forget(self, ledger_ids: Iterable[int]) -> None:
+        """They are in the deletion queue."""
+        for ledger_id in ledger_ids:
+            del self._known[ledger_id]
+
+    async def delete_unnamed(self, named: Container[int]) -> None:
+        """Of an owner whose last write certainly failed: nobody else knows of what it has just made."""
+        current = self._current
+        if current is not None and current.ledger_id not in named:
+            self._current = None
+            await delete_unlinked(self._client, current.writer)
+
+    async def aclose(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            await current.aclose()

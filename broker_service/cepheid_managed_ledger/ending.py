@@ -1,0 +1,109 @@
+"""How appending to a managed ledger comes to its end: for ever, or until the next opening.
+
+    terminate ──► no more rollovers ──► drained ──► ledger closed ──► its end and the topic's, in one write
+    close     ──► (Upkeep was stopped) ──► drained ──► … cursors saved … ──► ledger closed ──► its end
+
+Drained is answered: an append that takes too long is failed, and may be stored all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cepheid_ledger import LedgerClient, LedgerWriter
+from cepheid_managed_ledger.appender import Appender
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerError
+from cepheid_managed_ledger.ledger_end import end_writer, with_end
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.settings import ManagedLedgerSettings
+from cepheid_managed_ledger.upkeep import Upkeep
+from cepheid_metadata import Chain
+from cepheid_ports import CepheidError, SteadyClock
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Of one opening that appends."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        keeper: ChainKeeper,
+        client: LedgerClient,
+        appender: Appender,
+        upkeep: Upkeep,
+        settings: ManagedLedgerSettings,
+        clock: SteadyClock,
+    ) -> None:
+        self._topic = topic
+        self._keeper = keeper
+        self._client = client
+        self._appender = appender
+        self._upkeep = upkeep
+        self._settings = settings
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Ending of {self._appender!r}>"
+
+    async def terminate(self) -> None:
+        """Nobody appends any more. Raises ManagedLedgerError, LedgerError, MetadataError, TimeoutError."""
+        self._upkeep.end_rollovers()
+        await self._drain()
+        writer = self._appender.writer
+        deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
+        end = await end_writer(writer, self._client, self._settings, lambda: asyncio.get_running_loop().time() < deadline)
+        now_ms = self._clock.stamp_ms()
+
+        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+            ledgers = with_end(chain.ledgers, writer.ledger_id, end, now_ms)
+            return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
+
+        await self._keeper.commit(plan)
+
+    async def end_appends(self, refusal: ManagedLedgerError) -> None:
+        """Everything appended is answered, and later appends are refused."""
+        await self._drain()
+        self._appender.fail(refusal)  # also whatever a failed rollover may have left
+
+    async def end_ledger(self, *, usable: bool) -> None:
+        """`usable`: it ends where it is, which spares the next opening a recovery, and counting its messages. Else, or when that
+        fails, recovery it is."""
+        writer = self._appender.writer
+        if usable and self._is_last(writer):
+            try:
+                await self._record_end(writer)
+            except (CepheidError, TimeoutError) as error:
+                log.info("managed_ledger.left_open", extra={"topic": str(self._topic), "error": str(error)})
+        await writer.aclose()
+
+    def _is_last(self, writer: LedgerWriter) -> bool:
+        """Of the chain. A rollover that failed may have left one that the chain does not name, as far as we know."""
+        return self._keeper.lost is None and self._keeper.chain.ledgers[-1].ledger_id == writer.ledger_id
+
+    async def _record_end(self, writer: LedgerWriter) -> None:
+        end = await writer.close()
+        now_ms = self._clock.stamp_ms()
+
+        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+            return chain.replace(ledgers=with_end(chain.ledgers, writer.ledger_id, end, now_ms)), ()
+
+        await self._keeper.commit(plan)
+
+    async def _drain(self) -> None:
+        """Until everything appended is answered, and no other ledger is on its way; what takes too long is failed."""
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await self._upkeep.wait_rolled()
+                await self._appender.wait_answered()
+        except TimeoutError:
+            message = f"{self._topic}: appends were not stored within {self._settings.drain_timeout_s} s before its end"
+            self._keeper.is_patient = False
+            self._appender.fail(ManagedLedgerClosedError(message, topic=str(self._topic)))
+        except ManagedLedgerError:
+            pass  # answered with it
+        await self._upkeep.wait_rolled()

@@ -1,0 +1,53 @@
+"""How a topic's ledger comes to a known end, which a successor, or the end of the topic, needs first.
+
+writer.close ──► closed at what was answered
+    └──fenced, failed──► recover ──► closed where recovery says
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError, LedgerWriter
+from cepheid_managed_ledger.errors import ManagedLedgerError
+from cepheid_managed_ledger.settings import ManagedLedgerSettings
+from cepheid_metadata import ChainLedger
+from cepheid_ports import CepheidError
+
+MAX_PAUSE_S = 1.0
+
+
+async def end_writer(
+    writer: LedgerWriter, client: LedgerClient, settings: ManagedLedgerSettings, insists: Callable[[], bool]
+) -> ClosedLedger:
+    """Of a ledger whose appends are answered, all of them. Goes on while `insists` says so: a store that is away, or bookies,
+    shall not cost the topic an opening. Raises LedgerError, MetadataError, TimeoutError."""
+    pause_s = settings.metadata_retry_s
+    while True:
+        try:
+            try:
+                return await writer.close()
+            except LedgerError:  # the writer is out; who ended the ledger, or will, has to be asked
+                await writer.aclose()
+                return await client.recover(writer.ledger_id)
+        except (CepheidError, TimeoutError) as error:
+            if not insists() or not is_worth_another_attempt(error):
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(MAX_PAUSE_S, pause_s * 2)
+
+
+def is_worth_another_attempt(error: Exception) -> bool:
+    """Of recovering, ending, creating and recording ledgers: nothing was decided, and it may be soon. What a managed ledger failed
+    with is final."""
+    if isinstance(error, ManagedLedgerError):
+        return False
+    return isinstance(error, TimeoutError) or (isinstance(error, CepheidError) and error.retriable)
+
+
+def with_end(ledgers: Sequence[ChainLedger], ledger_id: int, end: ClosedLedger, now_ms: int) -> tuple[ChainLedger, ...]:
+    """The list with the end of its last ledger, which is this one."""
+    assert ledgers[-1].ledger_id == ledger_id, f"{end} of ledger {ledger_id} is not the end of {ledgers[-1]}"
+    last = ChainLedger(ledger_id=ledger_id, entries=end.last_entry_id + 1, size_bytes=end.length, closed_at_ms=now_ms)
+    return (*ledgers[:-1], last)

@@ -1,0 +1,523 @@
+"""A topic's ledgers with its cursors: append, read, and what keeps both going.
+
+    append ──► Appender ──► LedgerWriter            read_cached ──► TopicTail
+                  └─confirmed─► LedgerList, TopicTail, on_appended      read ──► CatchUpReads ──► LedgerReader
+    cursors ──► CursorStore ───────────────┐
+    Rollover, Failover, Trimmer, terminate ┴──► ChainKeeper ──► metadata
+
+States: OPEN ──► TERMINATED; either ──► FAILED (another opening won, the session ended, a broken ledger could not be replaced in
+time), CLOSED, DELETED. Only OPEN appends; from FAILED on this object is over, and the topic is opened again from its records.
+
+Rules:
+1. An append is answered after its entries are durable and readable, in the order of appends; `on_appended` comes after.
+2. Nobody reads above `last_confirmed`.
+3. A successor is recorded in the write that records the end of the ledger before it.
+4. A ledger that breaks is replaced in place (`Failover`): recovery decides what of it is stored, and nothing is sent twice.
+5. Failed is final: the records decide then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from cepheid_ledger import LedgerError, LedgerWriter
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.appender import AppendDone, Appender, AppendHooks
+from cepheid_managed_ledger.catch_up import CatchUpReads
+from cepheid_managed_ledger.chain_deletion import delete_chain
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.cursor import Cursor
+from cepheid_managed_ledger.cursor_store import CursorStore
+from cepheid_managed_ledger.ending import Ending
+from cepheid_managed_ledger.errors import (
+    CursorExistsError,
+    EntryTrimmedError,
+    ManagedLedgerClosedError,
+    ManagedLedgerDeletedError,
+    ManagedLedgerError,
+    ManagedLedgerFailedError,
+    TopicTerminatedError,
+)
+from cepheid_managed_ledger.failover import Failover
+from cepheid_managed_ledger.finish import finish
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.message_counts import MessageCounts
+from cepheid_managed_ledger.opening import take_over_chain
+from cepheid_managed_ledger.publish_times import PublishTimes
+from cepheid_managed_ledger.rollover import Rollover
+from cepheid_managed_ledger.settings import ManagedLedgerConfig
+from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
+from cepheid_managed_ledger.surroundings import Surroundings
+from cepheid_managed_ledger.trimmer import Trimmer
+from cepheid_managed_ledger.upkeep import Upkeep
+from cepheid_metadata import Chain, ChainLedger, MetadataError, Position
+from cepheid_ports import SteadyClock, TaskOwner
+from cepheid_rpc import HEADER_BYTES, Buffer, EntryGroup
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_TOPIC_EPOCH = "topic_epoch"  # of the chain's properties
+
+
+class State(enum.Enum):
+    OPEN = "open"
+    TERMINATED = "terminated"
+    FAILED = "failed"
+    CLOSED = "closed"
+    DELETED = "deleted"
+
+
+class ManagedLedger:
+    """Made by `ManagedLedgers.open`."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        config: ManagedLedgerConfig,
+        shared: Surroundings,
+        on_closed: Callable[[ManagedLedger], None],
+    ) -> None:
+        self.topic = topic
+        self.config = config
+        self.state = State.OPEN
+        self.failure: ManagedLedgerError | None = None
+        self.on_appended: list[Callable[[], None]] = []
+        """Called once per answered group."""
+        self.on_failed: list[Callable[[ManagedLedgerError], None]] = []
+        """Called once: drop this object, close it, open the topic again."""
+        self.on_cursor_created: list[Callable[[Cursor], None]] = []
+        self.on_cursor_deleted: list[Callable[[Cursor], None]] = []
+        self.on_cursor_reset: list[Callable[[Cursor], None]] = []
+        """Durable ones, and also when whoever asked for it was told that it takes too long."""
+        self._shared = shared
+        self._on_closed = on_closed
+        self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
+        self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail)
+        self._clock = SteadyClock(shared.ports)
+        self._positions = asyncio.Lock()
+        self._terminating = asyncio.Lock()
+        self._readers: dict[str, Cursor] = {}
+        self._appender: Appender | None = None  # None: opened terminated
+        self._ending: Ending | None = None  # as well
+        self._closing: asyncio.Task[None] | None = None
+        self._appended_entries = self._appended_bytes = 0
+        self.last_appended_at_ms = 0
+        """Wall clock; 0: nothing since the topic was opened."""
+
+    def __repr__(self) -> str:
+        return f"<ManagedLedger {self.topic} {self.state.value}, last {self.last_confirmed}, {self._cursors!r}>"
+
+    async def open(self) -> None:
+        """Called once, by the factory. When it raises, nothing is left open."""
+        shared = self._shared
+        writer = await take_over_chain(
+            self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
+        )
+        try:
+            await self._read_records()
+        except BaseException:
+            if writer is not None:
+                await writer.aclose()
+            raise
+        if writer is None:
+            self.state = State.TERMINATED
+        self._start_upkeep(writer)
+        self.tick()
+
+    async def _read_records(self) -> None:
+        """Of a chain that was taken over."""
+        shared = self._shared
+        self._ledgers = LedgerList(self._keeper.chain.ledgers)
+        self._keeper.on_ledgers = self._on_chain_changed
+        self.last_confirmed = self._ledgers.last_position
+        self._reads = CatchUpReads(str(self.topic), shared.client, self._ledgers, shared.catch_up, shared.settings)
+        self.counts = MessageCounts(
+            self._ledgers, lambda: self.chain.messages or {}, self._read_back, shared.counts, shared.lengths
+        )
+        self._keeper.annotate = self.counts.annotate
+        self._cursors = CursorStore(
+            self.topic, shared.store, self._keeper, shared.client, self._ledgers, shared.flusher, lambda: self.config,
+            shared.settings, shared.ports, self._positions, self._on_cursors_saved, self._on_defect,
+        )  # fmt: skip
+        self._cursors.on_created = partial(_tell, self.on_cursor_created)
+        self._cursors.on_deleted = partial(_tell, self.on_cursor_deleted)
+        self._cursors.on_reset = partial(_tell, self.on_cursor_reset)
+        await self._cursors.recover()
+        self._tail = shared.tail_cache.open_tail(self._needed_from)
+        self.publish_times = PublishTimes(self._tail.peek, self._read_one, shared.publish_times)
+
+    def _start_upkeep(self, writer: LedgerWriter | None) -> None:
+        topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
+        trimmer = Trimmer(
+            topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, self._clock
+        )
+        rollover = failover = None
+        if writer is not None:
+            settings, ports = shared.settings, shared.ports
+            hooks = AppendHooks(self._on_stored, self._on_confirmed, self._on_answered, self._on_broken, self._fail)
+            self._appender = appender = Appender(str(topic), writer, settings.append_window_bytes, hooks)
+            rollover = Rollover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._clock, self._fail)
+            failover = Failover(
+                topic, keeper, shared.client, ledgers, appender, settings, self._clock, self._reads.forget, self._fail
+            )
+        upkeep = Upkeep(
+            topic, keeper, shared.client, trimmer, rollover, failover, shared.deletion_turns, lambda: self.config, self._tasks
+        )
+        self._upkeep = upkeep
+        keeper.is_patient = True
+        if self._appender is not None:
+            self._ending = Ending(topic, keeper, shared.client, self._appender, upkeep, shared.settings, self._clock)
+
+    # Appending
+
+    def append(self, payloads: Sequence[Buffer], on_done: AppendDone, messages: Sequence[int] | None = None) -> None:
+        """Stores a group at consecutive entry ids of one ledger. `on_done(first position, count)` once it is durable and
+        readable, or `on_done(error, count)`: then it may be stored or not. `messages` in each payload; None: one."""
+        assert payloads, "a group has at least one entry"
+        if self._appender is None or self.state is not State.OPEN:
+            asyncio.get_running_loop().call_soon(on_done, self._refusal(), len(payloads))
+            return
+        self._appender.append(payloads, on_done, messages)
+
+    def _on_stored(self, group: EntryGroup, messages: Sequence[int] | None) -> None:
+        entries = len(group.ends)
+        size_bytes = len(group.data) - HEADER_BYTES * entries
+        self._ledgers.confirm(group.last_entry_id, size_bytes)
+        self.counts.on_confirmed(group, messages)
+        self._appended_entries += entries
+        self._appended_bytes += size_bytes
+
+    def _on_confirmed(self, group: EntryGroup) -> None:
+        before, self.last_confirmed = self.last_confirmed, Position(group.ledger_id, group.last_entry_id)
+        self._tail.add(group, before)
+
+    def _on_answered(self) -> None:
+        self.last_appended_at_ms = self._shared.ports.wall_ms()
+        for hook in self.on_appended:
+            hook()
+        self._roll_if_due()
+
+    # Failing
+
+    def _on_broken(self) -> None:
+        self._upkeep.fail_over()
+
+    def _on_chain_changed(self, ledgers: Sequence[ChainLedger]) -> None:
+        self._ledgers.update(ledgers)
+        self.counts.drop_trimmed()
+
+    def _on_defect(self, error: BaseException) -> None:
+        failure = ManagedLedgerFailedError(f"{self.topic}: a defect: {error!r}", topic=str(self.topic))
+        failure.__cause__ = error
+        self._fail(failure)
+
+    def _fail(self, error: ManagedLedgerError) -> None:
+        """Rule 5. Appends are answered whatever the state is, the hooks hear of it once."""
+        was_usable = self.is_usable
+        if was_usable:
+            self.state, self.failure = State.FAILED, error
+            self._keeper.is_patient = False
+            log.warning("managed_ledger.failed", extra={"topic": str(self.topic), "error": str(error)})
+        if self._appender is not None:
+            self._appender.fail(error)
+        if was_usable:
+            for hook in self.on_failed:
+                hook(error)
+
+    def _refusal(self) -> ManagedLedgerError:
+        topic = str(self.topic)
+        match self.state:
+            case State.TERMINATED:
+                return TopicTerminatedError(f"{topic} was terminated at {self.last_confirmed}", topic=topic)
+            case State.DELETED:
+                return ManagedLedgerDeletedError(f"{topic} was deleted", topic=topic)
+            case State.FAILED if self.failure is not None:
+                return self.failure
+            case _:
+                return ManagedLedgerClosedError(f"{topic} is closed", topic=topic)
+
+    @property
+    def is_usable(self) -> bool:
+        """Reads and cursors work; with `State.OPEN` appends do."""
+        return self.state in (State.OPEN, State.TERMINATED)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Nothing is appended any more, now and after every opening."""
+        return self.state is State.TERMINATED
+
+    def _check_usable(self) -> None:
+        if not self.is_usable:
+            raise self._refusal()
+
+    # Reading
+
+    def read_cached(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup] | None:
+        """From the first entry at or after `position`; None: it is not in the tail cache; []: there is none yet."""
+        entry = None if position > self.last_confirmed else self._entry_at(position)
+        if entry is None:
+            self._tail.note_reader()
+            return []
+        return self._tail.read(entry, max_entries=max_entries, max_bytes=max_bytes)
+
+    async def read(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+        """From the first entry at or after `position`, in order, at least one entry; [] when there is none yet.
+
+        Raises ManagedLedgerError, LedgerError, MetadataError; `retriable` tells whether to ask again.
+        """
+        while True:
+            self._check_usable()
+            entry = self._entry_at(position)
+            if entry is None or entry > self.last_confirmed:
+                return []
+            in_view = min(max_entries, self._in_view_from(entry))
+            try:
+                return await self._reads.read(entry, max_entries=in_view, max_bytes=max_bytes)
+            except EntryTrimmedError:
+                continue
+
+    async def _read_back(self, position: Position, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+        """For counting: from exactly this entry on."""
+        self._check_usable()
+        return await self._reads.read(position, max_entries=max_entries, max_bytes=max_bytes)
+
+    def _in_view_from(self, entry: Position) -> int:
+        """Rule 2: of a group that a ledger's end cuts in two, one half is in the chain before the other is stored. It may have been
+        read ahead, behind the ledger of the last entry confirmed."""
+        ledgers, last = self._ledgers, self.last_confirmed
+        return 1 << 31 if ledgers.last_position == last else ledgers.rank(last) - ledgers.rank(entry) + 1
+
+    async def _read_one(self, position: Position) -> list[EntryGroup]:
+        return await self.read(position, max_entries=1, max_bytes=1)
+
+    def _entry_at(self, position: Position) -> Position | None:
+        """The first existing entry at or after `position`."""
+        ledgers = self._ledgers
+        if ledgers.is_valid(position):
+            return position
+        rank = ledgers.rank(Position(position.ledger_id, position.entry_id - 1))
+        return ledgers.at_rank(rank + 1) if rank < ledgers.total_entries else None
+
+    def _needed_from(self) -> Position | None:
+        """For the tail cache: where the slowest active cursor reads next."""
+        return min((cursor.active_from for cursor in self._all_cursors() if cursor.active_from), default=None)
+
+    # Positions (LedgerList has the rules)
+
+    @property
+    def ledgers(self) -> LedgerList:
+        return self._ledgers
+
+    @property
+    def chain(self) -> Chain:
+        """The record as last committed."""
+        return self._keeper.chain
+
+    def first_position(self) -> Position:
+        """Just before the first entry."""
+        return self._ledgers.first_position
+
+    def next_position(self, position: Position) -> Position:
+        return self._ledgers.next_position(position)
+
+    def previous_position(self, position: Position) -> Position:
+        return self._ledgers.previous_position(position)
+
+    def is_valid(self, position: Position) -> bool:
+        """An entry of this name exists."""
+        return self._ledgers.is_valid(position)
+
+    def count_between(self, after: Position, last: Position) -> int:
+        """Entries in (after, last]."""
+        return self._ledgers.count_between(after, last)
+
+    # Cursors
+
+    @property
+    def cursors(self) -> Mapping[str, Cursor]:
+        """Durable ones."""
+        return self._cursors.by_name
+
+    async def create_cursor(self, name: str, mark_delete: Position, *, properties: Mapping[str, str] | None = None) -> Cursor:
+        """Everything up to `mark_delete` counts as acknowledged. Raises CursorExistsError,
+        TooManyCursorsError, what stores raise."""
+        self._check_usable()
+        return await self._cursors.create(name, mark_delete, properties or {})
+
+    async def delete_cursor(self, name: str) -> None:
+        """Raises NoSuchCursorError, what stores raise."""
+        self._check_usable()
+        await self._cursors.delete(name)
+
+    def new_non_durable_cursor(self, name: str, mark_delete: Position) -> Cursor:
+        """Raises CursorExistsError. Give it back by `drop_cursor`."""
+        if name in self._readers:
+            raise CursorExistsError(f"{self.topic} has a reader {name} already", cursor=name)
+        ack_set = AckSet(self._ledgers, self._ledgers.normalise(mark_delete))
+        cursor = self._readers[name] = Cursor(name, ack_set, self._ledgers, None, {})
+        return cursor
+
+    def drop_cursor(self, cursor: Cursor) -> None:
+        """A non-durable one."""
+        if self._readers.get(cursor.name) is cursor:
+            del self._readers[cursor.name]
+
+    # Upkeep
+
+    def tick(self) -> None:
+        """Now and then: what is due by time alone."""
+        self._reads.drop_idle()  # also of one that failed: who closes it may come late, and others want the memory
+        if self.is_usable:
+            self._roll_if_due()
+            self._upkeep.clean()
+
+    async def trim(self) -> int:
+        """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
+        self._check_usable()
+        return await self._upkeep.trim()
+
+    async def truncate(self) -> int:
+        """What every cursor has acknowledged goes, whatever retention says. How many ledgers; raises as `trim`."""
+        self._check_usable()
+        return await self._upkeep.truncate()
+
+    async def delete_unnamed(self, ledger_id: int) -> bool:
+        """A ledger that nobody can name any more who has not yet (OrphanScan). False: something does name it.
+        Raises ManagedLedgerError, MetadataError."""
+        unnamed = False
+
+        def plan(chain: Chain) -> tuple[Chain | None, tuple[()]]:
+            nonlocal unnamed
+            named = (*(ledger.ledger_id for ledger in chain.ledgers), *chain.deletions, *self._cursors.ledger_ids.values())
+            unnamed = ledger_id not in named
+            return (chain.replace(deletions=(*chain.deletions, ledger_id)) if unnamed else None), ()
+
+        await self._keeper.commit(plan)
+        self._upkeep.clean()
+        return unnamed
+
+    def _roll_if_due(self) -> None:
+        if self.state is State.OPEN:
+            self._upkeep.roll_if_due()
+
+    def _on_cursors_saved(self) -> None:
+        self._upkeep.clean()
+
+    def wall_ms(self) -> int:
+        return self._shared.ports.wall_ms()
+
+    def steady_ms(self) -> int:
+        """Wall-clock time by which data may be given up."""
+        return self._clock.now_ms()
+
+    # The topic's epoch (producer_access.py): it goes where no other owner of the topic can change it
+
+    @property
+    def topic_epoch(self) -> int | None:
+        """None: it never had an exclusive producer."""
+        epoch = self.chain.properties.get(_TOPIC_EPOCH)
+        return None if epoch is None else int(epoch)
+
+    async def save_topic_epoch(self, epoch: int) -> None:
+        """Durable when this returns. Raises ManagedLedgerError, MetadataError."""
+        self._check_usable()
+
+        def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+            return chain.replace(properties={**chain.properties, _TOPIC_EPOCH: str(epoch)}), ()
+
+        await self._keeper.commit(plan)
+
+    # Ending
+
+    async def terminate(self) -> Position:
+        """No more appends, ever. The position of the last entry; entry -1 of a ledger when there is none."""
+        self._check_usable()
+        return await finish(self._tasks, self._terminate(), name="terminate")
+
+    async def _terminate(self) -> Position:
+        async with self._terminating:  # a second caller hears of the end only when it is recorded
+            if self.chain.terminated_at is None:
+                self._check_usable()
+                self.state = State.TERMINATED
+                assert self._ending is not None, "a chain without an end was opened with a writer"
+                try:
+                    await self._ending.terminate()
+                except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+                    failure = ManagedLedgerFailedError(f"{self.topic} could not be terminated: {error}", topic=str(self.topic))
+                    self._fail(failure)
+                    raise failure from error
+                self.last_confirmed = self._ledgers.last_position
+        return self.last_confirmed
+
+    def fail(self, error: ManagedLedgerError) -> None:
+        """From outside: whoever owns the broker knows that this opening is over."""
+        self._fail(error)
+
+    async def delete(self) -> None:
+        """The topic with everything it has. Repeat it (or `ManagedLedgers.delete`) when it fails."""
+        await self.aclose(State.DELETED)
+        shared = self._shared
+        if self._keeper.lost is not None:
+            raise self._keeper.lost
+        self._keeper.on_ledgers = lambda _: None
+        work = delete_chain(self.topic, self._keeper, shared.store, shared.client)
+        await finish(shared.tasks, work, name="delete-topic")
+
+    async def aclose(self, state: State = State.CLOSED) -> None:
+        """Waits for appends on their way, saves cursors, ends the ledger; what fails of it is left to the next opening."""
+        if self._closing is None:
+            usable, self.state = self.is_usable, state
+            self._upkeep.stop()
+            self._closing = self._shared.tasks.start(self._close(usable), name="close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self, usable: bool) -> None:
+        try:
+            if self._ending is not None:
+                await self._ending.end_appends(self._refusal())
+            self._keeper.is_patient = False
+            await self._cursors.aclose()
+            if self._ending is not None:
+                await self._ending.end_ledger(usable=usable)
+            await self._reads.aclose()
+            await self._tasks.aclose()
+        finally:
+            self._shared.tail_cache.close_tail(self._tail)
+            self.counts.close()
+            self._on_closed(self)
+
+    def statistics(self) -> ManagedLedgerStatistics:
+        ledgers, ledger_ids = self._ledgers, self._cursors.ledger_ids
+        return ManagedLedgerStatistics(
+            state=self.state.value,
+            last_confirmed=self.last_confirmed,
+            ledgers=self.chain.ledgers,
+            waiting_deletions=len(self._keeper.waiting_deletions()),
+            entries=ledgers.total_entries,
+            size_bytes=ledgers.total_bytes,
+            current_ledger_entries=ledgers.entries_of(ledgers.last_ledger_id) or 0,
+            current_ledger_bytes=ledgers.last_size_bytes,
+            appended_entries=self._appended_entries,
+            appended_bytes=self._appended_bytes,
+            append_waiting_bytes=self._appender.waiting_bytes if self._appender else 0,
+            rollovers=self._upkeep.rollovers,
+            failovers=self._upkeep.failovers,
+            trimmed_ledgers=self._upkeep.trimmed_ledgers,
+            catch_up_reads=self._reads.reads,
+            catch_up_bytes=self._reads.read_bytes,
+            cursors_rewound=self._cursors.rewound,
+            cursors={cursor.name: CursorStatistics.of(cursor, ledger_ids.get(cursor.name)) for cursor in self._all_cursors()},
+        )
+
+    def _all_cursors(self) -> Iterable[Cursor]:
+        return [*self._cursors.by_name.values(), *self._readers.values()]
+
+
+def _tell(hooks: Sequence[Callable[[Cursor], None]], cursor: Cursor) -> None:
+    for hook in hooks:
+        hook(cursor)

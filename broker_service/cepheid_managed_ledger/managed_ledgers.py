@@ -1,0 +1,168 @@
+"""The managed ledgers of one broker: opened once each, looked after by one timer.
+
+Rule: a topic has at most one open `ManagedLedger` per process; another opening would fence the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from cepheid_ledger import LedgerClient
+from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
+from cepheid_managed_ledger.chain_deletion import delete_chain
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.count_budget import CountBudget
+from cepheid_managed_ledger.cursor_flusher import CursorFlusher
+from cepheid_managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerFailedError
+from cepheid_managed_ledger.finish import finish
+from cepheid_managed_ledger.managed_ledger import ManagedLedger
+from cepheid_managed_ledger.orphans import OrphanScan
+from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_managed_ledger.surroundings import Surroundings
+from cepheid_managed_ledger.tail_cache import TailCache
+from cepheid_metadata import MetadataStore, SessionState
+from cepheid_ports import Ports, SingleFlight, TaskOwner
+from cepheid_wire import TopicName
+
+_TICK_S = 1.0
+_TICKED_AT_ONCE = 500
+_CLOSED_AT_ONCE = 256
+
+
+class ManagedLedgers:
+    """Made inside the running loop."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        store: MetadataStore,
+        tail_cache: TailCache,
+        settings: ManagedLedgerSettings,
+        ports: Ports,
+    ) -> None:
+        self._tasks = TaskOwner("managed-ledgers")
+        self._settings = settings
+        self._shared = Surroundings(
+            client=client,
+            store=store,
+            tail_cache=tail_cache,
+            catch_up=CatchUpBudget(settings.catch_up_bytes),
+            counts=CountBudget(settings.counts_bytes),
+            flusher=CursorFlusher(settings.cursor_flush_s),
+            tasks=self._tasks,
+            settings=settings,
+            ports=ports,
+        )
+        self._open: dict[TopicName, ManagedLedger] = {}
+        self.orphans = OrphanScan(store, self._open)
+        self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
+        self._unsubscribe = store.subscribe(self.on_session)
+        self._ticking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<ManagedLedgers {len(self._open)} open, {len(self._flights)} opening>"
+
+    @property
+    def opened(self) -> Mapping[TopicName, ManagedLedger]:
+        return self._open
+
+    @property
+    def catch_up(self) -> CatchUpBudget:
+        return self._shared.catch_up
+
+    @property
+    def counts(self) -> CountBudget:
+        return self._shared.counts
+
+    async def open(self, topic: TopicName, config: ManagedLedgerConfig | None = None) -> ManagedLedger:
+        """The topic's managed ledger: recovered, its previous owner fenced. Concurrent callers share one opening.
+
+        Raises ChainDamagedError, ManagedLedgerFencedError (another opening was faster), LedgerError, MetadataError.
+        """
+        if self._closed:
+            raise _closed_error()
+        config = config or ManagedLedgerConfig()
+        known = self._open.get(topic)
+        if known is not None and known.is_usable:
+            known.config = config
+            return known
+        return await self._flights.run(topic, partial(self._open_anew, config))
+
+    async def delete(self, topic: TopicName, check: Callable[[], None] = lambda: None) -> None:
+        """The topic's chain, cursors and ledgers; nothing when there are none. When it fails, repeat it.
+
+        `check` raises when the topic has gone to somebody else: what that one has made of it stays.
+        """
+        known = self._open.get(topic)
+        if known is not None:
+            await known.delete()
+            return
+        shared = self._shared
+        keeper = ChainKeeper(shared.store, topic, self._tasks, self._settings, lambda _: None)
+        keeper.check = check
+        if await keeper.load() is not None:
+            await finish(self._tasks, delete_chain(topic, keeper, shared.store, shared.client), name="delete-topic")
+
+    async def aclose(self) -> None:
+        """Closes all of them: saves cursors, ends ledgers."""
+        self._closed = True
+        await self._flights.aclose()
+        opened = list(self._open.values())
+        for start in range(0, len(opened), _CLOSED_AT_ONCE):
+            await asyncio.gather(*(managed_ledger.aclose() for managed_ledger in opened[start : start + _CLOSED_AT_ONCE]))
+        self._unsubscribe()  # not before: a session may end while appends on their way are waited for
+        await self._shared.flusher.aclose()
+        await self._tasks.aclose()
+
+    async def _open_anew(self, config: ManagedLedgerConfig, topic: TopicName) -> ManagedLedger:
+        known = self._open.get(topic)
+        if known is not None:
+            await known.aclose()
+        if self._ticking is None:
+            self._ticking = self._tasks.start(self._tick(), name="tick")
+            self._tasks.start(self._scan(), name="orphans")
+        managed_ledger = ManagedLedger(topic, config, self._shared, self._forget)
+        await managed_ledger.open()
+        self._open[topic] = managed_ledger
+        return managed_ledger
+
+    def on_session(self, state: SessionState) -> None:
+        """LOST: whoever takes the topics over may have begun. Every handle is dropped at once: nothing more is acknowledged,
+        appends fail with retriable errors; topics are opened again from the records. SUSPENDED: open topics go on. The store tells
+        it by itself; to be told twice does no harm."""
+        if state is SessionState.LOST:
+            for managed_ledger in list(self._open.values()):
+                topic = str(managed_ledger.topic)
+                message = f"{topic}: the session with the metadata store ended"
+                managed_ledger.fail(ManagedLedgerFailedError(message, topic=topic))
+
+    def _forget(self, managed_ledger: ManagedLedger) -> None:
+        if self._open.get(managed_ledger.topic) is managed_ledger:
+            del self._open[managed_ledger.topic]
+
+    async def _tick(self) -> None:
+        ticks_apart = max(1, round(self._settings.housekeeping_s / _TICK_S))
+        tick = 0
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._shared.tail_cache.evict_old()
+            tick += 1
+            if tick % ticks_apart == 0:
+                for count, managed_ledger in enumerate(list(self._open.values()), 1):
+                    managed_ledger.tick()
+                    if count % _TICKED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+
+    async def _scan(self) -> None:
+        """Not all brokers of a cluster at once."""
+        await asyncio.sleep(self._shared.ports.random.uniform(0.1, 1.0) * self._settings.orphan_scan_s)
+        while True:
+            await self.orphans.run()
+            await asyncio.sleep(self._settings.orphan_scan_s)
+
+
+def _closed_error() -> ManagedLedgerClosedError:
+    return ManagedLedgerClosedError("the managed ledgers of this broker are closed")

@@ -1,0 +1,152 @@
+"""Opening a topic's chain: what makes it irrelevant for correctness who believes to own the topic.
+
+    load chain ──► recover the ledger that is not recorded as ended ──► new ledger ──► take the chain over (compare-and-set)
+                   (fences its writer)                                                       └──conflict──► another opening won:
+                                                                                                 delete the new ledger, fail
+Rules:
+1. Nothing is served before the chain was taken over.
+2. Every ledger before the new one is closed at exactly the entries that the chain records.
+3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
+4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it.
+5. Ledger ids rise along the chain: clients compare positions by them. A chain without ledgers may be that of a topic that is being
+   deleted, or was, and is made anew, whose clients come with old positions: it begins above all ids that there ever were. What
+   waits for deletion does not tell the largest, which may be gone already. The record of a new chain is made before its first
+   ledger, empty: the id is asked for when all that had the topic's name before is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.errors import ChainDamagedError, ManagedLedgerError, ManagedLedgerFencedError
+from cepheid_managed_ledger.finish import finish
+from cepheid_managed_ledger.settings import ManagedLedgerConfig
+from cepheid_metadata import Chain, ChainLedger, MetadataError
+from cepheid_ports import Ports, TaskOwner
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_INCARNATION_BITS = 64
+
+
+def custom_fields(topic: TopicName, chain: Chain, use: str) -> dict[str, str]:
+    """Return what a ledger's record says about the opening that creates it. `use` is "entries" or "cursors"."""
+    return {"topic": str(topic), "use": use, "incarnation": chain.incarnation, "epoch": str(chain.epoch)}
+
+
+async def take_over_chain(
+    topic: TopicName,
+    keeper: ChainKeeper,
+    client: LedgerClient,
+    config: ManagedLedgerConfig,
+    tasks: TaskOwner,
+    unfinished: dict[TopicName, asyncio.Future[None]],
+    ports: Ports,
+) -> LedgerWriter | None:
+    """The writer of the new ledger; None: the topic is terminated. `tasks` outlives the caller.
+
+    `unfinished` are this process's openings that were cancelled and are on their way to their end: to come after them is not
+    to conflict with them. Raises ChainDamagedError, ManagedLedgerFencedError, LedgerError, MetadataError. Nothing is left half
+    open.
+    """
+    while topic in unfinished:
+        await asyncio.wait([unfinished[topic]])
+    found = await keeper.load()
+    chain = found or Chain(incarnation=f"{ports.random.getrandbits(_INCARNATION_BITS):016x}")
+    chain = chain.replace(epoch=chain.epoch + 1, ledgers=await _ended(topic, chain.ledgers, client, ports))
+    if chain.terminated_at is not None:
+        await keeper.take_over(chain)
+        return None
+
+    writer: LedgerWriter | None = None
+    is_wanted = True
+
+    async def start_ledger() -> LedgerWriter:
+        nonlocal writer
+        ended = unfinished[topic] = asyncio.get_running_loop().create_future()
+        try:
+            writer = await _start_ledger(topic, chain, keeper, client, config)
+            if not is_wanted:
+                await writer.aclose()
+            return writer
+        finally:
+            del unfinished[topic]
+            ended.set_result(None)
+
+    try:
+        return await finish(tasks, start_ledger(), name="start-ledger")
+    except asyncio.CancelledError:  # the chain will name it, or does; the next opening ends it
+        is_wanted = False
+        if writer is not None:
+            await writer.aclose()
+        raise
+
+
+async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
+    """The next ledger of a chain. Raises LedgerError, MetadataError."""
+    return await client.create(
+        ensemble_size=config.ensemble_size,
+        write_quorum=config.write_quorum,
+        ack_quorum=config.ack_quorum,
+        custom=custom_fields(topic, chain, "entries"),
+        above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions)) if chain.ledgers else None,  # rule 5
+    )
+
+
+async def delete_unlinked(client: LedgerClient, writer: LedgerWriter) -> bool:
+    """A ledger that certainly no record names. False: it could not be deleted; its custom fields tell whose it was."""
+    await writer.aclose()
+    try:
+        await client.delete(writer.ledger_id)
+    except (LedgerError, MetadataError, TimeoutError) as error:
+        log.warning("ledger.orphaned", extra={"ledger_id": writer.ledger_id, "error": str(error)})
+        return False
+    return True
+
+
+async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports) -> tuple[ChainLedger, ...]:
+    """The chain's ledgers with every end known: the last one may need recovery."""
+    ended: list[ChainLedger] = []
+    for ledger in ledgers:
+        if ledger.is_open:
+            try:
+                end = await client.recover(ledger.ledger_id)
+            except NoSuchLedgerError as error:
+                message = f"{topic}: its chain names ledger {ledger.ledger_id}, which has no metadata"
+                raise ChainDamagedError(message, topic=str(topic), ledger_id=ledger.ledger_id) from error
+            ledger = ChainLedger(
+                ledger_id=ledger.ledger_id,
+                entries=end.last_entry_id + 1,
+                size_bytes=end.length,
+                closed_at_ms=ports.wall_ms(),
+            )
+        ended.append(ledger)
+    return tuple(ended)
+
+
+async def _start_ledger(
+    topic: TopicName, chain: Chain, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
+) -> LedgerWriter:
+    if keeper.is_new:
+        await keeper.begin(chain.replace(epoch=0))
+    writer = await create_ledger(topic, chain, client, config)
+    kept = [ledger for ledger in chain.ledgers if ledger.entries]
+    empty = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries]
+    chain = chain.replace(
+        ledgers=(*kept, ChainLedger(ledger_id=writer.ledger_id)),
+        deletions=(*chain.deletions, *empty),
+    )
+    try:
+        await keeper.take_over(chain)
+    except (ManagedLedgerFencedError, MetadataError):  # certain: the chain does not name it
+        await delete_unlinked(client, writer)
+        raise
+    except ManagedLedgerError:  # the chain may name it
+        await writer.aclose()
+        raise
+    return writer

@@ -1,0 +1,75 @@
+"""Ledgers that were made for a topic and that nothing names: whoever made them died before recording them.
+
+    every ledger's record, now and then ──► custom fields: topic, incarnation, epoch
+        topic open here, its incarnation, an epoch below the chain's ──► named by nothing? ──► the chain's deletion queue
+
+Why that is certain: a ledger is recorded by a write that names the version of the chain which its maker had read, in the epoch
+of its opening, and checks its incarnation. The chain has a later epoch, so every such write of an earlier one fails, whenever it
+arrives. Whether something names the ledger already is asked in the step that puts it into the queue, after its own record was
+read, and of the owner itself.
+Left alone: ledgers of the present epoch (a rollover may be about to record them), those of topics that are open nowhere or gone,
+and what an operator brought back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from cepheid_managed_ledger.errors import ManagedLedgerError
+from cepheid_managed_ledger.managed_ledger import ManagedLedger
+from cepheid_metadata import UNDELETED, Chain, LedgerMetadata, MetadataError, MetadataStore, ledger_records, list_ledgers
+from cepheid_wire import InvalidTopicNameError, TopicName
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 20
+_PAUSE_S = 0.05  # 400 records a second at most: nobody waits for this
+
+
+def is_of_an_earlier_epoch(ledger: LedgerMetadata, chain: Chain) -> bool:
+    """Whether the ledger was created by an earlier opening of this chain, which can no longer record it.
+
+    False for ledgers of releases that did not store the epoch."""
+    epoch = ledger.custom.get("epoch", "")
+    is_ours = ledger.custom.get("incarnation") == chain.incarnation and UNDELETED not in ledger.custom
+    return is_ours and epoch.isdecimal() and int(epoch) < chain.epoch
+
+
+class OrphanScan:
+    def __init__(self, store: MetadataStore, opened: Mapping[TopicName, ManagedLedger]) -> None:
+        self._store = store
+        self._opened = opened
+        self.found = 0
+
+    async def run(self) -> None:
+        """One pass over all ledgers. A store that is away ends it: there is another one."""
+        records = ledger_records(self._store)
+        number = 0
+        try:
+            async for ledger_id in list_ledgers(self._store):
+                found = await records.get(ledger_id)
+                if found is not None:
+                    await self._look_at(found.record)
+                number += 1
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(_PAUSE_S)
+        except MetadataError as error:
+            log.info("orphans.scan_ended", extra={"ledgers": number, "error": str(error)})
+
+    async def _look_at(self, ledger: LedgerMetadata) -> None:
+        try:
+            managed_ledger = self._opened.get(TopicName.parse(ledger.custom.get("topic", "")))
+        except InvalidTopicNameError:
+            return
+        if managed_ledger is None or not managed_ledger.is_usable or not is_of_an_earlier_epoch(ledger, managed_ledger.chain):
+            return
+        try:
+            deleted = await managed_ledger.delete_unnamed(ledger.ledger_id)
+        except ManagedLedgerError:  # it has another owner, who may find it
+            return
+        if deleted:
+            self.found += 1
+            fields = {"topic": str(managed_ledger.topic), "ledger_id": ledger.ledger_id, "epoch": ledger.custom["epoch"]}
+            log.warning("ledger.orphan_deleted", extra=fields)

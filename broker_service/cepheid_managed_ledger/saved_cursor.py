@@ -1,0 +1,210 @@
+"""A durable cursor together with its record, and how far it is saved; recovered from the records when a topic is opened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cepheid_ledger import LedgerClient, LedgerLostError, NoSuchLedgerError
+from cepheid_managed_ledger.ack_set import AckSet
+from cepheid_managed_ledger.cursor import Cursor, CursorHome
+from cepheid_managed_ledger.cursor_ledger import RecoveredStates, Snapshot, recover_states
+from cepheid_managed_ledger.cursor_state import CursorState, decode_state
+from cepheid_managed_ledger.errors import CursorStateDamagedError, ManagedLedgerFencedError
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_metadata import CursorRecord, Found, MetadataStore, Position, cursor_records, keys, list_cursors
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_RECORDS_AT_ONCE = 256
+NOT_SAVED = -1
+"""A revision that no cursor has."""
+
+
+class SavedCursor:
+    __slots__ = ("cursor", "mark_delete", "record", "revision", "version")
+
+    def __init__(self, cursor: Cursor, record: CursorRecord, version: int) -> None:
+        self.cursor = cursor
+        self.record = record
+        self.version = version
+        self.revision = cursor.revision  # what is saved of its changes
+        self.mark_delete = cursor.ack_set.mark_delete  # as saved: trimming goes by this
+
+    def __repr__(self) -> str:
+        return f"<SavedCursor {self.cursor.name} at {self.mark_delete}{', dirty' if self.is_dirty else ''}>"
+
+    @property
+    def is_dirty(self) -> bool:
+        return self.revision != self.cursor.revision
+
+
+@dataclass(frozen=True, slots=True)
+class CursorSave:
+    """One cursor as it is in a round of saving: with everything of a revision, and not saved beyond it."""
+
+    saved: SavedCursor
+    revision: int
+    mark_delete: Position
+    state: bytes
+
+    @classmethod
+    async def of(cls, saved: SavedCursor) -> CursorSave:
+        return cls(saved, *await saved.cursor.encoded())
+
+    @property
+    def name(self) -> str:
+        return self.saved.cursor.name
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.name, self.saved.record.generation, self.state)
+
+    def is_large(self, inline_bytes: int) -> bool:
+        # Half of it on the way back, so that a cursor near the limit does not move to and fro.
+        return len(self.state) > (inline_bytes if self.saved.record.cursor_ledger_id is None else inline_bytes // 2)
+
+    def record(self, chain_epoch: int, cursor_ledger_id: int | None) -> CursorRecord | None:
+        """What the record becomes; None: it stays, the newer snapshot is where it says."""
+        before = self.saved.record
+        if cursor_ledger_id is not None and before.cursor_ledger_id == cursor_ledger_id:
+            return None
+        # Not validated: all of it is ours, and a topic with a thousand subscriptions makes two thousand of them a second.
+        changes = {
+            "mark_delete": self.mark_delete,
+            "chain_epoch": chain_epoch,
+            "state": self.state if cursor_ledger_id is None else None,
+            "cursor_ledger_id": cursor_ledger_id,
+        }
+        return before.model_copy(update=changes)
+
+    def note_saved(self) -> None:
+        self.saved.revision = self.revision
+        self.saved.mark_delete = self.mark_delete
+
+
+class RecoveredCursors:
+    """What `recover_cursors` found."""
+
+    __slots__ = ("beyond", "rewound", "saved", "stale")
+
+    def __init__(self) -> None:
+        self.saved: dict[str, SavedCursor] = {}
+        self.beyond: list[SavedCursor] = []
+        """They claimed entries that the topic does not have. Save them before the first append: once it has written so far,
+        what lies there would count as acknowledged."""
+        self.stale: dict[str, int] = {}
+        """Versions of records that belong to an earlier topic of this name: to be deleted."""
+        self.rewound = 0
+        """Cursors whose newest state was lost for good, or may have been: they start again from an older one, or from the last
+        position in their record."""
+
+
+async def recover_cursors(
+    topic: TopicName, incarnation: str, store: MetadataStore, client: LedgerClient, ledgers: LedgerList, home: CursorHome
+) -> RecoveredCursors:
+    """After the chain was taken over: from then on nobody else saves, but for an opening that comes still later. Raises
+    ManagedLedgerFencedError when that is found out, and what is worth another attempt."""
+    recovered = RecoveredCursors()
+    for name, found in (await _read_records(topic, store)).items():
+        if found.record.chain_incarnation != incarnation:
+            recovered.stale[name] = found.version
+            continue
+        cursor = Cursor(name, AckSet(ledgers, found.record.mark_delete), ledgers, home, found.record.subscription_properties)
+        recovered.saved[name] = SavedCursor(cursor, found.record, found.version)
+    in_ledgers: dict[int, dict[str, SavedCursor]] = {}
+    for name, saved in recovered.saved.items():
+        record = saved.record
+        if record.cursor_ledger_id is not None:
+            in_ledgers.setdefault(record.cursor_ledger_id, {})[name] = saved
+        else:
+            _restore(topic, saved, _inline_state(record), ledgers, recovered)
+    for ledger_id, cursors in in_ledgers.items():
+        in_ledger = await _ledger_states(topic, store, client, ledger_id, cursors)
+        if in_ledger.lost_entries:
+            recovered.rewound += len(in_ledger.states)
+        for name, saved in cursors.items():
+            _restore(topic, saved, in_ledger.states.get(name), ledgers, recovered)
+    return recovered
+
+
+async def _read_records(topic: TopicName, store: MetadataStore) -> dict[str, Found[CursorRecord]]:
+    records = cursor_records(store)
+    names = await list_cursors(store, topic)
+    found: dict[str, Found[CursorRecord]] = {}
+    for start in range(0, len(names), _RECORDS_AT_ONCE):
+        some = names[start : start + _RECORDS_AT_ONCE]
+        answers = await asyncio.gather(*(records.get((topic, name)) for name in some))
+        found.update((name, answer) for name, answer in zip(some, answers, strict=True) if answer is not None)
+    return found
+
+
+async def _check_newest(topic: TopicName, store: MetadataStore, cursors: Mapping[str, SavedCursor]) -> None:
+    """The ledger with their states may be gone because somebody who opened the topic after us has saved them elsewhere. To go on
+    from the records of before would deliver again what he has saved as acknowledged. Raises ManagedLedgerFencedError."""
+    records = cursor_records(store)
+    for name, saved in cursors.items():
+        await store.sync(keys.cursor_key(topic, name))
+        found = await records.get((topic, name))
+        if found is None or found.version != saved.version:
+            message = f"{topic} was opened by somebody else, who has saved or deleted subscription {name} since"
+            raise ManagedLedgerFencedError(message, topic=str(topic), subscription=name)
+
+
+def _inline_state(record: CursorRecord) -> CursorState | None:
+    if record.state is None:
+        return CursorState(record.mark_delete)
+    try:
+        return decode_state(record.state)
+    except CursorStateDamagedError:
+        return None
+
+
+async def _ledger_states(
+    topic: TopicName, store: MetadataStore, client: LedgerClient, ledger_id: int, cursors: Mapping[str, SavedCursor]
+) -> RecoveredStates:
+    fields = {"topic": str(topic), "ledger_id": ledger_id, "hint": CursorStateDamagedError.hint}
+    try:
+        found = await recover_states(client, ledger_id, {name: saved.record.generation for name, saved in cursors.items()})
+    except (NoSuchLedgerError, LedgerLostError) as error:
+        await _check_newest(topic, store, cursors)
+        log.error("cursor.ledger_lost", extra={**fields, "error": str(error)})
+        return RecoveredStates({}, 0)
+    if found.lost_entries:
+        counts = {"subscriptions": len(cursors), "older_states": len(found.states)}
+        log.error("cursor.ledger_damaged", extra={**fields, "lost_entries": found.lost_entries, **counts})
+    return found
+
+
+def _restore(
+    topic: TopicName, saved: SavedCursor, state: CursorState | None, ledgers: LedgerList, recovered: RecoveredCursors
+) -> None:
+    cursor = saved.cursor
+    if state is None:
+        recovered.rewound += 1
+        cursor.is_rewound = True
+        state = CursorState(saved.record.mark_delete)
+        fields = {"topic": str(topic), "subscription": cursor.name, "position": str(state.mark_delete)}
+        log.error("cursor.rewound", extra={**fields, "hint": CursorStateDamagedError.hint})
+    furthest = state.furthest
+    if beyond := _is_beyond(ledgers, furthest):
+        fields = {"topic": str(topic), "subscription": cursor.name, "position": str(furthest)}
+        log.error("cursor.above_the_end", extra={**fields, "last": str(ledgers.last_position)})
+        if state.sequence_ids:  # they speak of what is lost: they are found anew, from all entries that there are
+            state = CursorState(ledgers.first_position)
+        recovered.beyond.append(saved)
+    cursor.restore(state)
+    saved.revision = cursor.revision
+    saved.mark_delete = cursor.mark_delete
+    if beyond:  # as a reset: the position may go back, and snapshots of before do not count
+        saved.record = saved.record.replace(generation=saved.record.generation + 1)
+        saved.revision = NOT_SAVED
+
+
+def _is_beyond(ledgers: LedgerList, position: Position) -> bool:
+    """The topic does not have that entry: a record was restored from an old backup, or entries are lost."""
+    entries = ledgers.entries_of(position.ledger_id)
+    return position.entry_id >= entries if entries is not None else position.ledger_id > ledgers.last_ledger_id

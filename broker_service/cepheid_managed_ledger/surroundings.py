@@ -1,0 +1,37 @@
+"""What the managed ledgers of a broker share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from cepheid_ledger import LedgerClient
+from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
+from cepheid_managed_ledger.count_budget import CountBudget
+from cepheid_managed_ledger.cursor_flusher import CursorFlusher
+from cepheid_managed_ledger.position_numbers import PositionNumbers
+from cepheid_managed_ledger.settings import ManagedLedgerSettings
+from cepheid_managed_ledger.tail_cache import TailCache
+from cepheid_metadata import MetadataStore
+from cepheid_ports import Ports, TaskOwner
+from cepheid_wire import TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    client: LedgerClient
+    store: MetadataStore
+    tail_cache: TailCache
+    catch_up: CatchUpBudget
+    counts: CountBudget
+    flusher: CursorFlusher
+    tasks: TaskOwner
+    """Outlives every managed ledger: here runs what must be finished."""
+    settings: ManagedLedgerSettings
+    ports: Ports
+    unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)
+    """Openings that were cancelled and are on their way to their end."""
+    publish_times: PositionNumbers = field(default_factory=PositionNumbers)
+    lengths: PositionNumbers = field(default_factory=PositionNumbers)
+    """Payload bytes of ledgers up to and including entries."""
+    deletion_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))

@@ -1,0 +1,90 @@
+"""Takes consumed ledgers out of a chain and deletes them.
+
+    plan_trim ──► cursors leave what goes, durably ──► chain without them, deletion queue with them ──► ledgers deleted
+
+Rules:
+1. The decision and the positions of cursors are under one lock: what is decided on stays true until it is recorded.
+2. First the record (and the list in memory with it), then any data: a crash in between leaves the deletion queue.
+3. The clock that decides never runs faster than the loop's since opening: a wall clock that jumps ahead expires nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.cursor import Cursor
+from cepheid_managed_ledger.cursor_store import CursorStore
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.trim import Retention, plan_trim
+from cepheid_metadata import Chain, Op, Position
+from cepheid_ports import SteadyClock
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+
+class Trimmer:
+    def __init__(
+        self,
+        topic: TopicName,
+        keeper: ChainKeeper,
+        ledgers: LedgerList,
+        cursors: CursorStore,
+        readers: Callable[[], Iterable[Cursor]],
+        is_in_use: Callable[[int], bool],
+        positions: asyncio.Lock,
+        clock: SteadyClock,
+    ) -> None:
+        self._topic = topic
+        self._keeper = keeper
+        self._ledgers = ledgers
+        self._cursors = cursors
+        self._readers = readers  # non-durable cursors: they hold nothing and are moved along
+        self._is_in_use = is_in_use
+        self._positions = positions
+        self._clock = clock
+        self.trimmed = 0
+
+    def plan(self, retention: Retention) -> int:
+        """How many ledgers may go now."""
+        chain = self._keeper.chain
+        if len(chain.ledgers) < 2:
+            return 0
+        saved = [self._ledgers.rank(position) for position in self._cursors.saved_mark_deletes]
+        return plan_trim(
+            chain.ledgers,
+            last_size_bytes=self._ledgers.last_size_bytes,
+            acknowledged_entries=min(saved, default=None),
+            retention=retention,
+            now_ms=self._clock.now_ms(),
+            is_in_use=self._is_in_use,
+        )
+
+    async def run(self, retention: Callable[[], Retention]) -> int:
+        """How many ledgers went. Raises ManagedLedgerError, MetadataError, LedgerError: then nothing went."""
+        async with self._positions:
+            count = self.plan(retention())
+            if count == 0:
+                return 0
+            going = self._keeper.chain.ledgers[:count]
+            edge = Position(self._keeper.chain.ledgers[count].ledger_id, -1)
+            moved = [cursor for cursor in self._cursors.cursors if cursor.leave_trimmed(edge)]
+            await asyncio.gather(*(cursor.saved() for cursor in moved))  # of these alone: another one's failure holds nothing
+            if self.plan(retention()) < count:  # the policy changed meanwhile, or somebody reads there
+                return 0
+
+            def plan(chain: Chain) -> tuple[Chain, Sequence[Op]]:
+                assert chain.ledgers[:count] == going, f"the head of the chain changed: {chain.ledgers}"
+                deletions = chain.deletions + tuple(ledger.ledger_id for ledger in going)
+                return chain.replace(ledgers=chain.ledgers[count:], deletions=deletions), ()
+
+            await self._keeper.commit(plan)
+            for cursor in self._readers():
+                cursor.leave_trimmed(edge)
+        self.trimmed += count
+        fields = {"topic": str(self._topic), "ledgers": count, "first": going[0].ledger_id, "last": going[-1].ledger_id}
+        log.info("ledgers.trimmed", extra=fields)
+        return count

@@ -1,0 +1,161 @@
+"""What a topic does unasked: one change of ledgers, one trim and one working off of the deletion queue at a time.
+
+    an answered append, a tick ──► rollover due?          a ledger that broke ──► failover
+    a save of cursors, a rollover, a tick ──► anything to trim?
+    a trim, a retired cursor ledger, the opening ──► deletion queue
+
+A failure of these is logged and tried again; only a rollover that has switched ledgers, and a failover, fail the topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from cepheid_ledger import LedgerClient, LedgerError
+from cepheid_managed_ledger.chain_deletion import delete_waiting
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.errors import ManagedLedgerError
+from cepheid_managed_ledger.failover import Failover
+from cepheid_managed_ledger.finish import finish
+from cepheid_managed_ledger.rollover import Rollover
+from cepheid_managed_ledger.settings import ManagedLedgerConfig
+from cepheid_managed_ledger.trim import Retention
+from cepheid_managed_ledger.trimmer import Trimmer
+from cepheid_metadata import MetadataError
+from cepheid_ports import TaskOwner
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    def __init__(
+        self,
+        topic: TopicName,
+        keeper: ChainKeeper,
+        client: LedgerClient,
+        trimmer: Trimmer,
+        rollover: Rollover | None,
+        failover: Failover | None,
+        deletion_turns: asyncio.Semaphore,
+        config: Callable[[], ManagedLedgerConfig],
+        tasks: TaskOwner,
+    ) -> None:
+        self._topic = topic
+        self._keeper = keeper
+        self._client = client
+        self._trimmer = trimmer
+        self._rollover = rollover  # None: the topic was opened terminated
+        self._failover = failover  # as well
+        self._may_roll = rollover is not None
+        self._deletion_turns = deletion_turns
+        self._config = config
+        self._tasks = tasks
+        self._rolling: asyncio.Task[None] | None = None
+        self._trimming: asyncio.Task[None] | None = None
+        self._deleting: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        busy = [name for name in ("rolling", "trimming", "deleting") if getattr(self, f"_{name}") is not None]
+        return f"<Upkeep of {self._topic}: {', '.join(busy) or 'idle'}>"
+
+    @property
+    def rollovers(self) -> int:
+        return self._rollover.count if self._rollover else 0
+
+    @property
+    def failovers(self) -> int:
+        return self._failover.count if self._failover else 0
+
+    @property
+    def trimmed_ledgers(self) -> int:
+        return self._trimmer.trimmed
+
+    @property
+    def is_rolling(self) -> bool:
+        return self._rolling is not None
+
+    def roll_if_due(self) -> None:
+        rollover = self._rollover
+        if self._rolling is None and self._may_roll and rollover is not None and rollover.is_due(self._config()):
+            self._change_ledger(lambda: rollover.run(self._config()), name="rollover")
+
+    def fail_over(self) -> None:
+        """The ledger being written broke. Also while the topic comes to its end: what was appended before is to be answered."""
+        failover = self._failover
+        if self._rolling is None and failover is not None and failover.is_due:
+            self._change_ledger(lambda: failover.run(self._config), name="failover")
+
+    def clean(self) -> None:
+        """Something moved that may have held ledgers, or left the chain."""
+        if not self._stopped:
+            if self._trimming is None and self._trimmer.plan(self._retention()):
+                self._trimming = self._tasks.start(self._trim_quietly(), name="trim")
+            if self._deleting is None and self._keeper.waiting_deletions():
+                self._deleting = self._tasks.start(self._delete_waiting(), name="delete-ledgers")
+
+    async def trim(self) -> int:
+        """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
+        count = await finish(self._tasks, self._trimmer.run(self._retention), name="trim")
+        self.clean()
+        return count
+
+    async def truncate(self) -> int:
+        """As `trim`, whatever retention says, and the ledger being written ends first (the last one of all stays)."""
+        await self.wait_rolled()
+        rollover = self._rollover
+        if self._rolling is None and self._may_roll and rollover is not None and rollover.has_entries:
+            self._change_ledger(lambda: rollover.run(self._config()), name="rollover")
+            await self.wait_rolled()
+        count = await finish(self._tasks, self._trimmer.run(Retention), name="truncate")
+        self.clean()
+        return count
+
+    async def wait_rolled(self) -> None:
+        """Until neither rollover nor failover is under way. Once appends have failed, that is soon."""
+        while self._rolling is not None:
+            await asyncio.wait([self._rolling])
+
+    def end_rollovers(self) -> None:
+        """The present ledger, or the one that a rollover under way leads to, is the last."""
+        self._may_roll = False
+
+    def stop(self) -> None:
+        """Nothing new is started from now on."""
+        self._stopped = True
+        self._may_roll = False
+
+    def _retention(self) -> Retention:
+        """Of the moment: it is a policy."""
+        return self._config().retention
+
+    def _change_ledger(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        self._rolling = self._tasks.start(self._run_change(work), name=name)
+
+    async def _run_change(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        finally:
+            self._rolling = None
+        self.fail_over()  # a ledger may have broken meanwhile
+        self.clean()
+
+    async def _trim_quietly(self) -> None:
+        try:
+            await self._trimmer.run(self._retention)
+        except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
+            log.warning("trim.failed", extra={"topic": str(self._topic), "error": str(error)})
+            return
+        finally:
+            self._trimming = None
+        self.clean()
+
+    async def _delete_waiting(self) -> None:
+        try:
+            await delete_waiting(self._keeper, self._client, self._deletion_turns)
+        finally:
+            self._deleting = None

@@ -1,0 +1,32 @@
+"""Ports to the outside world (threads, clock, randomness), owned tasks, and the root of all errors."""
+
+from cepheid_ports.addresses import HOST_PATTERN, host_port
+from cepheid_ports.errors import CepheidError
+from cepheid_ports.first_failure import ProcessFailedError
+from cepheid_ports.ports import Ports
+from cepheid_ports.process_heap import keep_large_buffers, share_one_arena
+from cepheid_ports.refusal_log import RefusalLog
+from cepheid_ports.role import Role
+from cepheid_ports.single_flight import SingleFlight
+from cepheid_ports.steady_clock import SteadyClock, iso_time
+from cepheid_ports.tasks import TaskOwner
+from cepheid_ports.worker import OnDone, ThreadWorker, Worker
+
+__all__ = [
+    "HOST_PATTERN",
+    "CepheidError",
+    "OnDone",
+    "Ports",
+    "ProcessFailedError",
+    "RefusalLog",
+    "Role",
+    "SingleFlight",
+    "SteadyClock",
+    "TaskOwner",
+    "ThreadWorker",
+    "Worker",
+    "host_port",
+    "iso_time",
+    "keep_large_buffers",
+    "share_one_arena",
+]

@@ -1,0 +1,157 @@
+"""Records kept as fresh as the store's watches allow, each read once however many use it.
+
+    use ──► armed, then read ──► record            watch fires ──► armed again, then read ──► differs? each user hears of it
+
+Watches, not a poll: a change is seen in one round trip, and records that do not change cost the store nothing. There is one watch
+a record in use, so their number is bounded by what uses them.
+
+Rules
+1. Armed, then read: no change is missed. What fires meanwhile is read once more, what fires often is read once.
+2. A record that is deleted or cannot be read stays as last read: the next change is looked at again.
+3. A store that cannot be reached is asked again every second; until then everything stays as last read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar, cast
+
+from cepheid_metadata.errors import CorruptRecordError, MetadataError, NewerFormatError, StoreClosedError
+from cepheid_metadata.record import Record
+from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.watch import Watch
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+READS_AT_ONCE = 100
+
+R = TypeVar("R", bound=Record)
+
+
+class WatchedRecord(Generic[R]):
+    """Made by `WatchedRecords.use`. `record` None: there was none whenever it was looked at."""
+
+    def __init__(self, key: str, record_type: type[R]) -> None:
+        self.key = key
+        self.record: R | None = None
+        self.users: dict[Hashable, Callable[[], None]] = {}
+        self.watch: Watch | None = None
+        self.reading = asyncio.Lock()
+        self._record_type = record_type
+
+    def __repr__(self) -> str:
+        return f"<WatchedRecord {self.key}, {len(self.users)} users>"
+
+    def take(self, value: bytes | None) -> bool:
+        """Whether it differs. Raises NewerFormatError, CorruptRecordError."""
+        if value is None:
+            return False
+        found = self._record_type.decode(value, self.key)
+        changed, self.record = found != self.record, found
+        return changed
+
+
+class WatchedRecords:
+    def __init__(self, store: MetadataStore, tasks: TaskOwner) -> None:
+        self._store = store
+        self._tasks = tasks
+        self._by_key: dict[str, WatchedRecord[Record]] = {}
+        self._stale: dict[str, None] = {}
+        self._refreshing = False
+        self._unreachable = 0
+        """Failures since the store last answered: an outage is one line in the log, however many records there are."""
+
+    def __repr__(self) -> str:
+        return f"<WatchedRecords {len(self._by_key)}, {len(self._stale)} to be read>"
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    async def use(self, key: str, record_type: type[R], user: Hashable, on_change: Callable[[], None]) -> WatchedRecord[R]:
+        """Read when this returns; from then on `on_change` is called after it changed. Raises MetadataError."""
+        watched = self._by_key.get(key)
+        if watched is None:
+            watched = self._by_key[key] = cast("WatchedRecord[Record]", WatchedRecord(key, record_type))
+        watched.users[user] = on_change
+        try:
+            async with watched.reading:  # by the first of them
+                if watched.watch is None:
+                    await self._read(watched)
+        except BaseException:
+            self.leave(watched, user)
+            raise
+        return cast("WatchedRecord[R]", watched)
+
+    def leave(self, watched: WatchedRecord[R], user: Hashable) -> None:
+        """The last one takes the watch along. Idempotent."""
+        watched.users.pop(user, None)
+        if not watched.users and self._by_key.get(watched.key) is watched:
+            del self._by_key[watched.key]
+            self._stale.pop(watched.key, None)
+            if watched.watch is not None:
+                watched.watch.cancel()
+
+    async def _read(self, watched: WatchedRecord[Record]) -> bool:
+        """Rule 1. Whether it differs from what was there before."""
+        watch = await self._store.watch(watched.key)
+        try:
+            found = await self._store.get(watched.key)
+            changed = watched.take(None if found is None else found.value)
+        except BaseException as error:
+            if not isinstance(error, NewerFormatError | CorruptRecordError):
+                watch.cancel()
+                raise
+            log.warning("record.unreadable", extra={"key": watched.key, "error": str(error)})
+            changed = False
+        if self._by_key.get(watched.key) is not watched:  # everybody left meanwhile
+            watch.cancel()
+            return False
+        watched.watch = watch
+        watch.call_when_settled(lambda: self._on_settled(watched, watch))
+        return changed
+
+    def _on_settled(self, watched: WatchedRecord[Record], watch: Watch) -> None:
+        if self._by_key.get(watched.key) is watched and watched.watch is watch:
+            self._refresh_soon(watched.key)
+
+    def _refresh_soon(self, key: str) -> None:
+        if key in self._by_key:
+            self._stale[key] = None
+            if not self._refreshing:
+                self._refreshing = True
+                self._tasks.start(self._refresh(), name="refresh-records")
+
+    async def _refresh(self) -> None:
+        try:
+            while self._stale:
+                some = [self._by_key[key] for key in list(self._stale)[:READS_AT_ONCE]]
+                for watched in some:
+                    del self._stale[watched.key]
+                for outcome in await asyncio.gather(*map(self._refresh_one, some), return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome  # a defect: whoever owns the tasks hears of it
+        finally:
+            self._refreshing = False
+
+    async def _refresh_one(self, watched: WatchedRecord[Record]) -> None:
+        try:
+            async with watched.reading:
+                changed = await self._read(watched)
+        except StoreClosedError:
+            return  # nobody will write either
+        except MetadataError as error:
+            self._unreachable += 1
+            if self._unreachable == 1:
+                log.warning("records.unreachable", extra={"key": watched.key, "error": str(error), "retry_s": RETRY_S})
+            asyncio.get_running_loop().call_later(RETRY_S, self._refresh_soon, watched.key)  # rule 3
+            return
+        if self._unreachable:
+            log.info("records.reachable", extra={"failures": self._unreachable})
+            self._unreachable = 0
+        if changed:
+            for on_change in list(watched.users.values()):
+                on_change()
