@@ -5,6 +5,7 @@ What could not run for want of Java is said at the end, aloud: an s among thousa
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.installed_wheel import install_wheel
+from tests.support import run_async, run_virtual
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes that run tests beside each other
     first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
@@ -28,6 +30,22 @@ NO_SPARK = "NO SPARK: "
 def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`bin` of an environment with the wheel of this clone, made once."""
     return install_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test on an event loop of its own.
+
+    The loop's time is virtual if the test or its module is marked `virtual_time`. The marker `deadline(seconds)` replaces the time
+    limit of `run_async` or `run_virtual`. pytest itself calls all other tests.
+    """
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    run = run_virtual if pyfuncitem.get_closest_marker("virtual_time") else run_async
+    deadline = pyfuncitem.get_closest_marker("deadline")
+    run(test(**arguments), *(deadline.args if deadline else ()))
+    return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,0 +1,73 @@
+"""Runs the rings of the test suite: `python -m tests.suite fast`, `slow`, or `all` (fast, then slow if fast passed).
+
+The fast ring is everything that is not marked `slow`. Tests run in two processes, a file at a time.
+
+With `--repeat-failed` each failed test runs once more, alone. A test that passes then is flaky: it is named in the last lines, and
+more than two of them fail the run. So a landing does not depend on luck, and no flaky test goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROCESSES = 2
+MAX_FLAKY = 2
+MAX_REPEATED = 10
+"""When more tests fail, the code is broken, not a test."""
+RINGS = {"fast": ("not slow",), "slow": ("slow",), "all": ("not slow", "slow")}
+LAST_FAILED = Path(__file__).parents[1] / ".pytest_cache" / "v" / "cache" / "lastfailed"
+
+
+def pytest(*arguments: str) -> int:
+    """Run pytest in a process of its own and return its exit code."""
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments]).returncode
+
+
+def failed_tests() -> list[str]:
+    """Node ids of the tests that failed in the last run; [] when it ended before any test ran."""
+    return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+
+
+def run_ring(selection: str, paths: Sequence[str], *, repeat: bool) -> tuple[bool, list[str]]:
+    """Return whether the ring passed, and which tests passed only when they were repeated."""
+    LAST_FAILED.unlink(missing_ok=True)
+    code = pytest("-m", selection, "-n", str(PROCESSES), "--dist", "loadfile", *paths)
+    if code == 0 or not repeat:
+        return code == 0, []
+    failed = failed_tests()
+    if code != 1 or not 0 < len(failed) <= MAX_REPEATED:
+        return False, []
+    print(f"\n{len(failed)} failed; each runs once more, alone", flush=True)
+    flaky = [test for test in failed if pytest("-p", "no:cacheprovider", test) == 0]
+    return len(flaky) == len(failed), flaky
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suite", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("ring", choices=RINGS)
+    parser.add_argument("paths", nargs="*", default=["tests"], help="only the tests below these paths")
+    parser.add_argument("--repeat-failed", action="store_true", help="run failed tests once more, alone, and name flaky ones")
+    options = parser.parse_args(arguments)
+    flaky: list[str] = []
+    passed = True
+    for selection in RINGS[options.ring]:
+        passed, found = run_ring(selection, options.paths, repeat=options.repeat_failed)
+        flaky += found
+        if not passed:
+            break
+    for test in flaky:
+        print(f"flaky: {test} failed, and passed when it ran alone")
+    if len(flaky) > MAX_FLAKY:
+        print(f"{len(flaky)} flaky tests, {MAX_FLAKY} are tolerated: find their causes")
+    return 0 if passed and len(flaky) <= MAX_FLAKY else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
