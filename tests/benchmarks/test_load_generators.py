@@ -16,7 +16,7 @@ from benchmarks.report import latency_figures, percentile
 from benchmarks.server import Server, add_arguments
 from cepheid_wire import count_messages, decode_batch, split_tail, verify_tail
 from tests.benchmarks.scripted_server import ScriptedServer
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 TOPIC = "persistent://public/default/t"
 
@@ -31,116 +31,93 @@ async def scripted() -> AsyncIterator[tuple[ScriptedServer, str]]:
         await server.aclose()
 
 
-def test_a_prebuilt_entry_is_a_valid_batch_with_its_own_sequence_id() -> None:
-    async def main() -> None:
-        async with scripted() as (server, url):
-            connection = await open_connection(url, TOPIC)
-            publisher = await open_publisher(connection, TOPIC, batch_payload(1000, 100), num_messages=1000)
-            await load.publish_all(connection, publisher, 300, window=7)
-            assert connection.receipts == 300
-            assert server.sequence_ids == list(range(1 << 28, (1 << 28) + 300))
-            tail = bytes(server.tails[-1])
-            verify_tail(tail)
-            assert count_messages(tail) == 1000
-            messages = list(decode_batch(split_tail(tail)[1], 1000))
-            assert {len(body) for _, body in messages} == {100}
-            connection.close()
-
-    run_async(main())
+async def test_a_prebuilt_entry_is_a_valid_batch_with_its_own_sequence_id() -> None:
+    async with scripted() as (server, url):
+        connection = await open_connection(url, TOPIC)
+        publisher = await open_publisher(connection, TOPIC, batch_payload(1000, 100), num_messages=1000)
+        await load.publish_all(connection, publisher, 300, window=7)
+        assert connection.receipts == 300
+        assert server.sequence_ids == list(range(1 << 28, (1 << 28) + 300))
+        tail = bytes(server.tails[-1])
+        verify_tail(tail)
+        assert count_messages(tail) == 1000
+        messages = list(decode_batch(split_tail(tail)[1], 1000))
+        assert {len(body) for _, body in messages} == {100}
+        connection.close()
 
 
-def test_a_window_keeps_the_load_up_until_the_measurement_ends() -> None:
-    async def main() -> None:
-        async with scripted() as (server, url):
-            server.keep = False
-            connection = await open_connection(url, TOPIC)
-            publisher = await open_publisher(connection, TOPIC, bytes(1000))
-            load.keep_window(connection, publisher, 100)
-            external = Server(_arguments(["--url", url]))
-            measured = await load.measure(
-                external, lambda: connection.receipts, warmup_s=0.1, seconds=0.3, failed=connection.failed
-            )
-            assert 0 <= publisher.sent - connection.receipts <= 100
-            assert measured.entries > 1000
-            assert measured.seconds >= 0.3
-            connection.close()
-
-    run_async(main())
+async def test_a_window_keeps_the_load_up_until_the_measurement_ends() -> None:
+    async with scripted() as (server, url):
+        server.keep = False
+        connection = await open_connection(url, TOPIC)
+        publisher = await open_publisher(connection, TOPIC, bytes(1000))
+        load.keep_window(connection, publisher, 100)
+        external = Server(_arguments(["--url", url]))
+        measured = await load.measure(external, lambda: connection.receipts, warmup_s=0.1, seconds=0.3, failed=connection.failed)
+        assert 0 <= publisher.sent - connection.receipts <= 100
+        assert measured.entries > 1000
+        assert measured.seconds >= 0.3
+        connection.close()
 
 
-def test_a_paced_sender_sends_evenly_and_latency_counts_from_when_an_entry_was_due() -> None:
-    async def main() -> None:
-        async with scripted() as (server, url):
-            connection = await open_connection(url, TOPIC)
-            publisher = await open_publisher(connection, TOPIC, bytes(1000))
-            sender = load.PacedSender(connection, publisher, rate_per_s=1000, seconds=0.3)
-            arrivals = load.Arrivals()
-            connection.on_receipts = arrivals.on_arrived
-            await load.run_paced(sender, arrivals, connection.failed, limit_s=10)
-            latencies_s = arrivals.latencies_s(sender, skip=100)
-            assert len(latencies_s) == 200
-            assert min(latencies_s) > 0
-            assert server.sequence_ids == list(range(1 << 28, (1 << 28) + 300))
-            connection.close()
-
-    run_async(main())
+async def test_a_paced_sender_sends_evenly_and_latency_counts_from_when_an_entry_was_due() -> None:
+    async with scripted() as (server, url):
+        connection = await open_connection(url, TOPIC)
+        publisher = await open_publisher(connection, TOPIC, bytes(1000))
+        sender = load.PacedSender(connection, publisher, rate_per_s=1000, seconds=0.3)
+        arrivals = load.Arrivals()
+        connection.on_receipts = arrivals.on_arrived
+        await load.run_paced(sender, arrivals, connection.failed, limit_s=10)
+        latencies_s = arrivals.latencies_s(sender, skip=100)
+        assert len(latencies_s) == 200
+        assert min(latencies_s) > 0
+        assert server.sequence_ids == list(range(1 << 28, (1 << 28) + 300))
+        connection.close()
 
 
-def test_a_counter_returns_permits_and_acknowledges_what_it_counted() -> None:
-    async def main() -> None:
-        async with scripted() as (server, url):
-            producing, consuming = await open_connection(url, TOPIC), await open_connection(url, TOPIC)
-            publisher = await open_publisher(producing, TOPIC, bytes(70_000))
-            await load.publish_all(producing, publisher, 500, window=50)
-            await open_counter(consuming, TOPIC, "s", earliest=True, permits=100, ack_every=100)
-            await wait_until(lambda: consuming.messages == 500)
-            await wait_until(lambda: sum(server.permits) > 500)
-            assert consuming.message_bytes > 500 * 70_000
-            ids = [ack.message_id[0].entryId for ack in server.acknowledged]
-            assert ids
-            assert ids == sorted(ids)
-            assert max(ids) < 500
-            producing.close()
-            consuming.close()
-
-    run_async(main())
+async def test_a_counter_returns_permits_and_acknowledges_what_it_counted() -> None:
+    async with scripted() as (server, url):
+        producing, consuming = await open_connection(url, TOPIC), await open_connection(url, TOPIC)
+        publisher = await open_publisher(producing, TOPIC, bytes(70_000))
+        await load.publish_all(producing, publisher, 500, window=50)
+        await open_counter(consuming, TOPIC, "s", earliest=True, permits=100, ack_every=100)
+        await wait_until(lambda: consuming.messages == 500)
+        await wait_until(lambda: sum(server.permits) > 500)
+        assert consuming.message_bytes > 500 * 70_000
+        ids = [ack.message_id[0].entryId for ack in server.acknowledged]
+        assert ids
+        assert ids == sorted(ids)
+        assert max(ids) < 500
+        producing.close()
+        consuming.close()
 
 
-def test_refusals_end_a_measurement() -> None:
-    async def main() -> None:
-        async with scripted() as (server, url):
-            connection = await open_connection(url, TOPIC)
-            with pytest.raises(RefusedError, match="busy"):
-                await open_counter(connection, TOPIC, "refused", earliest=True)
-            publisher = await open_publisher(connection, TOPIC, b"x")
-            server.refuse_sends = True
-            with pytest.raises(RefusedError, match="SEND_ERROR"):
-                await load.publish_all(connection, publisher, 10, window=1)
-            connection.close()
-
-    run_async(main())
+async def test_refusals_end_a_measurement() -> None:
+    async with scripted() as (server, url):
+        connection = await open_connection(url, TOPIC)
+        with pytest.raises(RefusedError, match="busy"):
+            await open_counter(connection, TOPIC, "refused", earliest=True)
+        publisher = await open_publisher(connection, TOPIC, b"x")
+        server.refuse_sends = True
+        with pytest.raises(RefusedError, match="SEND_ERROR"):
+            await load.publish_all(connection, publisher, 10, window=1)
+        connection.close()
 
 
-def test_a_ping_is_answered() -> None:
-    async def main() -> None:
-        async with scripted() as (server, url):
-            connection = await open_connection(url)
-            server.ping()
-            await wait_until(lambda: server.connections[0].pongs == 1)
-            connection.close()
-
-    run_async(main())
+async def test_a_ping_is_answered() -> None:
+    async with scripted() as (server, url):
+        connection = await open_connection(url)
+        server.ping()
+        await wait_until(lambda: server.connections[0].pongs == 1)
+        connection.close()
 
 
-def test_a_server_that_hangs_up_ends_a_measurement() -> None:
-    async def main() -> None:
-        async with scripted() as (server, url):
-            connection = await open_connection(url)
-            server.connections[0].transport.abort()
-            with pytest.raises(RefusedError, match="closed the connection"):
-                await asyncio.wait_for(connection.failed, 5)
-
-    run_async(main())
+async def test_a_server_that_hangs_up_ends_a_measurement() -> None:
+    async with scripted() as (server, url):
+        connection = await open_connection(url)
+        server.connections[0].transport.abort()
+        with pytest.raises(RefusedError, match="closed the connection"):
+            await asyncio.wait_for(connection.failed, 5)
 
 
 @pytest.mark.parametrize(

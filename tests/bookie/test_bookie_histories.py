@@ -12,7 +12,6 @@ from cepheid_bookie import Bookie
 from cepheid_rpc import Status
 from tests.bookie.bookie_support import KiB, Machine, group_of, read_all, settle, small_settings
 from tests.bookie.promises import Promises
-from tests.support import run_async
 
 
 async def a_step(bookie: Bookie, promises: Promises, rng: random.Random) -> None:
@@ -58,96 +57,82 @@ async def several_at_once(bookie: Bookie, promises: Promises, rng: random.Random
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_promises_survive_any_history_of_crashes(seed: int) -> None:
-    async def main() -> None:
-        rng = random.Random(seed)
-        settings = small_settings(write_cache_bytes=rng.choice((4, 16, 64)) * 4 * KiB, loaded_ledgers=rng.choice((1, 3, 100)))
-        machine, promises = Machine(seed, settings), Promises()
-        for _ in range(5):
-            machine.crash_at(rng.randrange(0, 150))
-            steps = rng.randrange(10, 80)
-            await machine.run_until_crash(partial(several_at_once, promises=promises, rng=rng, steps=steps))
-            machine.restart(power_loss=rng.random() < 0.8)
-            async with machine.bookie() as bookie:
-                await promises.check(bookie)
-            machine.restart(power_loss=rng.random() < 0.5)
-        assert promises.ok or not promises.sent
-
-    run_async(main())
+async def test_promises_survive_any_history_of_crashes(seed: int) -> None:
+    rng = random.Random(seed)
+    settings = small_settings(write_cache_bytes=rng.choice((4, 16, 64)) * 4 * KiB, loaded_ledgers=rng.choice((1, 3, 100)))
+    machine, promises = Machine(seed, settings), Promises()
+    for _ in range(5):
+        machine.crash_at(rng.randrange(0, 150))
+        steps = rng.randrange(10, 80)
+        await machine.run_until_crash(partial(several_at_once, promises=promises, rng=rng, steps=steps))
+        machine.restart(power_loss=rng.random() < 0.8)
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
+        machine.restart(power_loss=rng.random() < 0.5)
+    assert promises.ok or not promises.sent
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_at_every_mark_power_loss_would_lose_nothing(seed: int) -> None:
+async def test_at_every_mark_power_loss_would_lose_nothing(seed: int) -> None:
     """S6: what lies below the saved mark is in synced log and index."""
-
-    async def main() -> None:
-        rng = random.Random(seed)
-        machine, promises = Machine(seed, small_settings(write_cache_bytes=16 * KiB)), Promises()
-        bookie = await machine.open()
-        marks = 0
-        for _ in range(12):
-            for _ in range(8):
-                await a_step(bookie, promises, rng)
-            machine.disk.on_operation = None
-            copy = Machine(f"{seed}/copy", machine.settings, machine.disk.copy_after_power_loss(rng))
-            copy.index._now = machine.index._synced.copy()
-            copy.index._synced = machine.index._synced.copy()
-            async with copy.bookie() as other:
-                await promises.check(other)
-            marks = max(marks, bookie.statistics().mark_sequence)
-        assert marks > 1
-        await bookie.aclose()
-
-    run_async(main())
+    rng = random.Random(seed)
+    machine, promises = Machine(seed, small_settings(write_cache_bytes=16 * KiB)), Promises()
+    bookie = await machine.open()
+    marks = 0
+    for _ in range(12):
+        for _ in range(8):
+            await a_step(bookie, promises, rng)
+        machine.disk.on_operation = None
+        copy = Machine(f"{seed}/copy", machine.settings, machine.disk.copy_after_power_loss(rng))
+        copy.index._now = machine.index._synced.copy()
+        copy.index._synced = machine.index._synced.copy()
+        async with copy.bookie() as other:
+            await promises.check(other)
+        marks = max(marks, bookie.statistics().mark_sequence)
+    assert marks > 1
+    await bookie.aclose()
 
 
-def test_reads_see_every_entry_while_flushes_run_under_them() -> None:
+async def test_reads_see_every_entry_while_flushes_run_under_them() -> None:
     """An entry is in a half or in the index, at any moment of a flush."""
+    machine = Machine(settings=small_settings(write_cache_bytes=16 * KiB))
+    async with machine.bookie() as bookie:
+        written = 0
+        done = False
 
-    async def main() -> None:
-        machine = Machine(settings=small_settings(write_cache_bytes=16 * KiB))
-        async with machine.bookie() as bookie:
-            written = 0
-            done = False
-
-            async def write() -> None:
-                nonlocal written, done
-                promises = Promises()
-                for first in range(0, 300, 3):
-                    assert await promises.add(bookie, group_of(7, first, 3, size=400)) == [Status.OK]
-                    written = first + 3
-                done = True
-
-            async def read() -> None:
-                while not done:
-                    await asyncio.sleep(0)  # a read from memory needs no wait of its own
-                    upto = written
-                    entries, _ = await read_all(bookie, 7, 0, max(upto - 1, 0))
-                    assert len(entries) >= upto, f"{upto - len(entries)} entries are nowhere"
-
-            async with asyncio.TaskGroup() as group:
-                group.create_task(write())
-                for _ in range(3):
-                    group.create_task(read())
-            assert bookie.statistics().flushes > 10
-
-    run_async(main())
-
-
-def test_entries_of_a_half_being_flushed_are_read_from_it() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
+        async def write() -> None:
+            nonlocal written, done
             promises = Promises()
-            await promises.add(bookie, group_of(7, 0, 5))
-            machine.workers["flush"].hold()
-            checkpoint = asyncio.ensure_future(bookie.checkpoint())
-            await settle()
-            await promises.add(bookie, group_of(7, 5, 5))
-            await promises.check(bookie)
-            assert bookie.statistics().read_disk_chunks == 0
-            machine.workers["flush"].release()
-            await checkpoint
-            await promises.check(bookie)
+            for first in range(0, 300, 3):
+                assert await promises.add(bookie, group_of(7, first, 3, size=400)) == [Status.OK]
+                written = first + 3
+            done = True
 
-    run_async(main())
+        async def read() -> None:
+            while not done:
+                await asyncio.sleep(0)  # a read from memory needs no wait of its own
+                upto = written
+                entries, _ = await read_all(bookie, 7, 0, max(upto - 1, 0))
+                assert len(entries) >= upto, f"{upto - len(entries)} entries are nowhere"
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(write())
+            for _ in range(3):
+                group.create_task(read())
+        assert bookie.statistics().flushes > 10
+
+
+async def test_entries_of_a_half_being_flushed_are_read_from_it() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        promises = Promises()
+        await promises.add(bookie, group_of(7, 0, 5))
+        machine.workers["flush"].hold()
+        checkpoint = asyncio.ensure_future(bookie.checkpoint())
+        await settle()
+        await promises.add(bookie, group_of(7, 5, 5))
+        await promises.check(bookie)
+        assert bookie.statistics().read_disk_chunks == 0
+        machine.workers["flush"].release()
+        await checkpoint
+        await promises.check(bookie)

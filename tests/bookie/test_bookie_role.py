@@ -27,7 +27,7 @@ from cepheid_metadata import (
 )
 from cepheid_ports import Ports, ProcessFailedError
 from cepheid_rpc import ReadRequest, Status
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 
 class World:
@@ -87,180 +87,143 @@ async def page(role: BookieRole, path: str) -> tuple[int, str]:
     return int(answer.split()[1]), answer.partition("\r\n\r\n")[2]
 
 
-def test_it_serves_then_registers_and_leaves_first(world: World) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running() as role:
-            available, readonly = await world.registrations()
-            assert available is not None
-            assert available.addresses["grpc"] == role.address == f"127.0.0.1:{role._server.port}"
-            assert available.incarnation == role.bookie.cookie.incarnation
-            assert readonly is None
-            assert await page(role, "/ready") == (200, "serving, metadata session connected, registered\n")
-            assert await page(role, "/health") == (200, "serving\n")
-            status, metrics = await page(role, "/metrics")
-            assert status == 200
-            assert 'cepheid_bookie_ready{bookie="b1"} 1' in metrics
-            assert 'cepheid_bookie_writable{bookie="b1"} 1' in metrics
-            assert "cepheid_metadata_connected 1" in metrics
-        assert await world.registrations() == (None, None)
-
-    run_async(main())
+async def test_it_serves_then_registers_and_leaves_first(world: World) -> None:
+    await world.found()
+    async with world.running() as role:
+        available, readonly = await world.registrations()
+        assert available is not None
+        assert available.addresses["grpc"] == role.address == f"127.0.0.1:{role._server.port}"
+        assert available.incarnation == role.bookie.cookie.incarnation
+        assert readonly is None
+        assert await page(role, "/ready") == (200, "serving, metadata session connected, registered\n")
+        assert await page(role, "/health") == (200, "serving\n")
+        status, metrics = await page(role, "/metrics")
+        assert status == 200
+        assert 'cepheid_bookie_ready{bookie="b1"} 1' in metrics
+        assert 'cepheid_bookie_writable{bookie="b1"} 1' in metrics
+        assert "cepheid_metadata_connected 1" in metrics
+    assert await world.registrations() == (None, None)
 
 
-def test_the_journal_may_have_a_disk_of_its_own(world: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running(journal_dir=tmp_path / "fast"):
-            assert (tmp_path / "fast/journal").is_dir()
-            assert not (tmp_path / "b1/journal").exists()
-        with pytest.raises(CookieError, match=r"keeps its journal in .*/fast, and is started without that; name it: --journal"):
-            await world.role().start()
-        (tmp_path / "fast").rename(tmp_path / "moved")  # another path is another name for the same disk
-        async with world.running(journal_dir=tmp_path / "moved") as role:
+async def test_the_journal_may_have_a_disk_of_its_own(world: World, tmp_path: Path) -> None:
+    await world.found()
+    async with world.running(journal_dir=tmp_path / "fast"):
+        assert (tmp_path / "fast/journal").is_dir()
+        assert not (tmp_path / "b1/journal").exists()
+    with pytest.raises(CookieError, match=r"keeps its journal in .*/fast, and is started without that; name it: --journal"):
+        await world.role().start()
+    (tmp_path / "fast").rename(tmp_path / "moved")  # another path is another name for the same disk
+    async with world.running(journal_dir=tmp_path / "moved") as role:
+        assert role.ready
+
+
+async def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: World) -> None:
+    await world.found()
+    async with world.running() as role:
+        for full, expected in ((True, (False, True)), (False, (True, False))):
+            role.bookie._space.full = full
+            role.bookie._on_space(full)
+            await wait_until(lambda expected=expected: world.places() == expected, what=f"{expected}")
             assert role.ready
 
-    run_async(main())
+
+async def test_a_disk_that_is_full_at_the_start_takes_no_ledgers(world: World) -> None:
+    await world.found()
+    async with world.running(storage={"min_free_data_bytes": 2**60}) as role:
+        await wait_until(lambda: world.places() == (False, True), what="registered as read-only")
+        assert role.ready
 
 
-def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: World) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running() as role:
-            for full, expected in ((True, (False, True)), (False, (True, False))):
-                role.bookie._space.full = full
-                role.bookie._on_space(full)
-                await wait_until(lambda expected=expected: world.places() == expected, what=f"{expected}")
-                assert role.ready
-
-    run_async(main())
+async def test_a_lost_session_makes_it_unready_until_it_is_registered_again(world: World) -> None:
+    await world.found()
+    async with world.running() as role:
+        world.stores[0].expire_session()
+        assert await page(role, "/ready") == (503, "serving, metadata session lost, not registered\n")
+        assert (await page(role, "/health"))[0] == 200  # a restart would not help
+        world.stores[0].renew_session()
+        await wait_until(lambda: role.ready, what="ready again")
+        assert (await world.registrations())[0] is not None
 
 
-def test_a_disk_that_is_full_at_the_start_takes_no_ledgers(world: World) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running(storage={"min_free_data_bytes": 2**60}) as role:
-            await wait_until(lambda: world.places() == (False, True), what="registered as read-only")
-            assert role.ready
-
-    run_async(main())
-
-
-def test_a_lost_session_makes_it_unready_until_it_is_registered_again(world: World) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running() as role:
-            world.stores[0].expire_session()
-            assert await page(role, "/ready") == (503, "serving, metadata session lost, not registered\n")
-            assert (await page(role, "/health"))[0] == 200  # a restart would not help
-            world.stores[0].renew_session()
-            await wait_until(lambda: role.ready, what="ready again")
-            assert (await world.registrations())[0] is not None
-
-    run_async(main())
-
-
-def test_the_next_run_takes_the_place_of_one_that_was_killed(world: World) -> None:
+async def test_the_next_run_takes_the_place_of_one_that_was_killed(world: World) -> None:
     """Its session lives on for a while; the directory's lock and the address prove that it is dead."""
-
-    async def main() -> None:
-        await world.found()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        async with world.running(port=port) as role:
-            registration = (await world.registrations())[0]
-            assert registration is not None
-        dead = MemoryStore(world.tree)
-        await available_bookies(dead).create("b1", registration, ephemeral=True)
-        async with world.running(port=port) as role:
-            found = (await world.registrations())[0]
-            assert found is not None
-            assert found.process != registration.process
-            assert role.ready
-
-    run_async(main())
+    await world.found()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with world.running(port=port) as role:
+        registration = (await world.registrations())[0]
+        assert registration is not None
+    dead = MemoryStore(world.tree)
+    await available_bookies(dead).create("b1", registration, ephemeral=True)
+    async with world.running(port=port) as role:
+        found = (await world.registrations())[0]
+        assert found is not None
+        assert found.process != registration.process
+        assert role.ready
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["other disks", "a copy of the disks"])
-def test_a_living_process_of_the_same_id_is_an_error(world: World, copied: bool) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running() as role:
-            incarnation = role.bookie.cookie.incarnation if copied else "other"
-        stranger = BookieRegistration(bookie_id="b1", incarnation=incarnation, addresses={"grpc": "elsewhere:1"}, process="p")
-        await available_bookies(MemoryStore(world.tree)).create("b1", stranger, ephemeral=True)
-        role = world.role(metadata_session_timeout_s=0.01)
-        with pytest.raises(RegistrationTakenError, match="elsewhere:1"):
-            await role.start()
-        assert (await world.registrations())[0] == stranger
-
-    run_async(main())
+async def test_a_living_process_of_the_same_id_is_an_error(world: World, copied: bool) -> None:
+    await world.found()
+    async with world.running() as role:
+        incarnation = role.bookie.cookie.incarnation if copied else "other"
+    stranger = BookieRegistration(bookie_id="b1", incarnation=incarnation, addresses={"grpc": "elsewhere:1"}, process="p")
+    await available_bookies(MemoryStore(world.tree)).create("b1", stranger, ephemeral=True)
+    role = world.role(metadata_session_timeout_s=0.01)
+    with pytest.raises(RegistrationTakenError, match="elsewhere:1"):
+        await role.start()
+    assert (await world.registrations())[0] == stranger
 
 
-def test_a_store_without_a_cluster_is_refused(world: World) -> None:
-    async def main() -> None:
-        with pytest.raises(ClusterNotFoundedError, match="cepheid init"):
-            await world.role().start()
-
-    run_async(main())
+async def test_a_store_without_a_cluster_is_refused(world: World) -> None:
+    with pytest.raises(ClusterNotFoundedError, match="cepheid init"):
+        await world.role().start()
 
 
-def test_another_cluster_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running():
-            pass
-        world.tree = MemoryTree()
-        await world.found()
-        with pytest.raises(CookieError, match="belongs to cluster"):
-            await world.role().start()
-
-    run_async(main())
+async def test_another_cluster_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.found()
+    async with world.running():
+        pass
+    world.tree = MemoryTree()
+    await world.found()
+    with pytest.raises(CookieError, match="belongs to cluster"):
+        await world.role().start()
 
 
-def test_a_port_in_use_is_named_and_nothing_is_left(world: World) -> None:
-    async def main() -> None:
-        await world.found()
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(PortInUseError, match=f"{port}.*--port"):
-                await world.role(port=port).start()
-        async with world.running() as role:  # no lock is held, nobody is registered
-            assert role.ready
-
-    run_async(main())
+async def test_a_port_in_use_is_named_and_nothing_is_left(world: World) -> None:
+    await world.found()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"{port}.*--port"):
+            await world.role(port=port).start()
+    async with world.running() as role:  # no lock is held, nobody is registered
+        assert role.ready
 
 
-def test_where_it_stands_is_registered_and_who_may_scan_is_asked(world: World) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running(rack="east", authorize_read=lambda *_: Status.UNAUTHORIZED) as role:
-            registered, _ = await world.registrations()
-            assert registered is not None
-            assert (registered.rack, registered.format) == ("east", 3)
-            (answer,) = [chunk async for chunk in role.bookie.read(ReadRequest(1, 0, 9, scan=True))]
-            assert answer.missing[0].status is Status.UNAUTHORIZED
-            assert "cepheid_bookie_refused_scans_total" in (await page(role, "/metrics"))[1]
-        async with world.running() as role:
-            registered, _ = await world.registrations()
-            assert registered is not None
-            assert (registered.rack, registered.format) == (None, 2), "what older releases read"
-
-    run_async(main())
+async def test_where_it_stands_is_registered_and_who_may_scan_is_asked(world: World) -> None:
+    await world.found()
+    async with world.running(rack="east", authorize_read=lambda *_: Status.UNAUTHORIZED) as role:
+        registered, _ = await world.registrations()
+        assert registered is not None
+        assert (registered.rack, registered.format) == ("east", 3)
+        (answer,) = [chunk async for chunk in role.bookie.read(ReadRequest(1, 0, 9, scan=True))]
+        assert answer.missing[0].status is Status.UNAUTHORIZED
+        assert "cepheid_bookie_refused_scans_total" in (await page(role, "/metrics"))[1]
+    async with world.running() as role:
+        registered, _ = await world.registrations()
+        assert registered is not None
+        assert (registered.rack, registered.format) == (None, 2), "what older releases read"
 
 
-def test_a_failed_bookie_ends_the_process_with_its_reason(world: World) -> None:
-    async def main() -> None:
-        await world.found()
-        async with world.running() as role:
-            role.bookie._fail(OSError("the disk is gone"))
-            with pytest.raises(ProcessFailedError, match="the disk is gone"):
-                await role.wait_until_stopped(asyncio.Event())
-            status, text = await page(role, "/health")
-            assert (status, text) == (503, "failed: the disk is gone\n")
-
-    run_async(main())
+async def test_a_failed_bookie_ends_the_process_with_its_reason(world: World) -> None:
+    await world.found()
+    async with world.running() as role:
+        role.bookie._fail(OSError("the disk is gone"))
+        with pytest.raises(ProcessFailedError, match="the disk is gone"):
+            await role.wait_until_stopped(asyncio.Event())
+        status, text = await page(role, "/health")
+        assert (status, text) == (503, "failed: the disk is gone\n")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_metadata import MemoryStore, MemoryTree
 from tests.bookie.bookie_support import Machine, added, group_of, read_all
 from tests.simulation.sim_disk import SimDisk
-from tests.support import run_async
 
 MINE = Cookie("bookie-1", "test", "fresh")
 OLD = Cookie("bookie-1", "test", "old")
@@ -77,67 +76,57 @@ def test_an_unreadable_cookie_is_no_missing_one() -> None:
 
 
 @pytest.mark.parametrize("operation", range(14))
-def test_a_first_start_with_metadata_cut_anywhere_starts(operation: int) -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        cookies = MetadataCookies(store, {"data": ("/d",)})
-        machine = Machine(operation)
-        machine.crash_at(operation)
-        machine_open = machine.open
+async def test_a_first_start_with_metadata_cut_anywhere_starts(operation: int) -> None:
+    store = MemoryStore(MemoryTree())
+    cookies = MetadataCookies(store, {"data": ("/d",)})
+    machine = Machine(operation)
+    machine.crash_at(operation)
+    machine_open = machine.open
 
-        async def open_with_cookies(**changes: object) -> Bookie:
-            del changes
-            return await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+    async def open_with_cookies(**changes: object) -> Bookie:
+        del changes
+        return await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
 
-        machine.open = open_with_cookies  # type: ignore[method-assign]
-        await machine.run_until_crash(lambda bookie: added(bookie, group_of(7, 0)))
-        machine.restart()
-        async with machine.bookie() as bookie:
-            await added(bookie, group_of(7, 1))
-        machine.restart()
-        async with machine.bookie() as bookie:
-            entries, _ = await read_all(bookie, 7, 1, 1)
-            assert entries
-        machine.open = machine_open  # type: ignore[method-assign]
-        await store.aclose()
-
-    run_async(main())
+    machine.open = open_with_cookies  # type: ignore[method-assign]
+    await machine.run_until_crash(lambda bookie: added(bookie, group_of(7, 0)))
+    machine.restart()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 1))
+    machine.restart()
+    async with machine.bookie() as bookie:
+        entries, _ = await read_all(bookie, 7, 1, 1)
+        assert entries
+    machine.open = machine_open  # type: ignore[method-assign]
+    await store.aclose()
 
 
-def test_a_wiped_disk_under_a_known_id_does_not_start() -> None:
+async def test_a_wiped_disk_under_a_known_id_does_not_start() -> None:
     """Or it would deny what it acknowledged, and take adds that it had refused for a fence."""
+    store = MemoryStore(MemoryTree())
+    cookies = MetadataCookies(store, {"data": ("/d",)})
+    machine = Machine()
+    bookie = await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+    await added(bookie, group_of(7, 0))
+    await bookie.aclose()
+    with pytest.raises(CookieError, match="its data is gone"):
+        await Bookie.open(machine.settings, machine.disk.wiped(), MemoryBlockIndex(), machine.ports(), cookies=cookies)
+    await store.aclose()
 
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        cookies = MetadataCookies(store, {"data": ("/d",)})
-        machine = Machine()
-        bookie = await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+
+async def test_a_directory_in_use_or_of_another_bookie_is_refused_and_left_as_it_is() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        with pytest.raises(DirectoryInUseError):
+            await machine.open()
+        machine.index.closed = False
         await added(bookie, group_of(7, 0))
-        await bookie.aclose()
-        with pytest.raises(CookieError, match="its data is gone"):
-            await Bookie.open(machine.settings, machine.disk.wiped(), MemoryBlockIndex(), machine.ports(), cookies=cookies)
-        await store.aclose()
-
-    run_async(main())
-
-
-def test_a_directory_in_use_or_of_another_bookie_is_refused_and_left_as_it_is() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            with pytest.raises(DirectoryInUseError):
-                await machine.open()
-            machine.index.closed = False
-            await added(bookie, group_of(7, 0))
-        with pytest.raises(CookieError, match="belongs to bookie bookie-1, not to bookie-2"):
-            await machine.open(bookie_id="bookie-2")
-        with pytest.raises(CookieError, match="belongs to cluster 'test'"):
-            await machine.open(cluster_id="elsewhere")
-        async with machine.bookie() as bookie:  # the refusals released the lock and changed nothing
-            entries, _ = await read_all(bookie, 7, 0, 0)
-            assert entries
-
-    run_async(main())
+    with pytest.raises(CookieError, match="belongs to bookie bookie-1, not to bookie-2"):
+        await machine.open(bookie_id="bookie-2")
+    with pytest.raises(CookieError, match="belongs to cluster 'test'"):
+        await machine.open(cluster_id="elsewhere")
+    async with machine.bookie() as bookie:  # the refusals released the lock and changed nothing
+        entries, _ = await read_all(bookie, 7, 0, 0)
+        assert entries
 
 
 def test_every_refusal_of_a_start_says_what_to_do() -> None:

@@ -79,94 +79,80 @@ def test_the_first_start_cut_anywhere_is_provably_new_and_starts(operation: int)
         run_async(crash_and_check(scenario, operation, seed, power_loss=seed != 3))
 
 
-def test_a_start_cut_anywhere_replays_again() -> None:
+async def test_a_start_cut_anywhere_replays_again() -> None:
     """C0 to C7 of the replay's own flush, over a journal with torn tail."""
-
-    async def main() -> None:
-        for operation in range(60):
-            machine, promises = Machine(f"replay/{operation}"), Promises()
-            bookie = await machine.open()
-            for first in range(0, 30, 3):
-                await promises.add(bookie, group_of(7, first, 3, size=KiB), group_of(8, first, 3))
-            await promises.fence(bookie, 8)
-            machine.restart()
-            machine.crash_at(operation)
-            crashed = await machine.run_until_crash(promises.check)
-            machine.restart()
-            async with machine.bookie() as bookie:
-                await promises.check(bookie)
-            if not crashed:
-                return
-        raise AssertionError("the start never got through")
-
-    run_async(main())
-
-
-def test_journal_written_and_not_synced_was_not_answered_and_is_never_half_there() -> None:
-    async def main() -> None:
-        for seed in range(60):
-            machine, promises = Machine(seed), Promises()
-            bookie = await machine.open()
-            await promises.add(bookie, group_of(7, 0))
-            machine.disk.on_operation = None
-            machine.crash_at(1)  # pwritev happens, sync does not
-            pending = asyncio.ensure_future(promises.add(bookie, group_of(7, 1, 40, size=300), group_of(8, 0)))
-            await machine.crashed.wait()
-            assert not pending.done(), "answered before the sync"
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
-            machine.restart()
-            async with machine.bookie() as bookie:
-                await promises.check(bookie)
-                entries, _ = await read_all(bookie, 7, 0, 40)
-                assert len(entries) in (1, 41), "half a batch"
-
-    run_async(main())
-
-
-def test_synced_and_not_answered_is_there() -> None:
-    async def main() -> None:
-        machine = Machine()
+    for operation in range(60):
+        machine, promises = Machine(f"replay/{operation}"), Promises()
         bookie = await machine.open()
-        machine.workers["journal"].crash_before_report = True
-        pending = asyncio.ensure_future(add(bookie, group_of(7, 0, 3)))
+        for first in range(0, 30, 3):
+            await promises.add(bookie, group_of(7, first, 3, size=KiB), group_of(8, first, 3))
+        await promises.fence(bookie, 8)
+        machine.restart()
+        machine.crash_at(operation)
+        crashed = await machine.run_until_crash(promises.check)
+        machine.restart()
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
+        if not crashed:
+            return
+    raise AssertionError("the start never got through")
+
+
+async def test_journal_written_and_not_synced_was_not_answered_and_is_never_half_there() -> None:
+    for seed in range(60):
+        machine, promises = Machine(seed), Promises()
+        bookie = await machine.open()
+        await promises.add(bookie, group_of(7, 0))
+        machine.disk.on_operation = None
+        machine.crash_at(1)  # pwritev happens, sync does not
+        pending = asyncio.ensure_future(promises.add(bookie, group_of(7, 1, 40, size=300), group_of(8, 0)))
         await machine.crashed.wait()
-        assert not pending.done()
+        assert not pending.done(), "answered before the sync"
         pending.cancel()
         await asyncio.gather(pending, return_exceptions=True)
         machine.restart()
         async with machine.bookie() as bookie:
-            entries, _ = await read_all(bookie, 7, 0, 2)
-            assert len(entries) == 3
-            await added(bookie, group_of(7, 0, 3))  # and may be sent again
+            await promises.check(bookie)
+            entries, _ = await read_all(bookie, 7, 0, 40)
+            assert len(entries) in (1, 41), "half a batch"
 
-    run_async(main())
+
+async def test_synced_and_not_answered_is_there() -> None:
+    machine = Machine()
+    bookie = await machine.open()
+    machine.workers["journal"].crash_before_report = True
+    pending = asyncio.ensure_future(add(bookie, group_of(7, 0, 3)))
+    await machine.crashed.wait()
+    assert not pending.done()
+    pending.cancel()
+    await asyncio.gather(pending, return_exceptions=True)
+    machine.restart()
+    async with machine.bookie() as bookie:
+        entries, _ = await read_all(bookie, 7, 0, 2)
+        assert len(entries) == 3
+        await added(bookie, group_of(7, 0, 3))  # and may be sent again
 
 
 @pytest.mark.parametrize("by_read", [False, True])
 @pytest.mark.parametrize("checkpoints", [0, 1, 2])
-def test_an_answered_fence_survives_checkpoint_and_power_loss_also_without_entries(by_read: bool, checkpoints: int) -> None:
+async def test_an_answered_fence_survives_checkpoint_and_power_loss_also_without_entries(by_read: bool, checkpoints: int) -> None:
     """An empty cache is no empty checkpoint: BookKeeper forgot such fences."""
-
-    async def main() -> None:
-        for seed in range(6):
-            machine, promises = Machine(seed), Promises()
-            bookie = await machine.open()
-            await promises.add(bookie, group_of(5, 0))
+    for seed in range(6):
+        machine, promises = Machine(seed), Promises()
+        bookie = await machine.open()
+        await promises.add(bookie, group_of(5, 0))
+        await bookie.checkpoint()
+        if by_read:
+            await promises.fence_by_read(bookie, 7, 0)
+        else:
+            await promises.fence(bookie, 7)
+        for _ in range(checkpoints):
             await bookie.checkpoint()
-            if by_read:
-                await promises.fence_by_read(bookie, 7, 0)
-            else:
-                await promises.fence(bookie, 7)
-            for _ in range(checkpoints):
-                await bookie.checkpoint()
-                await promises.add(bookie, group_of(5, 1))
-            machine.restart()
-            async with machine.bookie() as bookie:
-                await promises.check(bookie)
-                assert bookie.ledgers() == [5, 7]
-
-    run_async(main())
+            await promises.add(bookie, group_of(5, 1))
+        machine.restart()
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
+            assert bookie.ledgers() == [5, 7]
 
 
 @pytest.mark.parametrize(
@@ -183,120 +169,106 @@ def test_an_answered_fence_survives_checkpoint_and_power_loss_also_without_entri
     ],
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_a_checkpoint_cut_at_each_step(operation: str, path: str, marks: set[str], seed: int) -> None:
-    async def main() -> None:
-        machine, promises = Machine(seed, small_settings(write_cache_bytes=1 << 20)), Promises()
-        bookie = await machine.open()
-        for part in range(3):  # two checkpoints before, so that there are segments to delete
-            for first in range(part * 100, part * 100 + 100, 5):
-                await promises.add(bookie, group_of(7, first, 5, size=KiB))
-            if part < 2:
-                await bookie.checkpoint()
-        await promises.fence(bookie, 9)
-        await promises.write_lac(bookie, 7, 100)
+async def test_a_checkpoint_cut_at_each_step(operation: str, path: str, marks: set[str], seed: int) -> None:
+    machine, promises = Machine(seed, small_settings(write_cache_bytes=1 << 20)), Promises()
+    bookie = await machine.open()
+    for part in range(3):  # two checkpoints before, so that there are segments to delete
+        for first in range(part * 100, part * 100 + 100, 5):
+            await promises.add(bookie, group_of(7, first, 5, size=KiB))
+        if part < 2:
+            await bookie.checkpoint()
+    await promises.fence(bookie, 9)
+    await promises.write_lac(bookie, 7, 100)
 
-        def on_operation(name: str, where: str) -> None:
-            if name == operation and where.startswith(path):
-                machine.crash_at(0)
-                raise NodeCrashed
+    def on_operation(name: str, where: str) -> None:
+        if name == operation and where.startswith(path):
+            machine.crash_at(0)
+            raise NodeCrashed
 
-        machine.disk.on_operation = on_operation
-        machine.index.before_sync = lambda: on_operation("sync", "index")
-        checkpoint = asyncio.ensure_future(bookie.checkpoint())
-        await wait_until(lambda: machine.crashed.is_set() or checkpoint.done())
-        assert machine.crashed.is_set(), f"a checkpoint has no {operation} of {path}"
-        checkpoint.cancel()
-        await asyncio.gather(checkpoint, return_exceptions=True)
-        mark = MarkFile(machine.disk.copy_after_power_loss(machine.random))
-        mark.load()
-        assert ("new" if mark.current.sequence > 45 else "old") in marks
-        machine.restart()
-        async with machine.bookie() as bookie:
-            await promises.check(bookie)
-
-    run_async(main())
+    machine.disk.on_operation = on_operation
+    machine.index.before_sync = lambda: on_operation("sync", "index")
+    checkpoint = asyncio.ensure_future(bookie.checkpoint())
+    await wait_until(lambda: machine.crashed.is_set() or checkpoint.done())
+    assert machine.crashed.is_set(), f"a checkpoint has no {operation} of {path}"
+    checkpoint.cancel()
+    await asyncio.gather(checkpoint, return_exceptions=True)
+    mark = MarkFile(machine.disk.copy_after_power_loss(machine.random))
+    mark.load()
+    assert ("new" if mark.current.sequence > 45 else "old") in marks
+    machine.restart()
+    async with machine.bookie() as bookie:
+        await promises.check(bookie)
 
 
-def test_a_flush_that_fails_stops_the_bookie_and_loses_nothing() -> None:
+async def test_a_flush_that_fails_stops_the_bookie_and_loses_nothing() -> None:
     """EIO in the index, and the next flush would have succeeded: the mark must not pass what was never written."""
-
-    async def main() -> None:
-        for where in ("index", "entrylog/"):
-            machine, promises = Machine(where), Promises()
-            bookie = await machine.open()
-            failures: list[BaseException] = []
-            bookie.on_failed = failures.append
-            await promises.add(bookie, group_of(7, 0, 5))
-            if where == "index":
-
-                def fail_once(machine: Machine = machine) -> None:
-                    machine.index.before_sync = lambda: None
-                    raise OSError(errno.EIO, "injected")
-
-                machine.index.before_sync = fail_once
-            else:
-                machine.disk.fail("sync", where)
-            with pytest.raises(OSError):
-                await bookie.checkpoint()
-            assert bookie.state is BookieState.FAILED
-            assert len(failures) == 1
-            assert await promises.add(bookie, group_of(7, 5)) == [Status.STOPPED]
-            await bookie.aclose()
-            machine.restart()
-            async with machine.bookie() as bookie:
-                await promises.check(bookie)
-
-    run_async(main())
-
-
-def test_a_failed_journal_sync_stops_the_bookie_and_nothing_is_answered_ok_any_more() -> None:
-    async def main() -> None:
-        machine, promises = Machine(), Promises()
+    for where in ("index", "entrylog/"):
+        machine, promises = Machine(where), Promises()
         bookie = await machine.open()
         failures: list[BaseException] = []
         bookie.on_failed = failures.append
-        await promises.add(bookie, group_of(7, 0))
-        machine.disk.fail("sync", "journal/")
-        first = asyncio.ensure_future(promises.add(bookie, group_of(7, 1)))
-        await asyncio.sleep(0)
-        fence = asyncio.ensure_future(bookie.read_lac(LacRequest(9, KEY, fence=True)))
-        await wait_until(lambda: bool(failures))
-        assert await first == [Status.IO_ERROR]
-        assert not (await fence).status.certain_no
-        assert await promises.add(bookie, group_of(7, 2)) == [Status.STOPPED]
-        _, missing = await read_all(bookie, 7, 5, 5)
-        assert missing == {5: Status.STOPPED}
+        await promises.add(bookie, group_of(7, 0, 5))
+        if where == "index":
+
+            def fail_once(machine: Machine = machine) -> None:
+                machine.index.before_sync = lambda: None
+                raise OSError(errno.EIO, "injected")
+
+            machine.index.before_sync = fail_once
+        else:
+            machine.disk.fail("sync", where)
+        with pytest.raises(OSError):
+            await bookie.checkpoint()
+        assert bookie.state is BookieState.FAILED
+        assert len(failures) == 1
+        assert await promises.add(bookie, group_of(7, 5)) == [Status.STOPPED]
         await bookie.aclose()
         machine.restart()
         async with machine.bookie() as bookie:
             await promises.check(bookie)
 
-    run_async(main())
+
+async def test_a_failed_journal_sync_stops_the_bookie_and_nothing_is_answered_ok_any_more() -> None:
+    machine, promises = Machine(), Promises()
+    bookie = await machine.open()
+    failures: list[BaseException] = []
+    bookie.on_failed = failures.append
+    await promises.add(bookie, group_of(7, 0))
+    machine.disk.fail("sync", "journal/")
+    first = asyncio.ensure_future(promises.add(bookie, group_of(7, 1)))
+    await asyncio.sleep(0)
+    fence = asyncio.ensure_future(bookie.read_lac(LacRequest(9, KEY, fence=True)))
+    await wait_until(lambda: bool(failures))
+    assert await first == [Status.IO_ERROR]
+    assert not (await fence).status.certain_no
+    assert await promises.add(bookie, group_of(7, 2)) == [Status.STOPPED]
+    _, missing = await read_all(bookie, 7, 5, 5)
+    assert missing == {5: Status.STOPPED}
+    await bookie.aclose()
+    machine.restart()
+    async with machine.bookie() as bookie:
+        await promises.check(bookie)
 
 
-def test_entries_admitted_during_a_checkpoint_are_not_below_its_mark() -> None:
+async def test_entries_admitted_during_a_checkpoint_are_not_below_its_mark() -> None:
     """The mark is taken before the swap: what comes between swap and mark file is in the other half and in the journal."""
-
-    async def main() -> None:
-        for seed in range(10):
-            machine, promises = Machine(seed), Promises()
-            bookie = await machine.open()
-            await promises.add(bookie, group_of(7, 0, 5))
-            machine.workers["flush"].hold()
-            checkpoint = asyncio.ensure_future(bookie.checkpoint())
-            await settle()
-            await promises.add(bookie, group_of(7, 5, 5))
-            await promises.fence(bookie, 9)
-            machine.workers["flush"].release()
-            await checkpoint
-            machine.restart()
-            async with machine.bookie() as bookie:
-                await promises.check(bookie)
-
-    run_async(main())
+    for seed in range(10):
+        machine, promises = Machine(seed), Promises()
+        bookie = await machine.open()
+        await promises.add(bookie, group_of(7, 0, 5))
+        machine.workers["flush"].hold()
+        checkpoint = asyncio.ensure_future(bookie.checkpoint())
+        await settle()
+        await promises.add(bookie, group_of(7, 5, 5))
+        await promises.fence(bookie, 9)
+        machine.workers["flush"].release()
+        await checkpoint
+        machine.restart()
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
 
 
-def test_a_deleted_ledger_stays_deleted_or_is_deleted_again() -> None:
+async def test_a_deleted_ledger_stays_deleted_or_is_deleted_again() -> None:
     async def scenario(bookie: Bookie, promises: Promises) -> None:
         await promises.add(bookie, group_of(8, 0, 5))
         await add(bookie, group_of(7, 0, 5))
@@ -307,37 +279,31 @@ def test_a_deleted_ledger_stays_deleted_or_is_deleted_again() -> None:
         promises.fenced[7] = promises.fence_asked[7] = None  # whoever wrote it is refused from now on
         await bookie.checkpoint()
 
-    async def main() -> None:
-        operation = 0
-        while True:
-            machine, promises = Machine(f"delete/{operation}"), Promises()
-            machine.crash_at(operation)
-            crashed = await machine.run_until_crash(partial(scenario, promises=promises))
-            machine.restart()
-            async with machine.bookie() as bookie:
-                deleted = 7 in promises.fenced
-                if deleted:
-                    assert bookie.ledgers() == [8]
-                    _, missing = await read_all(bookie, 7, 0, 9)
-                    assert set(missing.values()) == {Status.NO_LEDGER}
-                await promises.check(bookie)
-                if 7 in bookie.ledgers():  # garbage collection finds it again
-                    await bookie.delete_ledgers([7])
-                assert 7 not in bookie.ledgers()
-            if not crashed:
-                return
-            operation += 1
-
-    run_async(main())
-
-
-def test_losing_the_data_directory_or_the_journal_or_the_index_is_refused() -> None:
-    async def main() -> None:
-        machine = Machine()
+    operation = 0
+    while True:
+        machine, promises = Machine(f"delete/{operation}"), Promises()
+        machine.crash_at(operation)
+        crashed = await machine.run_until_crash(partial(scenario, promises=promises))
+        machine.restart()
         async with machine.bookie() as bookie:
-            await added(bookie, group_of(7, 0))
-        machine.index.__init__()  # type: ignore[misc]
-        with pytest.raises(CookieError, match=r"block index .* not stamped"):
-            await machine.open()
+            deleted = 7 in promises.fenced
+            if deleted:
+                assert bookie.ledgers() == [8]
+                _, missing = await read_all(bookie, 7, 0, 9)
+                assert set(missing.values()) == {Status.NO_LEDGER}
+            await promises.check(bookie)
+            if 7 in bookie.ledgers():  # garbage collection finds it again
+                await bookie.delete_ledgers([7])
+            assert 7 not in bookie.ledgers()
+        if not crashed:
+            return
+        operation += 1
 
-    run_async(main())
+
+async def test_losing_the_data_directory_or_the_journal_or_the_index_is_refused() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0))
+    machine.index.__init__()  # type: ignore[misc]
+    with pytest.raises(CookieError, match=r"block index .* not stamped"):
+        await machine.open()

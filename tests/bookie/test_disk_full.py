@@ -11,29 +11,26 @@ from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, small_settings
 from tests.bookie.promises import Promises
 from tests.simulation.sim_disk import SimDisk
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 
-def test_below_the_minimum_regular_adds_are_refused_and_everything_else_goes_on() -> None:
-    async def main() -> None:
-        machine = Machine(settings=small_settings(min_free_data_bytes=512 * KiB))
-        changes: list[bool] = []
-        async with machine.bookie() as bookie:
-            bookie.on_writable = changes.append
-            await added(bookie, group_of(7, 0))
-            machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
-            await wait_until_refused(bookie, Status.NO_SPACE)
-            assert not bookie.writable
-            await added(bookie, group_of(7, 0), recovery=True)
-            assert (await bookie.read_lac(LacRequest(7, KEY, fence=True))).status is Status.OK
-            assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
-            assert (await bookie.read_lac(LacRequest(8, KEY, fence=True))).status.certain_no
-            machine.disk.capacity_bytes = 1 << 30
-            await wait_until(lambda: bookie.writable)
-            await added(bookie, group_of(9, 0))
-            assert changes == [False, True]
-
-    run_async(main())
+async def test_below_the_minimum_regular_adds_are_refused_and_everything_else_goes_on() -> None:
+    machine = Machine(settings=small_settings(min_free_data_bytes=512 * KiB))
+    changes: list[bool] = []
+    async with machine.bookie() as bookie:
+        bookie.on_writable = changes.append
+        await added(bookie, group_of(7, 0))
+        machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
+        await wait_until_refused(bookie, Status.NO_SPACE)
+        assert not bookie.writable
+        await added(bookie, group_of(7, 0), recovery=True)
+        assert (await bookie.read_lac(LacRequest(7, KEY, fence=True))).status is Status.OK
+        assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
+        assert (await bookie.read_lac(LacRequest(8, KEY, fence=True))).status.certain_no
+        machine.disk.capacity_bytes = 1 << 30
+        await wait_until(lambda: bookie.writable)
+        await added(bookie, group_of(9, 0))
+        assert changes == [False, True]
 
 
 async def wait_until_refused(bookie: Bookie, status: Status) -> None:
@@ -45,50 +42,44 @@ async def wait_until_refused(bookie: Bookie, status: Status) -> None:
     assert answers == [status]
 
 
-def test_a_bookie_that_starts_on_a_full_disk_refuses_adds_and_serves_reads() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            await added(bookie, group_of(7, 0))
-        machine.settings = small_settings(min_free_journal_bytes=1 << 40)
-        async with machine.bookie() as bookie:
-            assert [a.status for a in await add(bookie, group_of(7, 1))] == [Status.NO_SPACE]
-            assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
-
-    run_async(main())
+async def test_a_bookie_that_starts_on_a_full_disk_refuses_adds_and_serves_reads() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0))
+    machine.settings = small_settings(min_free_journal_bytes=1 << 40)
+    async with machine.bookie() as bookie:
+        assert [a.status for a in await add(bookie, group_of(7, 1))] == [Status.NO_SPACE]
+        assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_journal_disk_that_fills_refuses_the_batch_and_serves_again_when_there_is_space(seed: int) -> None:
-    async def main() -> None:
-        machine, promises = Machine(seed), Promises()
-        journal_disk = SimDisk(machine.random)
-        bookie = await open_with_journal(machine, journal_disk)
-        await promises.add(bookie, group_of(7, 0, size=900))
-        journal_disk.capacity_bytes = journal_disk.used_bytes() + machine.random.randrange(0, 40_000)
-        refused = False
-        for first in range(1, 80):
-            (status,) = await promises.add(bookie, group_of(7, first, size=9_000))
-            refused = refused or status is Status.NO_SPACE
-            if refused:
-                break
-        assert refused
-        assert bookie.state is BookieState.SERVING
-        status = (await bookie.read_lac(LacRequest(9, KEY, fence=True))).status
-        assert status in (Status.NO_SPACE, Status.NO_ENTRY), "a fence is durable or not answered as one"
-        if status is Status.NO_ENTRY:
-            promises.fenced[9] = promises.fence_asked[9] = None
-        journal_disk.capacity_bytes = 1 << 30
-        await wait_until(lambda: bookie.writable)
-        assert await promises.add(bookie, group_of(7, 500, 3)) == [Status.OK]
-        await promises.fence(bookie, 9)
-        assert 9 in promises.fenced
-        machine.restart()
-        bookie = await open_with_journal(machine, journal_disk.power_loss())
-        await promises.check(bookie)
-        await bookie.aclose()
-
-    run_async(main())
+async def test_a_journal_disk_that_fills_refuses_the_batch_and_serves_again_when_there_is_space(seed: int) -> None:
+    machine, promises = Machine(seed), Promises()
+    journal_disk = SimDisk(machine.random)
+    bookie = await open_with_journal(machine, journal_disk)
+    await promises.add(bookie, group_of(7, 0, size=900))
+    journal_disk.capacity_bytes = journal_disk.used_bytes() + machine.random.randrange(0, 40_000)
+    refused = False
+    for first in range(1, 80):
+        (status,) = await promises.add(bookie, group_of(7, first, size=9_000))
+        refused = refused or status is Status.NO_SPACE
+        if refused:
+            break
+    assert refused
+    assert bookie.state is BookieState.SERVING
+    status = (await bookie.read_lac(LacRequest(9, KEY, fence=True))).status
+    assert status in (Status.NO_SPACE, Status.NO_ENTRY), "a fence is durable or not answered as one"
+    if status is Status.NO_ENTRY:
+        promises.fenced[9] = promises.fence_asked[9] = None
+    journal_disk.capacity_bytes = 1 << 30
+    await wait_until(lambda: bookie.writable)
+    assert await promises.add(bookie, group_of(7, 500, 3)) == [Status.OK]
+    await promises.fence(bookie, 9)
+    assert 9 in promises.fenced
+    machine.restart()
+    bookie = await open_with_journal(machine, journal_disk.power_loss())
+    await promises.check(bookie)
+    await bookie.aclose()
 
 
 async def open_with_journal(machine: Machine, journal_disk: SimDisk) -> Bookie:
@@ -96,222 +87,189 @@ async def open_with_journal(machine: Machine, journal_disk: SimDisk) -> Bookie:
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "pwritev", "sync"])
-def test_a_flush_that_finds_the_data_disk_full_keeps_its_half_and_its_mark_until_it_gets_through(operation: str) -> None:
-    async def main() -> None:
-        machine, promises = Machine(operation), Promises()
-        bookie = await machine.open()
-        await promises.add(bookie, group_of(7, 0, 20, size=500))
-        full = True
+async def test_a_flush_that_finds_the_data_disk_full_keeps_its_half_and_its_mark_until_it_gets_through(operation: str) -> None:
+    machine, promises = Machine(operation), Promises()
+    bookie = await machine.open()
+    await promises.add(bookie, group_of(7, 0, 20, size=500))
+    full = True
 
-        def on_operation(name: str, path: str) -> None:
-            if full and name == operation and path.startswith("entrylog"):
-                raise OSError(errno.ENOSPC, "no space left")
+    def on_operation(name: str, path: str) -> None:
+        if full and name == operation and path.startswith("entrylog"):
+            raise OSError(errno.ENOSPC, "no space left")
 
-        machine.disk.on_operation = on_operation
-        with pytest.raises(OSError, match="no space"):
-            await bookie.checkpoint()
-        mark = bookie.statistics().mark_sequence
-        await wait_until(lambda: bookie.statistics().failed_flushes > 3)  # it keeps trying
-        assert bookie.statistics().mark_sequence == mark
-        assert not bookie.writable
-        assert [a.status for a in await add(bookie, group_of(7, 20))] == [Status.NO_SPACE]
-        await promises.add(bookie, group_of(7, 21), recovery=True)
-        await promises.check(bookie)  # reads see the half that is stuck
-        copy = Machine(f"{operation}/copy", machine.settings, machine.disk.copy_after_power_loss(machine.random))
-        copy.index._now, copy.index._synced = machine.index._synced.copy(), machine.index._synced.copy()
-        async with copy.bookie() as other:
-            await promises.check(other)
-        full = False
-        await wait_until(lambda: bookie.writable)
-        await promises.add(bookie, group_of(7, 22))
-        await bookie.aclose()
-        machine.restart()
-        async with machine.bookie() as bookie:
-            await promises.check(bookie)
-
-    run_async(main())
-
-
-def test_adds_that_wait_for_room_are_refused_as_soon_as_the_disk_is_full() -> None:
-    async def main() -> None:
-        machine = Machine()
-        bookie = await machine.open()
-        full = True
-
-        def on_operation(name: str, path: str) -> None:
-            if full and name == "pwritev" and path.startswith("entrylog"):
-                raise OSError(errno.ENOSPC, "no space left")
-
-        machine.disk.on_operation = on_operation
-        answers = await add(bookie, *[group_of(7, i, size=2 * KiB) for i in range(30)])
-        fates = [answer.status for answer in answers]
-        assert fates == [Status.OK, Status.NO_SPACE]
-        assert bookie.statistics().waiting_bytes == 0
-        full = False
-        await wait_until(lambda: bookie.writable)
-        entries, _ = await read_all(bookie, 7, 0, 29)
-        assert sorted(entries) == list(range(answers[0].last_entry_id + 1)), "a refused add left a trace"
-        await bookie.aclose()
-
-    run_async(main())
-
-
-def test_an_endless_shortage_does_not_fill_the_disk_with_copies() -> None:
-    async def main() -> None:
-        machine = Machine()
-        bookie = await machine.open()
-        await added(bookie, group_of(7, 0, 20, size=500))
-        machine.disk.fail("sync", "entrylog", errno.ENOSPC)
-        used = machine.disk.used_bytes()
-        with pytest.raises(OSError, match="injected"):
-            await bookie.checkpoint()
-        for _ in range(5):
-            machine.disk.fail("sync", "entrylog", errno.ENOSPC)
-        await wait_until(lambda: bookie.statistics().failed_flushes == 6)
-        assert machine.disk.used_bytes() <= used + 4 * KiB
-        await wait_until(lambda: bookie.writable)
-        await bookie.aclose()
-
-    run_async(main())
-
-
-def test_a_close_on_a_full_disk_ends_and_the_journal_has_it_all() -> None:
-    async def main() -> None:
-        machine, promises = Machine(), Promises()
-        bookie = await machine.open()
-        await promises.add(bookie, group_of(7, 0, 20, size=500))
-
-        def on_operation(name: str, path: str) -> None:
-            if path.startswith("entrylog"):
-                raise OSError(errno.ENOSPC, "no space left")
-
-        machine.disk.on_operation = on_operation
-        await bookie.aclose()
-        assert bookie.statistics().failed_flushes > 0, "the close tried to write them out"
-        machine.restart()
-        machine.disk.on_operation = None
-        async with machine.bookie() as bookie:
-            assert await read_all(bookie, 7, 0, 19) == (entries_of([group_of(7, 0, 20, size=500)]), {})
-            await promises.check(bookie)
-
-    run_async(main())
-
-
-def test_requests_of_a_refused_batch_may_be_sent_again() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            machine.disk.fail("create", "journal/", errno.ENOSPC)
-            assert [a.status for a in await add(bookie, group_of(7, 0, 2))] == [Status.NO_SPACE]
-            await wait_until(lambda: bookie.writable)
-            await added(bookie, group_of(7, 0, 2))
-
-    run_async(main())
-
-
-def test_a_full_data_disk_is_tried_at_intervals_and_not_at_every_add() -> None:
-    async def main() -> None:
-        machine = Machine(settings=small_settings(retry_s=30.0, waiting_s=0.05))
-        bookie = await machine.open()
-
-        def on_operation(name: str, path: str) -> None:
-            if path.startswith("entrylog"):
-                raise OSError(errno.ENOSPC, "no space left")
-
-        machine.disk.on_operation = on_operation
-        for first in range(12):  # recovery adds come in all the same, until both halves are full
-            await add(bookie, group_of(7, first, size=2 * KiB), recovery=True)
-        assert bookie.statistics().adds_overloaded > 0
-        assert bookie.statistics().failed_flushes == 1
-        machine.disk.on_operation = None
-        await bookie.aclose()
-
-    run_async(main())
-
-
-def test_what_the_index_refuses_is_written_to_the_entry_log_once() -> None:
-    """And a ledger that is deleted between two attempts does not come back with the second."""
-
-    async def main() -> None:
-        machine = Machine()
-        bookie = await machine.open()
-        await added(bookie, group_of(7, 0, 20, size=100))
-        await added(bookie, group_of(8, 0, 20, size=100))
-        full = True
-        machine.index.before_sync = lambda: no_space() if full else None
-        with pytest.raises(OSError, match="no space"):
-            await bookie.checkpoint()
-        written = log_bytes(machine)
-        await wait_until(lambda: bookie.statistics().failed_flushes > 20)
-        assert log_bytes(machine) == written
-        await added(bookie, group_of(9, 0), recovery=True)  # it comes while the flush is tried again
-        full = False
-        await bookie.delete_ledgers([8])
-        await wait_until(lambda: bookie.statistics().mark_sequence == bookie._journal.durable.sequence)
-        assert {block.ledger_id for block in machine.index.blocks()} == {7, 9}
-        assert await read_all(bookie, 7, 0, 19) == (entries_of([group_of(7, 0, 20, size=100)]), {})
-        await bookie.aclose()
-
-    run_async(main())
-
-
-def test_no_entry_log_goes_that_waits_for_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A half in several logs: to none of them anything refers, until the index has room again."""
-
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            await added(bookie, group_of(7, 0, 20, size=10_000))
-            monkeypatch.setattr(machine.index, "write", lambda *_: no_space())
-            with pytest.raises(OSError, match="no space"):
-                await bookie.checkpoint()
-            logs = machine.disk.listdir("entrylog")
-            assert len(logs) > 2
-            assert await bookie.reclaim() == []
-            monkeypatch.undo()
-            await wait_until(lambda: bookie.statistics().mark_sequence == bookie._journal.durable.sequence)
-            await bookie.delete_ledgers([7])
-            assert len(await bookie.reclaim()) == len(logs) - 1, "but the one being written"
-
-    run_async(main())
-
-
-def test_starts_that_fail_leave_one_entry_log_behind() -> None:
-    async def main() -> None:
-        machine, promises = Machine(), Promises()
-        bookie = await machine.open()
-        await promises.add(bookie, group_of(7, 0, 20, size=500))
-        for _ in range(5):
-            machine.restart()
-            machine.index.before_sync = fails
-            with pytest.raises(OSError, match="no index"):
-                await machine.open()
-        assert len(machine.disk.listdir("entrylog")) == 1
-        machine.restart()
-        async with machine.bookie() as bookie:
-            await promises.check(bookie)
-            assert len(machine.disk.listdir("entrylog")) == 1
-
-    run_async(main())
-
-
-def test_an_index_that_cannot_be_read_to_its_end_keeps_no_bookie_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be read then is unknown, and all logs stay."""
-
-    async def main() -> None:
-        machine, promises = Machine(), Promises()
-        bookie = await machine.open()
-        await promises.add(bookie, group_of(7, 0, 20, size=500))
+    machine.disk.on_operation = on_operation
+    with pytest.raises(OSError, match="no space"):
         await bookie.checkpoint()
-        await promises.add(bookie, group_of(8, 0, 20, size=500))
-        machine.restart()
-        before = machine.disk.listdir("entrylog")
-        monkeypatch.setattr(machine.index, "blocks", fails)
-        async with machine.bookie() as bookie:
-            assert set(before) < set(machine.disk.listdir("entrylog"))
-            await promises.check(bookie)
+    mark = bookie.statistics().mark_sequence
+    await wait_until(lambda: bookie.statistics().failed_flushes > 3)  # it keeps trying
+    assert bookie.statistics().mark_sequence == mark
+    assert not bookie.writable
+    assert [a.status for a in await add(bookie, group_of(7, 20))] == [Status.NO_SPACE]
+    await promises.add(bookie, group_of(7, 21), recovery=True)
+    await promises.check(bookie)  # reads see the half that is stuck
+    copy = Machine(f"{operation}/copy", machine.settings, machine.disk.copy_after_power_loss(machine.random))
+    copy.index._now, copy.index._synced = machine.index._synced.copy(), machine.index._synced.copy()
+    async with copy.bookie() as other:
+        await promises.check(other)
+    full = False
+    await wait_until(lambda: bookie.writable)
+    await promises.add(bookie, group_of(7, 22))
+    await bookie.aclose()
+    machine.restart()
+    async with machine.bookie() as bookie:
+        await promises.check(bookie)
 
-    run_async(main())
+
+async def test_adds_that_wait_for_room_are_refused_as_soon_as_the_disk_is_full() -> None:
+    machine = Machine()
+    bookie = await machine.open()
+    full = True
+
+    def on_operation(name: str, path: str) -> None:
+        if full and name == "pwritev" and path.startswith("entrylog"):
+            raise OSError(errno.ENOSPC, "no space left")
+
+    machine.disk.on_operation = on_operation
+    answers = await add(bookie, *[group_of(7, i, size=2 * KiB) for i in range(30)])
+    fates = [answer.status for answer in answers]
+    assert fates == [Status.OK, Status.NO_SPACE]
+    assert bookie.statistics().waiting_bytes == 0
+    full = False
+    await wait_until(lambda: bookie.writable)
+    entries, _ = await read_all(bookie, 7, 0, 29)
+    assert sorted(entries) == list(range(answers[0].last_entry_id + 1)), "a refused add left a trace"
+    await bookie.aclose()
+
+
+async def test_an_endless_shortage_does_not_fill_the_disk_with_copies() -> None:
+    machine = Machine()
+    bookie = await machine.open()
+    await added(bookie, group_of(7, 0, 20, size=500))
+    machine.disk.fail("sync", "entrylog", errno.ENOSPC)
+    used = machine.disk.used_bytes()
+    with pytest.raises(OSError, match="injected"):
+        await bookie.checkpoint()
+    for _ in range(5):
+        machine.disk.fail("sync", "entrylog", errno.ENOSPC)
+    await wait_until(lambda: bookie.statistics().failed_flushes == 6)
+    assert machine.disk.used_bytes() <= used + 4 * KiB
+    await wait_until(lambda: bookie.writable)
+    await bookie.aclose()
+
+
+async def test_a_close_on_a_full_disk_ends_and_the_journal_has_it_all() -> None:
+    machine, promises = Machine(), Promises()
+    bookie = await machine.open()
+    await promises.add(bookie, group_of(7, 0, 20, size=500))
+
+    def on_operation(name: str, path: str) -> None:
+        if path.startswith("entrylog"):
+            raise OSError(errno.ENOSPC, "no space left")
+
+    machine.disk.on_operation = on_operation
+    await bookie.aclose()
+    assert bookie.statistics().failed_flushes > 0, "the close tried to write them out"
+    machine.restart()
+    machine.disk.on_operation = None
+    async with machine.bookie() as bookie:
+        assert await read_all(bookie, 7, 0, 19) == (entries_of([group_of(7, 0, 20, size=500)]), {})
+        await promises.check(bookie)
+
+
+async def test_requests_of_a_refused_batch_may_be_sent_again() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        machine.disk.fail("create", "journal/", errno.ENOSPC)
+        assert [a.status for a in await add(bookie, group_of(7, 0, 2))] == [Status.NO_SPACE]
+        await wait_until(lambda: bookie.writable)
+        await added(bookie, group_of(7, 0, 2))
+
+
+async def test_a_full_data_disk_is_tried_at_intervals_and_not_at_every_add() -> None:
+    machine = Machine(settings=small_settings(retry_s=30.0, waiting_s=0.05))
+    bookie = await machine.open()
+
+    def on_operation(name: str, path: str) -> None:
+        if path.startswith("entrylog"):
+            raise OSError(errno.ENOSPC, "no space left")
+
+    machine.disk.on_operation = on_operation
+    for first in range(12):  # recovery adds come in all the same, until both halves are full
+        await add(bookie, group_of(7, first, size=2 * KiB), recovery=True)
+    assert bookie.statistics().adds_overloaded > 0
+    assert bookie.statistics().failed_flushes == 1
+    machine.disk.on_operation = None
+    await bookie.aclose()
+
+
+async def test_what_the_index_refuses_is_written_to_the_entry_log_once() -> None:
+    """And a ledger that is deleted between two attempts does not come back with the second."""
+    machine = Machine()
+    bookie = await machine.open()
+    await added(bookie, group_of(7, 0, 20, size=100))
+    await added(bookie, group_of(8, 0, 20, size=100))
+    full = True
+    machine.index.before_sync = lambda: no_space() if full else None
+    with pytest.raises(OSError, match="no space"):
+        await bookie.checkpoint()
+    written = log_bytes(machine)
+    await wait_until(lambda: bookie.statistics().failed_flushes > 20)
+    assert log_bytes(machine) == written
+    await added(bookie, group_of(9, 0), recovery=True)  # it comes while the flush is tried again
+    full = False
+    await bookie.delete_ledgers([8])
+    await wait_until(lambda: bookie.statistics().mark_sequence == bookie._journal.durable.sequence)
+    assert {block.ledger_id for block in machine.index.blocks()} == {7, 9}
+    assert await read_all(bookie, 7, 0, 19) == (entries_of([group_of(7, 0, 20, size=100)]), {})
+    await bookie.aclose()
+
+
+async def test_no_entry_log_goes_that_waits_for_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half in several logs: to none of them anything refers, until the index has room again."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0, 20, size=10_000))
+        monkeypatch.setattr(machine.index, "write", lambda *_: no_space())
+        with pytest.raises(OSError, match="no space"):
+            await bookie.checkpoint()
+        logs = machine.disk.listdir("entrylog")
+        assert len(logs) > 2
+        assert await bookie.reclaim() == []
+        monkeypatch.undo()
+        await wait_until(lambda: bookie.statistics().mark_sequence == bookie._journal.durable.sequence)
+        await bookie.delete_ledgers([7])
+        assert len(await bookie.reclaim()) == len(logs) - 1, "but the one being written"
+
+
+async def test_starts_that_fail_leave_one_entry_log_behind() -> None:
+    machine, promises = Machine(), Promises()
+    bookie = await machine.open()
+    await promises.add(bookie, group_of(7, 0, 20, size=500))
+    for _ in range(5):
+        machine.restart()
+        machine.index.before_sync = fails
+        with pytest.raises(OSError, match="no index"):
+            await machine.open()
+    assert len(machine.disk.listdir("entrylog")) == 1
+    machine.restart()
+    async with machine.bookie() as bookie:
+        await promises.check(bookie)
+        assert len(machine.disk.listdir("entrylog")) == 1
+
+
+async def test_an_index_that_cannot_be_read_to_its_end_keeps_no_bookie_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read then is unknown, and all logs stay."""
+    machine, promises = Machine(), Promises()
+    bookie = await machine.open()
+    await promises.add(bookie, group_of(7, 0, 20, size=500))
+    await bookie.checkpoint()
+    await promises.add(bookie, group_of(8, 0, 20, size=500))
+    machine.restart()
+    before = machine.disk.listdir("entrylog")
+    monkeypatch.setattr(machine.index, "blocks", fails)
+    async with machine.bookie() as bookie:
+        assert set(before) < set(machine.disk.listdir("entrylog"))
+        await promises.check(bookie)
 
 
 def no_space() -> None:

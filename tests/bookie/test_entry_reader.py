@@ -11,7 +11,7 @@ from cepheid_bookie.entry_log import log_path
 from cepheid_bookie.entry_reader import ReadingBudget, cut_group
 from cepheid_rpc import LacRequest, ReadRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, added, entries_of, group_of, read_all, small_settings
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 
 @pytest.mark.parametrize(
@@ -31,157 +31,131 @@ def test_a_group_is_cut_to_range_and_budget(first: int, last: int, max_bytes: in
     assert (part.first_entry_id, part.last_entry_id) == expected
 
 
-def test_a_damaged_block_makes_its_entries_unknown_and_hides_no_neighbour() -> None:
+async def test_a_damaged_block_makes_its_entries_unknown_and_hides_no_neighbour() -> None:
     """And never absent: recovery would truncate."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        groups = [group_of(7, first, 5, size=900) for first in range(0, 20, 5)]  # a block each
+        await added(bookie, *groups)
+        await bookie.checkpoint()
+        block = next(block for block in machine.index.blocks() if block.first_entry_id <= 7 <= block.last_entry_id)
+        machine.disk.flip_bit(log_path(block.log_id), block.offset + 200)
+        hurt = range(block.first_entry_id, block.last_entry_id + 1)
+        for fence in (False, True):
+            entries, missing = await read_all(bookie, 7, 0, 21, fence=fence)
+            assert missing == {**dict.fromkeys(hurt, Status.BAD_DIGEST), 20: Status.NO_ENTRY, 21: Status.NO_ENTRY}
+            assert entries == {i: entry for i, entry in entries_of(groups).items() if i not in hurt}
+        assert bookie.statistics().read_unreadable_blocks == 2
 
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            groups = [group_of(7, first, 5, size=900) for first in range(0, 20, 5)]  # a block each
-            await added(bookie, *groups)
+
+async def test_a_highest_entry_that_cannot_be_read_makes_the_lac_unknown() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0, 3))
+        await bookie.checkpoint()
+        machine.disk.fail("pread", "entrylog/")
+        answer = await bookie.read_lac(LacRequest(7, KEY))
+        assert answer.status is Status.IO_ERROR
+        assert (await bookie.read_lac(LacRequest(7, KEY))).status is Status.OK
+        machine.disk.unlink(log_path(1))
+        machine.disk.fail("pread", "entrylog/")
+        assert not (await bookie.read_lac(LacRequest(7, KEY))).status.certain_no
+
+
+async def test_an_index_that_fails_makes_entries_unknown() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0, 3))
+        await bookie.checkpoint()
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("the database is unhappy")
+
+        machine.index.find = broken  # type: ignore[assignment]
+        _, missing = await read_all(bookie, 7, 0, 4)
+        assert set(missing.values()) == {Status.IO_ERROR}
+
+
+async def test_a_long_range_comes_in_chunks_from_many_small_blocks() -> None:
+    machine = Machine(settings=small_settings(write_cache_bytes=16 * KiB))
+    async with machine.bookie() as bookie:
+        groups = [group_of(7, first, 2, size=1_500) for first in range(0, 1_600, 2)]
+        await added(bookie, *groups)
+        await bookie.checkpoint()
+        chunks = [chunk async for chunk in bookie.read(ReadRequest(7, 0, 1_599, max_bytes=1 << 30))]
+        assert len(chunks) >= 2
+        assert sum(len(group) for chunk in chunks for group in chunk.groups) == 1_600
+        assert max(sum(len(group.data) for group in chunk.groups) for chunk in chunks) <= (1 << 20) + 4 * KiB
+        assert (await read_all(bookie, 7, 0, 1_599)) == (entries_of(groups), {})
+
+
+async def test_holes_are_told_id_by_id_whether_cached_or_flushed() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        held = [group_of(7, 2, 2), group_of(7, 8, 1), group_of(7, 20, 3)]
+        await added(bookie, *held)
+        for _ in range(2):
+            entries, missing = await read_all(bookie, 7, 0, 25)
+            assert entries == entries_of(held)
+            assert missing == dict.fromkeys([i for i in range(26) if i not in entries], Status.NO_ENTRY)
             await bookie.checkpoint()
-            block = next(block for block in machine.index.blocks() if block.first_entry_id <= 7 <= block.last_entry_id)
-            machine.disk.flip_bit(log_path(block.log_id), block.offset + 200)
-            hurt = range(block.first_entry_id, block.last_entry_id + 1)
-            for fence in (False, True):
-                entries, missing = await read_all(bookie, 7, 0, 21, fence=fence)
-                assert missing == {**dict.fromkeys(hurt, Status.BAD_DIGEST), 20: Status.NO_ENTRY, 21: Status.NO_ENTRY}
-                assert entries == {i: entry for i, entry in entries_of(groups).items() if i not in hurt}
-            assert bookie.statistics().read_unreadable_blocks == 2
-
-    run_async(main())
 
 
-def test_a_highest_entry_that_cannot_be_read_makes_the_lac_unknown() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            await added(bookie, group_of(7, 0, 3))
-            await bookie.checkpoint()
-            machine.disk.fail("pread", "entrylog/")
-            answer = await bookie.read_lac(LacRequest(7, KEY))
-            assert answer.status is Status.IO_ERROR
-            assert (await bookie.read_lac(LacRequest(7, KEY))).status is Status.OK
-            machine.disk.unlink(log_path(1))
-            machine.disk.fail("pread", "entrylog/")
-            assert not (await bookie.read_lac(LacRequest(7, KEY))).status.certain_no
-
-    run_async(main())
-
-
-def test_an_index_that_fails_makes_entries_unknown() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            await added(bookie, group_of(7, 0, 3))
-            await bookie.checkpoint()
-
-            def broken(*_: object) -> None:
-                raise RuntimeError("the database is unhappy")
-
-            machine.index.find = broken  # type: ignore[assignment]
-            _, missing = await read_all(bookie, 7, 0, 4)
-            assert set(missing.values()) == {Status.IO_ERROR}
-
-    run_async(main())
+async def test_catch_up_reads_queue_for_their_budget_and_recovery_does_not() -> None:
+    machine = Machine(settings=small_settings(reading_bytes=1 << 20))
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0, 3))
+        await bookie.checkpoint()
+        budget = bookie._reader._budget
+        machine.workers["read"].hold()
+        reads = [asyncio.ensure_future(read_all(bookie, 7, 0, 2)) for _ in range(3)]
+        await wait_until(lambda: "2 waiting" in repr(budget))
+        reads[1].cancel()
+        await asyncio.gather(reads[1], return_exceptions=True)
+        machine.workers["read"].release()
+        results = await asyncio.gather(reads[0], reads[2])
+        assert all(len(entries) == 3 for entries, _ in results)
+        assert (budget.used_bytes, "0 waiting" in repr(budget)) == (0, True)
 
 
-def test_a_long_range_comes_in_chunks_from_many_small_blocks() -> None:
-    async def main() -> None:
-        machine = Machine(settings=small_settings(write_cache_bytes=16 * KiB))
-        async with machine.bookie() as bookie:
-            groups = [group_of(7, first, 2, size=1_500) for first in range(0, 1_600, 2)]
-            await added(bookie, *groups)
-            await bookie.checkpoint()
-            chunks = [chunk async for chunk in bookie.read(ReadRequest(7, 0, 1_599, max_bytes=1 << 30))]
-            assert len(chunks) >= 2
-            assert sum(len(group) for chunk in chunks for group in chunk.groups) == 1_600
-            assert max(sum(len(group.data) for group in chunk.groups) for chunk in chunks) <= (1 << 20) + 4 * KiB
-            assert (await read_all(bookie, 7, 0, 1_599)) == (entries_of(groups), {})
-
-    run_async(main())
-
-
-def test_holes_are_told_id_by_id_whether_cached_or_flushed() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            held = [group_of(7, 2, 2), group_of(7, 8, 1), group_of(7, 20, 3)]
-            await added(bookie, *held)
-            for _ in range(2):
-                entries, missing = await read_all(bookie, 7, 0, 25)
-                assert entries == entries_of(held)
-                assert missing == dict.fromkeys([i for i in range(26) if i not in entries], Status.NO_ENTRY)
-                await bookie.checkpoint()
-
-    run_async(main())
-
-
-def test_catch_up_reads_queue_for_their_budget_and_recovery_does_not() -> None:
-    async def main() -> None:
-        machine = Machine(settings=small_settings(reading_bytes=1 << 20))
-        async with machine.bookie() as bookie:
-            await added(bookie, group_of(7, 0, 3))
-            await bookie.checkpoint()
-            budget = bookie._reader._budget
-            machine.workers["read"].hold()
-            reads = [asyncio.ensure_future(read_all(bookie, 7, 0, 2)) for _ in range(3)]
-            await wait_until(lambda: "2 waiting" in repr(budget))
-            reads[1].cancel()
-            await asyncio.gather(reads[1], return_exceptions=True)
-            machine.workers["read"].release()
-            results = await asyncio.gather(reads[0], reads[2])
-            assert all(len(entries) == 3 for entries, _ in results)
-            assert (budget.used_bytes, "0 waiting" in repr(budget)) == (0, True)
-
-    run_async(main())
-
-
-def test_a_cancelled_wait_gives_its_turn_on_whenever_it_is_cancelled() -> None:
-    async def main() -> None:
-        budget = ReadingBudget(10)
-        assert await budget.take(99) == 10  # a wish beyond the limit gets the limit
-        first, second = asyncio.ensure_future(budget.take(10)), asyncio.ensure_future(budget.take(10))
-        await asyncio.sleep(0)
-        budget.give_back(10)  # granted to `first` …
-        first.cancel()  # … which is cancelled before it hears of it
-        await asyncio.gather(first, return_exceptions=True)
-        assert await second == 10
-        budget.give_back(10)
-        assert budget.used_bytes == 0
-
-    run_async(main())
+async def test_a_cancelled_wait_gives_its_turn_on_whenever_it_is_cancelled() -> None:
+    budget = ReadingBudget(10)
+    assert await budget.take(99) == 10  # a wish beyond the limit gets the limit
+    first, second = asyncio.ensure_future(budget.take(10)), asyncio.ensure_future(budget.take(10))
+    await asyncio.sleep(0)
+    budget.give_back(10)  # granted to `first` …
+    first.cancel()  # … which is cancelled before it hears of it
+    await asyncio.gather(first, return_exceptions=True)
+    assert await second == 10
+    budget.give_back(10)
+    assert budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_cached_runs_written_blocks_and_gaps_are_read_as_one(seed: int) -> None:
+async def test_cached_runs_written_blocks_and_gaps_are_read_as_one(seed: int) -> None:
     """A striped ledger, half of it flushed: every id of every chunk is here or certainly not, in few looks at the disk."""
+    rng = random.Random(seed)
+    machine = Machine(seed, small_settings(write_cache_bytes=1 << 20))
+    async with machine.bookie() as bookie:
+        held = sorted(rng.sample(range(400), 200))
+        for entry_id in held:
+            await added(bookie, group_of(7, entry_id))
+            if rng.random() < 0.01:
+                await bookie.checkpoint()
+        looks = 0
+        run = machine.workers["read"].run
 
-    async def main() -> None:
-        rng = random.Random(seed)
-        machine = Machine(seed, small_settings(write_cache_bytes=1 << 20))
-        async with machine.bookie() as bookie:
-            held = sorted(rng.sample(range(400), 200))
-            for entry_id in held:
-                await added(bookie, group_of(7, entry_id))
-                if rng.random() < 0.01:
-                    await bookie.checkpoint()
-            looks = 0
-            run = machine.workers["read"].run
+        async def counted(work: object) -> object:
+            nonlocal looks
+            looks += 1
+            return await run(work)  # type: ignore[arg-type]
 
-            async def counted(work: object) -> object:
-                nonlocal looks
-                looks += 1
-                return await run(work)  # type: ignore[arg-type]
-
-            machine.workers["read"].run = counted  # type: ignore[method-assign, assignment]
-            for first, last, max_bytes in [(0, 399, 1 << 20), (rng.randrange(400), 399, 1 << 20), (0, 399, 500), (5, 300, 1)]:
-                entries, missing = await read_all(bookie, 7, first, last, max_bytes=max_bytes)
-                reached = max([*entries, *missing])
-                assert list(entries) == [e for e in held if first <= e <= reached]
-                assert list(missing) == [e for e in range(first, reached + 1) if e not in held]
-                assert set(missing.values()) <= {Status.NO_ENTRY}
-                assert reached == last or sum(map(len, entries.values())) >= max_bytes
-            assert looks <= 24, "gaps are looked up together"
-
-    run_async(main())
+        machine.workers["read"].run = counted  # type: ignore[method-assign, assignment]
+        for first, last, max_bytes in [(0, 399, 1 << 20), (rng.randrange(400), 399, 1 << 20), (0, 399, 500), (5, 300, 1)]:
+            entries, missing = await read_all(bookie, 7, first, last, max_bytes=max_bytes)
+            reached = max([*entries, *missing])
+            assert list(entries) == [e for e in held if first <= e <= reached]
+            assert list(missing) == [e for e in range(first, reached + 1) if e not in held]
+            assert set(missing.values()) <= {Status.NO_ENTRY}
+            assert reached == last or sum(map(len, entries.values())) >= max_bytes
+        assert looks <= 24, "gaps are looked up together"

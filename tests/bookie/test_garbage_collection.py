@@ -15,7 +15,7 @@ from cepheid_metadata import DeletedLedgers, Found, Fragment, LedgerMetadata, Le
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, settle, small_settings
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 
 class Metadata:
@@ -47,282 +47,240 @@ async def filled(bookie: Bookie, *ledgers: int) -> None:
         await added(bookie, group_of(ledger_id, 0, 5))
 
 
-def test_a_ledger_goes_at_the_second_pass_that_misses_it() -> None:
-    async def main() -> None:
-        async with Machine().bookie() as bookie:
-            await filled(bookie, 1, 2, 3)
-            metadata = Metadata(1, 3)
-            collector = GarbageCollector(bookie, metadata)
-            assert (await collector.collect()).deleted == ()
-            assert (await collector.collect()).deleted == (2,)
-            assert bookie.ledgers() == [1, 3]
-            _, missing = await read_all(bookie, 2, 0, 4)
-            assert set(missing.values()) == {Status.NO_LEDGER}
-            assert await read_all(bookie, 3, 0, 4) == (entries_of([group_of(3, 0, 5)]), {})
-
-    run_async(main())
+async def test_a_ledger_goes_at_the_second_pass_that_misses_it() -> None:
+    async with Machine().bookie() as bookie:
+        await filled(bookie, 1, 2, 3)
+        metadata = Metadata(1, 3)
+        collector = GarbageCollector(bookie, metadata)
+        assert (await collector.collect()).deleted == ()
+        assert (await collector.collect()).deleted == (2,)
+        assert bookie.ledgers() == [1, 3]
+        _, missing = await read_all(bookie, 2, 0, 4)
+        assert set(missing.values()) == {Status.NO_LEDGER}
+        assert await read_all(bookie, 3, 0, 4) == (entries_of([group_of(3, 0, 5)]), {})
 
 
-def test_a_deleted_ledger_refuses_its_old_writer_and_stays_refused_after_a_restart() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            await filled(bookie, 1, 2)
-            collector = GarbageCollector(bookie, Metadata(1))
-            await collector.collect()
-            await collector.collect()
-            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
-            assert [a.status for a in await add(bookie, group_of(2, 5), recovery=True)] == [Status.FENCED]
-            assert (await bookie.read_lac(LacRequest(2, KEY, fence=True))).status is Status.NO_LEDGER
-            assert await bookie.write_lac(ExplicitLac(2, 3, KEY)) is Status.NO_LEDGER
-        machine.restart()
-        async with machine.bookie() as bookie:
-            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
-            machine.now_ms += int(bookie.settings.tombstone_s * 1000) + 1
-            await bookie.reclaim()
-            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]  # a clock that jumps takes nothing away
-        machine.restart()
-        async with machine.bookie(tombstone_s=0.01) as bookie:
-            await asyncio.sleep(0.01)
-            await bookie.reclaim()  # nobody who could still write to it is alive
-            await added(bookie, group_of(2, 5))
-
-    run_async(main())
+async def test_a_deleted_ledger_refuses_its_old_writer_and_stays_refused_after_a_restart() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        collector = GarbageCollector(bookie, Metadata(1))
+        await collector.collect()
+        await collector.collect()
+        assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+        assert [a.status for a in await add(bookie, group_of(2, 5), recovery=True)] == [Status.FENCED]
+        assert (await bookie.read_lac(LacRequest(2, KEY, fence=True))).status is Status.NO_LEDGER
+        assert await bookie.write_lac(ExplicitLac(2, 3, KEY)) is Status.NO_LEDGER
+    machine.restart()
+    async with machine.bookie() as bookie:
+        assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+        machine.now_ms += int(bookie.settings.tombstone_s * 1000) + 1
+        await bookie.reclaim()
+        assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]  # a clock that jumps takes nothing away
+    machine.restart()
+    async with machine.bookie(tombstone_s=0.01) as bookie:
+        await asyncio.sleep(0.01)
+        await bookie.reclaim()  # nobody who could still write to it is alive
+        await added(bookie, group_of(2, 5))
 
 
-def test_a_tombstone_made_by_a_clock_that_was_behind_stays_when_the_clock_is_set_right() -> None:
-    async def main() -> None:
-        machine = Machine()
-        right_ms, machine.now_ms = machine.now_ms, machine.now_ms - 365 * 86_400_000
-        async with machine.bookie() as bookie:
-            await filled(bookie, 1, 2)
-            collector = GarbageCollector(bookie, Metadata(1))
-            await collector.collect()
-            await collector.collect()
-            machine.now_ms = right_ms
-            await bookie.reclaim()
-            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
-        machine.restart()
-        async with machine.bookie() as bookie:
-            await bookie.reclaim()
-            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
-
-    run_async(main())
+async def test_a_tombstone_made_by_a_clock_that_was_behind_stays_when_the_clock_is_set_right() -> None:
+    machine = Machine()
+    right_ms, machine.now_ms = machine.now_ms, machine.now_ms - 365 * 86_400_000
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        collector = GarbageCollector(bookie, Metadata(1))
+        await collector.collect()
+        await collector.collect()
+        machine.now_ms = right_ms
+        await bookie.reclaim()
+        assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+    machine.restart()
+    async with machine.bookie() as bookie:
+        await bookie.reclaim()
+        assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
 
 
-def test_a_tombstone_made_while_the_clock_was_set_back_stays_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tombstone_made_while_the_clock_was_set_back_stays_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookie_module, "_SEEN_S", 0.0)  # as if the bookie had run for a day
-
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            await filled(bookie, 1, 2)
-            right_ms, machine.now_ms = machine.now_ms, machine.now_ms - 365 * 86_400_000
-            await bookie.delete_ledgers([2])
-            machine.now_ms = right_ms
-            await bookie.reclaim()
-            assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
-
-    run_async(main())
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        right_ms, machine.now_ms = machine.now_ms, machine.now_ms - 365 * 86_400_000
+        await bookie.delete_ledgers([2])
+        machine.now_ms = right_ms
+        await bookie.reclaim()
+        assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
 
 
-def test_an_error_in_the_listing_deletes_nothing_and_forgets_what_was_suspected() -> None:
-    async def main() -> None:
-        async with Machine().bookie() as bookie:
-            await filled(bookie, 1, 2)
-            metadata = Metadata(1)
-            collector = GarbageCollector(bookie, metadata)
+async def test_an_error_in_the_listing_deletes_nothing_and_forgets_what_was_suspected() -> None:
+    async with Machine().bookie() as bookie:
+        await filled(bookie, 1, 2)
+        metadata = Metadata(1)
+        collector = GarbageCollector(bookie, metadata)
+        await collector.collect()
+        metadata.failing = True
+        with pytest.raises(ConnectionError):
             await collector.collect()
-            metadata.failing = True
-            with pytest.raises(ConnectionError):
-                await collector.collect()
-            metadata.failing = False
+        metadata.failing = False
+        assert (await collector.collect()).deleted == ()
+        assert bookie.ledgers() == [1, 2]
+
+
+async def test_a_ledger_that_only_a_lagging_follower_misses_stays() -> None:
+    async with Machine().bookie() as bookie:
+        await filled(bookie, 1, 2)
+        metadata = Metadata(1, 2)
+        metadata.hidden = {2}
+        collector = GarbageCollector(bookie, metadata)
+        for _ in range(4):
             assert (await collector.collect()).deleted == ()
-            assert bookie.ledgers() == [1, 2]
-
-    run_async(main())
+        assert bookie.ledgers() == [1, 2]
 
 
-def test_a_ledger_that_only_a_lagging_follower_misses_stays() -> None:
-    async def main() -> None:
-        async with Machine().bookie() as bookie:
-            await filled(bookie, 1, 2)
-            metadata = Metadata(1, 2)
-            metadata.hidden = {2}
-            collector = GarbageCollector(bookie, metadata)
-            for _ in range(4):
-                assert (await collector.collect()).deleted == ()
-            assert bookie.ledgers() == [1, 2]
-
-    run_async(main())
-
-
-def test_a_ledger_created_during_a_listing_is_no_suspect() -> None:
+async def test_a_ledger_created_during_a_listing_is_no_suspect() -> None:
     """The local snapshot comes first: BookKeeper once did it the other way round."""
+    async with Machine().bookie() as bookie:
+        await filled(bookie, 1)
+        metadata = Metadata(1)
+        collector = GarbageCollector(bookie, metadata)
 
-    async def main() -> None:
-        async with Machine().bookie() as bookie:
-            await filled(bookie, 1)
-            metadata = Metadata(1)
-            collector = GarbageCollector(bookie, metadata)
+        async def create() -> None:  # in metadata after the listing had passed its place, then written here
+            ledger_id = 50 + len(metadata.ledgers)
+            metadata.ledgers.add(ledger_id)
+            await filled(bookie, ledger_id)
 
-            async def create() -> None:  # in metadata after the listing had passed its place, then written here
-                ledger_id = 50 + len(metadata.ledgers)
-                metadata.ledgers.add(ledger_id)
-                await filled(bookie, ledger_id)
-
-            metadata.during_listing = create
-            for _ in range(3):
-                assert (await collector.collect()).absent == 0
-            assert bookie.ledgers() == [1, 51, 52, 53]
-
-    run_async(main())
+        metadata.during_listing = create
+        for _ in range(3):
+            assert (await collector.collect()).absent == 0
+        assert bookie.ledgers() == [1, 51, 52, 53]
 
 
-def test_mass_absence_stops_everything() -> None:
-    async def main() -> None:
-        machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
-        async with machine.bookie() as bookie:
-            await filled(bookie, *range(1, 13))
-            collector = GarbageCollector(bookie, Metadata())
-            for _ in range(3):
-                result = await collector.collect()
-                assert (result.refused_mass, result.deleted) == (True, ())
-            assert len(bookie.ledgers()) == 12
-            collector = GarbageCollector(bookie, Metadata(*range(1, 8)))
-            await collector.collect()
-            assert (await collector.collect()).deleted == (8, 9, 10, 11, 12)
-
-    run_async(main())
-
-
-def test_logs_go_when_the_last_of_their_ledgers_has_gone() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            for ledger_id in (1, 2):  # a log or two each
-                for first in range(0, 80, 5):
-                    await added(bookie, group_of(ledger_id, first, 5, size=KiB))
-                await bookie.checkpoint()
-            logs = machine.disk.listdir("entrylog")
-            metadata = Metadata(2)
-            collector = GarbageCollector(bookie, metadata)
-            await collector.collect()
+async def test_mass_absence_stops_everything() -> None:
+    machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
+    async with machine.bookie() as bookie:
+        await filled(bookie, *range(1, 13))
+        collector = GarbageCollector(bookie, Metadata())
+        for _ in range(3):
             result = await collector.collect()
-            assert result.deleted == (1,)
-            assert result.deleted_logs
-            assert len(machine.disk.listdir("entrylog")) == len(logs) - len(result.deleted_logs)
-            entries, missing = await read_all(bookie, 2, 0, 79)
-            assert (len(entries), missing) == (80, {})
-
-    run_async(main())
+            assert (result.refused_mass, result.deleted) == (True, ())
+        assert len(bookie.ledgers()) == 12
+        collector = GarbageCollector(bookie, Metadata(*range(1, 8)))
+        await collector.collect()
+        assert (await collector.collect()).deleted == (8, 9, 10, 11, 12)
 
 
-def test_a_log_stays_until_the_deletion_of_its_ledgers_is_synced() -> None:
-    """Visible, and lost with the power: the index would lead to a log that is gone."""
-
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            for ledger_id in (1, 2):
-                for first in range(0, 80, 5):
-                    await added(bookie, group_of(ledger_id, first, 5, size=KiB))
-                await bookie.checkpoint()
-            logs = machine.disk.listdir("entrylog")
-
-            def refuse() -> None:
-                raise OSError(errno.ENOSPC, "no room for the index")
-
-            machine.index.before_sync = refuse
-            with pytest.raises(OSError, match="no room"):
-                await bookie.delete_ledgers([1])
-            with pytest.raises(OSError, match="no room"):
-                await bookie.reclaim()
-            assert machine.disk.listdir("entrylog") == logs
-            machine.index.before_sync = lambda: None
-            assert await bookie.reclaim()
-            machine.index.crash()
-            left = {block.log_id for block in machine.index.blocks()}
-            assert left <= set(list_logs(machine.disk))
-
-    run_async(main())
-
-
-def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind() -> None:
-    async def main() -> None:
-        machine = Machine()
-        async with machine.bookie() as bookie:
-            await filled(bookie, 1, 2)
-            machine.workers["flush"].hold()
-            checkpoint = asyncio.ensure_future(bookie.checkpoint())
-            await settle()
-            await added(bookie, group_of(2, 5, 2))
-            deletion = asyncio.ensure_future(bookie.delete_ledgers([2]))
-            await settle()
-            _, missing = await read_all(bookie, 2, 0, 6)
-            assert set(missing.values()) == {Status.NO_LEDGER}
-            machine.workers["flush"].release()
-            await asyncio.gather(checkpoint, deletion)
+async def test_logs_go_when_the_last_of_their_ledgers_has_gone() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        for ledger_id in (1, 2):  # a log or two each
+            for first in range(0, 80, 5):
+                await added(bookie, group_of(ledger_id, first, 5, size=KiB))
             await bookie.checkpoint()
-            assert {block.ledger_id for block in machine.index.blocks()} == {1}
+        logs = machine.disk.listdir("entrylog")
+        metadata = Metadata(2)
+        collector = GarbageCollector(bookie, metadata)
+        await collector.collect()
+        result = await collector.collect()
+        assert result.deleted == (1,)
+        assert result.deleted_logs
+        assert len(machine.disk.listdir("entrylog")) == len(logs) - len(result.deleted_logs)
+        entries, missing = await read_all(bookie, 2, 0, 79)
+        assert (len(entries), missing) == (80, {})
 
-    run_async(main())
+
+async def test_a_log_stays_until_the_deletion_of_its_ledgers_is_synced() -> None:
+    """Visible, and lost with the power: the index would lead to a log that is gone."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        for ledger_id in (1, 2):
+            for first in range(0, 80, 5):
+                await added(bookie, group_of(ledger_id, first, 5, size=KiB))
+            await bookie.checkpoint()
+        logs = machine.disk.listdir("entrylog")
+
+        def refuse() -> None:
+            raise OSError(errno.ENOSPC, "no room for the index")
+
+        machine.index.before_sync = refuse
+        with pytest.raises(OSError, match="no room"):
+            await bookie.delete_ledgers([1])
+        with pytest.raises(OSError, match="no room"):
+            await bookie.reclaim()
+        assert machine.disk.listdir("entrylog") == logs
+        machine.index.before_sync = lambda: None
+        assert await bookie.reclaim()
+        machine.index.crash()
+        left = {block.log_id for block in machine.index.blocks()}
+        assert left <= set(list_logs(machine.disk))
 
 
-def test_a_clock_that_is_set_ahead_does_not_cut_the_time_in_which_a_ledger_can_be_brought_back() -> None:
-    async def main() -> None:
-        store, machine = MemoryStore(MemoryTree()), Machine()
+async def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        machine.workers["flush"].hold()
+        checkpoint = asyncio.ensure_future(bookie.checkpoint())
+        await settle()
+        await added(bookie, group_of(2, 5, 2))
+        deletion = asyncio.ensure_future(bookie.delete_ledgers([2]))
+        await settle()
+        _, missing = await read_all(bookie, 2, 0, 6)
+        assert set(missing.values()) == {Status.NO_LEDGER}
+        machine.workers["flush"].release()
+        await asyncio.gather(checkpoint, deletion)
+        await bookie.checkpoint()
+        assert {block.ledger_id for block in machine.index.blocks()} == {1}
+
+
+async def test_a_clock_that_is_set_ahead_does_not_cut_the_time_in_which_a_ledger_can_be_brought_back() -> None:
+    store, machine = MemoryStore(MemoryTree()), Machine()
+    record = LedgerMetadata(
+        ledger_id=2,
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        state=LedgerState.CLOSED,
+        fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
+        last_entry_id=4,
+        length_bytes=100,
+        creation_token=1,
+        created_at_ms=0,
+    )
+    await ledger_records(store).create(2, record)
+    await DeletedLedgers(store).delete(Found(record, 0), machine.now_ms, grace_ms=3_600_000)
+    ledgers = MetadataLedgers(store, machine.ports())
+    machine.now_ms += 365 * 86_400_000
+    await ledgers.purge()
+    assert await ledgers.exists(2)
+    later = MetadataLedgers(store, machine.ports())  # of a process that was started with that clock
+    await later.purge()
+    assert not await later.exists(2)
+
+
+async def test_collects_against_the_real_metadata_package_by_itself() -> None:
+    store = MemoryStore(MemoryTree())
+    records = ledger_records(store)
+    for ledger_id in (1, 2):
         record = LedgerMetadata(
-            ledger_id=2,
+            ledger_id=ledger_id,
             ensemble_size=1,
             write_quorum=1,
             ack_quorum=1,
-            state=LedgerState.CLOSED,
+            state=LedgerState.OPEN,
             fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
-            last_entry_id=4,
-            length_bytes=100,
             creation_token=1,
             created_at_ms=0,
         )
-        await ledger_records(store).create(2, record)
-        await DeletedLedgers(store).delete(Found(record, 0), machine.now_ms, grace_ms=3_600_000)
-        ledgers = MetadataLedgers(store, machine.ports())
-        machine.now_ms += 365 * 86_400_000
-        await ledgers.purge()
-        assert await ledgers.exists(2)
-        later = MetadataLedgers(store, machine.ports())  # of a process that was started with that clock
-        await later.purge()
-        assert not await later.exists(2)
-
-    run_async(main())
-
-
-def test_collects_against_the_real_metadata_package_by_itself() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        records = ledger_records(store)
-        for ledger_id in (1, 2):
-            record = LedgerMetadata(
-                ledger_id=ledger_id,
-                ensemble_size=1,
-                write_quorum=1,
-                ack_quorum=1,
-                state=LedgerState.OPEN,
-                fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
-                creation_token=1,
-                created_at_ms=0,
-            )
-            await records.create(ledger_id, record)
-        machine = Machine(settings=small_settings(gc_interval_s=0.01))
-        async with machine.bookie() as bookie:
-            await filled(bookie, 1, 2)
-            collector = GarbageCollector(bookie, MetadataLedgers(store, Ports()))
-            collector.start()
-            await wait_until(lambda: collector.passes > 2)
-            assert bookie.ledgers() == [1, 2]
-            await records.delete(2, None)
-            await wait_until(lambda: bookie.ledgers() == [1])
-            await collector.aclose()
-        await store.aclose()
-
-    run_async(main())
+        await records.create(ledger_id, record)
+    machine = Machine(settings=small_settings(gc_interval_s=0.01))
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        collector = GarbageCollector(bookie, MetadataLedgers(store, Ports()))
+        collector.start()
+        await wait_until(lambda: collector.passes > 2)
+        assert bookie.ledgers() == [1, 2]
+        await records.delete(2, None)
+        await wait_until(lambda: bookie.ledgers() == [1])
+        await collector.aclose()
+    await store.aclose()

@@ -12,7 +12,7 @@ import pytest
 from cepheid_bookie import health_server
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.health_server import HealthServer, Page
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 
 @asynccontextmanager
@@ -50,55 +50,38 @@ async def ask(server: HealthServer, request: bytes) -> tuple[int, str]:
         ("nonsense", 405, "only GET and HEAD\n"),
     ],
 )
-def test_a_page_and_what_is_none(request_line: str, status: int, body: str) -> None:
-    async def main() -> None:
-        async with serving() as server:
-            assert await ask(server, f"{request_line}\r\nHost: x\r\n\r\n".encode()) == (status, body)
-
-    run_async(main())
+async def test_a_page_and_what_is_none(request_line: str, status: int, body: str) -> None:
+    async with serving() as server:
+        assert await ask(server, f"{request_line}\r\nHost: x\r\n\r\n".encode()) == (status, body)
 
 
-def test_a_request_without_end_is_cut_off() -> None:
-    async def main() -> None:
-        async with serving() as server:
-            endless = b"GET /health HTTP/1.1\r\nX: " + b"x" * (2 * health_server.MAX_REQUEST_BYTES)
-            assert await ask(server, endless) == (0, "")
-            assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
-
-    run_async(main())
+async def test_a_request_without_end_is_cut_off() -> None:
+    async with serving() as server:
+        endless = b"GET /health HTTP/1.1\r\nX: " + b"x" * (2 * health_server.MAX_REQUEST_BYTES)
+        assert await ask(server, endless) == (0, "")
+        assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
 
 
-def test_who_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_server, "TIMEOUT_S", 0.05)
-
-    async def main() -> None:
-        async with serving() as server:
-            assert await ask(server, b"") == (0, "")
-
-    run_async(main())
+    async with serving() as server:
+        assert await ask(server, b"") == (0, "")
 
 
-def test_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_server, "MAX_CONNECTIONS", 1)
-
-    async def main() -> None:
-        async with serving() as server:
-            _, silent = await asyncio.open_connection("127.0.0.1", server.port)
-            await wait_until(lambda: len(server._tasks) == 1, what="the first connection")
-            assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (0, "")
-            assert server.refused == 1
-            silent.close()
-            await silent.wait_closed()
-            await wait_until(lambda: len(server._tasks) == 0, what="its end")
-            assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
-
-    run_async(main())
+    async with serving() as server:
+        _, silent = await asyncio.open_connection("127.0.0.1", server.port)
+        await wait_until(lambda: len(server._tasks) == 1, what="the first connection")
+        assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (0, "")
+        assert server.refused == 1
+        silent.close()
+        await silent.wait_closed()
+        await wait_until(lambda: len(server._tasks) == 0, what="its end")
+        assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
 
 
-def test_a_port_in_use_is_named() -> None:
-    async def main() -> None:
-        async with serving() as server:
-            with pytest.raises(PortInUseError, match=rf"127.0.0.1:{server.port} for health.*--http-port"):
-                await HealthServer("127.0.0.1", server.port, {}).start()
-
-    run_async(main())
+async def test_a_port_in_use_is_named() -> None:
+    async with serving() as server:
+        with pytest.raises(PortInUseError, match=rf"127.0.0.1:{server.port} for health.*--http-port"):
+            await HealthServer("127.0.0.1", server.port, {}).start()

@@ -28,7 +28,6 @@ from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_rec
 from cepheid_rpc import Buffer
 from tests.bookie.bookie_support import KEY, InlineWorker, KiB, group_of
 from tests.simulation.sim_disk import SimDisk, SimFile
-from tests.support import run_async
 
 
 def new_disk(seed: int = 0) -> SimDisk:
@@ -162,70 +161,58 @@ class Commits:
             await asyncio.sleep(0)
 
 
-def test_what_comes_while_a_batch_is_in_flight_travels_together() -> None:
-    async def main() -> None:
-        commits = Commits(new_disk())
-        commits.worker.hold()
-        commits.append(0)
-        await commits.settle()
-        for first in range(1, 6):
-            commits.append(first)
-        commits.journal.append_marker("marker")
-        commits.append(6)
-        await commits.settle()
-        assert commits.reports == []
-        commits.worker.release()
-        await commits.settle()
-        assert commits.reports == [([0], None), ([1, 2, 3, 4, 5, "marker", 6], None)]
-        assert commits.journal.idle
-        assert commits.journal.queued_bytes == 0
-        assert commits.journal.durable.sequence == 3
-
-    run_async(main())
+async def test_what_comes_while_a_batch_is_in_flight_travels_together() -> None:
+    commits = Commits(new_disk())
+    commits.worker.hold()
+    commits.append(0)
+    await commits.settle()
+    for first in range(1, 6):
+        commits.append(first)
+    commits.journal.append_marker("marker")
+    commits.append(6)
+    await commits.settle()
+    assert commits.reports == []
+    commits.worker.release()
+    await commits.settle()
+    assert commits.reports == [([0], None), ([1, 2, 3, 4, 5, "marker", 6], None)]
+    assert commits.journal.idle
+    assert commits.journal.queued_bytes == 0
+    assert commits.journal.durable.sequence == 3
 
 
-def test_a_batch_is_bounded() -> None:
-    async def main() -> None:
-        commits = Commits(new_disk(), batch_bytes=4 * KiB)
-        for first in range(10):
-            commits.append(first, size=1_500)
-        await commits.settle()
-        assert [completions for completions, _ in commits.reports] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-
-    run_async(main())
+async def test_a_batch_is_bounded() -> None:
+    commits = Commits(new_disk(), batch_bytes=4 * KiB)
+    for first in range(10):
+        commits.append(first, size=1_500)
+    await commits.settle()
+    assert [completions for completions, _ in commits.reports] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
 
 
-def test_a_marker_alone_writes_nothing_and_comes_back_in_a_later_turn() -> None:
-    async def main() -> None:
-        disk = new_disk()
-        commits = Commits(disk)
-        commits.journal.append_marker("m")
-        assert commits.reports == []
-        await commits.settle()
-        assert commits.reports == [(["m"], None)]
-        assert disk.listdir("journal") == []
-
-    run_async(main())
+async def test_a_marker_alone_writes_nothing_and_comes_back_in_a_later_turn() -> None:
+    disk = new_disk()
+    commits = Commits(disk)
+    commits.journal.append_marker("m")
+    assert commits.reports == []
+    await commits.settle()
+    assert commits.reports == [(["m"], None)]
+    assert disk.listdir("journal") == []
 
 
-def test_after_a_failed_sync_nothing_is_written_or_durable_any_more() -> None:
-    async def main() -> None:
-        disk = new_disk()
-        commits = Commits(disk)
-        commits.append(0)
-        await commits.settle()
-        disk.fail("sync", "journal/")
-        commits.append(1)
-        await commits.settle()
-        commits.append(2)
-        commits.journal.append_marker("m")
-        await commits.settle()
-        assert [completions for completions, _ in commits.reports] == [[0], [1], [2, "m"]]
-        assert [error is None for _, error in commits.reports] == [True, False, False]
-        assert commits.journal.durable.sequence == 2
-        assert replayed(disk.power_loss()) in ([0], [0, 1])
-
-    run_async(main())
+async def test_after_a_failed_sync_nothing_is_written_or_durable_any_more() -> None:
+    disk = new_disk()
+    commits = Commits(disk)
+    commits.append(0)
+    await commits.settle()
+    disk.fail("sync", "journal/")
+    commits.append(1)
+    await commits.settle()
+    commits.append(2)
+    commits.journal.append_marker("m")
+    await commits.settle()
+    assert [completions for completions, _ in commits.reports] == [[0], [1], [2, "m"]]
+    assert [error is None for _, error in commits.reports] == [True, False, False]
+    assert commits.journal.durable.sequence == 2
+    assert replayed(disk.power_loss()) in ([0], [0, 1])
 
 
 def test_alignment_rounds_up() -> None:

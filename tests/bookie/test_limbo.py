@@ -17,7 +17,6 @@ from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailabl
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, MissingEntries, ReadAnswer, Status
 from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all
-from tests.support import run_async
 
 OLD, NEW = 7, 2_000  # ids below and above the watermark, which is 1001: one block was taken
 
@@ -100,152 +99,131 @@ async def assert_in_limbo(bookie: Bookie) -> None:
         assert refused.status in (Status.READ_ONLY, Status.FENCED), refused
 
 
-def test_nothing_lost_is_denied_and_no_writer_goes_on() -> None:
-    async def main() -> None:
-        lost = LostBookie()
-        await lost.live_and_lose()
-        with pytest.raises(CookieError, match=r"its data is gone; .*--accept-empty-disk"):
-            await lost.start()
-        async with await lost.start(accept=True) as bookie:
-            assert bookie.cookie.limbo_below == 1_001
-            (refused,) = await add(bookie, group_of(OLD, 3))
-            assert refused.status is Status.READ_ONLY, "the writer replaces this bookie"
-            assert bookie.ledgers() == [], "a refused add leaves no trace"
-            _, missing = await read_all(bookie, OLD, 0, 2)
-            assert set(missing.values()) == {Status.UNKNOWN}
-            assert (await bookie.read_lac(LacRequest(OLD, KEY, fence=True))).status is Status.UNKNOWN
+async def test_nothing_lost_is_denied_and_no_writer_goes_on() -> None:
+    lost = LostBookie()
+    await lost.live_and_lose()
+    with pytest.raises(CookieError, match=r"its data is gone; .*--accept-empty-disk"):
+        await lost.start()
+    async with await lost.start(accept=True) as bookie:
+        assert bookie.cookie.limbo_below == 1_001
+        (refused,) = await add(bookie, group_of(OLD, 3))
+        assert refused.status is Status.READ_ONLY, "the writer replaces this bookie"
+        assert bookie.ledgers() == [], "a refused add leaves no trace"
+        _, missing = await read_all(bookie, OLD, 0, 2)
+        assert set(missing.values()) == {Status.UNKNOWN}
+        assert (await bookie.read_lac(LacRequest(OLD, KEY, fence=True))).status is Status.UNKNOWN
+        await assert_in_limbo(bookie)
+        assert bookie.statistics().adds_read_only >= 1
+        await added(bookie, group_of(NEW, 0))
+        _, missing = await read_all(bookie, NEW, 0, 1, fence=True)
+        assert missing == {1: Status.NO_ENTRY}, "of what came after, it is certain"
+        assert (await bookie.read_lac(LacRequest(NEW + 1, KEY, fence=True))).status is Status.NO_ENTRY
+
+
+async def test_a_fence_in_limbo_is_durable_and_what_recovery_brings_is_served() -> None:
+    lost = LostBookie()
+    await lost.live_and_lose()
+    bookie = (await lost.start(accept=True)).bookie
+    await bookie.read_lac(LacRequest(OLD, KEY, fence=True))
+    await read_all(bookie, OLD + 1, 0, 0, fence=True)
+    await added(bookie, group_of(OLD, 1), recovery=True)
+    await bookie.write_lac(ExplicitLac(OLD + 2, 4, KEY))
+    lost.machine.restart()  # power loss, without a checkpoint
+    async with await lost.start() as bookie:
+        entries, missing = await read_all(bookie, OLD, 0, 2, fence=True)
+        assert (list(entries), missing) == ([1], {0: Status.UNKNOWN, 2: Status.UNKNOWN})
+        answer = await bookie.read_lac(LacRequest(OLD, KEY, fence=True))
+        assert (answer.status, answer.highest_entry) == (Status.OK, group_of(OLD, 1))
+        for ledger_id in (OLD, OLD + 1):
+            (refused,) = await add(bookie, group_of(ledger_id, 5))
+            assert refused.status is Status.FENCED
+        (refused,) = await add(bookie, group_of(OLD + 2, 0))
+        assert refused.status is Status.READ_ONLY
+        assert (await bookie.read_lac(LacRequest(OLD + 2, KEY))).last_add_confirmed == 4
+
+
+async def test_restarts_keep_the_limbo_and_a_second_loss_widens_it() -> None:
+    lost = LostBookie()
+    await lost.live_and_lose()
+    async with await lost.start(accept=True) as bookie:
+        first = bookie.cookie
+    for accept in (False, True):
+        async with await lost.start(accept=accept) as bookie:
+            assert bookie.cookie == first, "the word of the operator changes nothing for a whole bookie"
             await assert_in_limbo(bookie)
-            assert bookie.statistics().adds_read_only >= 1
-            await added(bookie, group_of(NEW, 0))
-            _, missing = await read_all(bookie, NEW, 0, 1, fence=True)
-            assert missing == {1: Status.NO_ENTRY}, "of what came after, it is certain"
-            assert (await bookie.read_lac(LacRequest(NEW + 1, KEY, fence=True))).status is Status.NO_ENTRY
-
-    run_async(main())
+    await LedgerIds(lost.store, block=5_000).take()
+    lost.lose()
+    async with await lost.start(accept=True) as bookie:
+        assert bookie.cookie.limbo_below == 6_001
+        assert bookie.cookie.incarnation != first.incarnation
 
 
-def test_a_fence_in_limbo_is_durable_and_what_recovery_brings_is_served() -> None:
-    async def main() -> None:
-        lost = LostBookie()
-        await lost.live_and_lose()
-        bookie = (await lost.start(accept=True)).bookie
-        await bookie.read_lac(LacRequest(OLD, KEY, fence=True))
-        await read_all(bookie, OLD + 1, 0, 0, fence=True)
-        await added(bookie, group_of(OLD, 1), recovery=True)
-        await bookie.write_lac(ExplicitLac(OLD + 2, 4, KEY))
-        lost.machine.restart()  # power loss, without a checkpoint
-        async with await lost.start() as bookie:
-            entries, missing = await read_all(bookie, OLD, 0, 2, fence=True)
-            assert (list(entries), missing) == ([1], {0: Status.UNKNOWN, 2: Status.UNKNOWN})
-            answer = await bookie.read_lac(LacRequest(OLD, KEY, fence=True))
-            assert (answer.status, answer.highest_entry) == (Status.OK, group_of(OLD, 1))
-            for ledger_id in (OLD, OLD + 1):
-                (refused,) = await add(bookie, group_of(ledger_id, 5))
-                assert refused.status is Status.FENCED
-            (refused,) = await add(bookie, group_of(OLD + 2, 0))
-            assert refused.status is Status.READ_ONLY
-            assert (await bookie.read_lac(LacRequest(OLD + 2, KEY))).last_add_confirmed == 4
-
-    run_async(main())
-
-
-def test_restarts_keep_the_limbo_and_a_second_loss_widens_it() -> None:
-    async def main() -> None:
-        lost = LostBookie()
-        await lost.live_and_lose()
-        async with await lost.start(accept=True) as bookie:
-            first = bookie.cookie
-        for accept in (False, True):
-            async with await lost.start(accept=accept) as bookie:
-                assert bookie.cookie == first, "the word of the operator changes nothing for a whole bookie"
-                await assert_in_limbo(bookie)
-        await LedgerIds(lost.store, block=5_000).take()
-        lost.lose()
-        async with await lost.start(accept=True) as bookie:
-            assert bookie.cookie.limbo_below == 6_001
-            assert bookie.cookie.incarnation != first.incarnation
-
-    run_async(main())
-
-
-def test_a_new_bookie_is_not_in_limbo_whatever_the_operator_says() -> None:
-    async def main() -> None:
-        lost = LostBookie()
-        await LedgerIds(lost.store).take()
-        async with await lost.start(accept=True) as bookie:
-            assert bookie.cookie.limbo_below == 0
-            await added(bookie, group_of(OLD, 0))
-
-    run_async(main())
+async def test_a_new_bookie_is_not_in_limbo_whatever_the_operator_says() -> None:
+    lost = LostBookie()
+    await LedgerIds(lost.store).take()
+    async with await lost.start(accept=True) as bookie:
+        assert bookie.cookie.limbo_below == 0
+        await added(bookie, group_of(OLD, 0))
 
 
 @pytest.mark.parametrize("operation", range(40))
-def test_a_rebirth_cut_anywhere_is_refused_as_blank_or_in_limbo(operation: int) -> None:
-    async def main() -> None:
-        for seed in range(3):
-            lost = LostBookie(seed)
-            machine = lost.machine
-            await lost.live_and_lose()
-            machine.crash_at(operation)
+async def test_a_rebirth_cut_anywhere_is_refused_as_blank_or_in_limbo(operation: int) -> None:
+    for seed in range(3):
+        lost = LostBookie(seed)
+        machine = lost.machine
+        await lost.live_and_lose()
+        machine.crash_at(operation)
 
-            async def open_reborn(lost: LostBookie = lost, **_: object) -> Bookie:
-                return (await lost.start(accept=True)).bookie
+        async def open_reborn(lost: LostBookie = lost, **_: object) -> Bookie:
+            return (await lost.start(accept=True)).bookie
 
-            machine.open = open_reborn  # type: ignore[method-assign]
-            await machine.run_until_crash(assert_in_limbo)
-            machine.restart(power_loss=seed != 2)
-            try:
-                async with await lost.start() as bookie:
-                    await assert_in_limbo(bookie)
-            except CookieError as error:
-                reason = str(error)
-            else:
-                reason = "in limbo"
-            assert any(words in reason for words in ("its data is gone", "the directories are of", "in limbo")), reason
-            async with await lost.start(accept=True) as bookie:
-                assert bookie.cookie.limbo_below == 1_001
+        machine.open = open_reborn  # type: ignore[method-assign]
+        await machine.run_until_crash(assert_in_limbo)
+        machine.restart(power_loss=seed != 2)
+        try:
+            async with await lost.start() as bookie:
                 await assert_in_limbo(bookie)
-
-    run_async(main())
+        except CookieError as error:
+            reason = str(error)
+        else:
+            reason = "in limbo"
+        assert any(words in reason for words in ("its data is gone", "the directories are of", "in limbo")), reason
+        async with await lost.start(accept=True) as bookie:
+            assert bookie.cookie.limbo_below == 1_001
+            await assert_in_limbo(bookie)
 
 
 @pytest.mark.parametrize("fail", ["before", "after"])
-def test_an_unknown_outcome_at_the_record_is_decided_by_the_next_start(fail: str) -> None:
-    async def main() -> None:
-        lost = LostBookie()
-        await lost.live_and_lose()
-        lost.cookies.fail = fail
-        with pytest.raises(StoreUnavailableError):
-            await lost.start(accept=True)
-        lost.cookies.fail = ""
-        if fail == "before":
-            with pytest.raises(CookieError, match="metadata knows incarnation"):
-                await lost.start()
-        else:
-            async with await lost.start() as bookie:
-                await assert_in_limbo(bookie)
-        await LedgerIds(lost.store).take()  # another block, after the attempt
-        async with await lost.start(accept=True) as bookie:
-            assert bookie.cookie.limbo_below == (2_001 if fail == "before" else 1_001), "the watermark is read at each attempt"
+async def test_an_unknown_outcome_at_the_record_is_decided_by_the_next_start(fail: str) -> None:
+    lost = LostBookie()
+    await lost.live_and_lose()
+    lost.cookies.fail = fail
+    with pytest.raises(StoreUnavailableError):
+        await lost.start(accept=True)
+    lost.cookies.fail = ""
+    if fail == "before":
+        with pytest.raises(CookieError, match="metadata knows incarnation"):
+            await lost.start()
+    else:
+        async with await lost.start() as bookie:
             await assert_in_limbo(bookie)
+    await LedgerIds(lost.store).take()  # another block, after the attempt
+    async with await lost.start(accept=True) as bookie:
+        assert bookie.cookie.limbo_below == (2_001 if fail == "before" else 1_001), "the watermark is read at each attempt"
+        await assert_in_limbo(bookie)
 
-    run_async(main())
 
-
-def test_garbage_collection_goes_on_in_limbo() -> None:
-    async def main() -> None:
-        lost = LostBookie()
-        await lost.live_and_lose()
-        async with await lost.start(accept=True) as bookie:
-            await added(bookie, group_of(OLD, 0), recovery=True)
-            await added(bookie, group_of(NEW, 0))
-            collector = GarbageCollector(bookie, MetadataLedgers(lost.store, Ports()))
-            await collector.collect()
-            assert (await collector.collect()).deleted == (OLD, NEW)
-            assert bookie.ledgers() == []
-            await assert_in_limbo(bookie)
-
-    run_async(main())
+async def test_garbage_collection_goes_on_in_limbo() -> None:
+    lost = LostBookie()
+    await lost.live_and_lose()
+    async with await lost.start(accept=True) as bookie:
+        await added(bookie, group_of(OLD, 0), recovery=True)
+        await added(bookie, group_of(NEW, 0))
+        collector = GarbageCollector(bookie, MetadataLedgers(lost.store, Ports()))
+        await collector.collect()
+        assert (await collector.collect()).deleted == (OLD, NEW)
+        assert bookie.ledgers() == []
+        await assert_in_limbo(bookie)
 
 
 FIRST, SECOND = Cookie("b", "c", "first"), Cookie("b", "c", "second").reborn(9)
@@ -290,34 +268,27 @@ def test_only_noes_below_the_watermark_change() -> None:
     assert limbo.chunk(10, answer) is answer
 
 
-def test_two_machines_reborn_under_one_id_at_once() -> None:
+async def test_two_machines_reborn_under_one_id_at_once() -> None:
     """The loser of the record's compare-and-set does not serve."""
-
-    async def main() -> None:
-        lost = LostBookie()
-        await lost.live_and_lose()
-        other = LostBookie(1)
-        other.store, other.cookies = lost.store, lost.cookies
-        outcomes = await asyncio.gather(lost.start(accept=True), other.start(accept=True), return_exceptions=True)
-        served = [outcome for outcome in outcomes if isinstance(outcome, Running)]
-        assert len(served) == 1, outcomes
-        for running in served:
-            await running.bookie.aclose()
-
-    run_async(main())
+    lost = LostBookie()
+    await lost.live_and_lose()
+    other = LostBookie(1)
+    other.store, other.cookies = lost.store, lost.cookies
+    outcomes = await asyncio.gather(lost.start(accept=True), other.start(accept=True), return_exceptions=True)
+    served = [outcome for outcome in outcomes if isinstance(outcome, Running)]
+    assert len(served) == 1, outcomes
+    for running in served:
+        await running.bookie.aclose()
 
 
-def test_a_follower_that_lags_neither_lowers_the_watermark_nor_denies_the_bookie() -> None:
-    async def main() -> None:
-        lost = LostBookie()
-        tree = MemoryTree()
-        lost.store = store = LaggingStore(tree)
-        lost.cookies = FaultyCookies(store, {"data": ("/d",)})
-        past = MemoryStore(copy.deepcopy(tree))
-        await lost.live_and_lose()
-        store.past = past
-        assert await lost.cookies.next_ledger_id() == 1_001
-        store.past = past
-        assert await lost.cookies.load(lost.machine.settings.bookie_id) is not None
-
-    run_async(main())
+async def test_a_follower_that_lags_neither_lowers_the_watermark_nor_denies_the_bookie() -> None:
+    lost = LostBookie()
+    tree = MemoryTree()
+    lost.store = store = LaggingStore(tree)
+    lost.cookies = FaultyCookies(store, {"data": ("/d",)})
+    past = MemoryStore(copy.deepcopy(tree))
+    await lost.live_and_lose()
+    store.past = past
+    assert await lost.cookies.next_ledger_id() == 1_001
+    store.past = past
+    assert await lost.cookies.load(lost.machine.settings.bookie_id) is not None

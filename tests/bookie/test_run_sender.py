@@ -20,7 +20,6 @@ from cepheid_bookie.scans import accept_every_ticket
 from cepheid_ports import Ports
 from cepheid_rpc import Status, local_scan_address
 from tests.bookie.bookie_support import Machine, small_settings
-from tests.support import run_async
 
 FRAME = b"f" * 37
 
@@ -34,23 +33,20 @@ def log_on(directory: Path) -> RealDisk:
     return disk
 
 
-def test_a_log_goes_with_its_frame_and_can_only_be_read(tmp_path: Path) -> None:
-    async def main() -> None:
-        worker = Ports().new_worker("scan", 1)
-        here, there = socket.socketpair(socket.AF_UNIX)
-        with here, there:
-            sender = RunSender(EntryLogReader(log_on(tmp_path), open_logs=2), worker, can_share=True)
-            assert await sender.share(1, FRAME, here)
-            frame, (descriptor,), _, _ = socket.recv_fds(there, 100, 1)
-            try:
-                assert (frame, os.pread(descriptor, 100, 0)) == (FRAME, b"block")
-                with pytest.raises(OSError):
-                    os.pwrite(descriptor, b"x", 0)
-            finally:
-                os.close(descriptor)
-        await worker.aclose()
-
-    run_async(main())
+async def test_a_log_goes_with_its_frame_and_can_only_be_read(tmp_path: Path) -> None:
+    worker = Ports().new_worker("scan", 1)
+    here, there = socket.socketpair(socket.AF_UNIX)
+    with here, there:
+        sender = RunSender(EntryLogReader(log_on(tmp_path), open_logs=2), worker, can_share=True)
+        assert await sender.share(1, FRAME, here)
+        frame, (descriptor,), _, _ = socket.recv_fds(there, 100, 1)
+        try:
+            assert (frame, os.pread(descriptor, 100, 0)) == (FRAME, b"block")
+            with pytest.raises(OSError):
+                os.pwrite(descriptor, b"x", 0)
+        finally:
+            os.close(descriptor)
+    await worker.aclose()
 
 
 @pytest.mark.parametrize(
@@ -61,50 +57,44 @@ def test_a_log_goes_with_its_frame_and_can_only_be_read(tmp_path: Path) -> None:
         (OSError(errno.EIO, "input/output error"), LogUnreadableError, "cannot be read: .*input/output", 1),
     ],
 )
-def test_what_says_nothing_of_the_disk_is_not_held_against_it(
+async def test_what_says_nothing_of_the_disk_is_not_held_against_it(
     failure: OSError, raised: type[Exception], told: str, unreadable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
         raise failure
 
-    async def main() -> None:
-        worker = Ports().new_worker("scan", 1)
-        here, there = socket.socketpair(socket.AF_UNIX)
-        with here, there:
-            sender = RunSender(EntryLogReader(log_on(tmp_path), open_logs=2), worker, can_share=True)
-            monkeypatch.setattr(RealDisk, "share", fail)
-            with pytest.raises(raised, match=told):
-                await sender.share(1, FRAME, here)
-            assert sender.unreadable_runs == unreadable
-        await worker.aclose()
-
-    run_async(main())
+    worker = Ports().new_worker("scan", 1)
+    here, there = socket.socketpair(socket.AF_UNIX)
+    with here, there:
+        sender = RunSender(EntryLogReader(log_on(tmp_path), open_logs=2), worker, can_share=True)
+        monkeypatch.setattr(RealDisk, "share", fail)
+        with pytest.raises(raised, match=told):
+            await sender.share(1, FRAME, here)
+        assert sender.unreadable_runs == unreadable
+    await worker.aclose()
 
 
-def test_a_connection_that_is_full_takes_nothing_and_no_descriptor_is_lost(tmp_path: Path) -> None:
-    async def main() -> None:
-        worker = Ports().new_worker("scan", 1)
-        here, there = socket.socketpair(socket.AF_UNIX)
-        with here, there:
-            here.setblocking(False)
-            sender = RunSender(EntryLogReader(log_on(tmp_path), open_logs=2), worker, can_share=True)
-            while True:
-                try:
-                    here.send(bytes(1 << 16))
-                except BlockingIOError:
-                    break
-            before = os.listdir("/proc/self/fd")
-            assert not await sender.share(1, FRAME, here)
-            assert os.listdir("/proc/self/fd") == before
-            there.setblocking(False)
-            with suppress(BlockingIOError):
-                while there.recv(1 << 20):
-                    pass
-            assert await sender.share(1, FRAME, here)
-            assert there.recv(100) == FRAME
-        await worker.aclose()
-
-    run_async(main())
+async def test_a_connection_that_is_full_takes_nothing_and_no_descriptor_is_lost(tmp_path: Path) -> None:
+    worker = Ports().new_worker("scan", 1)
+    here, there = socket.socketpair(socket.AF_UNIX)
+    with here, there:
+        here.setblocking(False)
+        sender = RunSender(EntryLogReader(log_on(tmp_path), open_logs=2), worker, can_share=True)
+        while True:
+            try:
+                here.send(bytes(1 << 16))
+            except BlockingIOError:
+                break
+        before = os.listdir("/proc/self/fd")
+        assert not await sender.share(1, FRAME, here)
+        assert os.listdir("/proc/self/fd") == before
+        there.setblocking(False)
+        with suppress(BlockingIOError):
+            while there.recv(1 << 20):
+                pass
+        assert await sender.share(1, FRAME, here)
+        assert there.recv(100) == FRAME
+    await worker.aclose()
 
 
 class Peer:
@@ -136,32 +126,25 @@ async def assert_nobody_listens_on_machine(bookie: Bookie) -> None:
 
 
 @pytest.mark.parametrize("why_not", ["the setting", "the disk"])
-def test_where_logs_are_not_shared_there_is_no_such_socket(why_not: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        on_disk = why_not == "the setting"
-        settings = small_settings(share_logs=not on_disk)
-        disk = RealDisk(tmp_path) if on_disk else None
-        async with Machine(settings=settings, disk=disk).bookie() as bookie:  # type: ignore[arg-type]
-            await assert_nobody_listens_on_machine(bookie)
-
-    run_async(main())
+async def test_where_logs_are_not_shared_there_is_no_such_socket(why_not: str, tmp_path: Path) -> None:
+    on_disk = why_not == "the setting"
+    settings = small_settings(share_logs=not on_disk)
+    disk = RealDisk(tmp_path) if on_disk else None
+    async with Machine(settings=settings, disk=disk).bookie() as bookie:  # type: ignore[arg-type]
+        await assert_nobody_listens_on_machine(bookie)
 
 
-def test_no_log_is_given_away_where_tickets_are_judged(tmp_path: Path) -> None:
+async def test_no_log_is_given_away_where_tickets_are_judged(tmp_path: Path) -> None:
     """It has the entries of other ledgers, too."""
-
-    async def main() -> None:
-        async with Machine(settings=small_settings(), disk=RealDisk(tmp_path)).bookie() as bookie:  # type: ignore[arg-type]
-            bookie.authorize_reads(accept_every_ticket)
-            assert bookie.runs.can_share
-            late = ScanServer(bookie, "127.0.0.1", 0, Ports())
-            await late.start()
-            bookie.authorize_reads(lambda *_: Status.OK)
-            with socket.socket(socket.AF_UNIX) as reader:
-                reader.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(reader, local_scan_address(late.token))
-                assert await asyncio.get_running_loop().sock_recv(reader, 1) == b""
-            await late.aclose()
-            await assert_nobody_listens_on_machine(bookie)
-
-    run_async(main())
+    async with Machine(settings=small_settings(), disk=RealDisk(tmp_path)).bookie() as bookie:  # type: ignore[arg-type]
+        bookie.authorize_reads(accept_every_ticket)
+        assert bookie.runs.can_share
+        late = ScanServer(bookie, "127.0.0.1", 0, Ports())
+        await late.start()
+        bookie.authorize_reads(lambda *_: Status.OK)
+        with socket.socket(socket.AF_UNIX) as reader:
+            reader.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(reader, local_scan_address(late.token))
+            assert await asyncio.get_running_loop().sock_recv(reader, 1) == b""
+        await late.aclose()
+        await assert_nobody_listens_on_machine(bookie)

@@ -12,7 +12,6 @@ from cepheid_metadata import (
     list_namespaces,
     list_tenants,
 )
-from tests.support import run_async
 
 
 class Overtaken(MemoryStore):
@@ -40,16 +39,13 @@ class Overtaken(MemoryStore):
             raise
 
 
-def test_who_is_overtaken_everywhere_makes_the_same() -> None:
-    async def main() -> None:
-        store = Overtaken(MemoryTree())
-        await create_first_objects(store, "east", service_url="pulsar://late:1")
-        assert store.lost[:2] == ["/clusters/east", "put /clusters/east"]
-        assert "/namespaces/public/default" in store.lost
-        found = await cluster_records(store).get("east")
-        assert found is not None
-        assert (found.record.broker_service_url, found.record.service_url) == ("pulsar://late:1", "http://early:2")
-        assert await list_tenants(store) == ["public", "pulsar"]
-        assert await list_namespaces(store, "public") == ["default"]
-
-    run_async(main())
+async def test_who_is_overtaken_everywhere_makes_the_same() -> None:
+    store = Overtaken(MemoryTree())
+    await create_first_objects(store, "east", service_url="pulsar://late:1")
+    assert store.lost[:2] == ["/clusters/east", "put /clusters/east"]
+    assert "/namespaces/public/default" in store.lost
+    found = await cluster_records(store).get("east")
+    assert found is not None
+    assert (found.record.broker_service_url, found.record.service_url) == ("pulsar://late:1", "http://early:2")
+    assert await list_tenants(store) == ["public", "pulsar"]
+    assert await list_namespaces(store, "public") == ["default"]

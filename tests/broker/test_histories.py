@@ -17,7 +17,6 @@ from cepheid_wire import TopicName, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import Received, ScriptedClient, full, ident, message, subscribe
-from tests.support import run_async
 
 SHARED = pb.CommandSubscribe.Shared
 WINDOW = 40
@@ -212,34 +211,30 @@ async def disturb(world: BrokerWorld, rng: random.Random, done: asyncio.Event) -
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_was_promised_holds_whatever_happens(seed: int) -> None:
+async def test_what_was_promised_holds_whatever_happens(seed: int) -> None:
     rng, count, producers = random.Random(seed), 400, 3
-
-    async def main() -> None:
-        history, published, done = History(), asyncio.Event(), asyncio.Event()
-        async with BrokerWorld() as world:
-            first = await world.broker.topics.get(TOPIC, may_create=True)
-            await first.create_subscription("s", EARLIEST)
-            await first.create_subscription("audit", EARLIEST)
-            async with asyncio.TaskGroup() as tasks:
-                publishing = [tasks.create_task(produce(world, f"p{n}", count, history, rng)) for n in range(producers)]
-                consumers = [tasks.create_task(Consumer(world, history, rng).run(done)) for _ in range(3)]
-                disturbing = tasks.create_task(disturb(world, rng, published))
-                await asyncio.wait(publishing)
-                published.set()
-                await disturbing
-                await until_everything_is_acknowledged(world)  # in peace: nothing starts over any more, so nothing may be forgotten
-                done.set()
-                await asyncio.wait(consumers)
-            stored = await audit(world)
-        assert disturbing.result() > 0
-        for name in (f"p{n}" for n in range(producers)):
-            mine = [sequence_id for producer, sequence_id in stored if producer == name]
-            assert list(dict.fromkeys(mine)) == list(range(count)), f"{name}: lost or swapped"
-            assert history.sent_ok[name] == list(range(count))
-        assert sorted(history.delivered.values()) == sorted(stored), "every entry was delivered, and nothing that is not stored"
-
-    run_async(main())
+    history, published, done = History(), asyncio.Event(), asyncio.Event()
+    async with BrokerWorld() as world:
+        first = await world.broker.topics.get(TOPIC, may_create=True)
+        await first.create_subscription("s", EARLIEST)
+        await first.create_subscription("audit", EARLIEST)
+        async with asyncio.TaskGroup() as tasks:
+            publishing = [tasks.create_task(produce(world, f"p{n}", count, history, rng)) for n in range(producers)]
+            consumers = [tasks.create_task(Consumer(world, history, rng).run(done)) for _ in range(3)]
+            disturbing = tasks.create_task(disturb(world, rng, published))
+            await asyncio.wait(publishing)
+            published.set()
+            await disturbing
+            await until_everything_is_acknowledged(world)  # in peace: nothing starts over any more, so nothing may be forgotten
+            done.set()
+            await asyncio.wait(consumers)
+        stored = await audit(world)
+    assert disturbing.result() > 0
+    for name in (f"p{n}" for n in range(producers)):
+        mine = [sequence_id for producer, sequence_id in stored if producer == name]
+        assert list(dict.fromkeys(mine)) == list(range(count)), f"{name}: lost or swapped"
+        assert history.sent_ok[name] == list(range(count))
+    assert sorted(history.delivered.values()) == sorted(stored), "every entry was delivered, and nothing that is not stored"
 
 
 async def until_everything_is_acknowledged(world: BrokerWorld) -> None:

@@ -20,7 +20,6 @@ from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import ScriptedClient, full
-from tests.support import run_async
 
 NO_SUBSCRIPTIONS, CAUGHT_UP = InactiveDeletion.NO_SUBSCRIPTIONS, InactiveDeletion.CAUGHT_UP
 
@@ -44,206 +43,176 @@ async def leave(client: ScriptedClient, *, producer: int | None = None, consumer
         await client.ask(pb.CommandCloseConsumer(consumer_id=consumer, request_id=91), pb.CommandSuccess)
 
 
-def test_nothing_is_deleted_unless_a_policy_says_so() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.produce_on("t")
-            await leave(client, producer=0)
-            assert await check(world) == ["t"]
-            at_once(world)
-            assert await check(world) == []
-            assert await list_chains(world.store, "public", "default", "persistent") == []
-            assert [ledger_id async for ledger_id in list_ledgers(world.store)] == []
-            assert world.broker.inactive.deleted == 1
-
-    run_async(main())
+async def test_nothing_is_deleted_unless_a_policy_says_so() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await leave(client, producer=0)
+        assert await check(world) == ["t"]
+        at_once(world)
+        assert await check(world) == []
+        assert await list_chains(world.store, "public", "default", "persistent") == []
+        assert [ledger_id async for ledger_id in list_ledgers(world.store)] == []
+        assert world.broker.inactive.deleted == 1
 
 
-def test_what_could_not_be_deleted_is_tried_again_at_a_random_later_look() -> None:
+async def test_what_could_not_be_deleted_is_tried_again_at_a_random_later_look() -> None:
     """Two brokers in step would be in each other's way for ever."""
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await leave(client, producer=0)
+        at_once(world)
+        inactive, tries = world.broker.inactive, 0
 
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.produce_on("t")
-            await leave(client, producer=0)
-            at_once(world)
-            inactive, tries = world.broker.inactive, 0
+        async def refuses(_: TopicName) -> None:
+            nonlocal tries
+            tries += 1
+            raise ServiceNotReadyError("another broker is at it")
 
-            async def refuses(_: TopicName) -> None:
-                nonlocal tries
-                tries += 1
-                raise ServiceNotReadyError("another broker is at it")
-
-            deletes, inactive._delete = inactive._delete, refuses  # type: ignore[method-assign]
-            inactive._check_s, inactive._random = 60.0, random.Random(1)
-            assert await check(world, 5) == ["t"]
-            assert tries == 1
-            assert 0 < inactive._not_before[TopicName.parse(full("t"))] - asyncio.get_running_loop().time() < 300
-            inactive._not_before.clear()
-            inactive._delete = deletes  # type: ignore[method-assign]
-            assert await check(world, 1) == []
-
-    run_async(main())
+        deletes, inactive._delete = inactive._delete, refuses  # type: ignore[method-assign]
+        inactive._check_s, inactive._random = 60.0, random.Random(1)
+        assert await check(world, 5) == ["t"]
+        assert tries == 1
+        assert 0 < inactive._not_before[TopicName.parse(full("t"))] - asyncio.get_running_loop().time() < 300
+        inactive._not_before.clear()
+        inactive._delete = deletes  # type: ignore[method-assign]
+        assert await check(world, 1) == []
 
 
-def test_producers_consumers_and_subscriptions_keep_a_topic() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.produce_on("produced")
-            await client.subscribe("read", "r", 1, durable=False)
-            await client.subscribe("subscribed", "s", 2)
-            await leave(client, consumer=2)
-            await client.produce_on("unused", 3)
-            await leave(client, producer=3)
-            at_once(world)
-            assert await check(world) == ["produced", "read", "subscribed"]
-            await leave(client, producer=0)
-            await leave(client, consumer=1)
-            assert await check(world) == ["subscribed"]
-
-    run_async(main())
+async def test_producers_consumers_and_subscriptions_keep_a_topic() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("produced")
+        await client.subscribe("read", "r", 1, durable=False)
+        await client.subscribe("subscribed", "s", 2)
+        await leave(client, consumer=2)
+        await client.produce_on("unused", 3)
+        await leave(client, producer=3)
+        at_once(world)
+        assert await check(world) == ["produced", "read", "subscribed"]
+        await leave(client, producer=0)
+        await leave(client, consumer=1)
+        assert await check(world) == ["subscribed"]
 
 
-def test_with_caught_up_subscriptions_only_a_backlog_keeps_a_topic() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            for index, topic in enumerate(("behind", "caught-up")):
-                await client.subscribe(topic, "s", index)
-                await client.produce_on(topic, index)
-            await client.publish(1, producer_id=0)
-            for index in (0, 1):
-                await leave(client, producer=index, consumer=index)
-            at_once(world, CAUGHT_UP)
-            assert await check(world) == ["behind"]
-
-    run_async(main())
+async def test_with_caught_up_subscriptions_only_a_backlog_keeps_a_topic() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        for index, topic in enumerate(("behind", "caught-up")):
+            await client.subscribe(topic, "s", index)
+            await client.produce_on(topic, index)
+        await client.publish(1, producer_id=0)
+        for index in (0, 1):
+            await leave(client, producer=index, consumer=index)
+        at_once(world, CAUGHT_UP)
+        assert await check(world) == ["behind"]
 
 
-def test_the_time_starts_again_with_every_sign_of_life() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.produce_on("t")
-            await leave(client, producer=0)
-            at_once(world, after_s=0)
-            assert await check(world, 1) == ["t"], "inactive since this moment"
-            await client.produce_on("t")
-            await client.publish(1)
-            await leave(client, producer=0)
-            assert await check(world, 1) == ["t"], "somebody published between two looks"
-            assert await check(world, 1) == []
-            await client.produce_on("u")
-            await leave(client, producer=0)
-            at_once(world, after_s=3600)
-            assert await check(world, 3) == ["u"]
-
-    run_async(main())
+async def test_the_time_starts_again_with_every_sign_of_life() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await leave(client, producer=0)
+        at_once(world, after_s=0)
+        assert await check(world, 1) == ["t"], "inactive since this moment"
+        await client.produce_on("t")
+        await client.publish(1)
+        await leave(client, producer=0)
+        assert await check(world, 1) == ["t"], "somebody published between two looks"
+        assert await check(world, 1) == []
+        await client.produce_on("u")
+        await leave(client, producer=0)
+        at_once(world, after_s=3600)
+        assert await check(world, 3) == ["u"]
 
 
-def test_partitions_go_together() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await world.create_topic("split", 3)
-            for index in (0, 1):
-                await client.produce_on(f"split-partition-{index}", index)
-            await leave(client, producer=0)
-            at_once(world)
-            assert await check(world) == ["split"], "one partition has a producer"
-            await leave(client, producer=1)
-            assert await check(world) == [], "the third was never opened"
-
-    run_async(main())
+async def test_partitions_go_together() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await world.create_topic("split", 3)
+        for index in (0, 1):
+            await client.produce_on(f"split-partition-{index}", index)
+        await leave(client, producer=0)
+        at_once(world)
+        assert await check(world) == ["split"], "one partition has a producer"
+        await leave(client, producer=1)
+        assert await check(world) == [], "the third was never opened"
 
 
-def test_a_closed_partition_with_a_backlog_keeps_all() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await world.create_topic("split", 2)
-            for index in (0, 1):
-                await client.subscribe(f"split-partition-{index}", "s", index)
-                await client.produce_on(f"split-partition-{index}", index)
-            await client.publish(1, producer_id=1)
-            for index in (0, 1):
-                await leave(client, producer=index, consumer=index)
-            await world.broker.topics.unload(TopicName.parse("split-partition-1"))
-            at_once(world, CAUGHT_UP)
-            assert await check(world, 3) == ["split"]
-            at_once(world, CAUGHT_UP)  # also for the partition that was opened to be looked at
-            assert await check(world, 3) == ["split"]
-            await client.subscribe("split-partition-1", "s", 1, permits=1)
-            await client.acknowledge_saved((await client.expect_message()).position, consumer_id=1)
-            await leave(client, consumer=1)
-            assert await check(world, 3) == []
-
-    run_async(main())
+async def test_a_closed_partition_with_a_backlog_keeps_all() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await world.create_topic("split", 2)
+        for index in (0, 1):
+            await client.subscribe(f"split-partition-{index}", "s", index)
+            await client.produce_on(f"split-partition-{index}", index)
+        await client.publish(1, producer_id=1)
+        for index in (0, 1):
+            await leave(client, producer=index, consumer=index)
+        await world.broker.topics.unload(TopicName.parse("split-partition-1"))
+        at_once(world, CAUGHT_UP)
+        assert await check(world, 3) == ["split"]
+        at_once(world, CAUGHT_UP)  # also for the partition that was opened to be looked at
+        assert await check(world, 3) == ["split"]
+        await client.subscribe("split-partition-1", "s", 1, permits=1)
+        await client.acknowledge_saved((await client.expect_message()).position, consumer_id=1)
+        await leave(client, consumer=1)
+        assert await check(world, 3) == []
 
 
 @pytest.mark.parametrize(
     ("topic", "owner", "step"),
     [("t", Topics, "_wait_until_settled"), ("split-partition-0", inactive_topics.InactiveTopics, "_open_missing")],
 )
-def test_who_connects_during_the_last_look_saves_the_topic(topic: str, owner: type, step: str) -> None:
+async def test_who_connects_during_the_last_look_saves_the_topic(topic: str, owner: type, step: str) -> None:
     """The producer comes after the look that found it due, before the step in which it is closed to newcomers."""
+    async with BrokerWorld() as world, await world.client() as client:
+        if topic != "t":
+            await world.create_topic("split", 2)
+        await client.produce_on(topic)
+        await leave(client, producer=0)
+        at_once(world)
+        await check(world, 1)
+        then = getattr(owner, step)
 
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            if topic != "t":
-                await world.create_topic("split", 2)
-            await client.produce_on(topic)
-            await leave(client, producer=0)
-            at_once(world)
-            await check(world, 1)
-            then = getattr(owner, step)
+        async def connect_first(*args: Any) -> Any:
+            await client.produce_on(topic, 1)
+            return await then(*args)
 
-            async def connect_first(*args: Any) -> Any:
-                await client.produce_on(topic, 1)
-                return await then(*args)
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(owner, step, connect_first)
-                assert len(await check(world, 1)) == 1
-            await client.publish(1, producer_id=1)
-            assert world.broker.inactive.deleted == 0
-
-    run_async(main())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, step, connect_first)
+            assert len(await check(world, 1)) == 1
+        await client.publish(1, producer_id=1)
+        assert world.broker.inactive.deleted == 0
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-def test_clients_that_come_and_go_never_lose_what_they_published(partitions: int) -> None:
+async def test_clients_that_come_and_go_never_lose_what_they_published(partitions: int) -> None:
     """A topic is deleted again and again while a client publishes now and then: whatever was confirmed on a topic that had a
     subscription stays until it is delivered, and every attempt ends well."""
+    async with BrokerWorld() as world, await world.client() as client:
+        name = "t"
+        if partitions:
+            await world.create_topic("t", partitions)
+            name = "t-partition-0"
+        stop = False
 
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            name = "t"
-            if partitions:
-                await world.create_topic("t", partitions)
-                name = "t-partition-0"
-            stop = False
+        async def keep_checking() -> None:
+            while not stop:
+                at_once(world, CAUGHT_UP)
+                await world.broker.inactive.check()
+                await asyncio.sleep(0.002)
 
-            async def keep_checking() -> None:
-                while not stop:
-                    at_once(world, CAUGHT_UP)
-                    await world.broker.inactive.check()
-                    await asyncio.sleep(0.002)
-
-            checking = asyncio.ensure_future(keep_checking())
-            try:
-                for round_ in range(30):
-                    await retry(client, pb.CommandProducer(topic=full(name), producer_id=round_), pb.CommandProducerSuccess)
-                    ask = pb.CommandSubscribe(topic=full(name), subscription="s", consumer_id=round_, subType=0, initialPosition=1)
-                    await retry(client, ask, pb.CommandSuccess)
-                    await client.publish(1, producer_id=round_, first_sequence_id=round_)
-                    client.send(pb.CommandFlow(consumer_id=round_, messagePermits=1))
-                    position = (await client.expect_message()).position
-                    await client.acknowledge_saved(position, consumer_id=round_)
-                    await leave(client, producer=round_, consumer=round_)
-                    await asyncio.sleep(0.003 * (round_ % 4))  # back at once, during a deletion, or after it
-            finally:
-                stop = True
-                await checking
-            assert world.broker.inactive.deleted > 0, "the race was never run"
-
-    run_async(main())
+        checking = asyncio.ensure_future(keep_checking())
+        try:
+            for round_ in range(30):
+                await retry(client, pb.CommandProducer(topic=full(name), producer_id=round_), pb.CommandProducerSuccess)
+                ask = pb.CommandSubscribe(topic=full(name), subscription="s", consumer_id=round_, subType=0, initialPosition=1)
+                await retry(client, ask, pb.CommandSuccess)
+                await client.publish(1, producer_id=round_, first_sequence_id=round_)
+                client.send(pb.CommandFlow(consumer_id=round_, messagePermits=1))
+                position = (await client.expect_message()).position
+                await client.acknowledge_saved(position, consumer_id=round_)
+                await leave(client, producer=round_, consumer=round_)
+                await asyncio.sleep(0.003 * (round_ % 4))  # back at once, during a deletion, or after it
+        finally:
+            stop = True
+            await checking
+        assert world.broker.inactive.deleted > 0, "the race was never run"
 
 
 async def retry(client: ScriptedClient, ask: Any, kind: Any) -> None:
@@ -277,14 +246,11 @@ def test_what_retention_keeps_is_not_deleted(after_s: int, retention: Retention,
     assert inactive_for_s(policies) == for_s
 
 
-def test_a_deletion_that_a_crash_interrupted_is_finished_when_somebody_asks() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await world.create_topic("split", 2)
-            found = await world.broker.catalog.find(TopicName.parse("split"))
-            assert found is not None
-            await world.broker.catalog.replace(TopicName.parse("split"), found, deleted=True)  # … and the broker was gone
-            await retry(client, pb.CommandProducer(topic=full("split-partition-0"), producer_id=0), pb.CommandProducerSuccess)
-            assert await check(world) == ["split-partition-0"], "made anew by use, as every topic"
-
-    run_async(main())
+async def test_a_deletion_that_a_crash_interrupted_is_finished_when_somebody_asks() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await world.create_topic("split", 2)
+        found = await world.broker.catalog.find(TopicName.parse("split"))
+        assert found is not None
+        await world.broker.catalog.replace(TopicName.parse("split"), found, deleted=True)  # … and the broker was gone
+        await retry(client, pb.CommandProducer(topic=full("split-partition-0"), producer_id=0), pb.CommandProducerSuccess)
+        assert await check(world) == ["split-partition-0"], "made anew by use, as every topic"

@@ -199,39 +199,33 @@ def test_a_renewal_that_waits_for_its_record_saves_the_lease() -> None:
     run(test)
 
 
-def test_the_broker_looks_by_itself_and_shows_what_it_did() -> None:
-    async def main() -> None:
-        async with BrokerWorld(lease_check_s=0.01, lease_silence_s=0.02, rate_window_s=0.01) as world:
-            topic = await world.broker.topics.get(TopicName.parse(NAME), may_create=True)
-            await topic.create_subscription("held", EARLIEST, properties={LEASE_PROPERTY: str(10**15)})
-            await topic.create_subscription("over", EARLIEST, properties={LEASE_PROPERTY: "1"})
-            leases = world.broker.leases
-            await wait_until(lambda: (leases.leases, leases.expired) == (1, 1), what="the look behind the deletion")
-            assert list(topic.subscriptions) == ["held"]
-            shown = {family.name: [sample.value for sample in family.samples] for family in broker_families(world.broker)}
-            assert shown["cepheid_broker_leases"] == shown["cepheid_broker_leases_expired_total"] == [1]
-
-    run_async(main())
+async def test_the_broker_looks_by_itself_and_shows_what_it_did() -> None:
+    async with BrokerWorld(lease_check_s=0.01, lease_silence_s=0.02, rate_window_s=0.01) as world:
+        topic = await world.broker.topics.get(TopicName.parse(NAME), may_create=True)
+        await topic.create_subscription("held", EARLIEST, properties={LEASE_PROPERTY: str(10**15)})
+        await topic.create_subscription("over", EARLIEST, properties={LEASE_PROPERTY: "1"})
+        leases = world.broker.leases
+        await wait_until(lambda: (leases.leases, leases.expired) == (1, 1), what="the look behind the deletion")
+        assert list(topic.subscriptions) == ["held"]
+        shown = {family.name: [sample.value for sample in family.samples] for family in broker_families(world.broker)}
+        assert shown["cepheid_broker_leases"] == shown["cepheid_broker_leases_expired_total"] == [1]
 
 
-def test_what_an_expired_lease_held_is_trimmed() -> None:
-    async def main() -> None:
-        ledgers = ManagedLedgerSettings(ledger_max_entries=2, ledger_min_age_s=0)
-        async with BrokerWorld(ledgers=ledgers, lease_check_s=0.01, lease_silence_s=0.3, rate_window_s=0.01) as world:
-            topic = await world.broker.topics.get(TopicName.parse(NAME), may_create=True)
-            assert isinstance(topic, PersistentTopic)
-            now_ms = topic.ledger.steady_ms()
-            await topic.create_subscription("spark", EARLIEST, properties={LEASE_PROPERTY: str(now_ms + FAR_MS)})
-            async with await world.client() as client:
-                await client.produce_on(NAME)
-                for number in range(9):
-                    await client.publish(1, first_sequence_id=number)
-            topic.ledger.tick()
-            held = len(topic.ledger.chain.ledgers)
-            assert held >= 4, "the lease holds all that was published"
-            await topic.set_subscription_properties("spark", {LEASE_PROPERTY: str(now_ms - 1)})
-            await wait_until(lambda: not topic.subscriptions)
-            topic.ledger.tick()
-            await wait_until(lambda: len(topic.ledger.chain.ledgers) <= 2)
-
-    run_async(main())
+async def test_what_an_expired_lease_held_is_trimmed() -> None:
+    ledgers = ManagedLedgerSettings(ledger_max_entries=2, ledger_min_age_s=0)
+    async with BrokerWorld(ledgers=ledgers, lease_check_s=0.01, lease_silence_s=0.3, rate_window_s=0.01) as world:
+        topic = await world.broker.topics.get(TopicName.parse(NAME), may_create=True)
+        assert isinstance(topic, PersistentTopic)
+        now_ms = topic.ledger.steady_ms()
+        await topic.create_subscription("spark", EARLIEST, properties={LEASE_PROPERTY: str(now_ms + FAR_MS)})
+        async with await world.client() as client:
+            await client.produce_on(NAME)
+            for number in range(9):
+                await client.publish(1, first_sequence_id=number)
+        topic.ledger.tick()
+        held = len(topic.ledger.chain.ledgers)
+        assert held >= 4, "the lease holds all that was published"
+        await topic.set_subscription_properties("spark", {LEASE_PROPERTY: str(now_ms - 1)})
+        await wait_until(lambda: not topic.subscriptions)
+        topic.ledger.tick()
+        await wait_until(lambda: len(topic.ledger.chain.ledgers) <= 2)

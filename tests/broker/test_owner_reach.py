@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_broker.ownership.owner_reach import BELIEVED_S, POLL_S, OwnerReach, takes_connections
 from cepheid_broker.ownership.ownership import Here, Location, There
 from cepheid_wire import NamespaceName
-from tests.simulation.virtual_loop import run_simulated
-from tests.support import free_port, run_async
+from tests.support import free_port
 
 BUNDLE = Bundle(NamespaceName("t", "n"), 0, 1)
 DEAD = There("dead", {"pulsar": "127.0.0.1:1"})
@@ -37,89 +38,73 @@ class World:
         return address in self.answering
 
 
-def test_an_owner_that_takes_connections_is_told_at_once_and_asked_now_and_then() -> None:
-    async def main() -> None:
-        world = World(ALIVE)
-        assert [await world.locate() for _ in range(10)] == [ALIVE] * 10
-        assert (world.looks, world.probes) == (0, 1)
-        await world.reach.aclose()
-
-    run_simulated(main())
+@pytest.mark.virtual_time
+async def test_an_owner_that_takes_connections_is_told_at_once_and_asked_now_and_then() -> None:
+    world = World(ALIVE)
+    assert [await world.locate() for _ in range(10)] == [ALIVE] * 10
+    assert (world.looks, world.probes) == (0, 1)
+    await world.reach.aclose()
 
 
-def test_lookups_of_a_dead_owners_bundle_wait_together_for_the_next_one() -> None:
-    async def main() -> None:
-        world = World()
-        waiting = [asyncio.ensure_future(world.locate()) for _ in range(20)]
-        await asyncio.sleep(0.5)  # that nobody is answered meanwhile is the subject
-        assert not any(task.done() for task in waiting)
-        world.found = Here()
-        assert await asyncio.gather(*waiting) == [Here()] * 20
-        assert world.looks <= 10, "they look together"
-        await world.reach.aclose()
-
-    run_simulated(main())
+@pytest.mark.virtual_time
+async def test_lookups_of_a_dead_owners_bundle_wait_together_for_the_next_one() -> None:
+    world = World()
+    waiting = [asyncio.ensure_future(world.locate()) for _ in range(20)]
+    await asyncio.sleep(0.5)  # that nobody is answered meanwhile is the subject
+    assert not any(task.done() for task in waiting)
+    world.found = Here()
+    assert await asyncio.gather(*waiting) == [Here()] * 20
+    assert world.looks <= 10, "they look together"
+    await world.reach.aclose()
 
 
-def test_an_owner_that_comes_back_is_told() -> None:
-    async def main() -> None:
-        world = World()
-        waiting = asyncio.ensure_future(world.locate())
-        await asyncio.sleep(0)
-        world.answering.add("127.0.0.1:1")
-        assert await waiting == DEAD
-        await world.reach.aclose()
-
-    run_simulated(main())
+@pytest.mark.virtual_time
+async def test_an_owner_that_comes_back_is_told() -> None:
+    world = World()
+    waiting = asyncio.ensure_future(world.locate())
+    await asyncio.sleep(0)
+    world.answering.add("127.0.0.1:1")
+    assert await waiting == DEAD
+    await world.reach.aclose()
 
 
-def test_an_owner_that_cannot_be_reached_from_here_alone_costs_one_wait() -> None:
+@pytest.mark.virtual_time
+async def test_an_owner_that_cannot_be_reached_from_here_alone_costs_one_wait() -> None:
     """Its session lives: clients may reach it where brokers do not, and each lookup would wait."""
-
-    async def main() -> None:
-        world = World(patience_s=0.3)
-        began = asyncio.get_running_loop().time()
-        assert [await world.locate() for _ in range(10)] == [DEAD] * 10
-        assert asyncio.get_running_loop().time() - began < 2 * 0.3 + POLL_S
-        world.found = ALIVE
-        assert await world.locate() == ALIVE
-        await world.reach.aclose()
-
-    run_simulated(main())
+    world = World(patience_s=0.3)
+    began = asyncio.get_running_loop().time()
+    assert [await world.locate() for _ in range(10)] == [DEAD] * 10
+    assert asyncio.get_running_loop().time() - began < 2 * 0.3 + POLL_S
+    world.found = ALIVE
+    assert await world.locate() == ALIVE
+    await world.reach.aclose()
 
 
-def test_an_owner_is_not_believed_for_long() -> None:
-    async def main() -> None:
-        world = World(ALIVE)
-        assert await world.locate() == ALIVE
-        world.answering.clear()
-        await asyncio.sleep(2 * BELIEVED_S)  # killed meanwhile: its clients, which look their topics up at once, are to wait
-        waiting = asyncio.ensure_future(world.locate())
-        await asyncio.sleep(POLL_S)
-        assert not waiting.done()
-        assert BELIEVED_S < 0.1 + POLL_S, "clients come back 0.1 s after their connection broke"
-        waiting.cancel()
-        await world.reach.aclose()
-
-    run_simulated(main())
+@pytest.mark.virtual_time
+async def test_an_owner_is_not_believed_for_long() -> None:
+    world = World(ALIVE)
+    assert await world.locate() == ALIVE
+    world.answering.clear()
+    await asyncio.sleep(2 * BELIEVED_S)  # killed meanwhile: its clients, which look their topics up at once, are to wait
+    waiting = asyncio.ensure_future(world.locate())
+    await asyncio.sleep(POLL_S)
+    assert not waiting.done()
+    assert BELIEVED_S < 0.1 + POLL_S, "clients come back 0.1 s after their connection broke"
+    waiting.cancel()
+    await world.reach.aclose()
 
 
-def test_patience_ends() -> None:
-    async def main() -> None:
-        world = World(patience_s=0.3)
-        assert await world.locate() == DEAD
-        await world.reach.aclose()
-
-    run_simulated(main())
+@pytest.mark.virtual_time
+async def test_patience_ends() -> None:
+    world = World(patience_s=0.3)
+    assert await world.locate() == DEAD
+    await world.reach.aclose()
 
 
-def test_only_who_listens_takes_connections() -> None:
-    async def main() -> None:
-        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        assert await takes_connections(f"127.0.0.1:{port}")
-        server.close()
-        await server.wait_closed()
-        assert not await takes_connections(f"127.0.0.1:{free_port()}")
-
-    run_async(main())
+async def test_only_who_listens_takes_connections() -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert await takes_connections(f"127.0.0.1:{port}")
+    server.close()
+    await server.wait_closed()
+    assert not await takes_connections(f"127.0.0.1:{free_port()}")

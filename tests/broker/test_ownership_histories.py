@@ -34,6 +34,8 @@ from cepheid_wire import NamespaceName, TopicName
 from tests.broker.brokers_world import SessionOf
 from tests.simulation.virtual_loop import run_simulated
 
+pytestmark = pytest.mark.virtual_time
+
 NAMESPACE = NamespaceName("public", "default")
 BUNDLES = 3
 TOPICS = [TopicName.parse(f"persistent://public/default/t-{number}") for number in range(12)]
@@ -208,45 +210,38 @@ def test_histories_of_brokers_that_lose_touch(first: int) -> None:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def test_a_lookup_while_nobody_answers_is_refused_in_time() -> None:
-    async def main() -> None:
-        rng = random.Random(1)
-        tree = MemoryTree()
-        store = MemoryStore(tree)
-        await namespace_records(store).create((NAMESPACE.tenant, NAMESPACE.local_name), NamespaceRecord(bundles=BUNDLES))
-        server = Server("b0", tree, rng)
-        await server.ownership.start("b0", {"pulsar": "host:0"})
-        assert await server.ownership.locate(TOPICS[0]) == Here()
-        server.session.cut()
-        assert await server.ownership.locate(TOPICS[0]) == Here(), "what it has it goes on with"
-        other = next(topic for topic in TOPICS if not server.ownership.owns(topic))
-        assert await server.use(other, authoritative=True) is None
-        server.session.mend()
-        assert await server.use(other, authoritative=True) == "b0"
-        await server.ownership.aclose()
-
-    run_simulated(main())
+async def test_a_lookup_while_nobody_answers_is_refused_in_time() -> None:
+    rng = random.Random(1)
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    await namespace_records(store).create((NAMESPACE.tenant, NAMESPACE.local_name), NamespaceRecord(bundles=BUNDLES))
+    server = Server("b0", tree, rng)
+    await server.ownership.start("b0", {"pulsar": "host:0"})
+    assert await server.ownership.locate(TOPICS[0]) == Here()
+    server.session.cut()
+    assert await server.ownership.locate(TOPICS[0]) == Here(), "what it has it goes on with"
+    other = next(topic for topic in TOPICS if not server.ownership.owns(topic))
+    assert await server.use(other, authoritative=True) is None
+    server.session.mend()
+    assert await server.use(other, authoritative=True) == "b0"
+    await server.ownership.aclose()
 
 
-def test_a_release_and_an_acquisition_whose_answers_are_lost_were_done() -> None:
+async def test_a_release_and_an_acquisition_whose_answers_are_lost_were_done() -> None:
     """Rule 4: they count as not done, until the record says otherwise."""
-
-    async def main() -> None:
-        rng = random.Random(1)
-        tree = MemoryTree()
-        store = MemoryStore(tree)
-        await namespace_records(store).create((NAMESPACE.tenant, NAMESPACE.local_name), NamespaceRecord(bundles=BUNDLES))
-        server = Server("b0", tree, rng)
-        await server.ownership.start("b0", {"pulsar": "host:0"})
-        server.session.loses_answers = 1.0
-        bundle = bundle_of(TOPICS[0], BUNDLES)
-        assert await server.ownership.locate(TOPICS[0]) == Here(), "the record is found to be its own"
-        with pytest.raises(ServiceNotReadyError):
-            await server.ownership.release(bundle)
-        assert server.ownership.owns(TOPICS[0]), "as far as it knows"
-        await asyncio.sleep(1)
-        assert not server.ownership.owns(TOPICS[0])
-        assert await bundle_owners(store).get(bundle.noun) is None
-        await server.ownership.aclose()
-
-    run_simulated(main())
+    rng = random.Random(1)
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    await namespace_records(store).create((NAMESPACE.tenant, NAMESPACE.local_name), NamespaceRecord(bundles=BUNDLES))
+    server = Server("b0", tree, rng)
+    await server.ownership.start("b0", {"pulsar": "host:0"})
+    server.session.loses_answers = 1.0
+    bundle = bundle_of(TOPICS[0], BUNDLES)
+    assert await server.ownership.locate(TOPICS[0]) == Here(), "the record is found to be its own"
+    with pytest.raises(ServiceNotReadyError):
+        await server.ownership.release(bundle)
+    assert server.ownership.owns(TOPICS[0]), "as far as it knows"
+    await asyncio.sleep(1)
+    assert not server.ownership.owns(TOPICS[0])
+    assert await bundle_owners(store).get(bundle.noun) is None
+    await server.ownership.aclose()

@@ -11,7 +11,6 @@ import pytest
 from cepheid_broker.admin.errors import http_status_of
 from cepheid_broker.ownership.ownership import There
 from cepheid_broker.ownership.peer_calls import PeerCalls, PeerUnreachableError, RemoteRefusedError
-from tests.support import run_async
 
 
 @asynccontextmanager
@@ -36,46 +35,33 @@ async def answering(answer: str) -> AsyncIterator[There]:
         await server.wait_closed()
 
 
-def test_brokers_that_send_each_other_the_same_call_are_no_redirect_for_the_caller() -> None:
+async def test_brokers_that_send_each_other_the_same_call_are_no_redirect_for_the_caller() -> None:
     """A 307 without a place to go to is what no client understands."""
-
-    async def main() -> None:
-        async with answering("HTTP/1.1 307 Temporary Redirect\nLocation: http://{address}/x") as there:
-            calls = PeerCalls(5.0)
-            with pytest.raises(PeerUnreachableError, match="GET /x") as refused:
-                await calls.call(there, "GET", "/x")
-            assert http_status_of(refused.value) == 503
-            assert refused.value.retriable
-            assert calls.failed == 1
-
-    run_async(main())
+    async with answering("HTTP/1.1 307 Temporary Redirect\nLocation: http://{address}/x") as there:
+        calls = PeerCalls(5.0)
+        with pytest.raises(PeerUnreachableError, match="GET /x") as refused:
+            await calls.call(there, "GET", "/x")
+        assert http_status_of(refused.value) == 503
+        assert refused.value.retriable
+        assert calls.failed == 1
 
 
-def test_an_answer_that_is_no_json_names_the_broker() -> None:
-    async def main() -> None:
-        async with answering("HTTP/1.1 200 OK\n\n<html>a proxy</html>") as there:
-            with pytest.raises(PeerUnreachableError, match=r"broker other .*GET /x"):
-                await PeerCalls(5.0).call(there, "GET", "/x")
-
-    run_async(main())
+async def test_an_answer_that_is_no_json_names_the_broker() -> None:
+    async with answering("HTTP/1.1 200 OK\n\n<html>a proxy</html>") as there:
+        with pytest.raises(PeerUnreachableError, match=r"broker other .*GET /x"):
+            await PeerCalls(5.0).call(there, "GET", "/x")
 
 
-def test_a_place_that_is_no_address_names_the_broker() -> None:
-    async def main() -> None:
-        async with answering("HTTP/1.1 307 Temporary Redirect\nLocation: /elsewhere") as there:
-            with pytest.raises(PeerUnreachableError, match="broker other"):
-                await PeerCalls(5.0).call(there, "GET", "/x")
-
-    run_async(main())
+async def test_a_place_that_is_no_address_names_the_broker() -> None:
+    async with answering("HTTP/1.1 307 Temporary Redirect\nLocation: /elsewhere") as there:
+        with pytest.raises(PeerUnreachableError, match="broker other"):
+            await PeerCalls(5.0).call(there, "GET", "/x")
 
 
-def test_refusals_keep_their_status_and_reason() -> None:
-    async def main() -> None:
-        async with answering('HTTP/1.1 412 Precondition Failed\n\n{"reason": "it has consumers"}') as there:
-            with pytest.raises(RemoteRefusedError, match="it has consumers") as refused:
-                await PeerCalls(5.0).call(there, "GET", "/x")
-            assert http_status_of(refused.value) == 412
-        async with answering("HTTP/1.1 204 No Content") as there:
-            assert await PeerCalls(5.0).call(there, "GET", "/x") is None
-
-    run_async(main())
+async def test_refusals_keep_their_status_and_reason() -> None:
+    async with answering('HTTP/1.1 412 Precondition Failed\n\n{"reason": "it has consumers"}') as there:
+        with pytest.raises(RemoteRefusedError, match="it has consumers") as refused:
+            await PeerCalls(5.0).call(there, "GET", "/x")
+        assert http_status_of(refused.value) == 412
+    async with answering("HTTP/1.1 204 No Content") as there:
+        assert await PeerCalls(5.0).call(there, "GET", "/x") is None

@@ -17,7 +17,7 @@ from cepheid_metadata import (
 )
 from cepheid_wire import TopicName
 from tests.broker.broker_world import BrokerWorld
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 PLAIN = "persistent://public/default/plain"
 PARTITIONED = "persistent://public/default/split"
@@ -51,144 +51,117 @@ async def open_topics(world: BrokerWorld) -> None:
         await world.broker.topics.get(TopicName.parse(name), may_create=False)
 
 
-def test_a_namespace_changes_all_its_topics_and_a_topic_only_itself() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await open_topics(world)
-            plain, split = world.topic(PLAIN), world.topic(f"{PARTITIONED}-partition-1")
-            other = world.topic(f"{PARTITIONED}-partition-0")
-            await change_namespace(world.store, message_ttl_s=60, max_producers=5)
-            await within_a_second(lambda: {topic.policies.message_ttl_s for topic in (plain, split, other)} == {60})
-            await change_topic(world.store, PLAIN, message_ttl_s=7)
-            await within_a_second(lambda: plain.policies.message_ttl_s == 7)
-            assert (plain.policies.max_producers, split.policies.message_ttl_s) == (5, 60)
-            await change_topic(world.store, PARTITIONED, max_producers=2)
-            await within_a_second(lambda: split.policies.max_producers == other.policies.max_producers == 2)
-            assert plain.policies.max_producers == 5
-            await change_topic(world.store, PLAIN, message_ttl_s=None)
-            await within_a_second(lambda: plain.policies.message_ttl_s == 60)
-            assert plain.policies == await world.broker.catalog.policies(plain.name)
-            assert split.policies == await world.broker.catalog.policies(split.name)
-
-    run_async(main())
+async def test_a_namespace_changes_all_its_topics_and_a_topic_only_itself() -> None:
+    async with BrokerWorld() as world:
+        await open_topics(world)
+        plain, split = world.topic(PLAIN), world.topic(f"{PARTITIONED}-partition-1")
+        other = world.topic(f"{PARTITIONED}-partition-0")
+        await change_namespace(world.store, message_ttl_s=60, max_producers=5)
+        await within_a_second(lambda: {topic.policies.message_ttl_s for topic in (plain, split, other)} == {60})
+        await change_topic(world.store, PLAIN, message_ttl_s=7)
+        await within_a_second(lambda: plain.policies.message_ttl_s == 7)
+        assert (plain.policies.max_producers, split.policies.message_ttl_s) == (5, 60)
+        await change_topic(world.store, PARTITIONED, max_producers=2)
+        await within_a_second(lambda: split.policies.max_producers == other.policies.max_producers == 2)
+        assert plain.policies.max_producers == 5
+        await change_topic(world.store, PLAIN, message_ttl_s=None)
+        await within_a_second(lambda: plain.policies.message_ttl_s == 60)
+        assert plain.policies == await world.broker.catalog.policies(plain.name)
+        assert split.policies == await world.broker.catalog.policies(split.name)
 
 
-def test_what_another_broker_wrote_is_in_force_too() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await open_topics(world)
-            other = MemoryStore(world.tree)
-            await change_namespace(other, max_consumers=3)
-            await within_a_second(lambda: world.topic(PLAIN).policies.max_consumers == 3)
-            await other.aclose()
-
-    run_async(main())
+async def test_what_another_broker_wrote_is_in_force_too() -> None:
+    async with BrokerWorld() as world:
+        await open_topics(world)
+        other = MemoryStore(world.tree)
+        await change_namespace(other, max_consumers=3)
+        await within_a_second(lambda: world.topic(PLAIN).policies.max_consumers == 3)
+        await other.aclose()
 
 
-def test_a_topic_is_opened_with_what_holds() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await change_namespace(world.store, deduplication=True)
-            await world.create_topic(PLAIN)
-            await change_topic(world.store, PLAIN, retention=RetentionPolicy(time_limit_min=1, size_limit_mb=2))
-            topic = await world.broker.topics.get(TopicName.parse(PLAIN), may_create=False)
-            assert topic.policies.deduplication
-            assert topic.ledger.config.retention == topic.policies.retention == Retention(60_000, 2 << 20)
-
-    run_async(main())
+async def test_a_topic_is_opened_with_what_holds() -> None:
+    async with BrokerWorld() as world:
+        await change_namespace(world.store, deduplication=True)
+        await world.create_topic(PLAIN)
+        await change_topic(world.store, PLAIN, retention=RetentionPolicy(time_limit_min=1, size_limit_mb=2))
+        topic = await world.broker.topics.get(TopicName.parse(PLAIN), may_create=False)
+        assert topic.policies.deduplication
+        assert topic.ledger.config.retention == topic.policies.retention == Retention(60_000, 2 << 20)
 
 
-def test_the_ledger_of_an_open_topic_hears_of_retention_and_quorums() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await open_topics(world)
-            topic = world.topic(PLAIN)
-            await change_namespace(
-                world.store,
-                retention=RetentionPolicy(time_limit_min=-1, size_limit_mb=-1),
-                persistence=PersistencePolicy(ensemble_size=3, write_quorum=3, ack_quorum=2),
-            )
-            await within_a_second(lambda: topic.ledger.config.retention == Retention(-1, -1))
-            config = topic.ledger.config
-            assert (config.ensemble_size, config.write_quorum, config.ack_quorum) == (3, 3, 2)
-
-    run_async(main())
+async def test_the_ledger_of_an_open_topic_hears_of_retention_and_quorums() -> None:
+    async with BrokerWorld() as world:
+        await open_topics(world)
+        topic = world.topic(PLAIN)
+        await change_namespace(
+            world.store,
+            retention=RetentionPolicy(time_limit_min=-1, size_limit_mb=-1),
+            persistence=PersistencePolicy(ensemble_size=3, write_quorum=3, ack_quorum=2),
+        )
+        await within_a_second(lambda: topic.ledger.config.retention == Retention(-1, -1))
+        config = topic.ledger.config
+        assert (config.ensemble_size, config.write_quorum, config.ack_quorum) == (3, 3, 2)
 
 
 @pytest.mark.parametrize("end", ["unload", "delete", "fail"])
-def test_a_closed_topic_holds_no_watch(end: str) -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await world.create_topic(PLAIN)
-            name = TopicName.parse(PLAIN)
-            await world.broker.topics.get(name, may_create=False)
-            assert world.broker.policies.watches == 2
-            match end:
-                case "unload":
-                    await world.broker.topics.unload(name)
-                case "delete":
-                    await world.broker.topics.delete(name)
-                case _:
-                    await world.fence(PLAIN)
-                    topic = world.topic(PLAIN)
-                    topic.publish([b"x"], lambda *_: None)
-                    await wait_until(lambda: topic.closed)
-            assert world.broker.policies.watches == 0
-            if end != "delete":
-                await change_namespace(world.store, max_consumers=3)
-                topic = await world.broker.topics.get(name, may_create=False)
-                assert topic.policies.max_consumers == 3
-
-    run_async(main())
+async def test_a_closed_topic_holds_no_watch(end: str) -> None:
+    async with BrokerWorld() as world:
+        await world.create_topic(PLAIN)
+        name = TopicName.parse(PLAIN)
+        await world.broker.topics.get(name, may_create=False)
+        assert world.broker.policies.watches == 2
+        match end:
+            case "unload":
+                await world.broker.topics.unload(name)
+            case "delete":
+                await world.broker.topics.delete(name)
+            case _:
+                await world.fence(PLAIN)
+                topic = world.topic(PLAIN)
+                topic.publish([b"x"], lambda *_: None)
+                await wait_until(lambda: topic.closed)
+        assert world.broker.policies.watches == 0
+        if end != "delete":
+            await change_namespace(world.store, max_consumers=3)
+            topic = await world.broker.topics.get(name, may_create=False)
+            assert topic.policies.max_consumers == 3
 
 
-def test_a_topic_that_cannot_be_opened_holds_no_watch() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await world.create_topic(PLAIN)
-            world.refuse_opening_topics(True)
-            with pytest.raises(Exception, match="planted"):
-                await world.broker.topics.get(TopicName.parse(PLAIN), may_create=False)
-            assert world.broker.policies.watches == 0
-            world.refuse_opening_topics(False)
+async def test_a_topic_that_cannot_be_opened_holds_no_watch() -> None:
+    async with BrokerWorld() as world:
+        await world.create_topic(PLAIN)
+        world.refuse_opening_topics(True)
+        with pytest.raises(Exception, match="planted"):
             await world.broker.topics.get(TopicName.parse(PLAIN), may_create=False)
-            assert world.broker.policies.watches == 2
-
-    run_async(main())
-
-
-def test_all_partitions_share_two_watches() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await world.create_topic(PARTITIONED, partitions=50)
-            names = [TopicName.parse(f"{PARTITIONED}-partition-{index}") for index in range(50)]
-            topics = await asyncio.gather(*(world.broker.topics.get(name, may_create=False) for name in names))
-            assert world.broker.policies.watches == 2
-            await change_namespace(world.store, max_subscriptions=9)
-            await within_a_second(lambda: all(topic.policies.max_subscriptions == 9 for topic in topics))
-
-    run_async(main())
+        assert world.broker.policies.watches == 0
+        world.refuse_opening_topics(False)
+        await world.broker.topics.get(TopicName.parse(PLAIN), may_create=False)
+        assert world.broker.policies.watches == 2
 
 
-def test_a_partition_named_topic_of_its_own_has_its_own_policies() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            name = f"{PLAIN}-partition-7"
-            await world.create_topic(name)
-            topic = await world.broker.topics.get(TopicName.parse(name), may_create=False)
-            await change_topic(world.store, name, max_producers=1)
-            await within_a_second(lambda: topic.policies.max_producers == 1)
-
-    run_async(main())
+async def test_all_partitions_share_two_watches() -> None:
+    async with BrokerWorld() as world:
+        await world.create_topic(PARTITIONED, partitions=50)
+        names = [TopicName.parse(f"{PARTITIONED}-partition-{index}") for index in range(50)]
+        topics = await asyncio.gather(*(world.broker.topics.get(name, may_create=False) for name in names))
+        assert world.broker.policies.watches == 2
+        await change_namespace(world.store, max_subscriptions=9)
+        await within_a_second(lambda: all(topic.policies.max_subscriptions == 9 for topic in topics))
 
 
-def test_namespaces_that_are_being_deleted_open_no_topics() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world:
-            await world.create_topic(PLAIN)
-            await change_namespace(world.store, deleted=True)
-            with pytest.raises(Exception, match="does not exist"):
-                await world.broker.topics.get(TopicName.parse(PLAIN), may_create=False)
-            assert world.broker.policies.watches == 0
+async def test_a_partition_named_topic_of_its_own_has_its_own_policies() -> None:
+    async with BrokerWorld() as world:
+        name = f"{PLAIN}-partition-7"
+        await world.create_topic(name)
+        topic = await world.broker.topics.get(TopicName.parse(name), may_create=False)
+        await change_topic(world.store, name, max_producers=1)
+        await within_a_second(lambda: topic.policies.max_producers == 1)
 
-    run_async(main())
+
+async def test_namespaces_that_are_being_deleted_open_no_topics() -> None:
+    async with BrokerWorld() as world:
+        await world.create_topic(PLAIN)
+        await change_namespace(world.store, deleted=True)
+        with pytest.raises(Exception, match="does not exist"):
+            await world.broker.topics.get(TopicName.parse(PLAIN), may_create=False)
+        assert world.broker.policies.watches == 0

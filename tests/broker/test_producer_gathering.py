@@ -122,32 +122,26 @@ def test_a_bad_checksum_among_gathered_sends_is_answered_in_its_turn() -> None:
     assert run_async(main()).frames == [("receipt", 0), ("receipt", 1), ("error", 2), ("receipt", 3)]
 
 
-def test_what_waits_behind_an_append_takes_the_window_too() -> None:
+async def test_what_waits_behind_an_append_takes_the_window_too() -> None:
     """Thousands of producers of one connection may gather 128 KiB each while the storage is slow."""
-
-    async def main() -> None:
-        for end in (Producer.detach, Appends.answer):
-            world = Appends()
-            producer = world.producer()
-            send(producer, 0)
-            send(producer, 1, message(1, bytes(50_000)))
-            assert world.groups == [1]
-            assert 50_000 < world.window.taken < 51_000
-            damaged = bytearray(message(2))
-            damaged[-1] ^= 1
-            for _ in range(1000):  # each has an answer, which waits for its turn
-                send(producer, 2, bytes(damaged))
-            assert world.window.taken > 100_000
-            assert producer.traffic.size_bytes == 0
-            end(producer if end is Producer.detach else world)
-            while world.waiting:
-                world.answer()
-            assert world.window.taken == 0
-            assert producer.traffic.size_bytes == (
-                0 if end is Producer.detach else len(message(0)) + len(message(1, bytes(50_000)))
-            )
-
-    run_async(main())
+    for end in (Producer.detach, Appends.answer):
+        world = Appends()
+        producer = world.producer()
+        send(producer, 0)
+        send(producer, 1, message(1, bytes(50_000)))
+        assert world.groups == [1]
+        assert 50_000 < world.window.taken < 51_000
+        damaged = bytearray(message(2))
+        damaged[-1] ^= 1
+        for _ in range(1000):  # each has an answer, which waits for its turn
+            send(producer, 2, bytes(damaged))
+        assert world.window.taken > 100_000
+        assert producer.traffic.size_bytes == 0
+        end(producer if end is Producer.detach else world)
+        while world.waiting:
+            world.answer()
+        assert world.window.taken == 0
+        assert producer.traffic.size_bytes == (0 if end is Producer.detach else len(message(0)) + len(message(1, bytes(50_000))))
 
 
 def test_closing_stores_and_answers_what_was_gathered() -> None:

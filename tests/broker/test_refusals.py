@@ -21,7 +21,6 @@ from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import subscribe
-from tests.support import run_async
 
 
 def all_errors() -> list[type[CepheidError]]:
@@ -55,56 +54,46 @@ def test_an_unexpected_exception_is_logged_and_its_text_is_kept_from_the_client(
     assert "retry" in error_text(ServiceNotReadyError("loading"))
 
 
-def test_repetitions_are_counted_and_told_with_the_next_line(
+async def test_repetitions_are_counted_and_told_with_the_next_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        caplog.set_level(logging.INFO, logger="cepheid_broker")
-        refusals, now = RefusalLog(), [100.0]
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-        for _ in range(5):
-            refusals.note("producer.refused", "t", code="X")
-        refusals.note("producer.refused", "other", code="X")
-        assert len(caplog.records) == 2
-        now[0] += 31
+    caplog.set_level(logging.INFO, logger="cepheid_broker")
+    refusals, now = RefusalLog(), [100.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    for _ in range(5):
         refusals.note("producer.refused", "t", code="X")
-        assert caplog.records[2].__dict__["repeated"] == 4
-        for number in range(2 * MAX_KEYS):
-            refusals.note("producer.refused", number, code="X")
-        assert len(refusals._seen) <= MAX_KEYS
-        assert refusals.refusals == 7 + 2 * MAX_KEYS
-        monkeypatch.undo()
-
-    run_async(main())
-
-
-def test_a_client_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        caplog.set_level(logging.INFO, logger="cepheid_broker")
-        refusals, now = RefusalLog(), [100.0]
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-        for number in range(3 * MAX_LINES):
-            refusals.note("producer.refused", number)
-        assert len(caplog.records) == MAX_LINES
-        now[0] += 31
-        refusals.note("producer.refused", "t")
-        refusals.note("producer.refused", "u")
-        assert [record.__dict__.get("unlogged") for record in caplog.records[-2:]] == [2 * MAX_LINES, None]
-        monkeypatch.undo()
-
-    run_async(main())
+    refusals.note("producer.refused", "other", code="X")
+    assert len(caplog.records) == 2
+    now[0] += 31
+    refusals.note("producer.refused", "t", code="X")
+    assert caplog.records[2].__dict__["repeated"] == 4
+    for number in range(2 * MAX_KEYS):
+        refusals.note("producer.refused", number, code="X")
+    assert len(refusals._seen) <= MAX_KEYS
+    assert refusals.refusals == 7 + 2 * MAX_KEYS
+    monkeypatch.undo()
 
 
-def test_what_the_log_remembers_of_a_refused_consumer_is_short() -> None:
+async def test_a_client_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO, logger="cepheid_broker")
+    refusals, now = RefusalLog(), [100.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    for number in range(3 * MAX_LINES):
+        refusals.note("producer.refused", number)
+    assert len(caplog.records) == MAX_LINES
+    now[0] += 31
+    refusals.note("producer.refused", "t")
+    refusals.note("producer.refused", "u")
+    assert [record.__dict__.get("unlogged") for record in caplog.records[-2:]] == [2 * MAX_LINES, None]
+    monkeypatch.undo()
+
+
+async def test_what_the_log_remembers_of_a_refused_consumer_is_short() -> None:
     """A thousand names of five megabytes would be most of the memory of a small broker."""
-
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            for fields in ({"topic": "t" * 3_000_000, "subscription": "s"}, {"topic": "t", "subscription": "s" * 3_000_000}):
-                ask = subscribe(**fields, consumer_id=0, request_id=1, subType=pb.CommandSubscribe.Shared)
-                error = await client.ask(ask, pb.CommandError)
-                assert error.error == ServerError.NOT_ALLOWED_ERROR
-                assert len(error.message) < 1000
-            assert len(repr(world.broker._refusals._seen)) < 5000
-
-    run_async(main())
+    async with BrokerWorld() as world, await world.client() as client:
+        for fields in ({"topic": "t" * 3_000_000, "subscription": "s"}, {"topic": "t", "subscription": "s" * 3_000_000}):
+            ask = subscribe(**fields, consumer_id=0, request_id=1, subType=pb.CommandSubscribe.Shared)
+            error = await client.ask(ask, pb.CommandError)
+            assert error.error == ServerError.NOT_ALLOWED_ERROR
+            assert len(error.message) < 1000
+        assert len(repr(world.broker._refusals._seen)) < 5000

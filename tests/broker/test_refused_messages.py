@@ -8,57 +8,47 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.deduplicated_world import connect, publish, stored
 from tests.broker.scripted_client import message
-from tests.support import run_async
 
 
-def test_a_message_above_the_policys_size_is_refused_and_nothing_overtakes_it() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await connect(client)
-            await publish(client, 0)
-            world.topic("t").on_policies(TopicPolicies(max_message_bytes=1000))
-            client.send_message(1, bytes(100))
-            client.send_message(2, bytes(2000))
-            client.send_message(3, bytes(100))
-            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 1
-            error = await client.expect(pb.CommandSendError)
-            assert (error.sequence_id, error.error) == (2, ServerError.NOT_ALLOWED_ERROR)
-            assert "1000" in error.message
-            assert (await client.expect(pb.CommandCloseProducer)).producer_id == 0
-            await connect(client, epoch=1)
-            await publish(client, 3)
-            assert await stored(world) == [0, 1, 3]
-
-    run_async(main())
+async def test_a_message_above_the_policys_size_is_refused_and_nothing_overtakes_it() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await connect(client)
+        await publish(client, 0)
+        world.topic("t").on_policies(TopicPolicies(max_message_bytes=1000))
+        client.send_message(1, bytes(100))
+        client.send_message(2, bytes(2000))
+        client.send_message(3, bytes(100))
+        assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 1
+        error = await client.expect(pb.CommandSendError)
+        assert (error.sequence_id, error.error) == (2, ServerError.NOT_ALLOWED_ERROR)
+        assert "1000" in error.message
+        assert (await client.expect(pb.CommandCloseProducer)).producer_id == 0
+        await connect(client, epoch=1)
+        await publish(client, 3)
+        assert await stored(world) == [0, 1, 3]
 
 
-def test_a_message_that_asks_for_a_longer_delay_than_the_policy_allows_is_refused() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await connect(client)
-            world.topic("t").on_policies(TopicPolicies(max_delay_ms=1000))
-            for sequence_id, delay_ms in enumerate((1000, 1001)):
-                tail = message(sequence_id, publish_time=10_000, deliver_at_time=10_000 + delay_ms)
-                client.send_message(sequence_id, tail=tail)
-            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
-            error = await client.expect(pb.CommandSendError)
-            assert (error.sequence_id, error.error) == (1, ServerError.NOT_ALLOWED_ERROR)
-            assert "1001 ms" in error.message
-            await client.expect(pb.CommandCloseProducer)
-
-    run_async(main())
+async def test_a_message_that_asks_for_a_longer_delay_than_the_policy_allows_is_refused() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await connect(client)
+        world.topic("t").on_policies(TopicPolicies(max_delay_ms=1000))
+        for sequence_id, delay_ms in enumerate((1000, 1001)):
+            tail = message(sequence_id, publish_time=10_000, deliver_at_time=10_000 + delay_ms)
+            client.send_message(sequence_id, tail=tail)
+        assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
+        error = await client.expect(pb.CommandSendError)
+        assert (error.sequence_id, error.error) == (1, ServerError.NOT_ALLOWED_ERROR)
+        assert "1001 ms" in error.message
+        await client.expect(pb.CommandCloseProducer)
 
 
-def test_a_message_that_is_not_encrypted_is_refused_where_the_policy_demands_it() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.produce_on("t", encrypted=True)
-            world.topic("t").on_policies(TopicPolicies(encryption_required=True))
-            key = pb.EncryptionKeys(key="k", value=b"v")
-            client.send_message(0, tail=message(0, encryption_keys=[key], encryption_algo="a"))
-            client.send_message(1)
-            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
-            assert (await client.expect(pb.CommandSendError)).sequence_id == 1
-            await client.expect(pb.CommandCloseProducer)
-
-    run_async(main())
+async def test_a_message_that_is_not_encrypted_is_refused_where_the_policy_demands_it() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t", encrypted=True)
+        world.topic("t").on_policies(TopicPolicies(encryption_required=True))
+        key = pb.EncryptionKeys(key="k", value=b"v")
+        client.send_message(0, tail=message(0, encryption_keys=[key], encryption_algo="a"))
+        client.send_message(1)
+        assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
+        assert (await client.expect(pb.CommandSendError)).sequence_id == 1
+        await client.expect(pb.CommandCloseProducer)

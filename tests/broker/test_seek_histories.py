@@ -13,7 +13,6 @@ from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import PUBLISH_TIME_MS, Received, ScriptedClient, ident, message
-from tests.support import run_async
 
 TOPIC = TopicName.parse("persistent://public/default/t")
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)
@@ -110,29 +109,27 @@ class Reader:
         assert [received.position for received in self.got] == self.stored[index:]
 
 
+@pytest.mark.deadline(60)
 @pytest.mark.parametrize("seed", range(30))
-def test_h13_the_first_delivery_after_a_seek_is_the_first_entry_at_or_after_its_target(seed: int) -> None:
-    async def main() -> None:
-        rng = random.Random(seed)
-        async with BrokerWorld() as world, await world.client() as client:
-            reader = Reader(world, client, rng)
-            await client.produce_on("t")
-            await world.topic("t").create_subscription("keeps all", Position(*EARLIEST))
-            await reader.publish(rng.randrange(5, 40))
+async def test_h13_the_first_delivery_after_a_seek_is_the_first_entry_at_or_after_its_target(seed: int) -> None:
+    rng = random.Random(seed)
+    async with BrokerWorld() as world, await world.client() as client:
+        reader = Reader(world, client, rng)
+        await client.produce_on("t")
+        await world.topic("t").create_subscription("keeps all", Position(*EARLIEST))
+        await reader.publish(rng.randrange(5, 40))
+        await reader.subscribe()
+        for _ in range(8):
+            for _ in range(rng.randrange(5)):
+                reader.acknowledge()
+                await reader.publish(rng.randrange(1, 5))
+            index = await reader.seek()
+            await reader.publish(rng.randrange(3))
+            if reader.durable and rng.random() < 0.3:
+                await world.broker.topics.unload(TOPIC)
+                await reader.take_until(pb.CommandCloseProducer)
+                client.send(pb.CommandProducer(topic=str(TOPIC), producer_id=0, request_id=99))
+                await reader.take_until(pb.CommandProducerSuccess, 99)
             await reader.subscribe()
-            for _ in range(8):
-                for _ in range(rng.randrange(5)):
-                    reader.acknowledge()
-                    await reader.publish(rng.randrange(1, 5))
-                index = await reader.seek()
-                await reader.publish(rng.randrange(3))
-                if reader.durable and rng.random() < 0.3:
-                    await world.broker.topics.unload(TOPIC)
-                    await reader.take_until(pb.CommandCloseProducer)
-                    client.send(pb.CommandProducer(topic=str(TOPIC), producer_id=0, request_id=99))
-                    await reader.take_until(pb.CommandProducerSuccess, 99)
-                await reader.subscribe()
-                await reader.publish(rng.randrange(3))
-                await reader.expect_from(index)
-
-    run_async(main(), 60)
+            await reader.publish(rng.randrange(3))
+            await reader.expect_from(index)

@@ -23,7 +23,6 @@ from cepheid_metadata import (
 )
 from cepheid_ports import Ports
 from cepheid_wire import TopicName
-from tests.support import run_async
 
 TOPIC = TopicName.parse("persistent://t/ns/topic")
 
@@ -41,38 +40,32 @@ class Meddler(MemoryStore):
 
 
 @pytest.mark.parametrize("change", [NamespaceRecord(deleted=True), NamespaceRecord(bundles=8)])
-def test_a_namespace_that_changed_meanwhile_is_looked_at_again(change: NamespaceRecord) -> None:
-    async def main() -> None:
-        store = Meddler(MemoryTree())
-        catalog = TopicCatalog(store, TopicCreation(), TopicPolicies(), Ports())
-        await namespace_records(store).create(("t", "ns"), NamespaceRecord())
-        store.change = change
-        if change.deleted:
-            with pytest.raises(NamespaceNotFoundError):
-                await catalog.create(TOPIC, 0)
-        else:
+async def test_a_namespace_that_changed_meanwhile_is_looked_at_again(change: NamespaceRecord) -> None:
+    store = Meddler(MemoryTree())
+    catalog = TopicCatalog(store, TopicCreation(), TopicPolicies(), Ports())
+    await namespace_records(store).create(("t", "ns"), NamespaceRecord())
+    store.change = change
+    if change.deleted:
+        with pytest.raises(NamespaceNotFoundError):
             await catalog.create(TOPIC, 0)
-        assert await topic_records(store).exists(TOPIC) is not change.deleted
-        await store.aclose()
+    else:
+        await catalog.create(TOPIC, 0)
+    assert await topic_records(store).exists(TOPIC) is not change.deleted
+    await store.aclose()
 
-    run_async(main())
 
-
-def test_a_namespace_takes_no_more_topics_than_it_may() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        catalog = TopicCatalog(store, TopicCreation(), TopicPolicies(), Ports())
-        await namespace_records(store).create(("t", "ns"), NamespaceRecord(max_topics=4))
+async def test_a_namespace_takes_no_more_topics_than_it_may() -> None:
+    store = MemoryStore(MemoryTree())
+    catalog = TopicCatalog(store, TopicCreation(), TopicPolicies(), Ports())
+    await namespace_records(store).create(("t", "ns"), NamespaceRecord(max_topics=4))
+    await catalog.create(TopicName.parse("persistent://t/ns/a"), 2)
+    await catalog.create(TopicName.parse("non-persistent://t/ns/b"), 0)
+    names = [TopicName.parse(f"persistent://t/ns/{letter}") for letter in "cdef"]
+    outcomes = await asyncio.gather(*(catalog.create(name, 0) for name in names), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes if outcome is not None] == [TooManyError] * 3
+    assert "has 4 topics and partitions, its policy allows 4" in str(outcomes[-1])
+    with pytest.raises(KeyExistsError):  # there already: that is no question of room
         await catalog.create(TopicName.parse("persistent://t/ns/a"), 2)
-        await catalog.create(TopicName.parse("non-persistent://t/ns/b"), 0)
-        names = [TopicName.parse(f"persistent://t/ns/{letter}") for letter in "cdef"]
-        outcomes = await asyncio.gather(*(catalog.create(name, 0) for name in names), return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes if outcome is not None] == [TooManyError] * 3
-        assert "has 4 topics and partitions, its policy allows 4" in str(outcomes[-1])
-        with pytest.raises(KeyExistsError):  # there already: that is no question of room
-            await catalog.create(TopicName.parse("persistent://t/ns/a"), 2)
-        await catalog.create(TopicName.parse("persistent://t/ns/__system"), 0)
-        assert await catalog.partitions_or_create(names[0]) == 0
-        await store.aclose()
-
-    run_async(main())
+    await catalog.create(TopicName.parse("persistent://t/ns/__system"), 0)
+    assert await catalog.partitions_or_create(names[0]) == 0
+    await store.aclose()

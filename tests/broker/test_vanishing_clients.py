@@ -14,7 +14,7 @@ from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import ScriptedClient, full, ident, subscribe
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 EXCLUSIVE = pb.CommandSubscribe.Exclusive
 SHARED = pb.CommandSubscribe.Shared
@@ -202,29 +202,26 @@ PLAYS: list[Play] = [
 
 
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__)
-def test_a_client_that_vanishes_while_it_waits_for(play: Play) -> None:
-    async def main() -> None:
-        settings = {"reader_seek_grace_s": 0.05, "connection": {"liveness_probe_s": 0.2}}
-        async with BrokerWorld(**settings) as world:
-            scene = Scene(world, await world.client(), asyncio.Event())
-            await play(scene)
-            scene.rude.abort()
-            broker = world.broker
-            await wait_until(lambda: broker.statistics().connections == 0)
-            scene.held.set()
-            await wait_until(lambda: broker.statistics().requests_running == 0, what="the end of its requests")
-            await wait_until(lambda: broker.statistics().publish_buffer_bytes == 0)
-            assert len(broker.topic_watches) == 0
-            if (topic := broker.topics.find(TopicName.parse("t"))) is not None:
-                topic.set_publish_blocked(None)
-                await wait_until(lambda: not any(not s.durable for s in topic.subscriptions.values()), what="the end of readers")
-                assert not topic.producers
-                assert not len(topic.admission)
-                assert not any(subscription.consumers for subscription in topic.subscriptions.values())
-            async with await world.client() as heir:  # gets all that the other one wanted
-                await heir.produce_on("t", producer_name="p", producer_access_mode=pb.Exclusive)
-                await heir.subscribe("t", "s", permits=100)
-                heir.send_message(77, b"new")
-                await heir.skim_until(lambda received: received.tail.endswith(b"new"))
-
-    run_async(main())
+async def test_a_client_that_vanishes_while_it_waits_for(play: Play) -> None:
+    settings = {"reader_seek_grace_s": 0.05, "connection": {"liveness_probe_s": 0.2}}
+    async with BrokerWorld(**settings) as world:
+        scene = Scene(world, await world.client(), asyncio.Event())
+        await play(scene)
+        scene.rude.abort()
+        broker = world.broker
+        await wait_until(lambda: broker.statistics().connections == 0)
+        scene.held.set()
+        await wait_until(lambda: broker.statistics().requests_running == 0, what="the end of its requests")
+        await wait_until(lambda: broker.statistics().publish_buffer_bytes == 0)
+        assert len(broker.topic_watches) == 0
+        if (topic := broker.topics.find(TopicName.parse("t"))) is not None:
+            topic.set_publish_blocked(None)
+            await wait_until(lambda: not any(not s.durable for s in topic.subscriptions.values()), what="the end of readers")
+            assert not topic.producers
+            assert not len(topic.admission)
+            assert not any(subscription.consumers for subscription in topic.subscriptions.values())
+        async with await world.client() as heir:  # gets all that the other one wanted
+            await heir.produce_on("t", producer_name="p", producer_access_mode=pb.Exclusive)
+            await heir.subscribe("t", "s", permits=100)
+            heir.send_message(77, b"new")
+            await heir.skim_until(lambda received: received.tail.endswith(b"new"))

@@ -19,7 +19,7 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.watched_records import WatchedRecords
 from cepheid_ports import TaskOwner
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 KEY = keys.tenant_key("t")
 
@@ -80,141 +80,116 @@ def roles(watched: watched_records.WatchedRecord[TenantRecord]) -> tuple[str, ..
     return None if watched.record is None else watched.record.admin_roles
 
 
-def test_each_user_hears_of_each_change_and_the_record_is_read_once_for_all() -> None:
-    async def main() -> None:
-        world = World()
-        await world.write("a")
-        world.store.reads = 0
-        users = await asyncio.gather(*(world.use(str(number)) for number in range(5)))
-        assert world.store.reads == 1
-        assert len(world.records) == 1
-        await world.write("b")
-        await world.settle()
-        assert [roles(watched) for watched in users] == [("b",)] * 5
-        assert sorted(world.heard) == ["0", "1", "2", "3", "4"]
-        await world.write("c")  # armed again
-        await world.settle()
-        assert roles(users[0]) == ("c",)
-        await world.aclose()
-
-    run_async(main())
+async def test_each_user_hears_of_each_change_and_the_record_is_read_once_for_all() -> None:
+    world = World()
+    await world.write("a")
+    world.store.reads = 0
+    users = await asyncio.gather(*(world.use(str(number)) for number in range(5)))
+    assert world.store.reads == 1
+    assert len(world.records) == 1
+    await world.write("b")
+    await world.settle()
+    assert [roles(watched) for watched in users] == [("b",)] * 5
+    assert sorted(world.heard) == ["0", "1", "2", "3", "4"]
+    await world.write("c")  # armed again
+    await world.settle()
+    assert roles(users[0]) == ("c",)
+    await world.aclose()
 
 
-def test_a_record_that_comes_later_is_heard_of_and_one_that_goes_stays_as_it_was() -> None:
-    async def main() -> None:
-        world = World()
-        watched = await world.use("u")
-        assert roles(watched) is None
-        await world.write("a")
-        await world.settle()
-        assert roles(watched) == ("a",)
-        await world.store.delete(KEY, None)
-        await world.settle()
-        assert roles(watched) == ("a",)
-        await world.write("b")
-        await world.settle()
-        assert (roles(watched), world.heard) == (("b",), ["u", "u"])
-        await world.aclose()
-
-    run_async(main())
+async def test_a_record_that_comes_later_is_heard_of_and_one_that_goes_stays_as_it_was() -> None:
+    world = World()
+    watched = await world.use("u")
+    assert roles(watched) is None
+    await world.write("a")
+    await world.settle()
+    assert roles(watched) == ("a",)
+    await world.store.delete(KEY, None)
+    await world.settle()
+    assert roles(watched) == ("a",)
+    await world.write("b")
+    await world.settle()
+    assert (roles(watched), world.heard) == (("b",), ["u", "u"])
+    await world.aclose()
 
 
-def test_a_write_of_the_same_is_no_change() -> None:
-    async def main() -> None:
-        world = World()
-        await world.write("a")
-        await world.use("u")
-        await world.write("a")
-        await world.settle()
-        assert world.heard == []
-        await world.aclose()
-
-    run_async(main())
+async def test_a_write_of_the_same_is_no_change() -> None:
+    world = World()
+    await world.write("a")
+    await world.use("u")
+    await world.write("a")
+    await world.settle()
+    assert world.heard == []
+    await world.aclose()
 
 
-def test_a_change_during_the_read_is_not_missed() -> None:
-    async def main() -> None:
-        world = World()
-        await world.write("a")
-        watched = await world.use("u")
-        world.store.gate = asyncio.Event()
-        await tenant_records(world.store).replace("t", TenantRecord(admin_roles=("b",)), 0)
-        await wait_until(lambda: world.store.reads == 3)  # the value is read, and on its way during the next write
-        await tenant_records(world.store).replace("t", TenantRecord(admin_roles=("c",)), 1)
-        world.store.gate.set()
-        await world.settle()
-        assert roles(watched) == ("c",)
-        await world.aclose()
-
-    run_async(main())
+async def test_a_change_during_the_read_is_not_missed() -> None:
+    world = World()
+    await world.write("a")
+    watched = await world.use("u")
+    world.store.gate = asyncio.Event()
+    await tenant_records(world.store).replace("t", TenantRecord(admin_roles=("b",)), 0)
+    await wait_until(lambda: world.store.reads == 3)  # the value is read, and on its way during the next write
+    await tenant_records(world.store).replace("t", TenantRecord(admin_roles=("c",)), 1)
+    world.store.gate.set()
+    await world.settle()
+    assert roles(watched) == ("c",)
+    await world.aclose()
 
 
-def test_who_left_hears_nothing_and_the_last_one_takes_the_watch_along() -> None:
-    async def main() -> None:
-        world = World()
-        first, second = await world.use("1"), await world.use("2")
-        assert first is second
-        world.records.leave(first, "1")
-        await world.write("a")
-        await world.settle()
-        assert world.heard == ["2"]
-        world.records.leave(first, "2")
-        world.records.leave(first, "2")
-        assert len(world.records) == 0
-        reads = world.store.reads
-        await tenant_records(world.store).replace("t", TenantRecord(), 0)
-        await world.settle()
-        assert world.store.reads == reads
-        await world.aclose()
-
-    run_async(main())
+async def test_who_left_hears_nothing_and_the_last_one_takes_the_watch_along() -> None:
+    world = World()
+    first, second = await world.use("1"), await world.use("2")
+    assert first is second
+    world.records.leave(first, "1")
+    await world.write("a")
+    await world.settle()
+    assert world.heard == ["2"]
+    world.records.leave(first, "2")
+    world.records.leave(first, "2")
+    assert len(world.records) == 0
+    reads = world.store.reads
+    await tenant_records(world.store).replace("t", TenantRecord(), 0)
+    await world.settle()
+    assert world.store.reads == reads
+    await world.aclose()
 
 
-def test_a_store_that_cannot_be_reached_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_cannot_be_reached_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_records, "RETRY_S", 0.01)
-
-    async def main() -> None:
-        world = World()
-        await world.write("a")
-        watched = await world.use("u")
-        world.store.down = True
-        await tenant_records(world.store).replace("t", TenantRecord(admin_roles=("b",)), 0)
-        asked = world.store.reads + 3
-        await wait_until(lambda: world.store.reads >= asked)
-        assert roles(watched) == ("a",)
-        with pytest.raises(StoreUnavailableError):
-            await world.records.use(keys.tenant_key("other"), TenantRecord, "u", lambda: None)
-        assert len(world.records) == 1
-        world.store.down = False
-        await wait_until(lambda: roles(watched) == ("b",))
-        await world.aclose()
-
-    run_async(main())
+    world = World()
+    await world.write("a")
+    watched = await world.use("u")
+    world.store.down = True
+    await tenant_records(world.store).replace("t", TenantRecord(admin_roles=("b",)), 0)
+    asked = world.store.reads + 3
+    await wait_until(lambda: world.store.reads >= asked)
+    assert roles(watched) == ("a",)
+    with pytest.raises(StoreUnavailableError):
+        await world.records.use(keys.tenant_key("other"), TenantRecord, "u", lambda: None)
+    assert len(world.records) == 1
+    world.store.down = False
+    await wait_until(lambda: roles(watched) == ("b",))
+    await world.aclose()
 
 
-def test_garbage_changes_nothing_and_is_looked_at_again() -> None:
-    async def main() -> None:
-        world = World()
-        await world.write("a")
-        watched = await world.use("u")
-        await world.store.put(KEY, b"garbage", 0)
-        await world.settle()
-        assert (roles(watched), world.heard) == (("a",), [])
-        await world.store.put(KEY, TenantRecord(admin_roles=("b",)).encode(), 1)
-        await world.settle()
-        assert roles(watched) == ("b",)
-        await world.aclose()
-
-    run_async(main())
+async def test_garbage_changes_nothing_and_is_looked_at_again() -> None:
+    world = World()
+    await world.write("a")
+    watched = await world.use("u")
+    await world.store.put(KEY, b"garbage", 0)
+    await world.settle()
+    assert (roles(watched), world.heard) == (("a",), [])
+    await world.store.put(KEY, TenantRecord(admin_roles=("b",)).encode(), 1)
+    await world.settle()
+    assert roles(watched) == ("b",)
+    await world.aclose()
 
 
-def test_a_closed_store_ends_it_quietly() -> None:
-    async def main() -> None:
-        world = World()
-        await world.use("u")
-        await world.store.aclose()
-        await world.settle()
-        assert not len(world.tasks)
-        await world.tasks.aclose()
-
-    run_async(main())
+async def test_a_closed_store_ends_it_quietly() -> None:
+    world = World()
+    await world.use("u")
+    await world.store.aclose()
+    await world.settle()
+    assert not len(world.tasks)
+    await world.tasks.aclose()

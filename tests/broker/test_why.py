@@ -12,7 +12,7 @@ from cepheid_broker.policies.topic_policies import BacklogQuota, QuotaAction
 from cepheid_broker.topics.subscription import Subscription
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = (
     pb.CommandSubscribe.Exclusive,
@@ -34,70 +34,57 @@ def the_reason(world: BrokerWorld) -> Why:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER, SHARED, KEY_SHARED])
-def test_who_holds_the_backlog_once_everything_was_sent(kind: int) -> None:
+async def test_who_holds_the_backlog_once_everything_was_sent(kind: int) -> None:
     """The commonest complaint: a backlog that does not shrink, and a broker that has nothing left to send."""
-
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.produce_on("t")
-            await client.subscribe("t", "s", permits=10, subType=kind, consumer_name="forgets")
-            if kind == FAILOVER:
-                await client.expect(pb.CommandActiveConsumerChange)
-            await client.publish(3)
-            got = await client.expect_messages(3)
-            client.acknowledge(got[0].position)
-            await client.ping()
-            why = the_reason(world)
-            assert (why.idle, why.consumer, why.position) == (Idle.AT_END, "forgets", got[1].position)
-            assert "not acknowledged" in why.details
-            assert "negative acknowledgement" in why.until
-            client.acknowledge(got[1].position, got[2].position)
-            await client.ping()
-            why = the_reason(world)
-            assert (why.idle, why.consumer, why.position) == (Idle.AT_END, None, None)
-
-    run_async(main())
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await client.subscribe("t", "s", permits=10, subType=kind, consumer_name="forgets")
+        if kind == FAILOVER:
+            await client.expect(pb.CommandActiveConsumerChange)
+        await client.publish(3)
+        got = await client.expect_messages(3)
+        client.acknowledge(got[0].position)
+        await client.ping()
+        why = the_reason(world)
+        assert (why.idle, why.consumer, why.position) == (Idle.AT_END, "forgets", got[1].position)
+        assert "not acknowledged" in why.details
+        assert "negative acknowledgement" in why.until
+        client.acknowledge(got[1].position, got[2].position)
+        await client.ping()
+        why = the_reason(world)
+        assert (why.idle, why.consumer, why.position) == (Idle.AT_END, None, None)
 
 
-def test_nothing_is_promised_to_be_appended_to_a_topic_that_has_ended() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.produce_on("t")
-            await client.subscribe("t", "s", permits=10)
-            await client.publish(1)
-            await client.expect_messages(1)
-            await world.topic("t").terminate()
-            assert "terminated" in the_reason(world).until
-            assert "an entry is appended" not in the_reason(world).until
-
-    run_async(main())
+async def test_nothing_is_promised_to_be_appended_to_a_topic_that_has_ended() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await client.subscribe("t", "s", permits=10)
+        await client.publish(1)
+        await client.expect_messages(1)
+        await world.topic("t").terminate()
+        assert "terminated" in the_reason(world).until
+        assert "an entry is appended" not in the_reason(world).until
 
 
-def test_a_seek_is_no_lack_of_consumers() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.subscribe("t", "s", permits=10)
-            subscription(world).begin_seek()
-            assert the_reason(world).idle is Idle.SEEKING
-            subscription(world).end_seek()
-            assert the_reason(world).idle is Idle.NO_CONSUMER
-
-    run_async(main())
+async def test_a_seek_is_no_lack_of_consumers() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.subscribe("t", "s", permits=10)
+        subscription(world).begin_seek()
+        assert the_reason(world).idle is Idle.SEEKING
+        subscription(world).end_seek()
+        assert the_reason(world).idle is Idle.NO_CONSUMER
 
 
-def test_a_quota_that_holds_producers_up_is_named_where_consumers_wait_for_them() -> None:
-    async def main() -> None:
-        async with BrokerWorld() as world, await world.client() as client:
-            await client.subscribe("t", "s", permits=10)
-            topic = world.topic("t")
-            await wait_until(lambda: the_reason(world).idle is Idle.AT_END)
-            assert [each["reason"] for each in answer(topic, subscription(world))["reasons"]] == [Idle.AT_END.reason]
-            topic.policies = replace(topic.policies, size_quota=BacklogQuota(10_000, QuotaAction.HOLD))
-            topic.set_publish_blocked(QuotaAction.HOLD)
-            quota = answer(topic, subscription(world))["reasons"][-1]
-            assert quota["reason"] == Idle.PUBLISH_BLOCKED.reason
-            assert "10000 bytes" in quota["details"]
-            topic.set_publish_blocked(None)
-            assert len(answer(topic, subscription(world))["reasons"]) == 1
-
-    run_async(main())
+async def test_a_quota_that_holds_producers_up_is_named_where_consumers_wait_for_them() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.subscribe("t", "s", permits=10)
+        topic = world.topic("t")
+        await wait_until(lambda: the_reason(world).idle is Idle.AT_END)
+        assert [each["reason"] for each in answer(topic, subscription(world))["reasons"]] == [Idle.AT_END.reason]
+        topic.policies = replace(topic.policies, size_quota=BacklogQuota(10_000, QuotaAction.HOLD))
+        topic.set_publish_blocked(QuotaAction.HOLD)
+        quota = answer(topic, subscription(world))["reasons"][-1]
+        assert quota["reason"] == Idle.PUBLISH_BLOCKED.reason
+        assert "10000 bytes" in quota["details"]
+        topic.set_publish_blocked(None)
+        assert len(answer(topic, subscription(world))["reasons"]) == 1

@@ -11,7 +11,6 @@ import pulsar
 from cepheid_testkit import StandaloneCluster
 from cepheid_wire import TopicName
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, assert_silent, client_of
-from tests.support import run_async
 
 TOPIC = TopicName.parse("persistent://public/default/breaking")
 FAILOVERS = 6
@@ -62,16 +61,13 @@ async def break_ledgers(cluster: StandaloneCluster) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_publishing_client_sees_no_error_and_a_consumer_no_duplicate() -> None:
-    async def main() -> None:
-        async with StandaloneCluster(bookies=4) as cluster:
-            url = cluster.service_url
-            enough = threading.Event()
-            breaking = asyncio.ensure_future(break_ledgers(cluster))
-            breaking.add_done_callback(lambda _: enough.set())
-            results, received = await cluster.blocking(lambda: publish_and_receive(url, enough))
-            await breaking
-            assert results == [pulsar.Result.Ok] * len(results)
-            assert received == list(range(len(results)))
-
-    run_async(main())
+async def test_a_publishing_client_sees_no_error_and_a_consumer_no_duplicate() -> None:
+    async with StandaloneCluster(bookies=4) as cluster:
+        url = cluster.service_url
+        enough = threading.Event()
+        breaking = asyncio.ensure_future(break_ledgers(cluster))
+        breaking.add_done_callback(lambda _: enough.set())
+        results, received = await cluster.blocking(lambda: publish_and_receive(url, enough))
+        await breaking
+        assert results == [pulsar.Result.Ok] * len(results)
+        assert received == list(range(len(results)))

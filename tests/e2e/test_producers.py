@@ -326,15 +326,12 @@ async def connected(cluster: ProcessCluster, topic: str, **fields: Any) -> tuple
     return client, await client.produce_on(topic, **fields)
 
 
-def test_trap_15_producer_success_has_what_every_client_reads(cluster: ProcessCluster, topic: str) -> None:
-    async def main() -> None:
-        client, answer = await connected(cluster, topic)
-        async with client:
-            assert answer.producer_name
-            assert answer.HasField("schema_version")
-            assert answer.last_sequence_id == -1
-
-    run_async(main())
+async def test_trap_15_producer_success_has_what_every_client_reads(cluster: ProcessCluster, topic: str) -> None:
+    client, answer = await connected(cluster, topic)
+    async with client:
+        assert answer.producer_name
+        assert answer.HasField("schema_version")
+        assert answer.last_sequence_id == -1
 
 
 def test_trap_16_a_batch_of_one_is_a_batch(client: pulsar.Client, topic: str) -> None:
@@ -347,33 +344,27 @@ def test_trap_16_a_batch_of_one_is_a_batch(client: pulsar.Client, topic: str) ->
     assert consumer.get_last_message_id().batch_index() == -1
 
 
-def test_trap_17_receipts_carry_the_id_of_the_send(cluster: ProcessCluster, deduplicated: str, topic: str) -> None:
-    async def main() -> None:
-        client, _ = await connected(cluster, deduplicated + topic, producer_name="scripted")
-        async with client:
-            for sequence_id, highest in [(7, 9), (7, 9), (20, None), (20, None)]:
-                fields = {} if highest is None else {"highest_sequence_id": highest}
-                send = pb.CommandSend(producer_id=0, sequence_id=sequence_id, **fields)
-                client.send_bytes(send_frame(send, message(sequence_id)))
-                receipt = await client.expect(pb.CommandSendReceipt)
-                assert (receipt.sequence_id, receipt.highest_sequence_id) == (sequence_id, highest or 0)
-
-    run_async(main())
+async def test_trap_17_receipts_carry_the_id_of_the_send(cluster: ProcessCluster, deduplicated: str, topic: str) -> None:
+    client, _ = await connected(cluster, deduplicated + topic, producer_name="scripted")
+    async with client:
+        for sequence_id, highest in [(7, 9), (7, 9), (20, None), (20, None)]:
+            fields = {} if highest is None else {"highest_sequence_id": highest}
+            send = pb.CommandSend(producer_id=0, sequence_id=sequence_id, **fields)
+            client.send_bytes(send_frame(send, message(sequence_id)))
+            receipt = await client.expect(pb.CommandSendReceipt)
+            assert (receipt.sequence_id, receipt.highest_sequence_id) == (sequence_id, highest or 0)
 
 
-def test_trap_18_receipts_of_many_producers_keep_each_ones_order(cluster: ProcessCluster, topic: str) -> None:
-    async def main() -> None:
-        client, _ = await connected(cluster, topic)
-        async with client:
-            await client.produce_on(topic, 1)
-            for sequence_id in range(500):
-                client.send_message(sequence_id, producer_id=sequence_id % 2)
-            expected = {0: iter(range(0, 500, 2)), 1: iter(range(1, 500, 2))}
-            for _ in range(500):
-                receipt = await client.expect(pb.CommandSendReceipt)
-                assert receipt.sequence_id == next(expected[receipt.producer_id])
-
-    run_async(main())
+async def test_trap_18_receipts_of_many_producers_keep_each_ones_order(cluster: ProcessCluster, topic: str) -> None:
+    client, _ = await connected(cluster, topic)
+    async with client:
+        await client.produce_on(topic, 1)
+        for sequence_id in range(500):
+            client.send_message(sequence_id, producer_id=sequence_id % 2)
+        expected = {0: iter(range(0, 500, 2)), 1: iter(range(1, 500, 2))}
+        for _ in range(500):
+            receipt = await client.expect(pb.CommandSendReceipt)
+            assert receipt.sequence_id == next(expected[receipt.producer_id])
 
 
 def test_trap_19_a_repetition_is_answered_and_closes_nothing(cluster: ProcessCluster, deduplicated: str, topic: str) -> None:
@@ -392,17 +383,14 @@ def test_trap_19_a_repetition_is_answered_and_closes_nothing(cluster: ProcessClu
         assert len(stats["publishers"]) == 2
 
 
-def test_trap_20_without_deduplication_what_is_resent_is_stored_again(cluster: ProcessCluster, topic: str) -> None:
-    async def main() -> None:
-        client, answer = await connected(cluster, topic)
-        async with client:
-            first = await client.publish(2)
-            again, _ = await connected(cluster, topic, producer_name=f"{answer.producer_name}-2")
-            async with again:
-                second = await again.publish(2)
-        assert first[-1].position < second[0].position
-
-    run_async(main())
+async def test_trap_20_without_deduplication_what_is_resent_is_stored_again(cluster: ProcessCluster, topic: str) -> None:
+    client, answer = await connected(cluster, topic)
+    async with client:
+        first = await client.publish(2)
+        again, _ = await connected(cluster, topic, producer_name=f"{answer.producer_name}-2")
+        async with again:
+            second = await again.publish(2)
+    assert first[-1].position < second[0].position
 
 
 def test_trap_21_the_clients_metadata_is_stored_as_it_is(client: pulsar.Client, topic: str) -> None:
@@ -414,17 +402,14 @@ def test_trap_21_the_clients_metadata_is_stored_as_it_is(client: pulsar.Client, 
     assert before_ms <= received.publish_timestamp() <= time.time() * 1000 + 1
 
 
-def test_trap_22_the_first_answer_comes_at_once(cluster: ProcessCluster, topic: str) -> None:
-    async def main() -> None:
-        client, _ = await connected(cluster, topic, producer_access_mode=pb.ProducerAccessMode.Exclusive)
-        async with client:
-            wait = pb.CommandProducer(topic=full(topic), producer_id=1, request_id=40)
-            wait.producer_access_mode = pb.ProducerAccessMode.WaitForExclusive
-            answer = await client.ask(wait, pb.CommandProducerSuccess)
-            assert (answer.request_id, answer.producer_ready) == (40, False)
-            client.send(pb.CommandCloseProducer(producer_id=0, request_id=41))
-            answers = [await client.receive(), await client.receive()]
-            ready = [answer.body for answer in answers if answer and isinstance(answer.body, pb.CommandProducerSuccess)]
-            assert [(answer.request_id, answer.producer_ready) for answer in ready] == [(40, True)]
-
-    run_async(main())
+async def test_trap_22_the_first_answer_comes_at_once(cluster: ProcessCluster, topic: str) -> None:
+    client, _ = await connected(cluster, topic, producer_access_mode=pb.ProducerAccessMode.Exclusive)
+    async with client:
+        wait = pb.CommandProducer(topic=full(topic), producer_id=1, request_id=40)
+        wait.producer_access_mode = pb.ProducerAccessMode.WaitForExclusive
+        answer = await client.ask(wait, pb.CommandProducerSuccess)
+        assert (answer.request_id, answer.producer_ready) == (40, False)
+        client.send(pb.CommandCloseProducer(producer_id=0, request_id=41))
+        answers = [await client.receive(), await client.receive()]
+        ready = [answer.body for answer in answers if answer and isinstance(answer.body, pb.CommandProducerSuccess)]
+        assert [(answer.request_id, answer.producer_ready) for answer in ready] == [(40, True)]

@@ -11,7 +11,7 @@ from cepheid_wire import TopicName
 from tests.broker.brokers_world import BrokersWorld, OneBroker
 from tests.broker.scripted_client import full
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of, publish, receive
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 COUNT = 3000
 
@@ -20,59 +20,50 @@ def service_url(world: BrokersWorld) -> str:
     return "pulsar://" + ",".join(f"127.0.0.1:{broker.port}" for broker in world.brokers)
 
 
-def test_partitions_at_both_brokers_are_one_topic() -> None:
-    async def main() -> None:
-        async with BrokersWorld() as world:
-            await world.brokers[0].broker.catalog.create(TopicName.parse(full("p")), 8)
-            payloads = [b"%d" % number for number in range(80)]
+async def test_partitions_at_both_brokers_are_one_topic() -> None:
+    async with BrokersWorld() as world:
+        await world.brokers[0].broker.catalog.create(TopicName.parse(full("p")), 8)
+        payloads = [b"%d" % number for number in range(80)]
 
-            def use() -> list[bytes]:
-                with client_of(service_url(world)) as client:
-                    consumer = client.subscribe(full("p"), "s", initial_position=EARLIEST)
-                    publish(client, full("p"), payloads)
-                    return [message.data() for message in receive(consumer, len(payloads))]
+        def use() -> list[bytes]:
+            with client_of(service_url(world)) as client:
+                consumer = client.subscribe(full("p"), "s", initial_position=EARLIEST)
+                publish(client, full("p"), payloads)
+                return [message.data() for message in receive(consumer, len(payloads))]
 
-            assert sorted(await asyncio.to_thread(use)) == sorted(payloads)
-            for broker in world.brokers:
-                assert any(broker.has_open(f"p-partition-{index}") for index in range(8)), "each serves some"
-
-    run_async(main())
+        assert sorted(await asyncio.to_thread(use)) == sorted(payloads)
+        for broker in world.brokers:
+            assert any(broker.has_open(f"p-partition-{index}") for index in range(8)), "each serves some"
 
 
-def test_any_single_broker_is_enough_to_find_everything() -> None:
-    async def main() -> None:
-        async with BrokersWorld() as world:
-            topics = [await world.topic_on(broker) for broker in world.brokers]
+async def test_any_single_broker_is_enough_to_find_everything() -> None:
+    async with BrokersWorld() as world:
+        topics = [await world.topic_on(broker) for broker in world.brokers]
 
-            def use(url: str, topic: str) -> bytes:
-                with client_of(url) as client:
-                    consumer = client.subscribe(full(topic), f"s-{url[-5:]}", initial_position=EARLIEST)
-                    publish(client, full(topic), [url.encode()])
-                    return bytes(receive(consumer, 1)[0].data())
+        def use(url: str, topic: str) -> bytes:
+            with client_of(url) as client:
+                consumer = client.subscribe(full(topic), f"s-{url[-5:]}", initial_position=EARLIEST)
+                publish(client, full(topic), [url.encode()])
+                return bytes(receive(consumer, 1)[0].data())
 
-            for broker in world.brokers:
-                for topic in topics:
-                    assert await asyncio.to_thread(use, broker.service_url, topic)
-
-    run_async(main())
+        for broker in world.brokers:
+            for topic in topics:
+                assert await asyncio.to_thread(use, broker.service_url, topic)
 
 
-def test_lookups_over_http_follow_to_the_owner() -> None:
-    async def main() -> None:
-        async with BrokersWorld(admin=True) as world:
-            topics = [await world.topic_on(broker) for broker in world.brokers]
+async def test_lookups_over_http_follow_to_the_owner() -> None:
+    async with BrokersWorld(admin=True) as world:
+        topics = [await world.topic_on(broker) for broker in world.brokers]
 
-            def use(url: str, topic: str) -> bytes:
-                with client_of(url) as client:
-                    consumer = client.subscribe(full(topic), f"s-{url[-5:]}", initial_position=EARLIEST)
-                    publish(client, full(topic), [url.encode()])
-                    return bytes(receive(consumer, 1)[0].data())
+        def use(url: str, topic: str) -> bytes:
+            with client_of(url) as client:
+                consumer = client.subscribe(full(topic), f"s-{url[-5:]}", initial_position=EARLIEST)
+                publish(client, full(topic), [url.encode()])
+                return bytes(receive(consumer, 1)[0].data())
 
-            for broker in world.brokers:
-                for topic in topics:
-                    assert await asyncio.to_thread(use, broker.admin_url, topic)
-
-    run_async(main())
+        for broker in world.brokers:
+            for topic in topics:
+                assert await asyncio.to_thread(use, broker.admin_url, topic)
 
 
 async def published_while(
@@ -110,78 +101,64 @@ async def published_while(
     return results, await asyncio.to_thread(consume)
 
 
-def test_unloading_its_bundle_again_and_again_while_a_client_publishes() -> None:
-    async def main() -> None:
-        async with BrokersWorld() as world:
-            topic = await world.topic_on(world.brokers[0])
-            owners: list[str] = []
+async def test_unloading_its_bundle_again_and_again_while_a_client_publishes() -> None:
+    async with BrokersWorld() as world:
+        topic = await world.topic_on(world.brokers[0])
+        owners: list[str] = []
 
-            async def unload(owner: OneBroker) -> None:
-                owners.append(owner.id)
-                await owner.ownership.release(await owner.ownership.bundle_of(TopicName.parse(full(topic))))
+        async def unload(owner: OneBroker) -> None:
+            owners.append(owner.id)
+            await owner.ownership.release(await owner.ownership.bundle_of(TopicName.parse(full(topic))))
 
-            results, found = await published_while(world, topic, unload, times=6)
-            assert results == [pulsar.Result.Ok] * COUNT
-            assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
-            assert set(owners) == {"broker-1", "broker-2"}, "it went to and fro"
-
-    run_async(main())
+        results, found = await published_while(world, topic, unload, times=6)
+        assert results == [pulsar.Result.Ok] * COUNT
+        assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
+        assert set(owners) == {"broker-1", "broker-2"}, "it went to and fro"
 
 
-def test_owners_that_lose_their_session_while_a_client_publishes() -> None:
+async def test_owners_that_lose_their_session_while_a_client_publishes() -> None:
     """With deduplication on: receipts that were lost with their broker are no reason to store anything twice."""
+    async with BrokersWorld(policies={"deduplication": True}) as world:
+        topic = await world.topic_on(world.brokers[0])
 
-    async def main() -> None:
-        async with BrokersWorld(policies={"deduplication": True}) as world:
-            topic = await world.topic_on(world.brokers[0])
+        async def expire(owner: OneBroker) -> None:
+            owner.session.expire()
+            other = world.other_than(owner)
+            await wait_until(lambda: other.has_open(topic), what="the other broker took it over")
+            owner.session.renew()
+            await wait_until(lambda: len(other.ownership.directory.brokers) == 2)
 
-            async def expire(owner: OneBroker) -> None:
-                owner.session.expire()
-                other = world.other_than(owner)
-                await wait_until(lambda: other.has_open(topic), what="the other broker took it over")
-                owner.session.renew()
-                await wait_until(lambda: len(other.ownership.directory.brokers) == 2)
-
-            results, found = await published_while(world, topic, expire, times=3)
-            assert results == [pulsar.Result.Ok] * COUNT
-            assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
-
-    run_async(main())
+        results, found = await published_while(world, topic, expire, times=3)
+        assert results == [pulsar.Result.Ok] * COUNT
+        assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
 
 
-def test_an_owner_that_sleeps_beyond_its_session_while_a_client_publishes() -> None:
+async def test_an_owner_that_sleeps_beyond_its_session_while_a_client_publishes() -> None:
     """It goes on believing, and takes what the client sends; not one of these is confirmed (scenario 26)."""
+    async with BrokersWorld(policies={"deduplication": True}) as world:
+        topic = await world.topic_on(world.brokers[0])
 
-    async def main() -> None:
-        async with BrokersWorld(policies={"deduplication": True}) as world:
-            topic = await world.topic_on(world.brokers[0])
+        async def sleep(owner: OneBroker) -> None:
+            owner.session.sleep()
+            other = world.other_than(owner)
+            await wait_until(lambda: list(other.ownership.directory.brokers) == [other.id])
+            await other.broker.topics.get(TopicName.parse(full(topic)), may_create=False)  # fences the one that sleeps
+            owner.session.wake()
+            owner.session.renew()
+            await wait_until(lambda: len(other.ownership.directory.brokers) == 2)
 
-            async def sleep(owner: OneBroker) -> None:
-                owner.session.sleep()
-                other = world.other_than(owner)
-                await wait_until(lambda: list(other.ownership.directory.brokers) == [other.id])
-                await other.broker.topics.get(TopicName.parse(full(topic)), may_create=False)  # fences the one that sleeps
-                owner.session.wake()
-                owner.session.renew()
-                await wait_until(lambda: len(other.ownership.directory.brokers) == 2)
-
-            results, found = await published_while(world, topic, sleep, times=2)
-            assert results == [pulsar.Result.Ok] * COUNT
-            assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
-
-    run_async(main())
+        results, found = await published_while(world, topic, sleep, times=2)
+        assert results == [pulsar.Result.Ok] * COUNT
+        assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
 
 
-def test_a_broker_that_stops_while_a_client_publishes() -> None:
-    async def main() -> None:
-        async with BrokersWorld() as world:
-            topic = await world.topic_on(world.brokers[0])
+async def test_a_broker_that_stops_while_a_client_publishes() -> None:
+    async with BrokersWorld() as world:
+        topic = await world.topic_on(world.brokers[0])
 
-            async def stop(owner: OneBroker) -> None:
-                await owner.stop()
+        async def stop(owner: OneBroker) -> None:
+            await owner.stop()
 
-            results, found = await published_while(world, topic, stop, times=1)
-            assert results == [pulsar.Result.Ok] * COUNT
-            assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
-
-    run_async(main())
+        results, found = await published_while(world, topic, stop, times=1)
+        assert results == [pulsar.Result.Ok] * COUNT
+        assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"

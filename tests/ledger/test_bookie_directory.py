@@ -21,7 +21,7 @@ from cepheid_metadata import (
 )
 from cepheid_ports import Ports
 from cepheid_rpc import BookieUnavailableError
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 
 class Connection:
@@ -75,175 +75,139 @@ async def started(*names: str) -> AsyncIterator[tuple[World, dict[str, MemorySto
         await world.directory.aclose()
 
 
-def test_it_knows_who_is_registered_and_as_what() -> None:
-    async def main() -> None:
-        async with started("b1", "b2") as (world, _):
-            await world.bookie("b3", writable=False)
-            await wait_until(lambda: "b3" in world.directory.known(), what="the newcomer")
-            assert world.directory.writable() == ["b1", "b2"]
-            assert world.directory.known()["b3"] == KnownBookie("b3", "b3:3181", "of-b3", registered=True, writable=False)
-
-    run_async(main())
+async def test_it_knows_who_is_registered_and_as_what() -> None:
+    async with started("b1", "b2") as (world, _):
+        await world.bookie("b3", writable=False)
+        await wait_until(lambda: "b3" in world.directory.known(), what="the newcomer")
+        assert world.directory.writable() == ["b1", "b2"]
+        assert world.directory.known()["b3"] == KnownBookie("b3", "b3:3181", "of-b3", registered=True, writable=False)
 
 
-def test_one_connection_for_each_bookie() -> None:
-    async def main() -> None:
-        async with started("b1", "b2") as (world, _):
-            first = world.directory.get("b1")
-            assert world.directory.get("b1") is first
-            assert world.directory.get("b2") is not first
-            assert [connection.address for connection in world.connections] == ["b1:3181", "b2:3181"]
-        assert all(connection.closed for connection in world.connections)
-
-    run_async(main())
+async def test_one_connection_for_each_bookie() -> None:
+    async with started("b1", "b2") as (world, _):
+        first = world.directory.get("b1")
+        assert world.directory.get("b1") is first
+        assert world.directory.get("b2") is not first
+        assert [connection.address for connection in world.connections] == ["b1:3181", "b2:3181"]
+    assert all(connection.closed for connection in world.connections)
 
 
-def test_an_unknown_bookie_is_named_with_those_that_are_known() -> None:
-    async def main() -> None:
-        async with started("b1") as (world, _):
-            with pytest.raises(BookieUnavailableError, match="bookie b9 is not registered; known are b1"):
-                world.directory.get("b9")
-
-    run_async(main())
+async def test_an_unknown_bookie_is_named_with_those_that_are_known() -> None:
+    async with started("b1") as (world, _):
+        with pytest.raises(BookieUnavailableError, match="bookie b9 is not registered; known are b1"):
+            world.directory.get("b9")
 
 
-def test_asking_for_unknown_bookies_in_a_loop_lists_them_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with started("b1") as (world, _):
-            children, listings = world.store.children, 0
+async def test_asking_for_unknown_bookies_in_a_loop_lists_them_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with started("b1") as (world, _):
+        children, listings = world.store.children, 0
 
-            async def counted(key: str) -> list[str]:
-                nonlocal listings
-                listings += 1
-                return await children(key)
+        async def counted(key: str) -> list[str]:
+            nonlocal listings
+            listings += 1
+            return await children(key)
 
-            world.store.children = counted  # type: ignore[method-assign]
-            for retry_s, expected in ((60.0, 0), (0.0, 2)):  # both kinds of registration are listed
-                monkeypatch.setattr("cepheid_ledger.bookie_directory.RETRY_S", retry_s)
-                for _ in range(3):
-                    with pytest.raises(BookieUnavailableError):
-                        world.directory.get("b9")
-                await wait_until(lambda expected=expected: listings == expected and not world.directory._due.is_set())
-
-    run_async(main())
+        world.store.children = counted  # type: ignore[method-assign]
+        for retry_s, expected in ((60.0, 0), (0.0, 2)):  # both kinds of registration are listed
+            monkeypatch.setattr("cepheid_ledger.bookie_directory.RETRY_S", retry_s)
+            for _ in range(3):
+                with pytest.raises(BookieUnavailableError):
+                    world.directory.get("b9")
+            await wait_until(lambda expected=expected: listings == expected and not world.directory._due.is_set())
 
 
-def test_a_bookie_that_is_gone_gets_no_ledgers_but_can_still_be_asked() -> None:
-    async def main() -> None:
-        async with started("b1", "b2") as (world, sessions):
-            before = world.directory.get("b1")
-            sessions["b1"].expire_session()
-            await wait_until(lambda: world.directory.writable() == ["b2"], what="b1 gone")
-            assert world.directory.get("b1") is before
-            assert not world.directory.known()["b1"].registered
-
-    run_async(main())
+async def test_a_bookie_that_is_gone_gets_no_ledgers_but_can_still_be_asked() -> None:
+    async with started("b1", "b2") as (world, sessions):
+        before = world.directory.get("b1")
+        sessions["b1"].expire_session()
+        await wait_until(lambda: world.directory.writable() == ["b2"], what="b1 gone")
+        assert world.directory.get("b1") is before
+        assert not world.directory.known()["b1"].registered
 
 
-def test_a_bookie_that_comes_back_elsewhere_is_found_there() -> None:
-    async def main() -> None:
-        async with started("b1") as (world, sessions):
-            before = world.connections[:] or [world.directory.get("b1")]
-            sessions["b1"].expire_session()
-            await world.bookie("b1", "elsewhere:4000")
-            await wait_until(lambda: world.directory.known()["b1"].address == "elsewhere:4000", what="the move")
-            after = world.directory.get("b1")
-            assert after is not before[0]
-            await wait_until(lambda: bool(world.connections[0].abandoned), what="the old connection given up")
-            assert world.connections[0].abandoned == "bookie b1 moved from b1:3181 to elsewhere:4000"
-            assert world.directory.get("b1") is after
-
-    run_async(main())
+async def test_a_bookie_that_comes_back_elsewhere_is_found_there() -> None:
+    async with started("b1") as (world, sessions):
+        before = world.connections[:] or [world.directory.get("b1")]
+        sessions["b1"].expire_session()
+        await world.bookie("b1", "elsewhere:4000")
+        await wait_until(lambda: world.directory.known()["b1"].address == "elsewhere:4000", what="the move")
+        after = world.directory.get("b1")
+        assert after is not before[0]
+        await wait_until(lambda: bool(world.connections[0].abandoned), what="the old connection given up")
+        assert world.connections[0].abandoned == "bookie b1 moved from b1:3181 to elsewhere:4000"
+        assert world.directory.get("b1") is after
 
 
 @pytest.mark.parametrize("is_adding", [False, True])
-def test_a_bookie_that_runs_anew_gets_a_connection_that_knows_no_failures(is_adding: bool) -> None:
-    async def main() -> None:
-        async with started("b1") as (world, _):
-            before = world.directory.get("b1")
-            (connection,) = world.connections
-            connection.is_adding = is_adding
-            record = BookieRegistration(bookie_id="b1", incarnation="of-b1", addresses={"grpc": "b1:3181"}, process="another")
-            await available_bookies(world.store).replace("b1", record, 0)
-            world.directory._due.set()  # a listing does not show it
-            await wait_until(lambda: world.directory.known()["b1"].process == "another")
-            assert (world.directory.get("b1") is before) == is_adding
-            connection.is_adding = False
-            after = world.directory.get("b1")
-            assert after is not before
-            assert world.directory.get("b1") is after
-            await wait_until(lambda: connection.abandoned == "bookie b1 runs anew")
-
-    run_async(main())
+async def test_a_bookie_that_runs_anew_gets_a_connection_that_knows_no_failures(is_adding: bool) -> None:
+    async with started("b1") as (world, _):
+        before = world.directory.get("b1")
+        (connection,) = world.connections
+        connection.is_adding = is_adding
+        record = BookieRegistration(bookie_id="b1", incarnation="of-b1", addresses={"grpc": "b1:3181"}, process="another")
+        await available_bookies(world.store).replace("b1", record, 0)
+        world.directory._due.set()  # a listing does not show it
+        await wait_until(lambda: world.directory.known()["b1"].process == "another")
+        assert (world.directory.get("b1") is before) == is_adding
+        connection.is_adding = False
+        after = world.directory.get("b1")
+        assert after is not before
+        assert world.directory.get("b1") is after
+        await wait_until(lambda: connection.abandoned == "bookie b1 runs anew")
 
 
-def test_a_bookie_whose_disk_fills_takes_no_new_ledgers_and_comes_back() -> None:
-    async def main() -> None:
-        async with started("b1", "b2") as (world, sessions):
-            session = sessions["b1"]
-            for writable, expected in ((False, ["b2"]), (True, ["b1", "b2"])):
-                await world.register(session, "b1", writable=writable)
-                await _place(session, writable=not writable).delete("b1", None)
-                await wait_until(lambda expected=expected: world.directory.writable() == expected, what=f"{expected}")
-            assert world.directory.known()["b1"].registered
-
-    run_async(main())
+async def test_a_bookie_whose_disk_fills_takes_no_new_ledgers_and_comes_back() -> None:
+    async with started("b1", "b2") as (world, sessions):
+        session = sessions["b1"]
+        for writable, expected in ((False, ["b2"]), (True, ["b1", "b2"])):
+            await world.register(session, "b1", writable=writable)
+            await _place(session, writable=not writable).delete("b1", None)
+            await wait_until(lambda expected=expected: world.directory.writable() == expected, what=f"{expected}")
+        assert world.directory.known()["b1"].registered
 
 
-def test_an_outage_changes_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_changes_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cepheid_ledger.bookie_directory.SETTLE_S", 0.01)
-
-    async def main() -> None:
-        async with started("b1", "b2") as (world, sessions):
-            world.store.expire_session()  # ours, not theirs
-            assert world.directory.writable() == ["b1", "b2"]
-            sessions["b2"].expire_session()
-            await world.bookie("b3")
-            assert world.directory.writable() == ["b1", "b2"]
-            world.store.renew_session()
-            await wait_until(lambda: world.directory.writable() == ["b1", "b3"], what="the new state")
-
-    run_async(main())
+    async with started("b1", "b2") as (world, sessions):
+        world.store.expire_session()  # ours, not theirs
+        assert world.directory.writable() == ["b1", "b2"]
+        sessions["b2"].expire_session()
+        await world.bookie("b3")
+        assert world.directory.writable() == ["b1", "b2"]
+        world.store.renew_session()
+        await wait_until(lambda: world.directory.writable() == ["b1", "b3"], what="the new state")
 
 
-def test_bookies_that_lost_their_sessions_with_us_get_a_moment_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bookies_that_lost_their_sessions_with_us_get_a_moment_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ZooKeeper that stood still ends all sessions at once: ledgers are made before every bookie is registered again."""
     monkeypatch.setattr("cepheid_ledger.bookie_directory.SETTLE_S", 0.2)
-
-    async def main() -> None:
-        async with started("b1", "b2") as (world, sessions):
-            for session in (*sessions.values(), world.store):
-                session.expire_session()
-            world.store.renew_session()
-            sessions["b1"].renew_session()
-            await world.register(sessions["b1"], "b1", "elsewhere:1")
-            await wait_until(lambda: world.directory.known()["b1"].address == "elsewhere:1", what="b1 back")
-            assert world.directory.writable() == ["b1", "b2"]
-            await wait_until(lambda: world.directory.writable() == ["b1"], what="b2 given up")
-
-    run_async(main())
+    async with started("b1", "b2") as (world, sessions):
+        for session in (*sessions.values(), world.store):
+            session.expire_session()
+        world.store.renew_session()
+        sessions["b1"].renew_session()
+        await world.register(sessions["b1"], "b1", "elsewhere:1")
+        await wait_until(lambda: world.directory.known()["b1"].address == "elsewhere:1", what="b1 back")
+        assert world.directory.writable() == ["b1", "b2"]
+        await wait_until(lambda: world.directory.writable() == ["b1"], what="b2 given up")
 
 
-def test_a_listing_that_fails_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listing_that_fails_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cepheid_ledger.bookie_directory.RETRY_S", 0.001)
+    async with started("b1") as (world, _):
+        children, failures = world.store.children, 3
 
-    async def main() -> None:
-        async with started("b1") as (world, _):
-            children, failures = world.store.children, 3
+        async def flaky(key: str) -> list[str]:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise StoreUnavailableError("away")
+            return await children(key)
 
-            async def flaky(key: str) -> list[str]:
-                nonlocal failures
-                if failures:
-                    failures -= 1
-                    raise StoreUnavailableError("away")
-                return await children(key)
-
-            world.store.children = flaky  # type: ignore[method-assign]
-            await world.bookie("b2")
-            await wait_until(lambda: world.directory.writable() == ["b1", "b2"], what="both")
-            assert failures == 0
-
-    run_async(main())
+        world.store.children = flaky  # type: ignore[method-assign]
+        await world.bookie("b2")
+        await wait_until(lambda: world.directory.writable() == ["b1", "b2"], what="both")
+        assert failures == 0
 
 
 def test_grpc_is_imported_by_who_uses_it_only() -> None:
@@ -254,47 +218,41 @@ def test_grpc_is_imported_by_who_uses_it_only() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_bookies_that_came_back_are_said_once_they_are_writable() -> None:
-    async def main() -> None:
-        async with started("a", "b") as (world, sessions):
-            told: list[str] = []
+async def test_bookies_that_came_back_are_said_once_they_are_writable() -> None:
+    async with started("a", "b") as (world, sessions):
+        told: list[str] = []
 
-            def on_back(bookie_id: str) -> None:
-                assert bookie_id in world.directory.writable()
-                told.append(bookie_id)
+        def on_back(bookie_id: str) -> None:
+            assert bookie_id in world.directory.writable()
+            told.append(bookie_id)
 
-            world.directory.on_back = on_back
-            await sessions["a"].aclose()
-            await wait_until(lambda: world.directory.writable() == ["b"])
-            readonly = await world.bookie("a", writable=False)
-            await wait_until(lambda: world.directory.known()["a"].registered)
-            assert told == []
-            await world.register(readonly, "a")
-            await wait_until(lambda: told == ["a"])
-            record = BookieRegistration(bookie_id="b", incarnation="of-b", addresses={"grpc": "b:3181"}, process="another")
-            b = available_bookies(world.store)
-            await b.replace("b", record, 0)  # so soon that nobody saw it gone
-            await world.bookie("c")
-            await wait_until(lambda: told == ["a", "b", "c"])
-
-    run_async(main())
+        world.directory.on_back = on_back
+        await sessions["a"].aclose()
+        await wait_until(lambda: world.directory.writable() == ["b"])
+        readonly = await world.bookie("a", writable=False)
+        await wait_until(lambda: world.directory.known()["a"].registered)
+        assert told == []
+        await world.register(readonly, "a")
+        await wait_until(lambda: told == ["a"])
+        record = BookieRegistration(bookie_id="b", incarnation="of-b", addresses={"grpc": "b:3181"}, process="another")
+        b = available_bookies(world.store)
+        await b.replace("b", record, 0)  # so soon that nobody saw it gone
+        await world.bookie("c")
+        await wait_until(lambda: told == ["a", "b", "c"])
 
 
-def test_a_bookie_with_other_disks_is_said_before_it_is_writable_again() -> None:
-    async def main() -> None:
-        async with started("a", "b") as (world, sessions):
-            told: list[list[str]] = []
-            world.directory.on_new_incarnation = lambda: told.append(world.directory.writable())
-            await sessions["a"].aclose()
-            await wait_until(lambda: world.directory.writable() == ["b"])
-            await world.bookie("a")
-            await wait_until(lambda: world.directory.writable() == ["a", "b"])
-            assert told == [], "it came back with what it had"
-            await sessions["b"].aclose()
-            await wait_until(lambda: world.directory.writable() == ["a"])
-            record = BookieRegistration(bookie_id="b", incarnation="blank", addresses={"grpc": "b:3181"})
-            await available_bookies(MemoryStore(world.tree)).create("b", record, ephemeral=True)
-            await wait_until(lambda: world.directory.writable() == ["a", "b"])
-            assert told == [["a"]]
-
-    run_async(main())
+async def test_a_bookie_with_other_disks_is_said_before_it_is_writable_again() -> None:
+    async with started("a", "b") as (world, sessions):
+        told: list[list[str]] = []
+        world.directory.on_new_incarnation = lambda: told.append(world.directory.writable())
+        await sessions["a"].aclose()
+        await wait_until(lambda: world.directory.writable() == ["b"])
+        await world.bookie("a")
+        await wait_until(lambda: world.directory.writable() == ["a", "b"])
+        assert told == [], "it came back with what it had"
+        await sessions["b"].aclose()
+        await wait_until(lambda: world.directory.writable() == ["a"])
+        record = BookieRegistration(bookie_id="b", incarnation="blank", addresses={"grpc": "b:3181"})
+        await available_bookies(MemoryStore(world.tree)).create("b", record, ephemeral=True)
+        await wait_until(lambda: world.directory.writable() == ["a", "b"])
+        assert told == [["a"]]

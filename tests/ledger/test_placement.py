@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from cepheid_ledger import NotEnoughBookiesError, RandomPlacement
-from tests.support import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 
 def placement(bookies: str, quarantine_s: float = 10.0) -> RandomPlacement:
@@ -33,18 +34,15 @@ def test_too_few_bookies_are_an_error_with_numbers() -> None:
         placement("ab").new_ensemble(3)
 
 
-def test_a_quarantined_bookie_is_chosen_only_when_it_must_be() -> None:
-    async def main() -> None:
-        chooser = placement("abcd", quarantine_s=0.05)
-        chooser.quarantine("b")
-        assert all("b" not in chooser.new_ensemble(3) for _ in range(50))
-        assert "b" in chooser.new_ensemble(4)
-        assert chooser.replacement(["a", "c"], ["d"]) == "b"
-        assert chooser.replacement(["a", "c"], []) == "d"
-        await asyncio.sleep(0.06)
-        assert any("b" in chooser.new_ensemble(3) for _ in range(50))
-
-    run_virtual(main())
+async def test_a_quarantined_bookie_is_chosen_only_when_it_must_be() -> None:
+    chooser = placement("abcd", quarantine_s=0.05)
+    chooser.quarantine("b")
+    assert all("b" not in chooser.new_ensemble(3) for _ in range(50))
+    assert "b" in chooser.new_ensemble(4)
+    assert chooser.replacement(["a", "c"], ["d"]) == "b"
+    assert chooser.replacement(["a", "c"], []) == "d"
+    await asyncio.sleep(0.06)
+    assert any("b" in chooser.new_ensemble(3) for _ in range(50))
 
 
 def test_a_replacement_is_outside_of_what_is_excluded() -> None:
@@ -53,45 +51,39 @@ def test_a_replacement_is_outside_of_what_is_excluded() -> None:
     assert chooser.replacement(["a", "b"], ["c", "d"]) is None
 
 
-def test_a_bookie_that_fails_again_soon_is_avoided_twice_as_long_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 2.0, 6.0)
-        now = 100.0
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)  # nothing waits meanwhile
-        for length in (2.0, 4.0, 6.0, 6.0):
-            for _ in range(100):
-                chooser.quarantine("a")  # a hundred writers, one failure
-            now += length - 0.1
-            assert chooser.quarantined() == ["a"]
-            assert chooser.replacement((), ()) == "b"
-            assert chooser.replacement(("b",), (), doubtful=False) is None
-            now += 0.2
-            assert chooser.quarantined() == []
-        now += 6.0
-        chooser.quarantine("a")
-        now += 2.1
-        assert chooser.quarantined() == [], "well for long enough: it starts anew"
-        monkeypatch.undo()
-
-    run_virtual(main())
-
-
-def test_a_bookie_that_came_back_is_chosen_again_and_its_failures_still_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 2.0, 6.0)
-        now = 100.0
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-        chooser.quarantine("a")
-        chooser.forgive("a")
-        chooser.forgive("b")  # it never failed
+async def test_a_bookie_that_fails_again_soon_is_avoided_twice_as_long_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 2.0, 6.0)
+    now = 100.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)  # nothing waits meanwhile
+    for length in (2.0, 4.0, 6.0, 6.0):
+        for _ in range(100):
+            chooser.quarantine("a")  # a hundred writers, one failure
+        now += length - 0.1
+        assert chooser.quarantined() == ["a"]
+        assert chooser.replacement((), ()) == "b"
+        assert chooser.replacement(("b",), (), doubtful=False) is None
+        now += 0.2
         assert chooser.quarantined() == []
-        assert chooser.replacement(("b",), (), doubtful=False) == "a"
-        chooser.quarantine("a")
-        now += 3.9
-        assert chooser.quarantined() == ["a"], "twice as long"
-        monkeypatch.undo()
+    now += 6.0
+    chooser.quarantine("a")
+    now += 2.1
+    assert chooser.quarantined() == [], "well for long enough: it starts anew"
+    monkeypatch.undo()
 
-    run_virtual(main())
+
+async def test_a_bookie_that_came_back_is_chosen_again_and_its_failures_still_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    chooser = RandomPlacement(lambda: list("ab"), random.Random(1), 2.0, 6.0)
+    now = 100.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    chooser.quarantine("a")
+    chooser.forgive("a")
+    chooser.forgive("b")  # it never failed
+    assert chooser.quarantined() == []
+    assert chooser.replacement(("b",), (), doubtful=False) == "a"
+    chooser.quarantine("a")
+    now += 3.9
+    assert chooser.quarantined() == ["a"], "twice as long"
+    monkeypatch.undo()
 
 
 def test_what_is_no_longer_registered_is_never_chosen() -> None:

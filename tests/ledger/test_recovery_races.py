@@ -28,7 +28,9 @@ from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world
-from tests.support import run_virtual, wait_until
+from tests.support import wait_until
+
+pytestmark = pytest.mark.virtual_time
 
 SIZES = [(3, 3, 2), (2, 2, 2), (3, 3, 3), (2, 2, 1), (4, 3, 2), (4, 2, 2), (3, 2, 1)]
 QUICK = FAST.model_copy(
@@ -166,151 +168,129 @@ class WatchedStore(FaultyStore):
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("seed", range(12))
-def test_any_number_of_recoverers_that_die_agree_on_an_end_that_loses_nothing(sizes: tuple[int, int, int], seed: int) -> None:
-    async def main() -> None:
-        rng = random.Random(f"{sizes}/{seed}")
-        async with ledger_world(*"abcdefg", settings=QUICK, store_of=WatchedStore) as world:
-            history = await half_written(world, rng, *sizes)
-            world.store.rng = rng
-            clients = [world.client, world.another_client(QUICK, seed=seed), world.another_client(QUICK, seed=seed + 1)]
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(shake(history))
-                for client in clients[: rng.choice([2, 3])]:
-                    tasks.create_task(recover_or_die(history, client))
-            heal(history)
-            world.store.rng = None
-            history.ends.append(await clients[1].recover(history.ledger_id))  # V2: no state needs an operator
-            check(history, await history.record())
-            for client in clients:
-                await client.aclose()
-
-    run_virtual(main())
+async def test_any_number_of_recoverers_that_die_agree_on_an_end_that_loses_nothing(sizes: tuple[int, int, int], seed: int) -> None:
+    rng = random.Random(f"{sizes}/{seed}")
+    async with ledger_world(*"abcdefg", settings=QUICK, store_of=WatchedStore) as world:
+        history = await half_written(world, rng, *sizes)
+        world.store.rng = rng
+        clients = [world.client, world.another_client(QUICK, seed=seed), world.another_client(QUICK, seed=seed + 1)]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(shake(history))
+            for client in clients[: rng.choice([2, 3])]:
+                tasks.create_task(recover_or_die(history, client))
+        heal(history)
+        world.store.rng = None
+        history.ends.append(await clients[1].recover(history.ledger_id))  # V2: no state needs an operator
+        check(history, await history.record())
+        for client in clients:
+            await client.aclose()
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 3))
 @pytest.mark.parametrize("next_one", ["another", "the same"])
-def test_a_recoverer_that_dies_at_any_step_while_it_replaces_a_bookie(turns: int, next_one: str) -> None:
+async def test_a_recoverer_that_dies_at_any_step_while_it_replaces_a_bookie(turns: int, next_one: str) -> None:
     """Scenario 3 at every turn: what the dead one replaced in memory is nowhere (L2), and the next one finds every entry."""
-
-    async def main() -> None:
-        async with ledger_world(*"abcde") as world:
-            writer = await world.create_on("abc")
-            whole = encode_group(writer.ledger_id, 0, -1, 0, [b"xx"] * 6)
-            for bookie in "ab":
-                world.cluster[bookie].hold(whole)
-            world.cluster["b"].refuse = Status.READ_ONLY
-            dying = asyncio.ensure_future(world.client.recover(writer.ledger_id))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            dying.cancel()
-            await asyncio.gather(dying, return_exceptions=True)
-            record = await world.record(writer.ledger_id)
-            if not record.is_closed:
-                assert [fragment.ensemble for fragment in record.fragments] == [("a", "b", "c")], "published before the end"
-            client = world.client if next_one == "the same" else world.another_client()
-            assert await client.recover(writer.ledger_id) == ClosedLedger(5, 12)
-            history = History(world, random.Random(0), writer.ledger_id, -1)
-            check(history, await history.record())
-            await writer.aclose()
-            await client.aclose()
-
-    run_virtual(main())
+    async with ledger_world(*"abcde") as world:
+        writer = await world.create_on("abc")
+        whole = encode_group(writer.ledger_id, 0, -1, 0, [b"xx"] * 6)
+        for bookie in "ab":
+            world.cluster[bookie].hold(whole)
+        world.cluster["b"].refuse = Status.READ_ONLY
+        dying = asyncio.ensure_future(world.client.recover(writer.ledger_id))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+        record = await world.record(writer.ledger_id)
+        if not record.is_closed:
+            assert [fragment.ensemble for fragment in record.fragments] == [("a", "b", "c")], "published before the end"
+        client = world.client if next_one == "the same" else world.another_client()
+        assert await client.recover(writer.ledger_id) == ClosedLedger(5, 12)
+        history = History(world, random.Random(0), writer.ledger_id, -1)
+        check(history, await history.record())
+        await writer.aclose()
+        await client.aclose()
 
 
 @pytest.mark.parametrize("turns", range(0, 30, 2))
-def test_a_writer_that_closes_while_it_is_recovered_agrees_or_is_told(turns: int) -> None:
+async def test_a_writer_that_closes_while_it_is_recovered_agrees_or_is_told(turns: int) -> None:
     """Both ends are right; only one is the ledger's (L8). A writer that loses is told so."""
-
-    async def main() -> None:
-        async with ledger_world(store_of=WatchedStore) as world:
-            writer = await world.create()
-            await append(writer, [b"xx"])
-            pending = append(writer, [b"xx"])
-            other = world.another_client()
-            closing = asyncio.ensure_future(writer.close())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            end = await other.recover(writer.ledger_id)
-            (closed,) = await asyncio.gather(closing, return_exceptions=True)
-            (outcome,) = await asyncio.gather(pending, return_exceptions=True)
-            assert closed == end or isinstance(closed, LedgerFencedError), closed
-            if isinstance(outcome, EntryGroup):
-                assert end.last_entry_id == 1, "acknowledged, so it is in"
-            else:
-                assert isinstance(outcome, LedgerFencedError | LedgerClosedError), outcome
-            assert await world.another_client().recover(writer.ledger_id) == end
-
-    run_virtual(main())
+    async with ledger_world(store_of=WatchedStore) as world:
+        writer = await world.create()
+        await append(writer, [b"xx"])
+        pending = append(writer, [b"xx"])
+        other = world.another_client()
+        closing = asyncio.ensure_future(writer.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        end = await other.recover(writer.ledger_id)
+        (closed,) = await asyncio.gather(closing, return_exceptions=True)
+        (outcome,) = await asyncio.gather(pending, return_exceptions=True)
+        assert closed == end or isinstance(closed, LedgerFencedError), closed
+        if isinstance(outcome, EntryGroup):
+            assert end.last_entry_id == 1, "acknowledged, so it is in"
+        else:
+            assert isinstance(outcome, LedgerFencedError | LedgerClosedError), outcome
+        assert await world.another_client().recover(writer.ledger_id) == end
 
 
 @pytest.mark.parametrize("by", ["another last fragment", "open again"])
-def test_a_record_that_changed_where_only_recovery_may_change_it_stops_the_recovery(by: str) -> None:
+async def test_a_record_that_changed_where_only_recovery_may_change_it_stops_the_recovery(by: str) -> None:
     """L2: what was fenced and read is not what the closing change would be about."""
-
-    async def main() -> None:
-        async with ledger_world(*"abcd") as world:
-            writer = await world.create_on("abc")
-            await append(writer, [b"x"])
-            await writer.aclose()
-            for bookie in world.cluster.bookies.values():
-                bookie.read_delay_s = 0.5
-            patient = FAST.model_copy(update={"recovery_timeout_s": 5.0})
-            recovering = asyncio.ensure_future(world.another_client(patient).recover(writer.ledger_id))
-            await wait_until(lambda: sum(bool(bookie.lac_requests) for bookie in world.cluster.bookies.values()) >= 2)
-            found = await world.records.get(writer.ledger_id)
-            assert found is not None
-            assert found.record.state is LedgerState.IN_RECOVERY
-            if by == "open again":
-                changed = found.record.replace(state=LedgerState.OPEN)
-            else:
-                changed = found.record.replace(fragments=(Fragment(first_entry_id=0, ensemble=("a", "d", "c")),))
-            await world.records.replace(writer.ledger_id, changed, found.version)
-            with pytest.raises(RecoveryFailedError, match="changed where only recovery may"):
-                await recovering
-            assert await world.record(writer.ledger_id) == changed
-
-    run_virtual(main())
+    async with ledger_world(*"abcd") as world:
+        writer = await world.create_on("abc")
+        await append(writer, [b"x"])
+        await writer.aclose()
+        for bookie in world.cluster.bookies.values():
+            bookie.read_delay_s = 0.5
+        patient = FAST.model_copy(update={"recovery_timeout_s": 5.0})
+        recovering = asyncio.ensure_future(world.another_client(patient).recover(writer.ledger_id))
+        await wait_until(lambda: sum(bool(bookie.lac_requests) for bookie in world.cluster.bookies.values()) >= 2)
+        found = await world.records.get(writer.ledger_id)
+        assert found is not None
+        assert found.record.state is LedgerState.IN_RECOVERY
+        if by == "open again":
+            changed = found.record.replace(state=LedgerState.OPEN)
+        else:
+            changed = found.record.replace(fragments=(Fragment(first_entry_id=0, ensemble=("a", "d", "c")),))
+        await world.records.replace(writer.ledger_id, changed, found.version)
+        with pytest.raises(RecoveryFailedError, match="changed where only recovery may"):
+            await recovering
+        assert await world.record(writer.ledger_id) == changed
 
 
-def test_a_delete_fences_the_writer_first() -> None:
+async def test_a_delete_fences_the_writer_first() -> None:
     """Scenario 25: what the old owner still sends to a ledger that is gone is acknowledged by nobody (L13, PR #4462)."""
-
-    async def main() -> None:
-        async with ledger_world() as world:
-            writer = await world.create()
-            other = world.another_client()
-            reader = await other.open_reader(writer.ledger_id)
-            await other.delete(writer.ledger_id)
-            assert reader.known_end == -1
-            with pytest.raises(LedgerError) as caught:
-                await append(writer, [b"too late"])
-            assert isinstance(caught.value, LedgerFencedError)
-            await other.aclose()
-
-    run_virtual(main())
+    async with ledger_world() as world:
+        writer = await world.create()
+        other = world.another_client()
+        reader = await other.open_reader(writer.ledger_id)
+        await other.delete(writer.ledger_id)
+        assert reader.known_end == -1
+        with pytest.raises(LedgerError) as caught:
+            await append(writer, [b"too late"])
+        assert isinstance(caught.value, LedgerFencedError)
+        await other.aclose()
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 3))
-def test_what_is_acknowledged_while_a_ledger_is_deleted_was_in_it_before(turns: int) -> None:
-    async def main() -> None:
-        async with ledger_world() as world:
-            writer = await world.create()
-            other = world.another_client()
-            pending = append(writer, [b"xx"])
-            for _ in range(turns % 7):
-                await asyncio.sleep(0)
-            deleting = asyncio.ensure_future(other.delete(writer.ledger_id))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            late = append(writer, [b"xx"]) if writer.failure is None else pending
-            await deleting
-            with pytest.raises(LedgerError):
-                await append(writer, [b"xx"])
-            outcomes = await asyncio.gather(pending, late, return_exceptions=True)
-            assert all(isinstance(outcome, EntryGroup | LedgerFencedError) for outcome in outcomes)
-            await other.aclose()
-
-    run_virtual(main())
+async def test_what_is_acknowledged_while_a_ledger_is_deleted_was_in_it_before(turns: int) -> None:
+    async with ledger_world() as world:
+        writer = await world.create()
+        other = world.another_client()
+        pending = append(writer, [b"xx"])
+        for _ in range(turns % 7):
+            await asyncio.sleep(0)
+        deleting = asyncio.ensure_future(other.delete(writer.ledger_id))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        late = append(writer, [b"xx"]) if writer.failure is None else pending
+        await deleting
+        with pytest.raises(LedgerError):
+            await append(writer, [b"xx"])
+        outcomes = await asyncio.gather(pending, late, return_exceptions=True)
+        assert all(isinstance(outcome, EntryGroup | LedgerFencedError) for outcome in outcomes)
+        await other.aclose()
 
 
 async def long_ledger(world: LedgerWorld, count: int, lac: int) -> LedgerWriter:
@@ -323,40 +303,34 @@ async def long_ledger(world: LedgerWorld, count: int, lac: int) -> LedgerWriter:
 
 
 @pytest.mark.parametrize("count", [100, 20_000])
-def test_recovery_costs_the_same_whatever_the_length(count: int) -> None:
-    async def main() -> None:
-        async with ledger_world() as world:
-            writer = await long_ledger(world, count, lac=count - 11)
-            assert await world.client.recover(writer.ledger_id) == ClosedLedger(count - 1, count)
-            for bookie in world.cluster.bookies.values():
-                assert len(bookie.lac_requests) == 1
-                assert len(bookie.reads) <= 2
-                assert all(read.first_entry_id >= count - 10 for read in bookie.reads)
-                assert sum(len(request.group) for request in bookie.add_log) == 10, "what lies above LAC is written back, no more"
-
-    run_virtual(main())
+async def test_recovery_costs_the_same_whatever_the_length(count: int) -> None:
+    async with ledger_world() as world:
+        writer = await long_ledger(world, count, lac=count - 11)
+        assert await world.client.recover(writer.ledger_id) == ClosedLedger(count - 1, count)
+        for bookie in world.cluster.bookies.values():
+            assert len(bookie.lac_requests) == 1
+            assert len(bookie.reads) <= 2
+            assert all(read.first_entry_id >= count - 10 for read in bookie.reads)
+            assert sum(len(request.group) for request in bookie.add_log) == 10, "what lies above LAC is written back, no more"
 
 
+@pytest.mark.deadline(10)
 @pytest.mark.parametrize("hung", ["a", "b", "c"])
 @pytest.mark.parametrize("when", ["fence", "read", "write back"])
-def test_a_bookie_that_falls_silent_during_recovery_does_not_delay_it(hung: str, when: str) -> None:
+async def test_a_bookie_that_falls_silent_during_recovery_does_not_delay_it(hung: str, when: str) -> None:
     """V1: its timeouts are longer than the test may take."""
-
-    async def main() -> None:
-        slow = FAST.model_copy(update={"recovery_timeout_s": 60.0, "add_timeout_s": 60.0, "read_timeout_s": 60.0})
-        async with ledger_world(settings=slow) as world:
-            writer = await long_ledger(world, 30, lac=5)
-            bookies = world.cluster.bookies
-            for bookie in bookies.values():
-                bookie.delay_s = 0.01
-            recovery = asyncio.ensure_future(world.client.recover(writer.ledger_id))
-            if when == "read":
-                await wait_until(lambda: sum(len(b.lac_requests) for b in bookies.values()) >= 2)
-            elif when == "write back":
-                await wait_until(lambda: any(b.add_log or b.streams for b in bookies.values()))
-            bookies[hung].hang = True
-            assert await recovery == ClosedLedger(29, 30)
-            bookies[hung].hang = False
-            await writer.aclose()
-
-    run_virtual(main(), timeout_s=10)
+    slow = FAST.model_copy(update={"recovery_timeout_s": 60.0, "add_timeout_s": 60.0, "read_timeout_s": 60.0})
+    async with ledger_world(settings=slow) as world:
+        writer = await long_ledger(world, 30, lac=5)
+        bookies = world.cluster.bookies
+        for bookie in bookies.values():
+            bookie.delay_s = 0.01
+        recovery = asyncio.ensure_future(world.client.recover(writer.ledger_id))
+        if when == "read":
+            await wait_until(lambda: sum(len(b.lac_requests) for b in bookies.values()) >= 2)
+        elif when == "write back":
+            await wait_until(lambda: any(b.add_log or b.streams for b in bookies.values()))
+        bookies[hung].hang = True
+        assert await recovery == ClosedLedger(29, 30)
+        bookies[hung].hang = False
+        await writer.aclose()

@@ -13,7 +13,9 @@ from cepheid_ledger.recovery_state import FenceCoverage, RecoveryReads, write_se
 from cepheid_metadata import Fragment
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.ledger_world import FAST, LedgerWorld, append, ledger_world, payloads_of
-from tests.support import run_virtual, wait_until
+from tests.support import wait_until
+
+pytestmark = pytest.mark.virtual_time
 
 SIZES = [("abcd", 2, 2), ("abcd", 3, 2), ("abcde", 3, 2), ("abc", 2, 2), ("abc", 2, 1), ("abcd", 3, 3)]
 every_size = pytest.mark.parametrize(("ensemble", "write_quorum", "ack_quorum"), SIZES)
@@ -41,126 +43,105 @@ async def read_all(world: LedgerWorld, ledger_id: int) -> list[bytes]:
 
 
 @every_size
-def test_written_recovered_and_read(ensemble: str, write_quorum: int, ack_quorum: int) -> None:
-    async def main() -> None:
-        async with ledger_world(*ensemble) as world:
-            writer = await world.create_on(ensemble, ack_quorum, write_quorum)
-            expected = await write(writer, 1, 3, 1, 7, 20, 1)
-            for entry_id in range(len(expected)):
-                holders = [ensemble[p] for p in write_set_positions(entry_id, len(ensemble), write_quorum)]
-                found = copies_of(world, ensemble, writer.ledger_id, entry_id)
-                assert len(found) >= ack_quorum
-                assert set(found) <= set(holders)
-            end = await world.another_client().recover(writer.ledger_id)
-            assert end == ClosedLedger(len(expected) - 1, sum(map(len, expected)))
-            assert await read_all(world, writer.ledger_id) == expected
-            with pytest.raises(LedgerFencedError):
-                await append(writer, [b"too late"])
-
-    run_virtual(main())
+async def test_written_recovered_and_read(ensemble: str, write_quorum: int, ack_quorum: int) -> None:
+    async with ledger_world(*ensemble) as world:
+        writer = await world.create_on(ensemble, ack_quorum, write_quorum)
+        expected = await write(writer, 1, 3, 1, 7, 20, 1)
+        for entry_id in range(len(expected)):
+            holders = [ensemble[p] for p in write_set_positions(entry_id, len(ensemble), write_quorum)]
+            found = copies_of(world, ensemble, writer.ledger_id, entry_id)
+            assert len(found) >= ack_quorum
+            assert set(found) <= set(holders)
+        end = await world.another_client().recover(writer.ledger_id)
+        assert end == ClosedLedger(len(expected) - 1, sum(map(len, expected)))
+        assert await read_all(world, writer.ledger_id) == expected
+        with pytest.raises(LedgerFencedError):
+            await append(writer, [b"too late"])
 
 
+@pytest.mark.deadline(10)
 @pytest.mark.parametrize("down", ["a", "b", "c", "d"])
-def test_one_bookie_less_loses_nothing_and_delays_nothing(down: str) -> None:
+async def test_one_bookie_less_loses_nothing_and_delays_nothing(down: str) -> None:
     """E 4, Qw 3, Qa 2: every window of three has two others (V1)."""
-
-    async def main() -> None:
-        slow = FAST.model_copy(update={"recovery_timeout_s": 30.0, "add_timeout_s": 30.0, "read_timeout_s": 30.0})
-        async with ledger_world(*"abcd", settings=slow) as world:
-            writer = await world.create_on("abcd", 2, 3)
-            expected = await write(writer, 1, 3, 9)
-            world.cluster[down].hang = True
-            end = await world.another_client(slow).recover(writer.ledger_id)
-            assert end.last_entry_id == len(expected) - 1
-            world.cluster[down].hang = False
-            assert await read_all(world, writer.ledger_id) == expected
-
-    run_virtual(main(), timeout_s=10)
+    slow = FAST.model_copy(update={"recovery_timeout_s": 30.0, "add_timeout_s": 30.0, "read_timeout_s": 30.0})
+    async with ledger_world(*"abcd", settings=slow) as world:
+        writer = await world.create_on("abcd", 2, 3)
+        expected = await write(writer, 1, 3, 9)
+        world.cluster[down].hang = True
+        end = await world.another_client(slow).recover(writer.ledger_id)
+        assert end.last_entry_id == len(expected) - 1
+        world.cluster[down].hang = False
+        assert await read_all(world, writer.ledger_id) == expected
 
 
 @pytest.mark.parametrize(("down", "covered"), [("", True), ("a", True), ("bd", False), ("ab", False), ("abc", False)])
-def test_fencing_covers_every_window(down: str, covered: bool) -> None:
+async def test_fencing_covers_every_window(down: str, covered: bool) -> None:
     """E 4, Qw 3, Qa 2: each window needs two answers."""
-
-    async def main() -> None:
-        async with ledger_world(*"abcd") as world:
-            writer = await world.create_on("abcd", 2, 3)
-            expected = await write(writer, 5)
-            for bookie in down:
-                world.cluster[bookie].down = True
-            client = world.another_client()
-            if covered:
-                assert (await client.recover(writer.ledger_id)).last_entry_id == len(expected) - 1
-            else:
-                with pytest.raises(RecoveryFailedError, match="cannot be fenced"):
-                    await client.recover(writer.ledger_id)
-                assert all(not bookie.reads for bookie in world.cluster.bookies.values()), "nothing is read before (L11)"
-            await client.aclose()
-
-    run_virtual(main())
+    async with ledger_world(*"abcd") as world:
+        writer = await world.create_on("abcd", 2, 3)
+        expected = await write(writer, 5)
+        for bookie in down:
+            world.cluster[bookie].down = True
+        client = world.another_client()
+        if covered:
+            assert (await client.recover(writer.ledger_id)).last_entry_id == len(expected) - 1
+        else:
+            with pytest.raises(RecoveryFailedError, match="cannot be fenced"):
+                await client.recover(writer.ledger_id)
+            assert all(not bookie.reads for bookie in world.cluster.bookies.values()), "nothing is read before (L11)"
+        await client.aclose()
 
 
 @pytest.mark.parametrize("half_written", [[], [0], [1], [0, 1]])
-def test_the_tail_is_decided_by_its_own_write_set(half_written: list[int]) -> None:
+async def test_the_tail_is_decided_by_its_own_write_set(half_written: list[int]) -> None:
     """E 4, Qw 2, Qa 2: entry 5 lies on b and c. One copy there keeps it; noes of a and d say nothing of it."""
-
-    async def main() -> None:
-        async with ledger_world(*"abcd") as world:
-            writer = await world.create_on("abcd", 2, 2)
-            await write(writer, *[1] * 5)
-            tail = encode_group(writer.ledger_id, 5, 4, 15, [b"x"])
-            for index in half_written:
-                world.cluster["bc"[index]].hold(tail)
-            for bookie in "bc":
-                world.cluster[bookie].read_delay_s = 0.05  # the others deny first
-            end = await world.another_client().recover(writer.ledger_id)
-            if len(half_written) == 2:
-                assert end.last_entry_id == 5
-            else:
-                assert end.last_entry_id in (4, 5)  # one no of two is enough for Qa = Qw; a copy that is seen first keeps it
-            if end.last_entry_id == 5:
-                assert copies_of(world, "abcd", writer.ledger_id, 5) == ["b", "c"], "held by its quorum before the end"
-
-    run_virtual(main())
+    async with ledger_world(*"abcd") as world:
+        writer = await world.create_on("abcd", 2, 2)
+        await write(writer, *[1] * 5)
+        tail = encode_group(writer.ledger_id, 5, 4, 15, [b"x"])
+        for index in half_written:
+            world.cluster["bc"[index]].hold(tail)
+        for bookie in "bc":
+            world.cluster[bookie].read_delay_s = 0.05  # the others deny first
+        end = await world.another_client().recover(writer.ledger_id)
+        if len(half_written) == 2:
+            assert end.last_entry_id == 5
+        else:
+            assert end.last_entry_id in (4, 5)  # one no of two is enough for Qa = Qw; a copy that is seen first keeps it
+        if end.last_entry_id == 5:
+            assert copies_of(world, "abcd", writer.ledger_id, 5) == ["b", "c"], "held by its quorum before the end"
 
 
-def test_a_bookie_that_fails_during_recovery_is_replaced_and_only_its_stripes_move() -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcde") as world:
-            writer = await world.create_on("abcd", 2, 2)
-            whole = encode_group(writer.ledger_id, 0, -1, 0, [b"x"] * 12)
-            for entry_id in range(12):
-                for position in write_set_positions(entry_id, 4, 2):
-                    world.cluster["abcd"[position]].hold(whole.slice(entry_id, entry_id))
-            world.cluster["b"].refuse = Status.READ_ONLY
-            assert await world.another_client().recover(writer.ledger_id) == ClosedLedger(11, 12)
-            record = await world.record(writer.ledger_id)
-            assert [fragment.ensemble for fragment in record.fragments] == [("a", "e", "c", "d")]
-            assert world.cluster["e"].ids(writer.ledger_id) == [e for e in range(12) if e % 4 in (0, 1)]
-            world.cluster["b"].down = True
-            assert await read_all(world, writer.ledger_id) == [b"x"] * 12
-
-    run_virtual(main())
+async def test_a_bookie_that_fails_during_recovery_is_replaced_and_only_its_stripes_move() -> None:
+    async with ledger_world(*"abcde") as world:
+        writer = await world.create_on("abcd", 2, 2)
+        whole = encode_group(writer.ledger_id, 0, -1, 0, [b"x"] * 12)
+        for entry_id in range(12):
+            for position in write_set_positions(entry_id, 4, 2):
+                world.cluster["abcd"[position]].hold(whole.slice(entry_id, entry_id))
+        world.cluster["b"].refuse = Status.READ_ONLY
+        assert await world.another_client().recover(writer.ledger_id) == ClosedLedger(11, 12)
+        record = await world.record(writer.ledger_id)
+        assert [fragment.ensemble for fragment in record.fragments] == [("a", "e", "c", "d")]
+        assert world.cluster["e"].ids(writer.ledger_id) == [e for e in range(12) if e % 4 in (0, 1)]
+        world.cluster["b"].down = True
+        assert await read_all(world, writer.ledger_id) == [b"x"] * 12
 
 
 @pytest.mark.parametrize("down", ["a", "b", "c", "d"])
-def test_the_length_of_an_empty_tail_is_read_from_the_write_set_of_the_last_entry(down: str) -> None:
+async def test_the_length_of_an_empty_tail_is_read_from_the_write_set_of_the_last_entry(down: str) -> None:
     """Entry 6 is on c, d and a; whoever else is asked would deny it, and it must exist."""
-
-    async def main() -> None:
-        async with ledger_world(*"abcdefgh") as world:
-            writer = await world.create_on("abcd", 2, 3)
-            expected = await write(writer, 3, 4)
-            await wait_until(lambda: len(copies_of(world, "abcd", writer.ledger_id, 6)) == 3)
-            found = await world.records.get(writer.ledger_id)
-            assert found is not None
-            fragments = (*found.record.fragments, Fragment(first_entry_id=7, ensemble=tuple("efgh")))
-            await world.records.replace(writer.ledger_id, found.record.replace(fragments=fragments), found.version)
-            world.cluster[down].down = True
-            assert await world.another_client().recover(writer.ledger_id) == ClosedLedger(6, sum(map(len, expected)))
-            assert world.cluster["b"].reads == [], "b does not hold the last entry"
-
-    run_virtual(main())
+    async with ledger_world(*"abcdefgh") as world:
+        writer = await world.create_on("abcd", 2, 3)
+        expected = await write(writer, 3, 4)
+        await wait_until(lambda: len(copies_of(world, "abcd", writer.ledger_id, 6)) == 3)
+        found = await world.records.get(writer.ledger_id)
+        assert found is not None
+        fragments = (*found.record.fragments, Fragment(first_entry_id=7, ensemble=tuple("efgh")))
+        await world.records.replace(writer.ledger_id, found.record.replace(fragments=fragments), found.version)
+        world.cluster[down].down = True
+        assert await world.another_client().recover(writer.ledger_id) == ClosedLedger(6, sum(map(len, expected)))
+        assert world.cluster["b"].reads == [], "b does not hold the last entry"
 
 
 def entry(entry_id: int) -> EntryGroup:

@@ -15,7 +15,8 @@ from cepheid_ledger.striped_read import StripeMerge, _Said
 from cepheid_metadata import Fragment, LedgerState
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.ledger_world import FAST, LedgerWorld, ledger_world, payloads_of
-from tests.support import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 sizes = st.integers(2, 6).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size - 1)))
 
@@ -133,84 +134,72 @@ async def read_all(reader: LedgerReader, count: int, max_bytes: int = 1 << 20) -
 
 @pytest.mark.parametrize(("ensemble", "write_quorum"), [("abc", 2), ("abcd", 2), ("abcd", 3), ("abcde", 2), ("abc", 1)])
 @pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
-def test_a_striped_ledger_is_read_in_order(ensemble: str, write_quorum: int, max_bytes: int) -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcde") as world:
-            reader = await striped(world, ensemble, write_quorum, 40)
-            payloads, reads = await read_all(reader, 40, max_bytes)
-            assert payloads == [b"%d" % n for n in range(40)]
-            if max_bytes == 1 << 20:
-                assert reads == 1
-                asked = [bookie for bookie in ensemble if world.cluster[bookie].reads]
-                assert len(asked) <= -(-len(ensemble) // write_quorum) + 1
-
-    run_virtual(main())
+async def test_a_striped_ledger_is_read_in_order(ensemble: str, write_quorum: int, max_bytes: int) -> None:
+    async with ledger_world(*"abcde") as world:
+        reader = await striped(world, ensemble, write_quorum, 40)
+        payloads, reads = await read_all(reader, 40, max_bytes)
+        assert payloads == [b"%d" % n for n in range(40)]
+        if max_bytes == 1 << 20:
+            assert reads == 1
+            asked = [bookie for bookie in ensemble if world.cluster[bookie].reads]
+            assert len(asked) <= -(-len(ensemble) // write_quorum) + 1
 
 
 @pytest.mark.parametrize("fault", ["down", "hang", "damaged", "missing", "limbo", "mute", "another's"])
 @pytest.mark.parametrize("bad", ["a", "b", "c", "d"])
-def test_what_one_bookie_does_not_give_another_of_the_stripe_gives(fault: str, bad: str) -> None:
-    async def main() -> None:
-        settings = FAST.model_copy(update={"read_timeout_s": 30.0})
-        async with ledger_world(*"abcd", settings=settings) as world:
-            reader = await striped(world, "abcd", 2, 40)
-            bookie = world.cluster[bad]
-            if fault == "damaged":
-                for entry_id in bookie.ids(reader.ledger_id)[3:]:
-                    bookie.damage(reader.ledger_id, entry_id)
-            elif fault == "missing":
-                for entry_id in bookie.ids(reader.ledger_id)[3:]:
-                    del bookie.entries[reader.ledger_id][entry_id]
-            elif fault == "another's":
-                for entry_id in bookie.ids(reader.ledger_id)[3:]:
-                    bookie.entries[reader.ledger_id][entry_id] = encode_group(99, entry_id, -1, 0, [b"of another ledger"])
-            else:
-                setattr(bookie, fault, True)
-                if fault == "limbo":
-                    bookie.entries.clear()
-            payloads, _ = await read_all(reader, 40)
-            assert payloads == [b"%d" % n for n in range(40)]
-            if bookie.reads:
-                bookie.reads.clear()
-                assert (await read_all(reader, 40))[1] == 1
-                assert bookie.reads == [], "who failed is not asked first again"
-            bookie.hang = False
-
-    run_virtual(main())
+async def test_what_one_bookie_does_not_give_another_of_the_stripe_gives(fault: str, bad: str) -> None:
+    settings = FAST.model_copy(update={"read_timeout_s": 30.0})
+    async with ledger_world(*"abcd", settings=settings) as world:
+        reader = await striped(world, "abcd", 2, 40)
+        bookie = world.cluster[bad]
+        if fault == "damaged":
+            for entry_id in bookie.ids(reader.ledger_id)[3:]:
+                bookie.damage(reader.ledger_id, entry_id)
+        elif fault == "missing":
+            for entry_id in bookie.ids(reader.ledger_id)[3:]:
+                del bookie.entries[reader.ledger_id][entry_id]
+        elif fault == "another's":
+            for entry_id in bookie.ids(reader.ledger_id)[3:]:
+                bookie.entries[reader.ledger_id][entry_id] = encode_group(99, entry_id, -1, 0, [b"of another ledger"])
+        else:
+            setattr(bookie, fault, True)
+            if fault == "limbo":
+                bookie.entries.clear()
+        payloads, _ = await read_all(reader, 40)
+        assert payloads == [b"%d" % n for n in range(40)]
+        if bookie.reads:
+            bookie.reads.clear()
+            assert (await read_all(reader, 40))[1] == 1
+            assert bookie.reads == [], "who failed is not asked first again"
+        bookie.hang = False
 
 
-def test_errors_speak_of_the_write_set_of_the_entry_alone() -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcd") as world:
-            reader = await striped(world, "abcd", 2, 8)  # entry 5 is on b and c
-            for bookie in "bc":
-                del world.cluster[bookie].entries[reader.ledger_id][5]
-            world.cluster["a"].down = world.cluster["d"].down = True
-            with pytest.raises(NoSuchEntryError, match=r"entry \d+:5 is on no replica .b: NO_ENTRY, c: NO_ENTRY"):
-                await reader.read(5, 5, max_bytes=1)
-            world.cluster["c"].down = True
-            with pytest.raises(EntryUnavailableError, match="c is down"):
-                await reader.read(5, 7, max_bytes=1 << 20)
-            world.cluster["a"].down = world.cluster["d"].down = False
-            groups = await reader.read(0, 7, max_bytes=1 << 20)
-            assert groups[-1].last_entry_id == 4, "what is before the gap is given"
-
-    run_virtual(main())
+async def test_errors_speak_of_the_write_set_of_the_entry_alone() -> None:
+    async with ledger_world(*"abcd") as world:
+        reader = await striped(world, "abcd", 2, 8)  # entry 5 is on b and c
+        for bookie in "bc":
+            del world.cluster[bookie].entries[reader.ledger_id][5]
+        world.cluster["a"].down = world.cluster["d"].down = True
+        with pytest.raises(NoSuchEntryError, match=r"entry \d+:5 is on no replica .b: NO_ENTRY, c: NO_ENTRY"):
+            await reader.read(5, 5, max_bytes=1)
+        world.cluster["c"].down = True
+        with pytest.raises(EntryUnavailableError, match="c is down"):
+            await reader.read(5, 7, max_bytes=1 << 20)
+        world.cluster["a"].down = world.cluster["d"].down = False
+        groups = await reader.read(0, 7, max_bytes=1 << 20)
+        assert groups[-1].last_entry_id == 4, "what is before the gap is given"
 
 
 @pytest.mark.parametrize("turns", range(0, 10, 2))
-def test_a_striped_read_cancelled_anywhere_leaves_no_task(turns: int) -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcd") as world:
-            reader = await striped(world, "abcd", 2, 8)
-            world.cluster["a"].read_delay_s = world.cluster["b"].read_delay_s = 0.01
-            before = len(asyncio.all_tasks())
-            read = asyncio.create_task(reader.read(0, 7, max_bytes=1 << 20))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            read.cancel()
-            await asyncio.gather(read, return_exceptions=True)
-            assert len(asyncio.all_tasks()) == before
-            assert (await read_all(reader, 8))[0] == [b"%d" % n for n in range(8)]
-
-    run_virtual(main())
+async def test_a_striped_read_cancelled_anywhere_leaves_no_task(turns: int) -> None:
+    async with ledger_world(*"abcd") as world:
+        reader = await striped(world, "abcd", 2, 8)
+        world.cluster["a"].read_delay_s = world.cluster["b"].read_delay_s = 0.01
+        before = len(asyncio.all_tasks())
+        read = asyncio.create_task(reader.read(0, 7, max_bytes=1 << 20))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        read.cancel()
+        await asyncio.gather(read, return_exceptions=True)
+        assert len(asyncio.all_tasks()) == before
+        assert (await read_all(reader, 8))[0] == [b"%d" % n for n in range(8)]

@@ -10,7 +10,9 @@ from cepheid_ledger.write_back import WriteBack
 from cepheid_metadata import Fragment, LedgerMetadata, LedgerState
 from cepheid_rpc import EntryGroup, Status, encode_group
 from tests.ledger.ledger_world import FAST, LedgerWorld, ledger_world
-from tests.support import run_virtual, wait_until
+from tests.support import wait_until
+
+pytestmark = pytest.mark.virtual_time
 
 LEDGER_ID = 7
 
@@ -47,120 +49,99 @@ async def hold(world: LedgerWorld, bookies: str, ids: list[int]) -> None:
     await wait_until(lambda: all(world.cluster[bookie].ids(LEDGER_ID) == ids for bookie in bookies), what=f"{ids} on {bookies}")
 
 
-def test_fenced_bookies_take_them_byte_for_byte() -> None:
-    async def main() -> None:
-        async with ledger_world() as world:
-            for bookie in world.cluster.bookies.values():
-                bookie.fence(LEDGER_ID)
-            write_back, group = new_write_back(world, ledger("abc", 3, 2)), entries(5, 7)
-            write_back.push(group)
+async def test_fenced_bookies_take_them_byte_for_byte() -> None:
+    async with ledger_world() as world:
+        for bookie in world.cluster.bookies.values():
+            bookie.fence(LEDGER_ID)
+        write_back, group = new_write_back(world, ledger("abc", 3, 2)), entries(5, 7)
+        write_back.push(group)
+        await write_back.wait_below(0)
+        write_back.leave()
+        await hold(world, "abc", [5, 6, 7])
+        assert world.cluster["a"].entries[LEDGER_ID][6] == group.slice(6, 6)
+        assert write_back.fragments == ()
+
+
+async def test_failed_bookies_are_replaced_in_memory_and_their_successors_get_all_that_is_undecided() -> None:
+    async with ledger_world(*"abcdef", settings=FAST) as world:
+        write_back = new_write_back(world, ledger("abc", 3, 2))
+        write_back.push(entries(5, 6))
+        await write_back.wait_below(0)
+        await hold(world, "abc", [5, 6])
+        world.cluster["b"].refuse = world.cluster["c"].refuse = Status.IO_ERROR
+        write_back.push(entries(7, 8))
+        await write_back.wait_below(0)
+        assert len(write_back.fragments) == 1, "the second change begins where the first did, and replaces it"
+        first, ensemble = fragments_of(write_back)[0]
+        newcomers = ensemble[1:]
+        assert (first, ensemble[0]) == (7, "a")
+        assert set(newcomers) < set("def")
+        await hold(world, newcomers, [7, 8])
+        assert await world.records.get(LEDGER_ID) is None, "metadata hears nothing of it"
+        write_back.leave()
+
+
+async def test_a_change_behind_confirmed_entries_is_a_further_fragment() -> None:
+    async with ledger_world(*"abcde", settings=FAST) as world:
+        write_back = new_write_back(world, ledger("abc", 3, 2))
+        for number, (bookie, first) in enumerate((("b", 5), ("c", 7))):
+            world.cluster[bookie].refuse = Status.IO_ERROR
+            write_back.push(entries(first, first + 1))
             await write_back.wait_below(0)
-            write_back.leave()
-            await hold(world, "abc", [5, 6, 7])
-            assert world.cluster["a"].entries[LEDGER_ID][6] == group.slice(6, 6)
-            assert write_back.fragments == ()
+            await wait_until(lambda n=number: len(write_back.fragments) > n)  # type: ignore[misc]
+        starts = [fragment.first_entry_id for fragment in write_back.fragments]
+        assert starts == sorted(set(starts))
+        assert all(5 <= start <= 9 for start in starts)
+        ensembles = [set(fragment.ensemble) for fragment in write_back.fragments]
+        assert "b" not in ensembles[0]
+        assert ensembles[-1] == {"a", "d", "e"}
+        write_back.close()
 
-    run_virtual(main())
 
-
-def test_failed_bookies_are_replaced_in_memory_and_their_successors_get_all_that_is_undecided() -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcdef", settings=FAST) as world:
-            write_back = new_write_back(world, ledger("abc", 3, 2))
-            write_back.push(entries(5, 6))
+async def test_without_a_quorum_the_recovery_fails_and_says_why() -> None:
+    async with ledger_world(settings=FAST) as world:
+        write_back = new_write_back(world, ledger("abc", 3, 2))
+        world.cluster["b"].refuse = world.cluster["c"].refuse = Status.IO_ERROR
+        write_back.push(entries(5, 6))
+        with pytest.raises(RecoveryFailedError, match="IO_ERROR"):
             await write_back.wait_below(0)
-            await hold(world, "abc", [5, 6])
-            world.cluster["b"].refuse = world.cluster["c"].refuse = Status.IO_ERROR
-            write_back.push(entries(7, 8))
-            await write_back.wait_below(0)
-            assert len(write_back.fragments) == 1, "the second change begins where the first did, and replaces it"
-            first, ensemble = fragments_of(write_back)[0]
-            newcomers = ensemble[1:]
-            assert (first, ensemble[0]) == (7, "a")
-            assert set(newcomers) < set("def")
-            await hold(world, newcomers, [7, 8])
-            assert await world.records.get(LEDGER_ID) is None, "metadata hears nothing of it"
-            write_back.leave()
-
-    run_virtual(main())
+        write_back.close()
+        assert all(channel.lanes == 0 for channel in world.client.statistics().values())
 
 
-def test_a_change_behind_confirmed_entries_is_a_further_fragment() -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcde", settings=FAST) as world:
-            write_back = new_write_back(world, ledger("abc", 3, 2))
-            for number, (bookie, first) in enumerate((("b", 5), ("c", 7))):
-                world.cluster[bookie].refuse = Status.IO_ERROR
-                write_back.push(entries(first, first + 1))
-                await write_back.wait_below(0)
-                await wait_until(lambda n=number: len(write_back.fragments) > n)  # type: ignore[misc]
-            starts = [fragment.first_entry_id for fragment in write_back.fragments]
-            assert starts == sorted(set(starts))
-            assert all(5 <= start <= 9 for start in starts)
-            ensembles = [set(fragment.ensemble) for fragment in write_back.fragments]
-            assert "b" not in ensembles[0]
-            assert ensembles[-1] == {"a", "d", "e"}
-            write_back.close()
+async def test_a_striped_ledger_s_entries_go_to_their_write_sets() -> None:
+    async with ledger_world(*"abcde", settings=FAST) as world:
+        record = ledger("abcd", 2, 2)
+        write_back = new_write_back(world, record)
+        world.cluster["c"].refuse = Status.IO_ERROR
+        write_back.push(entries(5, 12))
+        await write_back.wait_below(0)
+        write_back.leave()
+        fragments = [*record.fragments, *write_back.fragments]
 
-    run_virtual(main())
+        def named(bookie: str, entry_id: int) -> bool:
+            ensemble = [f for f in fragments if f.first_entry_id <= entry_id][-1].ensemble
+            return bookie in ensemble and ensemble.index(bookie) in write_set_positions(entry_id, 4, 2)
+
+        for bookie in "abde":
+            await hold(world, bookie, [entry_id for entry_id in range(5, 13) if named(bookie, entry_id)])
 
 
-def test_without_a_quorum_the_recovery_fails_and_says_why() -> None:
-    async def main() -> None:
-        async with ledger_world(settings=FAST) as world:
-            write_back = new_write_back(world, ledger("abc", 3, 2))
-            world.cluster["b"].refuse = world.cluster["c"].refuse = Status.IO_ERROR
-            write_back.push(entries(5, 6))
-            with pytest.raises(RecoveryFailedError, match="IO_ERROR"):
-                await write_back.wait_below(0)
-            write_back.close()
-            assert all(channel.lanes == 0 for channel in world.client.statistics().values())
-
-    run_virtual(main())
+async def test_giving_up_leaves_nothing_behind() -> None:
+    async with ledger_world(settings=FAST) as world:
+        for bookie in world.cluster.bookies.values():
+            bookie.hang = True
+        write_back = new_write_back(world, ledger("abc", 3, 2))
+        write_back.push(entries(5, 6))
+        write_back.close()
+        assert all(channel.lanes == channel.waiting_bytes == 0 for channel in world.client.statistics().values())
 
 
-def test_a_striped_ledger_s_entries_go_to_their_write_sets() -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcde", settings=FAST) as world:
-            record = ledger("abcd", 2, 2)
-            write_back = new_write_back(world, record)
-            world.cluster["c"].refuse = Status.IO_ERROR
-            write_back.push(entries(5, 12))
-            await write_back.wait_below(0)
-            write_back.leave()
-            fragments = [*record.fragments, *write_back.fragments]
-
-            def named(bookie: str, entry_id: int) -> bool:
-                ensemble = [f for f in fragments if f.first_entry_id <= entry_id][-1].ensemble
-                return bookie in ensemble and ensemble.index(bookie) in write_set_positions(entry_id, 4, 2)
-
-            for bookie in "abde":
-                await hold(world, bookie, [entry_id for entry_id in range(5, 13) if named(bookie, entry_id)])
-
-    run_virtual(main())
-
-
-def test_giving_up_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        async with ledger_world(settings=FAST) as world:
-            for bookie in world.cluster.bookies.values():
-                bookie.hang = True
-            write_back = new_write_back(world, ledger("abc", 3, 2))
-            write_back.push(entries(5, 6))
-            write_back.close()
-            assert all(channel.lanes == channel.waiting_bytes == 0 for channel in world.client.statistics().values())
-
-    run_virtual(main())
-
-
-def test_a_bookie_that_fails_is_in_quarantine_for_everybody() -> None:
-    async def main() -> None:
-        async with ledger_world(*"abcd") as world:
-            world.cluster["b"].refuse = Status.IO_ERROR
-            write_back = new_write_back(world, ledger("abc", 3, 3))
-            write_back.push(entries(5, 5))
-            await write_back.wait_below(0)
-            write_back.leave()
-            assert world.placement.quarantined() == ["b"]
-
-    run_virtual(main())
+async def test_a_bookie_that_fails_is_in_quarantine_for_everybody() -> None:
+    async with ledger_world(*"abcd") as world:
+        world.cluster["b"].refuse = Status.IO_ERROR
+        write_back = new_write_back(world, ledger("abc", 3, 3))
+        write_back.push(entries(5, 5))
+        await write_back.wait_below(0)
+        write_back.leave()
+        assert world.placement.quarantined() == ["b"]

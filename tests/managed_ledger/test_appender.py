@@ -347,20 +347,17 @@ def test_the_model_notices_a_mistake(mutant: Callable[[], contextlib.AbstractCon
         run_machine(5000, for_mutant=True)
 
 
-def test_a_failure_answers_everything_in_order_and_what_comes_later() -> None:
-    async def main() -> None:
-        topic = Topic()
-        topic.append(2)
-        topic.writers[0].break_down()
-        topic.writers[0].tell()
-        topic.append(1)
-        assert topic.broken == 1
-        assert topic.answers == []
-        topic.appender.fail(ManagedLedgerFailedError("over"))
-        topic.append(1)
-        await asyncio.sleep(0)
-        assert [number for number, _ in topic.answers] == [0, 1, 2]
-        assert all(isinstance(outcome, ManagedLedgerFailedError) for _, outcome in topic.answers)
-        assert topic.appender.waiting_bytes == 0
-
-    asyncio.run(main())
+async def test_a_failure_answers_everything_in_order_and_what_comes_later() -> None:
+    topic = Topic()
+    topic.append(2)
+    topic.writers[0].break_down()
+    topic.writers[0].tell()
+    topic.append(1)
+    assert topic.broken == 1
+    assert topic.answers == []
+    topic.appender.fail(ManagedLedgerFailedError("over"))
+    topic.append(1)
+    await asyncio.sleep(0)
+    assert [number for number, _ in topic.answers] == [0, 1, 2]
+    assert all(isinstance(outcome, ManagedLedgerFailedError) for _, outcome in topic.answers)
+    assert topic.appender.waiting_bytes == 0

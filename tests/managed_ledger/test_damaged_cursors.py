@@ -9,7 +9,8 @@ from cepheid_managed_ledger import ManagedLedger
 from cepheid_metadata import Position
 from tests.managed_ledger.test_cursors import TINY, record_of
 from tests.managed_ledger.topic_world import THREE_BOOKIES, Broker, TopicWorld, append_all, topic_world
-from tests.support import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def with_two_snapshots(world: TopicWorld, broker: Broker) -> tuple[int, list[Position], range]:
@@ -39,29 +40,26 @@ def damage(world: TopicWorld, ledger_id: int, entries: range, bookies: str = "ab
 
 @pytest.mark.parametrize("ended", ["closed", "crashed"])
 @pytest.mark.parametrize("how_much", ["one part of the newer", "all of the newer", "everything"])
-def test_an_older_state_counts_and_that_is_said(how_much: str, ended: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with topic_world("a", "b", "c", settings=TINY) as world:
-            broker = world.broker()
-            ledger_id, positions, newer = await with_two_snapshots(world, broker)
-            await (broker.crash() if ended == "crashed" else broker.aclose())
-            cut = {"one part of the newer": newer[-1:], "all of the newer": newer, "everything": range(newer[-1] + 1)}
-            damage(world, ledger_id, cut[how_much])
-            broker = world.broker(seed=2)
-            ledger = await broker.open(THREE_BOOKIES)
-            cursor = ledger.cursors["sub"]
-            assert cursor.mark_delete == positions[49]
-            assert cursor.backlog_entries == (350 if how_much == "everything" else 350 - 75)
-            assert cursor.is_rewound == (how_much == "everything")
-            assert ledger.statistics().cursors_rewound == 1
-            await saved_again(world, ledger, positions)
-            await broker.aclose()
-            ledger = await world.broker(seed=3).open(THREE_BOOKIES)
-            assert ledger.cursors["sub"].mark_delete == positions[299]
-            assert ledger.statistics().cursors_rewound == 0
-            assert ledger_id not in await world.ledger_records(), "it can be deleted"
-
-    run_virtual(main())
+async def test_an_older_state_counts_and_that_is_said(how_much: str, ended: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with topic_world("a", "b", "c", settings=TINY) as world:
+        broker = world.broker()
+        ledger_id, positions, newer = await with_two_snapshots(world, broker)
+        await (broker.crash() if ended == "crashed" else broker.aclose())
+        cut = {"one part of the newer": newer[-1:], "all of the newer": newer, "everything": range(newer[-1] + 1)}
+        damage(world, ledger_id, cut[how_much])
+        broker = world.broker(seed=2)
+        ledger = await broker.open(THREE_BOOKIES)
+        cursor = ledger.cursors["sub"]
+        assert cursor.mark_delete == positions[49]
+        assert cursor.backlog_entries == (350 if how_much == "everything" else 350 - 75)
+        assert cursor.is_rewound == (how_much == "everything")
+        assert ledger.statistics().cursors_rewound == 1
+        await saved_again(world, ledger, positions)
+        await broker.aclose()
+        ledger = await world.broker(seed=3).open(THREE_BOOKIES)
+        assert ledger.cursors["sub"].mark_delete == positions[299]
+        assert ledger.statistics().cursors_rewound == 0
+        assert ledger_id not in await world.ledger_records(), "it can be deleted"
     assert "cursor.ledger_damaged" in {record.message for record in caplog.records}
 
 
@@ -73,30 +71,27 @@ async def saved_again(world: TopicWorld, ledger: ManagedLedger, positions: list[
 
 @pytest.mark.parametrize("ended", ["closed", "crashed"])
 @pytest.mark.parametrize("doubt", ["a bookie is down", "damaged on the way", "a disk that fails"])
-def test_what_may_be_well_is_waited_for(doubt: str, ended: str) -> None:
-    async def main() -> None:
-        async with topic_world("a", "b", "c", settings=TINY) as world:
-            broker = world.broker()
-            ledger_id, _, newer = await with_two_snapshots(world, broker)
-            await (broker.crash() if ended == "crashed" else broker.aclose())
-            good = dict(world.cluster["c"].entries[ledger_id])
-            damage(world, ledger_id, newer, "ab" if doubt == "a bookie is down" else "abc")
-            world.cluster["c"].down = doubt == "a bookie is down"
-            if doubt == "damaged on the way":
-                world.cluster["c"].checks_disk = False
-            elif doubt == "a disk that fails":
-                world.cluster["c"].limbo = True
-                for entry_id in newer:
-                    del world.cluster["c"].entries[ledger_id][entry_id]
-            broker = world.broker(seed=2)
-            with pytest.raises((EntryUnavailableError, RecoveryFailedError)) as told:
-                await broker.open(THREE_BOOKIES)
-            assert isinstance(told.value, LedgerError)
-            assert told.value.retriable
-            world.cluster["c"].down = world.cluster["c"].limbo = False
-            world.cluster["c"].entries[ledger_id] = good
-            ledger = await broker.open(THREE_BOOKIES)
-            assert ledger.cursors["sub"].backlog_entries == 350 - 75 - 1
-            assert ledger.statistics().cursors_rewound == 0
-
-    run_virtual(main())
+async def test_what_may_be_well_is_waited_for(doubt: str, ended: str) -> None:
+    async with topic_world("a", "b", "c", settings=TINY) as world:
+        broker = world.broker()
+        ledger_id, _, newer = await with_two_snapshots(world, broker)
+        await (broker.crash() if ended == "crashed" else broker.aclose())
+        good = dict(world.cluster["c"].entries[ledger_id])
+        damage(world, ledger_id, newer, "ab" if doubt == "a bookie is down" else "abc")
+        world.cluster["c"].down = doubt == "a bookie is down"
+        if doubt == "damaged on the way":
+            world.cluster["c"].checks_disk = False
+        elif doubt == "a disk that fails":
+            world.cluster["c"].limbo = True
+            for entry_id in newer:
+                del world.cluster["c"].entries[ledger_id][entry_id]
+        broker = world.broker(seed=2)
+        with pytest.raises((EntryUnavailableError, RecoveryFailedError)) as told:
+            await broker.open(THREE_BOOKIES)
+        assert isinstance(told.value, LedgerError)
+        assert told.value.retriable
+        world.cluster["c"].down = world.cluster["c"].limbo = False
+        world.cluster["c"].entries[ledger_id] = good
+        ledger = await broker.open(THREE_BOOKIES)
+        assert ledger.cursors["sub"].backlog_entries == 350 - 75 - 1
+        assert ledger.statistics().cursors_rewound == 0

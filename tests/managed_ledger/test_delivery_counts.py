@@ -17,7 +17,6 @@ from cepheid_managed_ledger.cursor_state import decode_state, encode_state
 from cepheid_managed_ledger.delivery_counts import MAX_COUNT, DeliveryCounts
 from cepheid_metadata import Position
 from tests.managed_ledger.test_ledger_list import at, ledger_list
-from tests.support import run_virtual
 
 entries = st.builds(Position, st.sampled_from((5, 6, 8)), st.integers(0, 9))
 gaps = st.builds(Position, st.sampled_from((5, 6, 8)), st.integers(-1, 9))
@@ -117,23 +116,21 @@ def test_counts_vanish_with_trimmed_ledgers() -> None:
     assert counts_of(made) == {"8:0": 1}
 
 
-def test_state_carries_counts_and_sequence_ids() -> None:
-    async def main() -> None:
-        made = counted("5:1", "8:0", "8:0", "8:7")
-        made.set_sequence_ids({"first": 0, "zweiter ü": (1 << 64) - 1, "": 7})
-        _, _, encoded = await made.encoded()
-        state = decode_state(encoded)
-        restored = cursor()
-        restored.restore(state)
-        assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 1}
-        assert restored.sequence_ids == {"first": 0, "zweiter ü": (1 << 64) - 1, "": 7}
-        assert state.counts(AckSet(ledger_list((5, 3), (8, 10)), at("8:0"))).in_ledger(8) == {7: 1}
-        shorter = state.counts(AckSet(ledger_list((8, 3)), at("8:-1")))
-        assert [*shorter.groups()] == [(8, 2, BitMap([0]))]
-        restored.count_redelivery(8, 7)
-        assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 2}
-
-    run_virtual(main())
+@pytest.mark.virtual_time
+async def test_state_carries_counts_and_sequence_ids() -> None:
+    made = counted("5:1", "8:0", "8:0", "8:7")
+    made.set_sequence_ids({"first": 0, "zweiter ü": (1 << 64) - 1, "": 7})
+    _, _, encoded = await made.encoded()
+    state = decode_state(encoded)
+    restored = cursor()
+    restored.restore(state)
+    assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 1}
+    assert restored.sequence_ids == {"first": 0, "zweiter ü": (1 << 64) - 1, "": 7}
+    assert state.counts(AckSet(ledger_list((5, 3), (8, 10)), at("8:0"))).in_ledger(8) == {7: 1}
+    shorter = state.counts(AckSet(ledger_list((8, 3)), at("8:-1")))
+    assert [*shorter.groups()] == [(8, 2, BitMap([0]))]
+    restored.count_redelivery(8, 7)
+    assert counts_of(restored) == {"5:1": 1, "8:0": 2, "8:7": 2}
 
 
 def test_sequence_ids_are_numbers_of_the_wire() -> None:

@@ -36,7 +36,9 @@ from tests.managed_ledger.topic_world import (
     read_all,
     topic_world,
 )
-from tests.support import run_virtual, wait_until
+from tests.support import wait_until
+
+pytestmark = pytest.mark.virtual_time
 
 
 class HeldUp(MortalStore):
@@ -82,37 +84,31 @@ async def cursor_record(world: TopicWorld) -> CursorRecord:
 
 
 @pytest.mark.parametrize("holds", [makes_the_chain, writes_the_chain])
-def test_an_opening_that_was_held_up_begins_above_what_the_topic_had_meanwhile(holds: Callable[[Op], bool]) -> None:
-    async def main() -> None:
-        async with topic_world() as world, opening_east(world, holds) as (store, opening):
-            other = world.broker(seed=2)
-            before = await append_all(await other.open(), 3)
-            await other.ledgers.delete(TOPIC)
-            store.go.set()
-            try:
-                anew = await opening
-            except ManagedLedgerFencedError:
-                anew = await world.broker(seed=3).open()
-            assert (await append(anew, b"x")) > before[-1]
-
-    run_virtual(main())
+async def test_an_opening_that_was_held_up_begins_above_what_the_topic_had_meanwhile(holds: Callable[[Op], bool]) -> None:
+    async with topic_world() as world, opening_east(world, holds) as (store, opening):
+        other = world.broker(seed=2)
+        before = await append_all(await other.open(), 3)
+        await other.ledgers.delete(TOPIC)
+        store.go.set()
+        try:
+            anew = await opening
+        except ManagedLedgerFencedError:
+            anew = await world.broker(seed=3).open()
+        assert (await append(anew, b"x")) > before[-1]
 
 
-def test_a_chain_whose_deletion_has_come_far_does_not_tell_how_large_its_ids_were() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            other = world.broker(seed=2)
-            await other.open(topic=TopicName.parse("persistent://public/default/another"))  # its block of ids is the older one
-            broker = world.broker()
-            before = await append(await broker.open(), b"x")
-            await broker.crash()
-            records = chain_records(MemoryStore(world.tree))
-            found = await records.get(TOPIC)
-            assert found is not None
-            await records.replace(TOPIC, found.record.replace(ledgers=(), deletions=(1,)), found.version)
-            assert (await append(await other.open(), b"y")) > before
-
-    run_virtual(main())
+async def test_a_chain_whose_deletion_has_come_far_does_not_tell_how_large_its_ids_were() -> None:
+    async with topic_world() as world:
+        other = world.broker(seed=2)
+        await other.open(topic=TopicName.parse("persistent://public/default/another"))  # its block of ids is the older one
+        broker = world.broker()
+        before = await append(await broker.open(), b"x")
+        await broker.crash()
+        records = chain_records(MemoryStore(world.tree))
+        found = await records.get(TOPIC)
+        assert found is not None
+        await records.replace(TOPIC, found.record.replace(ledgers=(), deletions=(1,)), found.version)
+        assert (await append(await other.open(), b"y")) > before
 
 
 async def assert_fenced_by_what_was_made_anew(world: TopicWorld, west: Broker, east: Opening) -> None:
@@ -127,94 +123,79 @@ async def assert_fenced_by_what_was_made_anew(world: TopicWorld, west: Broker, e
     assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}
 
 
-def test_an_opening_of_before_does_not_take_over_the_chain_made_anew() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            west = world.broker(seed=2)
-            ledger = await west.open()
-            await ledger.create_cursor("sub", ledger.first_position())
-            await append_all(ledger, 2, "old")
-            async with opening_east(world, writes_the_chain) as east:
-                await assert_fenced_by_what_was_made_anew(world, west, east)
-
-    run_virtual(main())
+async def test_an_opening_of_before_does_not_take_over_the_chain_made_anew() -> None:
+    async with topic_world() as world:
+        west = world.broker(seed=2)
+        ledger = await west.open()
+        await ledger.create_cursor("sub", ledger.first_position())
+        await append_all(ledger, 2, "old")
+        async with opening_east(world, writes_the_chain) as east:
+            await assert_fenced_by_what_was_made_anew(world, west, east)
 
 
 @pytest.mark.parametrize("hears", [False, True])
-def test_an_owner_of_before_saves_nothing_over_a_subscription_made_anew(hears: bool) -> None:
-    async def main() -> None:
-        async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
-            brokers = world.broker(seed=1), world.broker(seed=2)
-            ledger = await brokers[0].open()
-            old = await append_all(ledger, 4, "old")
-            cursor = await ledger.create_cursor("sub", ledger.first_position())
-            await brokers[1].ledgers.delete(TOPIC)
-            anew = await brokers[1].open()
-            fresh = await anew.create_cursor("sub", anew.first_position())
-            positions = await append_all(anew, 4, "new")
-            cursor.acknowledge(old[:3])
-            if hears:
-                brokers[0].ledgers.on_session(SessionState.LOST)
-                await ledger.aclose()
-            else:
-                with pytest.raises(ManagedLedgerError):
-                    await cursor.saved()
-            assert (await cursor_record(world)).chain_incarnation == anew.chain.incarnation
-            fresh.acknowledge(positions[:2])
-            await fresh.saved()
-            await brokers[1].crash()
-            assert (await world.broker(seed=3).open()).cursors["sub"].mark_delete == positions[1]
-
-    run_virtual(main())
+async def test_an_owner_of_before_saves_nothing_over_a_subscription_made_anew(hears: bool) -> None:
+    async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
+        brokers = world.broker(seed=1), world.broker(seed=2)
+        ledger = await brokers[0].open()
+        old = await append_all(ledger, 4, "old")
+        cursor = await ledger.create_cursor("sub", ledger.first_position())
+        await brokers[1].ledgers.delete(TOPIC)
+        anew = await brokers[1].open()
+        fresh = await anew.create_cursor("sub", anew.first_position())
+        positions = await append_all(anew, 4, "new")
+        cursor.acknowledge(old[:3])
+        if hears:
+            brokers[0].ledgers.on_session(SessionState.LOST)
+            await ledger.aclose()
+        else:
+            with pytest.raises(ManagedLedgerError):
+                await cursor.saved()
+        assert (await cursor_record(world)).chain_incarnation == anew.chain.incarnation
+        fresh.acknowledge(positions[:2])
+        await fresh.saved()
+        await brokers[1].crash()
+        assert (await world.broker(seed=3).open()).cursors["sub"].mark_delete == positions[1]
 
 
-def test_a_chain_of_an_older_release_gets_its_mark_when_it_is_opened() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker()
-            before = await append_all(await broker.open(), 3)
-            await broker.crash()
-            mark = keys.incarnation_key((await world.chain()).incarnation)
-            store = MemoryStore(world.tree)
-            await store.delete(mark, None)
-            ledger = await world.broker(seed=2).open()
-            assert (await append(ledger, b"x")) > before[-1]
-            assert await store.exists(mark)
-
-    run_virtual(main())
+async def test_a_chain_of_an_older_release_gets_its_mark_when_it_is_opened() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        before = await append_all(await broker.open(), 3)
+        await broker.crash()
+        mark = keys.incarnation_key((await world.chain()).incarnation)
+        store = MemoryStore(world.tree)
+        await store.delete(mark, None)
+        ledger = await world.broker(seed=2).open()
+        assert (await append(ledger, b"x")) > before[-1]
+        assert await store.exists(mark)
 
 
-def test_a_deleted_topic_leaves_no_mark() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker()
+async def test_a_deleted_topic_leaves_no_mark() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        mark = keys.incarnation_key(ledger.chain.incarnation)
+        assert mark in world.tree.nodes
+        await broker.ledgers.delete(TOPIC)
+        assert mark not in world.tree.nodes
+
+
+async def test_what_an_opening_left_that_ended_before_its_first_ledger_was_recorded_is_taken_over_and_collected() -> None:
+    async with topic_world() as world, opening_east(world, writes_the_chain):
+        found = await world.chain()
+        assert (found.epoch, found.ledgers) == (0, ())
+        (orphan,) = await world.ledger_records()
+        for seed in (2, 3):
+            broker = world.broker(seed=seed)
             ledger = await broker.open()
-            mark = keys.incarnation_key(ledger.chain.incarnation)
-            assert mark in world.tree.nodes
-            await broker.ledgers.delete(TOPIC)
-            assert mark not in world.tree.nodes
-
-    run_virtual(main())
-
-
-def test_what_an_opening_left_that_ended_before_its_first_ledger_was_recorded_is_taken_over_and_collected() -> None:
-    async def main() -> None:
-        async with topic_world() as world, opening_east(world, writes_the_chain):
-            found = await world.chain()
-            assert (found.epoch, found.ledgers) == (0, ())
-            (orphan,) = await world.ledger_records()
-            for seed in (2, 3):
-                broker = world.broker(seed=seed)
-                ledger = await broker.open()
-                assert ledger.chain.incarnation == found.incarnation
-                await append(ledger, b"x")
-            await broker.ledgers.orphans.run()
-            await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
-            left = await world.ledger_records()
-            assert orphan not in left
-            assert {position.ledger_id for position in ledger.chain.ledgers} <= set(left)
-
-    run_virtual(main())
+            assert ledger.chain.incarnation == found.incarnation
+            await append(ledger, b"x")
+        await broker.ledgers.orphans.run()
+        await wait_until(lambda: ledger.statistics().waiting_deletions == 0)
+        left = await world.ledger_records()
+        assert orphan not in left
+        assert {position.ledger_id for position in ledger.chain.ledgers} <= set(left)
 
 
 class SlowMark(MortalStore):
@@ -232,26 +213,23 @@ class SlowMark(MortalStore):
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-def test_a_chain_that_was_deleted_while_it_was_read_is_not_taken_for_one_of_an_older_release(deletes: bool) -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            before = world.broker(seed=2)
-            await append_all(await before.open(), 2, "old")
-            await before.ledgers.aclose()
-            store = SlowMark(world.tree)
-            sleeper = world.broker(seed=1, store=store)
-            work = asyncio.ensure_future(sleeper.ledgers.delete(TOPIC) if deletes else sleeper.open())
-            await store.reached.wait()
-            await world.broker(seed=3).ledgers.delete(TOPIC)
-            other = world.broker(seed=4)
-            await append_all(await other.open(), 3, "new")
-            await other.ledgers.aclose()
-            store.go.set()
-            await work  # it finds the topic made anew, and does with that what it is asked
-            if not deletes:
-                assert await read_all(await world.broker(seed=5).open()) == [b"new0", b"new1", b"new2"]
-
-    run_virtual(main())
+async def test_a_chain_that_was_deleted_while_it_was_read_is_not_taken_for_one_of_an_older_release(deletes: bool) -> None:
+    async with topic_world() as world:
+        before = world.broker(seed=2)
+        await append_all(await before.open(), 2, "old")
+        await before.ledgers.aclose()
+        store = SlowMark(world.tree)
+        sleeper = world.broker(seed=1, store=store)
+        work = asyncio.ensure_future(sleeper.ledgers.delete(TOPIC) if deletes else sleeper.open())
+        await store.reached.wait()
+        await world.broker(seed=3).ledgers.delete(TOPIC)
+        other = world.broker(seed=4)
+        await append_all(await other.open(), 3, "new")
+        await other.ledgers.aclose()
+        store.go.set()
+        await work  # it finds the topic made anew, and does with that what it is asked
+        if not deletes:
+            assert await read_all(await world.broker(seed=5).open()) == [b"new0", b"new1", b"new2"]
 
 
 async def of_an_older_release(world: TopicWorld) -> None:
@@ -272,39 +250,33 @@ async def version(world: TopicWorld) -> int:
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_an_opening_of_a_chain_of_an_older_release_does_not_come_behind_its_deletion(adopted: bool) -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            await of_an_older_release(world)
-            if adopted:
-                before = world.broker(seed=2)
-                await before.open()
-                await before.crash()
-            async with opening_east(world, writes_the_chain) as east:
-                await assert_fenced_by_what_was_made_anew(world, world.broker(seed=3), east)
-
-    run_virtual(main())
+async def test_an_opening_of_a_chain_of_an_older_release_does_not_come_behind_its_deletion(adopted: bool) -> None:
+    async with topic_world() as world:
+        await of_an_older_release(world)
+        if adopted:
+            before = world.broker(seed=2)
+            await before.open()
+            await before.crash()
+        async with opening_east(world, writes_the_chain) as east:
+            await assert_fenced_by_what_was_made_anew(world, world.broker(seed=3), east)
 
 
-def test_an_owner_of_an_adopted_chain_saves_nothing_over_a_subscription_made_anew() -> None:
-    async def main() -> None:
-        async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
-            await of_an_older_release(world)
-            east, west = world.broker(), world.broker(seed=2)
-            ledger = await east.open()
-            positions = await append_all(ledger, 4, "old")
-            cursor = await ledger.create_cursor("sub", ledger.first_position())
-            before = await version(world)
-            await west.ledgers.delete(TOPIC)
-            anew = await west.open()
-            await anew.create_cursor("sub", anew.first_position())
-            assert await version(world) == before, "only the mark tells the two apart"
-            cursor.acknowledge(positions[:3])
-            with pytest.raises(ManagedLedgerFencedError):
-                await cursor.saved()
-            assert (await cursor_record(world)).chain_incarnation == anew.chain.incarnation
-
-    run_virtual(main())
+async def test_an_owner_of_an_adopted_chain_saves_nothing_over_a_subscription_made_anew() -> None:
+    async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
+        await of_an_older_release(world)
+        east, west = world.broker(), world.broker(seed=2)
+        ledger = await east.open()
+        positions = await append_all(ledger, 4, "old")
+        cursor = await ledger.create_cursor("sub", ledger.first_position())
+        before = await version(world)
+        await west.ledgers.delete(TOPIC)
+        anew = await west.open()
+        await anew.create_cursor("sub", anew.first_position())
+        assert await version(world) == before, "only the mark tells the two apart"
+        cursor.acknowledge(positions[:3])
+        with pytest.raises(ManagedLedgerFencedError):
+            await cursor.saved()
+        assert (await cursor_record(world)).chain_incarnation == anew.chain.incarnation
 
 
 def deletes_the_chain(op: Op) -> bool:
@@ -333,39 +305,33 @@ class LostAnswer(MortalStore):
         return await super().get(key)
 
 
-def test_a_chain_that_was_made_and_deleted_while_nobody_told_its_maker_is_not_made_again() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            store = LostAnswer(world.tree)
-            opening = asyncio.ensure_future(world.broker(seed=1, store=store).open())
-            await store.reached.wait()
-            ledger = await world.broker(seed=2).open()
-            await append_all(ledger, 2, "old")
-            await world.broker(seed=3).ledgers.delete(TOPIC)
-            store.go.set()
-            with pytest.raises(ManagedLedgerError):
-                await opening
-            assert keys.chain_key(TOPIC) not in world.tree.nodes
-
-    run_virtual(main())
+async def test_a_chain_that_was_made_and_deleted_while_nobody_told_its_maker_is_not_made_again() -> None:
+    async with topic_world() as world:
+        store = LostAnswer(world.tree)
+        opening = asyncio.ensure_future(world.broker(seed=1, store=store).open())
+        await store.reached.wait()
+        ledger = await world.broker(seed=2).open()
+        await append_all(ledger, 2, "old")
+        await world.broker(seed=3).ledgers.delete(TOPIC)
+        store.go.set()
+        with pytest.raises(ManagedLedgerError):
+            await opening
+        assert keys.chain_key(TOPIC) not in world.tree.nodes
 
 
 @pytest.mark.parametrize("older_release", [False, True])
-def test_a_deletion_whose_answer_was_lost_is_done_and_deletes_nothing_made_anew(older_release: bool) -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            if older_release:
-                await of_an_older_release(world)
-            else:
-                await world.broker(seed=7).open()
-            store = LostAnswer(world.tree, deletes_the_chain)
-            deleting = asyncio.ensure_future(world.broker(store=store).ledgers.delete(TOPIC))
-            await store.reached.wait()
-            anew = await world.broker(seed=2).open()
-            told = await append_all(anew, 3, "new")
-            store.go.set()
-            await deleting
-            assert (await world.chain()).incarnation == anew.chain.incarnation
-            assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}
-
-    run_virtual(main())
+async def test_a_deletion_whose_answer_was_lost_is_done_and_deletes_nothing_made_anew(older_release: bool) -> None:
+    async with topic_world() as world:
+        if older_release:
+            await of_an_older_release(world)
+        else:
+            await world.broker(seed=7).open()
+        store = LostAnswer(world.tree, deletes_the_chain)
+        deleting = asyncio.ensure_future(world.broker(store=store).ledgers.delete(TOPIC))
+        await store.reached.wait()
+        anew = await world.broker(seed=2).open()
+        told = await append_all(anew, 3, "new")
+        store.go.set()
+        await deleting
+        assert (await world.chain()).incarnation == anew.chain.incarnation
+        assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}

@@ -20,6 +20,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.managed_ledger.topic_world import ONE_BOOKIE, SETTINGS, TOPIC, TRIM, Broker, TopicWorld, append, topic_world
 from tests.support import run_virtual, wait_until
 
+pytestmark = pytest.mark.virtual_time
+
 NOTHING = Amount()
 
 
@@ -215,212 +217,184 @@ class _Run:
 # Single properties
 
 
-def test_nothing_is_read_for_what_this_opening_appended() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            cursor = await ledger.create_cursor("s", ledger.last_confirmed)
-            positions = await append_entries(ledger, [1, 5, 1, 100])
-            cursor.acknowledge([positions[1]])
-            known = ledger.counts.unacknowledged_known(cursor.ack_set)
-            assert known is not None
-            assert (known.entries, known.messages) == (3, 102)
-            assert await ledger.counts.unacknowledged(cursor.ack_set) == known
-            assert ledger.counts.read_entries == 0
-
-    run_virtual(main())
+async def test_nothing_is_read_for_what_this_opening_appended() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        cursor = await ledger.create_cursor("s", ledger.last_confirmed)
+        positions = await append_entries(ledger, [1, 5, 1, 100])
+        cursor.acknowledge([positions[1]])
+        known = ledger.counts.unacknowledged_known(cursor.ack_set)
+        assert known is not None
+        assert (known.entries, known.messages) == (3, 102)
+        assert await ledger.counts.unacknowledged(cursor.ack_set) == known
+        assert ledger.counts.read_entries == 0
 
 
-def test_the_end_of_a_ledger_is_recorded_with_its_messages() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            cursor = await ledger.create_cursor("s", ledger.last_confirmed)
-            await append_entries(ledger, [3, 4])
-            first_id = ledger.ledgers.last_ledger_id
-            await broker.aclose()
-            chain: Chain = await world.chain()
-            assert chain.messages == {first_id: 7}
-            assert not chain.ledgers[-1].is_open, "a ledger that was closed in good order needs no recovery"
-            ledger = await world.broker().open()
-            cursor = ledger.cursors["s"]
-            known = ledger.counts.unacknowledged_known(cursor.ack_set)
-            assert known is not None
-            assert (known.entries, known.messages) == (2, 7), "without reading anything"
-
-    run_virtual(main())
+async def test_the_end_of_a_ledger_is_recorded_with_its_messages() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        cursor = await ledger.create_cursor("s", ledger.last_confirmed)
+        await append_entries(ledger, [3, 4])
+        first_id = ledger.ledgers.last_ledger_id
+        await broker.aclose()
+        chain: Chain = await world.chain()
+        assert chain.messages == {first_id: 7}
+        assert not chain.ledgers[-1].is_open, "a ledger that was closed in good order needs no recovery"
+        ledger = await world.broker().open()
+        cursor = ledger.cursors["s"]
+        known = ledger.counts.unacknowledged_known(cursor.ack_set)
+        assert known is not None
+        assert (known.entries, known.messages) == (2, 7), "without reading anything"
 
 
-def test_an_end_behind_what_was_answered_is_not_recorded_with_too_few_messages() -> None:
+async def test_an_end_behind_what_was_answered_is_not_recorded_with_too_few_messages() -> None:
     """A bookie is too slow for the closing, so the last append fails; it is stored before the ledger ends."""
+    async with topic_world(settings=SETTINGS.model_copy(update={"drain_timeout_s": 0.05})) as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        await ledger.create_cursor("s", ledger.last_confirmed)
+        await append_entries(ledger, [3])
+        bookie, writer = world.cluster["a"], ledger._appender.writer
+        bookie.hang = True
+        outcomes: list[object] = []
+        ledger.append([entry(4)], lambda outcome, _: outcomes.append(outcome), [4])
+        save_cursors = ledger._cursors.aclose
 
-    async def main() -> None:
-        async with topic_world(settings=SETTINGS.model_copy(update={"drain_timeout_s": 0.05})) as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            await ledger.create_cursor("s", ledger.last_confirmed)
-            await append_entries(ledger, [3])
-            bookie, writer = world.cluster["a"], ledger._appender.writer
-            bookie.hang = True
-            outcomes: list[object] = []
-            ledger.append([entry(4)], lambda outcome, _: outcomes.append(outcome), [4])
-            save_cursors = ledger._cursors.aclose
+        async def save_while_the_bookie_comes_back() -> None:
+            bookie.hang = False
+            await wait_until(lambda: writer.last_add_confirmed == 1)
+            await save_cursors()
 
-            async def save_while_the_bookie_comes_back() -> None:
-                bookie.hang = False
-                await wait_until(lambda: writer.last_add_confirmed == 1)
-                await save_cursors()
-
-            ledger._cursors.aclose = save_while_the_bookie_comes_back
-            await broker.aclose()
-            assert [type(outcome) for outcome in outcomes] == [ManagedLedgerClosedError]
-            chain: Chain = await world.chain()
-            assert chain.ledgers[-1].entries == 2
-            assert chain.messages is None, "nobody has counted the second entry"
-            ledger = await world.broker().open()
-            assert (await ledger.counts.unacknowledged(ledger.cursors["s"].ack_set)).messages == 7
-
-    run_virtual(main())
+        ledger._cursors.aclose = save_while_the_bookie_comes_back
+        await broker.aclose()
+        assert [type(outcome) for outcome in outcomes] == [ManagedLedgerClosedError]
+        chain: Chain = await world.chain()
+        assert chain.ledgers[-1].entries == 2
+        assert chain.messages is None, "nobody has counted the second entry"
+        ledger = await world.broker().open()
+        assert (await ledger.counts.unacknowledged(ledger.cursors["s"].ack_set)).messages == 7
 
 
-def test_after_a_crash_a_ledger_is_read_once_and_its_messages_are_recorded() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            await ledger.create_cursor("s", ledger.last_confirmed)
-            await append_entries(ledger, [3, 4, 1])
-            first_id = ledger.ledgers.last_ledger_id
-            await broker.crash()
-            broker = world.broker()
-            ledger = await broker.open()
-            ack_set = ledger.cursors["s"].ack_set
-            assert ledger.counts.unacknowledged_known(ack_set) is None, "memory knows that it does not know"
-            assert (await ledger.counts.unacknowledged(ack_set)).messages == 8
-            assert (await ledger.counts.unacknowledged(ack_set)).messages == 8
-            assert ledger.counts.read_entries == 3
-            await broker.aclose()
-            assert (await world.chain()).messages == {first_id: 8}
-
-    run_virtual(main())
+async def test_after_a_crash_a_ledger_is_read_once_and_its_messages_are_recorded() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        await ledger.create_cursor("s", ledger.last_confirmed)
+        await append_entries(ledger, [3, 4, 1])
+        first_id = ledger.ledgers.last_ledger_id
+        await broker.crash()
+        broker = world.broker()
+        ledger = await broker.open()
+        ack_set = ledger.cursors["s"].ack_set
+        assert ledger.counts.unacknowledged_known(ack_set) is None, "memory knows that it does not know"
+        assert (await ledger.counts.unacknowledged(ack_set)).messages == 8
+        assert (await ledger.counts.unacknowledged(ack_set)).messages == 8
+        assert ledger.counts.read_entries == 3
+        await broker.aclose()
+        assert (await world.chain()).messages == {first_id: 8}
 
 
-def test_of_single_messages_only_one_header_is_read() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            cursor = await ledger.create_cursor("s", ledger.last_confirmed)
-            positions = await append_entries(ledger, [1] * 50)
-            cursor.acknowledge_cumulative(positions[9])
-            await broker.aclose()
-            ledger = await world.broker().open()
-            amount = await ledger.counts.unacknowledged(ledger.cursors["s"].ack_set)
-            assert amount == Amount(40, 40, sum(len(entry(1, 10 + index)) for index in range(10, 50)))
-            assert ledger.counts.read_entries == 0
-
-    run_virtual(main())
+async def test_of_single_messages_only_one_header_is_read() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        cursor = await ledger.create_cursor("s", ledger.last_confirmed)
+        positions = await append_entries(ledger, [1] * 50)
+        cursor.acknowledge_cumulative(positions[9])
+        await broker.aclose()
+        ledger = await world.broker().open()
+        amount = await ledger.counts.unacknowledged(ledger.cursors["s"].ack_set)
+        assert amount == Amount(40, 40, sum(len(entry(1, 10 + index)) for index in range(10, 50)))
+        assert ledger.counts.read_entries == 0
 
 
-def test_the_budget_makes_who_was_used_longest_ago_forget() -> None:
-    async def main() -> None:
-        limited = SETTINGS.model_copy(update={"counts_bytes": 10_000})
-        async with topic_world(settings=limited) as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            cursor = await ledger.create_cursor("s", ledger.last_confirmed)
-            for _ in range(10):
-                await append_entries(ledger, [2] * 500)
-                assert broker.ledgers.counts.used_bytes <= 10_000
-            known = ledger.counts.unacknowledged_known(cursor.ack_set)
-            assert known is not None, "all of the ledger: its totals are enough"
-            assert known.messages == 10_000
-            cursor.acknowledge_cumulative(Position(ledger.ledgers.last_ledger_id, 99))
-            assert ledger.counts.unacknowledged_known(cursor.ack_set) is None
-            assert (await ledger.counts.unacknowledged(cursor.ack_set)).messages == 10_000 - 200
-            await broker.aclose()
-            assert broker.ledgers.counts.used_bytes == 0
-
-    run_virtual(main())
+async def test_the_budget_makes_who_was_used_longest_ago_forget() -> None:
+    limited = SETTINGS.model_copy(update={"counts_bytes": 10_000})
+    async with topic_world(settings=limited) as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        cursor = await ledger.create_cursor("s", ledger.last_confirmed)
+        for _ in range(10):
+            await append_entries(ledger, [2] * 500)
+            assert broker.ledgers.counts.used_bytes <= 10_000
+        known = ledger.counts.unacknowledged_known(cursor.ack_set)
+        assert known is not None, "all of the ledger: its totals are enough"
+        assert known.messages == 10_000
+        cursor.acknowledge_cumulative(Position(ledger.ledgers.last_ledger_id, 99))
+        assert ledger.counts.unacknowledged_known(cursor.ack_set) is None
+        assert (await ledger.counts.unacknowledged(cursor.ack_set)).messages == 10_000 - 200
+        await broker.aclose()
+        assert broker.ledgers.counts.used_bytes == 0
 
 
-def test_many_holes_are_summed_while_others_have_their_turn() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            cursor = await ledger.create_cursor("s", ledger.last_confirmed)
-            for _ in range(40):
-                await append_entries(ledger, [2] * 500)
-            ledger_id = ledger.ledgers.last_ledger_id
-            cursor.acknowledge([Position(ledger_id, entry_id) for entry_id in range(1, 20_000, 2)])
-            assert ledger.counts.unacknowledged_known(cursor.ack_set) is None, "it would take too long in one go"
-            turns = 0
+async def test_many_holes_are_summed_while_others_have_their_turn() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        cursor = await ledger.create_cursor("s", ledger.last_confirmed)
+        for _ in range(40):
+            await append_entries(ledger, [2] * 500)
+        ledger_id = ledger.ledgers.last_ledger_id
+        cursor.acknowledge([Position(ledger_id, entry_id) for entry_id in range(1, 20_000, 2)])
+        assert ledger.counts.unacknowledged_known(cursor.ack_set) is None, "it would take too long in one go"
+        turns = 0
 
-            async def count_turns() -> None:
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await asyncio.sleep(0)
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
 
-            counting = asyncio.ensure_future(count_turns())
-            amount = await ledger.counts.unacknowledged(cursor.ack_set)
-            counting.cancel()
-            assert (amount.entries, amount.messages) == (10_000, 20_000)
-            assert turns >= 2
-
-    run_virtual(main())
+        counting = asyncio.ensure_future(count_turns())
+        amount = await ledger.counts.unacknowledged(cursor.ack_set)
+        counting.cancel()
+        assert (amount.entries, amount.messages) == (10_000, 20_000)
+        assert turns >= 2
 
 
-def test_exact_is_exact_for_one_moment_while_everything_moves() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            ledger = await world.broker().open()
-            cursor = await ledger.create_cursor("s", ledger.last_confirmed)
-            positions = await append_entries(ledger, [1, 2, 3, 4, 5, 6])
-            cursor.acknowledge([positions[3]])
-            before = ledger.counts.unacknowledged_known(cursor.ack_set)
-            ledger.counts.forget(ledger.ledgers.last_ledger_id)
-            read, reading, go_on = ledger.counts._read, asyncio.Event(), asyncio.Event()
+async def test_exact_is_exact_for_one_moment_while_everything_moves() -> None:
+    async with topic_world() as world:
+        ledger = await world.broker().open()
+        cursor = await ledger.create_cursor("s", ledger.last_confirmed)
+        positions = await append_entries(ledger, [1, 2, 3, 4, 5, 6])
+        cursor.acknowledge([positions[3]])
+        before = ledger.counts.unacknowledged_known(cursor.ack_set)
+        ledger.counts.forget(ledger.ledgers.last_ledger_id)
+        read, reading, go_on = ledger.counts._read, asyncio.Event(), asyncio.Event()
 
-            async def slowly(position: Position, max_entries: int, max_bytes: int) -> list[EntryGroup]:
-                reading.set()
-                await go_on.wait()
-                return await read(position, max_entries, max_bytes)
+        async def slowly(position: Position, max_entries: int, max_bytes: int) -> list[EntryGroup]:
+            reading.set()
+            await go_on.wait()
+            return await read(position, max_entries, max_bytes)
 
-            ledger.counts._read = slowly
-            measuring = asyncio.ensure_future(ledger.counts.unacknowledged(cursor.ack_set))
-            await reading.wait()
-            cursor.acknowledge([positions[4]])
-            assert cursor.acknowledge_indexes(positions[5], [1], 6)
-            await append_entries(ledger, [7, 8])
-            ledger.counts.forget(ledger.ledgers.last_ledger_id)  # what came meanwhile, too
-            go_on.set()
-            assert await measuring == before
-            assert await ledger.counts.unacknowledged(cursor.ack_set) == Amount(
-                6,
-                1 + 2 + 3 + 1 + 7 + 8,
-                sum(len(entry(count, 10 + index)) for index, count in ((0, 1), (1, 2), (2, 3), (5, 6), (0, 7), (1, 8))),
-            )
-
-    run_virtual(main())
+        ledger.counts._read = slowly
+        measuring = asyncio.ensure_future(ledger.counts.unacknowledged(cursor.ack_set))
+        await reading.wait()
+        cursor.acknowledge([positions[4]])
+        assert cursor.acknowledge_indexes(positions[5], [1], 6)
+        await append_entries(ledger, [7, 8])
+        ledger.counts.forget(ledger.ledgers.last_ledger_id)  # what came meanwhile, too
+        go_on.set()
+        assert await measuring == before
+        assert await ledger.counts.unacknowledged(cursor.ack_set) == Amount(
+            6,
+            1 + 2 + 3 + 1 + 7 + 8,
+            sum(len(entry(count, 10 + index)) for index, count in ((0, 1), (1, 2), (2, 3), (5, 6), (0, 7), (1, 8))),
+        )
 
 
-def test_a_chain_without_counts_is_written_as_before() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            ledger = await world.broker().open()
-            await append(ledger, b"x")
-            assert (await world.chain()).format == 1
-            await world.brokers[0].aclose()
-            assert (await world.chain()).format == 2
-            found = await chain_records(MemoryStore(world.tree)).get(TOPIC)
-            assert found is not None
-            assert found.record.messages is not None
-
-    run_virtual(main())
+async def test_a_chain_without_counts_is_written_as_before() -> None:
+    async with topic_world() as world:
+        ledger = await world.broker().open()
+        await append(ledger, b"x")
+        assert (await world.chain()).format == 1
+        await world.brokers[0].aclose()
+        assert (await world.chain()).format == 2
+        found = await chain_records(MemoryStore(world.tree)).get(TOPIC)
+        assert found is not None
+        assert found.record.messages is not None
 
 
 def test_a_budget_counts_what_is_charged() -> None:

@@ -29,7 +29,9 @@ from tests.managed_ledger.topic_world import (
     read_all,
     topic_world,
 )
-from tests.support import run_virtual, wait_until
+from tests.support import wait_until
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def assert_nothing_dangles(world: TopicWorld) -> None:
@@ -44,121 +46,104 @@ async def assert_nothing_dangles(world: TopicWorld) -> None:
         assert records[item.ledger_id].last_entry_id == item.entries - 1  # type: ignore[operator]
 
 
-def test_a_new_owner_shuts_the_old_one_out() -> None:
-    async def main() -> None:
-        async with topic_world("a", "b", "c") as world:
-            config = THREE_BOOKIES
-            old, failures = await world.broker().open(config), []
-            old.on_failed.append(failures.append)
-            cursor = await old.create_cursor("sub", old.first_position())
-            positions = await append_all(old, 5)
-            new = await world.broker(seed=2).open(config)
-            with pytest.raises(ManagedLedgerError):
-                await append(old, b"late")
-            assert old.state is State.FAILED
-            assert len(failures) == 1
-            cursor.acknowledge(positions)
-            with pytest.raises(ManagedLedgerError):
-                await cursor.saved()
-            assert new.cursors["sub"].backlog_entries == 5
-            assert (await append(new, b"n")).ledger_id > positions[0].ledger_id
-            assert await read_all(new) == [b"m0", b"m1", b"m2", b"m3", b"m4", b"n"]
+async def test_a_new_owner_shuts_the_old_one_out() -> None:
+    async with topic_world("a", "b", "c") as world:
+        config = THREE_BOOKIES
+        old, failures = await world.broker().open(config), []
+        old.on_failed.append(failures.append)
+        cursor = await old.create_cursor("sub", old.first_position())
+        positions = await append_all(old, 5)
+        new = await world.broker(seed=2).open(config)
+        with pytest.raises(ManagedLedgerError):
+            await append(old, b"late")
+        assert old.state is State.FAILED
+        assert len(failures) == 1
+        cursor.acknowledge(positions)
+        with pytest.raises(ManagedLedgerError):
+            await cursor.saved()
+        assert new.cursors["sub"].backlog_entries == 5
+        assert (await append(new, b"n")).ledger_id > positions[0].ledger_id
+        assert await read_all(new) == [b"m0", b"m1", b"m2", b"m3", b"m4", b"n"]
+        await assert_nothing_dangles(world)
+
+
+async def test_a_late_save_of_the_old_owner_fails_instead_of_overwriting() -> None:
+    async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
+        old = await world.broker().open()
+        cursor = await old.create_cursor("sub", old.first_position())
+        positions = await append_all(old, 3)
+        cursor.acknowledge(positions[:1])
+        new = await world.broker(seed=2).open()
+        with pytest.raises(ManagedLedgerError, match="opened by somebody else"):
+            await cursor.saved()
+        assert old.state is State.FAILED
+        assert new.cursors["sub"].backlog_entries == 3
+        new.cursors["sub"].acknowledge(positions)
+        await new.cursors["sub"].saved()
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("owners", [2, 4])
+async def test_of_owners_that_open_at_once_one_serves(owners: int) -> None:
+    for seed in range(25):
+        async with topic_world() as world:
+            first = world.broker(seed=99)
+            expected = await append_all(await first.open(), seed % 3)
+            await first.crash()
+            brokers = [world.broker(store=SteppingStore(world.tree), seed=seed + index) for index in range(owners)]
+            opened = await asyncio.gather(*(broker.open() for broker in brokers), return_exceptions=True)
+            ledgers = [ledger for ledger in opened if isinstance(ledger, ManagedLedger)]
+            for ledger in opened:
+                assert isinstance(ledger, ManagedLedger | ManagedLedgerError), ledger
+            assert ledgers
+            answers = await asyncio.gather(*(append(ledger, b"x") for ledger in ledgers), return_exceptions=True)
+            stored = [answer for answer in answers if not isinstance(answer, BaseException)]
+            assert len(stored) >= 1
+            survivor = await world.broker(seed=77).open()
+            assert await read_all(survivor) == [f"m{index}".encode() for index in range(len(expected))] + [b"x"] * len(stored)
+            await wait_until(lambda survivor=survivor: survivor.statistics().waiting_deletions == 0)
             await assert_nothing_dangles(world)
 
-    run_virtual(main())
 
-
-def test_a_late_save_of_the_old_owner_fails_instead_of_overwriting() -> None:
-    async def main() -> None:
-        async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
-            old = await world.broker().open()
-            cursor = await old.create_cursor("sub", old.first_position())
-            positions = await append_all(old, 3)
-            cursor.acknowledge(positions[:1])
-            new = await world.broker(seed=2).open()
-            with pytest.raises(ManagedLedgerError, match="opened by somebody else"):
-                await cursor.saved()
-            assert old.state is State.FAILED
-            assert new.cursors["sub"].backlog_entries == 3
-            new.cursors["sub"].acknowledge(positions)
-            await new.cursors["sub"].saved()
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize("owners", [2, 4])
-def test_of_owners_that_open_at_once_one_serves(owners: int) -> None:
-    async def main() -> None:
-        for seed in range(25):
-            async with topic_world() as world:
-                first = world.broker(seed=99)
-                expected = await append_all(await first.open(), seed % 3)
-                await first.crash()
-                brokers = [world.broker(store=SteppingStore(world.tree), seed=seed + index) for index in range(owners)]
-                opened = await asyncio.gather(*(broker.open() for broker in brokers), return_exceptions=True)
-                ledgers = [ledger for ledger in opened if isinstance(ledger, ManagedLedger)]
-                for ledger in opened:
-                    assert isinstance(ledger, ManagedLedger | ManagedLedgerError), ledger
-                assert ledgers
-                answers = await asyncio.gather(*(append(ledger, b"x") for ledger in ledgers), return_exceptions=True)
-                stored = [answer for answer in answers if not isinstance(answer, BaseException)]
-                assert len(stored) >= 1
-                survivor = await world.broker(seed=77).open()
-                assert await read_all(survivor) == [f"m{index}".encode() for index in range(len(expected))] + [b"x"] * len(stored)
-                await wait_until(lambda survivor=survivor: survivor.statistics().waiting_deletions == 0)
-                await assert_nothing_dangles(world)
-
-    run_virtual(main(), 60)
-
-
-def test_one_broker_opens_a_topic_once() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            broker = world.broker(store=SteppingStore(world.tree))
-            ledgers = await asyncio.gather(*(broker.open() for _ in range(5)))
-            assert all(ledger is ledgers[0] for ledger in ledgers)
-            assert await broker.open() is ledgers[0]
-            assert (await world.chain()).epoch == 1
-
-    run_virtual(main())
+async def test_one_broker_opens_a_topic_once() -> None:
+    async with topic_world() as world:
+        broker = world.broker(store=SteppingStore(world.tree))
+        ledgers = await asyncio.gather(*(broker.open() for _ in range(5)))
+        assert all(ledger is ledgers[0] for ledger in ledgers)
+        assert await broker.open() is ledgers[0]
+        assert (await world.chain()).epoch == 1
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
-def test_a_take_over_whose_answer_got_lost(lost: str) -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            await append_all(await world.broker().open(), 2)
-            store = LosingStore(world.tree)
-            store.lose = lambda _: lost if store.lost == 0 else None
-            ledger = await world.broker(store=store, seed=2).open()
-            assert store.lost == 1
-            await append(ledger, b"x")
-            assert await read_all(ledger) == [b"m0", b"m1", b"x"]
-            assert (await world.chain()).epoch == 2
-            await assert_nothing_dangles(world)
-
-    run_virtual(main())
+async def test_a_take_over_whose_answer_got_lost(lost: str) -> None:
+    async with topic_world() as world:
+        await append_all(await world.broker().open(), 2)
+        store = LosingStore(world.tree)
+        store.lose = lambda _: lost if store.lost == 0 else None
+        ledger = await world.broker(store=store, seed=2).open()
+        assert store.lost == 1
+        await append(ledger, b"x")
+        assert await read_all(ledger) == [b"m0", b"m1", b"x"]
+        assert (await world.chain()).epoch == 2
+        await assert_nothing_dangles(world)
 
 
-def test_a_take_over_that_arrives_after_it_was_tried_again() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            store = LosingStore(world.tree)
+async def test_a_take_over_that_arrives_after_it_was_tried_again() -> None:
+    async with topic_world() as world:
+        store = LosingStore(world.tree)
 
-            def lose(_: object) -> str | None:
-                if store.lost == 0:
-                    asyncio.get_running_loop().call_soon(lambda: arrived.append(asyncio.ensure_future(store.deliver_late())))
-                    return "late"
-                return None
+        def lose(_: object) -> str | None:
+            if store.lost == 0:
+                asyncio.get_running_loop().call_soon(lambda: arrived.append(asyncio.ensure_future(store.deliver_late())))
+                return "late"
+            return None
 
-            arrived: list[asyncio.Future[None]] = []
-            store.lose = lose
-            ledger = await world.broker(store=store).open()
-            await asyncio.gather(*arrived, return_exceptions=True)
-            await append(ledger, b"x")
-            await assert_nothing_dangles(world)
-
-    run_virtual(main())
+        arrived: list[asyncio.Future[None]] = []
+        store.lose = lose
+        ledger = await world.broker(store=store).open()
+        await asyncio.gather(*arrived, return_exceptions=True)
+        await append(ledger, b"x")
+        await assert_nothing_dangles(world)
 
 
 def lanes(broker: Broker) -> int:
@@ -166,72 +151,64 @@ def lanes(broker: Broker) -> int:
     return sum(channel.lanes for channel in broker.client.statistics().values())
 
 
-def test_an_opening_that_cannot_read_its_cursors_gives_its_ledger_up() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            await world.broker().open()
-            store = SteppingStore(world.tree)
-            broker, children = world.broker(store=store, seed=2), store.children
+async def test_an_opening_that_cannot_read_its_cursors_gives_its_ledger_up() -> None:
+    async with topic_world() as world:
+        await world.broker().open()
+        store = SteppingStore(world.tree)
+        broker, children = world.broker(store=store, seed=2), store.children
 
-            async def no_children(key: str) -> list[str]:
-                raise StoreUnavailableError("the store is away")
+        async def no_children(key: str) -> list[str]:
+            raise StoreUnavailableError("the store is away")
 
-            store.children = no_children  # type: ignore[method-assign]
-            with pytest.raises(StoreUnavailableError):
-                await broker.open()
-            assert lanes(broker) == 0
-            store.children = children  # type: ignore[method-assign]
-            await append(await broker.open(), b"x")
-            assert lanes(broker) == 1
-
-    run_virtual(main())
+        store.children = no_children  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailableError):
+            await broker.open()
+        assert lanes(broker) == 0
+        store.children = children  # type: ignore[method-assign]
+        await append(await broker.open(), b"x")
+        assert lanes(broker) == 1
 
 
-def test_an_opening_that_cannot_save_what_it_recovered_gives_up_the_ledger_that_it_began_for_it() -> None:
-    async def main() -> None:
-        settings = SETTINGS.model_copy(update={"cursor_inline_bytes": 100, "cursor_part_bytes": 40})
-        async with topic_world(settings=settings) as world:
-            broker = world.broker()
-            ledger = await broker.open()
-            cursor = await ledger.create_cursor("sub", ledger.first_position())
-            positions = await append_all(ledger, 400)
-            cursor.acknowledge(positions[1::2])
-            await cursor.saved()
-            await broker.crash()
-            records, last = ledger_records(MemoryStore(world.tree)), positions[-10]
-            found = await records.get(last.ledger_id)
-            assert found is not None
-            shorter = found.record.replace(state=LedgerState.CLOSED, last_entry_id=last.entry_id, length_bytes=1_000)
-            await records.replace(last.ledger_id, shorter, found.version)
+async def test_an_opening_that_cannot_save_what_it_recovered_gives_up_the_ledger_that_it_began_for_it() -> None:
+    settings = SETTINGS.model_copy(update={"cursor_inline_bytes": 100, "cursor_part_bytes": 40})
+    async with topic_world(settings=settings) as world:
+        broker = world.broker()
+        ledger = await broker.open()
+        cursor = await ledger.create_cursor("sub", ledger.first_position())
+        positions = await append_all(ledger, 400)
+        cursor.acknowledge(positions[1::2])
+        await cursor.saved()
+        await broker.crash()
+        records, last = ledger_records(MemoryStore(world.tree)), positions[-10]
+        found = await records.get(last.ledger_id)
+        assert found is not None
+        shorter = found.record.replace(state=LedgerState.CLOSED, last_entry_id=last.entry_id, length_bytes=1_000)
+        await records.replace(last.ledger_id, shorter, found.version)
 
-            def lose(ops: Sequence[Op]) -> str | None:
-                return "request" if any(op.key.startswith(keys.CURSORS_KEY) for op in ops) else None
+        def lose(ops: Sequence[Op]) -> str | None:
+            return "request" if any(op.key.startswith(keys.CURSORS_KEY) for op in ops) else None
 
-            store = LosingStore(world.tree)
-            store.lose = lose
-            broker = world.broker(store=store, seed=2)
-            with pytest.raises(ManagedLedgerFailedError):
-                await broker.open()
-            assert store.lost
-            assert lanes(broker) == 0
-
-    run_virtual(main())
+        store = LosingStore(world.tree)
+        store.lose = lose
+        broker = world.broker(store=store, seed=2)
+        with pytest.raises(ManagedLedgerFailedError):
+            await broker.open()
+        assert store.lost
+        assert lanes(broker) == 0
 
 
-def test_an_opening_that_does_not_hear_of_its_take_over_gives_its_ledger_up() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            store = LosingStore(world.tree)
-            broker = world.broker(store=store)
-            store.lose = lambda _: "request"
-            with pytest.raises(ManagedLedgerFailedError):
-                await broker.open()
-            assert lanes(broker) == 0
-
-    run_virtual(main())
+async def test_an_opening_that_does_not_hear_of_its_take_over_gives_its_ledger_up() -> None:
+    async with topic_world() as world:
+        store = LosingStore(world.tree)
+        broker = world.broker(store=store)
+        store.lose = lambda _: "request"
+        with pytest.raises(ManagedLedgerFailedError):
+            await broker.open()
+        assert lanes(broker) == 0
 
 
-def test_cancelled_at_every_await() -> None:
+@pytest.mark.deadline(90)
+async def test_cancelled_at_every_await() -> None:
     async def opened_in(world: TopicWorld, broker: Broker, turns: int) -> bool:
         opening = asyncio.ensure_future(broker.open())
         for _ in range(turns):
@@ -239,76 +216,64 @@ def test_cancelled_at_every_await() -> None:
         opening.cancel()
         return not isinstance((await asyncio.gather(opening, return_exceptions=True))[0], BaseException)
 
-    async def main() -> None:
-        turns, done = 0, False
-        while not done:
-            async with topic_world() as world:
-                first = world.broker()
-                ledger = await first.open()
-                cursor = await ledger.create_cursor("sub", ledger.first_position())
-                positions = await append_all(ledger, 3)
-                cursor.acknowledge(positions[1:2])
-                await cursor.saved()
-                await first.crash()
-                broker = world.broker(store=SteppingStore(world.tree), seed=2)
-                done = await opened_in(world, broker, turns)
-                turns += 1
-                ledger = await broker.open()
-                await append(ledger, b"x")
-                assert lanes(broker) == 1, "what was cancelled keeps no ledger"
-                assert await read_all(ledger) == [b"m0", b"m1", b"m2", b"x"]
-                assert ledger.cursors["sub"].backlog_entries == 3
-                await wait_until(lambda ledger=ledger: ledger.statistics().waiting_deletions == 0)
-                await assert_nothing_dangles(world)
-                assert broker.tail_cache.statistics().topics == 1
-        assert turns > 20, "the opening has that many awaits"
-
-    run_virtual(main(), 90)
-
-
-def test_a_ledger_of_the_chain_without_metadata_is_an_alarm() -> None:
-    async def main() -> None:
+    turns, done = 0, False
+    while not done:
         async with topic_world() as world:
-            broker = world.broker()
-            positions = await append_all(await broker.open(), 2)
-            await broker.crash()
-            await ledger_records(world.broker().store).delete(positions[0].ledger_id, None)
-            with pytest.raises(ChainDamagedError, match=f"ledger {positions[0].ledger_id}"):
-                await world.broker(seed=2).open()
-            assert [item.ledger_id for item in (await world.chain()).ledgers] == [positions[0].ledger_id], "nothing was changed"
-
-    run_virtual(main())
-
-
-def test_an_opening_that_fails_leaves_nothing_and_succeeds_later() -> None:
-    async def main() -> None:
-        async with topic_world("a", "b", "c") as world:
-            broker = world.broker()
-            with pytest.raises(NotEnoughBookiesError):
-                await broker.open(ManagedLedgerConfig(5, 5, 3))
-            assert broker.ledgers.opened == {}
-            store = LosingStore(world.tree)
-            broker = world.broker(store=store)
-            store.unreachable = True
-            with pytest.raises(StoreUnavailableError):
-                await broker.open()
-            store.unreachable = False
-            await append(await broker.open(), b"x")
-            assert list(broker.ledgers.opened) == [TOPIC]
-
-    run_virtual(main())
+            first = world.broker()
+            ledger = await first.open()
+            cursor = await ledger.create_cursor("sub", ledger.first_position())
+            positions = await append_all(ledger, 3)
+            cursor.acknowledge(positions[1:2])
+            await cursor.saved()
+            await first.crash()
+            broker = world.broker(store=SteppingStore(world.tree), seed=2)
+            done = await opened_in(world, broker, turns)
+            turns += 1
+            ledger = await broker.open()
+            await append(ledger, b"x")
+            assert lanes(broker) == 1, "what was cancelled keeps no ledger"
+            assert await read_all(ledger) == [b"m0", b"m1", b"m2", b"x"]
+            assert ledger.cursors["sub"].backlog_entries == 3
+            await wait_until(lambda ledger=ledger: ledger.statistics().waiting_deletions == 0)
+            await assert_nothing_dangles(world)
+            assert broker.tail_cache.statistics().topics == 1
+    assert turns > 20, "the opening has that many awaits"
 
 
-def test_ids_rise_along_a_chain_that_changes_hands() -> None:
-    async def main() -> None:
-        async with topic_world() as world:
-            a, b = world.broker(), world.broker(seed=2)
-            last = -1
-            for broker in (a, b, a, b):
-                ledger = await broker.open()
-                position = await append(ledger, b"x")
-                assert position.ledger_id > last
-                last = position.ledger_id
-                await ledger.aclose()
+async def test_a_ledger_of_the_chain_without_metadata_is_an_alarm() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        positions = await append_all(await broker.open(), 2)
+        await broker.crash()
+        await ledger_records(world.broker().store).delete(positions[0].ledger_id, None)
+        with pytest.raises(ChainDamagedError, match=f"ledger {positions[0].ledger_id}"):
+            await world.broker(seed=2).open()
+        assert [item.ledger_id for item in (await world.chain()).ledgers] == [positions[0].ledger_id], "nothing was changed"
 
-    run_virtual(main())
+
+async def test_an_opening_that_fails_leaves_nothing_and_succeeds_later() -> None:
+    async with topic_world("a", "b", "c") as world:
+        broker = world.broker()
+        with pytest.raises(NotEnoughBookiesError):
+            await broker.open(ManagedLedgerConfig(5, 5, 3))
+        assert broker.ledgers.opened == {}
+        store = LosingStore(world.tree)
+        broker = world.broker(store=store)
+        store.unreachable = True
+        with pytest.raises(StoreUnavailableError):
+            await broker.open()
+        store.unreachable = False
+        await append(await broker.open(), b"x")
+        assert list(broker.ledgers.opened) == [TOPIC]
+
+
+async def test_ids_rise_along_a_chain_that_changes_hands() -> None:
+    async with topic_world() as world:
+        a, b = world.broker(), world.broker(seed=2)
+        last = -1
+        for broker in (a, b, a, b):
+            ledger = await broker.open()
+            position = await append(ledger, b"x")
+            assert position.ledger_id > last
+            last = position.ledger_id
+            await ledger.aclose()

@@ -48,112 +48,93 @@ def in_loop(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-def test_reads_from_exactly_the_position_within_both_limits() -> None:
-    async def main() -> None:
-        cache = TailCache(1 << 20)
-        topic = Topic(cache)
-        topic.add(3)
-        topic.add(2)
-        topic.add(1, ledger_id=4)
-        assert topic.read(0) == ["1:0", "1:1", "1:2", "1:3", "1:4", "4:0"]
-        assert topic.read(2) == ["1:2", "1:3", "1:4", "4:0"]
-        assert topic.read(1, max_entries=3) == ["1:1", "1:2", "1:3"]
-        assert topic.read(1, max_bytes=1) == ["1:1"], "at least one entry"
-        assert topic.read(3, max_bytes=2 * (36 + 10)) == ["1:3", "1:4"]
-        assert topic.read(0, ledger_id=4) == ["4:0"]
-        assert topic.read(0, ledger_id=2) is None
-        assert topic.read(5) is None
-        assert (cache.hits, cache.misses) == (6, 2)
-
-    in_loop(main())
+async def test_reads_from_exactly_the_position_within_both_limits() -> None:
+    cache = TailCache(1 << 20)
+    topic = Topic(cache)
+    topic.add(3)
+    topic.add(2)
+    topic.add(1, ledger_id=4)
+    assert topic.read(0) == ["1:0", "1:1", "1:2", "1:3", "1:4", "4:0"]
+    assert topic.read(2) == ["1:2", "1:3", "1:4", "4:0"]
+    assert topic.read(1, max_entries=3) == ["1:1", "1:2", "1:3"]
+    assert topic.read(1, max_bytes=1) == ["1:1"], "at least one entry"
+    assert topic.read(3, max_bytes=2 * (36 + 10)) == ["1:3", "1:4"]
+    assert topic.read(0, ledger_id=4) == ["4:0"]
+    assert topic.read(0, ledger_id=2) is None
+    assert topic.read(5) is None
+    assert (cache.hits, cache.misses) == (6, 2)
 
 
-def test_a_large_entry_that_does_not_fit_ends_the_read_though_smaller_ones_behind_it_would() -> None:
+async def test_a_large_entry_that_does_not_fit_ends_the_read_though_smaller_ones_behind_it_would() -> None:
     """Seeds 0x9 and 0xc of the simulator: consumers were never sent what had been left out."""
-
-    async def main() -> None:
-        topic = Topic(TailCache(1 << 20))
-        topic.tail.add(encode_group(1, 0, -1, 0, [b"1:0", b"1:1".ljust(500, b".")]), topic.last)
-        topic.last = Position(1, 1)
-        topic.add(1)
-        assert topic.read(0, max_bytes=400) == ["1:0"]
-        assert topic.read(0, max_bytes=1000) == ["1:0", "1:1", "1:2"]
-
-    in_loop(main())
+    topic = Topic(TailCache(1 << 20))
+    topic.tail.add(encode_group(1, 0, -1, 0, [b"1:0", b"1:1".ljust(500, b".")]), topic.last)
+    topic.last = Position(1, 1)
+    topic.add(1)
+    assert topic.read(0, max_bytes=400) == ["1:0"]
+    assert topic.read(0, max_bytes=1000) == ["1:0", "1:1", "1:2"]
 
 
-def test_the_oldest_group_of_the_process_goes_first_when_the_budget_is_used_up() -> None:
-    async def main() -> None:
-        cache = TailCache(4 * cost_of(group(1, 0)))
-        a, b = Topic(cache), Topic(cache)
-        a.needed_from = Position(1, 0)  # a pin is no excuse over the budget
-        a.add()
-        b.add()
-        a.add()
-        b.add()
-        assert cache.used_bytes == cache.limit_bytes
-        a.add()
-        assert a.read(0) is None
-        assert a.read(1) == ["1:1", "1:2"]
-        assert b.read(0) == ["1:0", "1:1"]
-        b.add(ledger_id=2)
-        assert b.read(0) is None
-        assert b.read(1) == ["1:1", "2:0"]
-        assert cache.statistics().evicted_by_size == 2
-
-    in_loop(main())
+async def test_the_oldest_group_of_the_process_goes_first_when_the_budget_is_used_up() -> None:
+    cache = TailCache(4 * cost_of(group(1, 0)))
+    a, b = Topic(cache), Topic(cache)
+    a.needed_from = Position(1, 0)  # a pin is no excuse over the budget
+    a.add()
+    b.add()
+    a.add()
+    b.add()
+    assert cache.used_bytes == cache.limit_bytes
+    a.add()
+    assert a.read(0) is None
+    assert a.read(1) == ["1:1", "1:2"]
+    assert b.read(0) == ["1:0", "1:1"]
+    b.add(ledger_id=2)
+    assert b.read(0) is None
+    assert b.read(1) == ["1:1", "2:0"]
+    assert cache.statistics().evicted_by_size == 2
 
 
-def test_old_groups_go_unless_an_active_consumer_needs_them() -> None:
-    async def main() -> None:
-        cache = TailCache(1 << 20, keep_s=0.0)
-        topic, other = Topic(cache), Topic(cache)
-        for _ in range(3):
-            topic.add()
-            other.add()
-        topic.needed_from = Position(1, 1)
-        await asyncio.sleep(0.001)
-        cache.evict_old()
-        assert topic.read(0) is None
-        assert topic.read(1) == ["1:1", "1:2"]
-        assert len(other.tail) == 0
-        topic.needed_from = None
-        cache.evict_old()
-        assert len(topic.tail) == 0
-        assert cache.used_bytes == 0
-        assert cache.statistics().evicted_by_age == 6
-
-    in_loop(main())
-
-
-def test_a_topic_that_nobody_reads_is_not_cached() -> None:
-    async def main() -> None:
-        cache = TailCache(1 << 20, idle_bytes=2_000)
-        topic = Topic(cache)
-        topic.add(size=1_500)
-        topic.add(size=1_500)
-        assert len(topic.tail) == 2
-        topic.add(size=1_500)
-        assert len(topic.tail) == 0
-        assert cache.used_bytes == 0
-        topic.tail.note_reader()
+async def test_old_groups_go_unless_an_active_consumer_needs_them() -> None:
+    cache = TailCache(1 << 20, keep_s=0.0)
+    topic, other = Topic(cache), Topic(cache)
+    for _ in range(3):
         topic.add()
-        assert topic.read(3) == ["1:3"]
-        assert topic.read(2) is None
+        other.add()
+    topic.needed_from = Position(1, 1)
+    await asyncio.sleep(0.001)
+    cache.evict_old()
+    assert topic.read(0) is None
+    assert topic.read(1) == ["1:1", "1:2"]
+    assert len(other.tail) == 0
+    topic.needed_from = None
+    cache.evict_old()
+    assert len(topic.tail) == 0
+    assert cache.used_bytes == 0
+    assert cache.statistics().evicted_by_age == 6
 
-    in_loop(main())
+
+async def test_a_topic_that_nobody_reads_is_not_cached() -> None:
+    cache = TailCache(1 << 20, idle_bytes=2_000)
+    topic = Topic(cache)
+    topic.add(size=1_500)
+    topic.add(size=1_500)
+    assert len(topic.tail) == 2
+    topic.add(size=1_500)
+    assert len(topic.tail) == 0
+    assert cache.used_bytes == 0
+    topic.tail.note_reader()
+    topic.add()
+    assert topic.read(3) == ["1:3"]
+    assert topic.read(2) is None
 
 
-def test_a_gap_starts_the_tail_anew() -> None:
-    async def main() -> None:
-        topic = Topic(TailCache(1 << 20))
-        topic.add()
-        topic.last = Position(1, 4)  # 1..4 did not come through the cache
-        topic.add()
-        assert topic.read(0) is None
-        assert topic.read(5) == ["1:5"]
-
-    in_loop(main())
+async def test_a_gap_starts_the_tail_anew() -> None:
+    topic = Topic(TailCache(1 << 20))
+    topic.add()
+    topic.last = Position(1, 4)  # 1..4 did not come through the cache
+    topic.add()
+    assert topic.read(0) is None
+    assert topic.read(5) == ["1:5"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from cepheid_metadata import (
     ledger_records,
 )
 from tests.metadata.store_harness import Harness
-from tests.support import run_async
 
 IDS = (7, 10**12 + 5)
 HOUR_MS = 3_600_000
@@ -45,73 +44,61 @@ async def made(store: MemoryStore, ledger: LedgerMetadata) -> Found[LedgerMetada
     return Found(ledger, await ledger_records(store).create(ledger.ledger_id, ledger))
 
 
-def test_a_deleted_ledger_can_be_brought_back_until_it_is_purged(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            deleted, living = DeletedLedgers(store), ledger_records(store)
-            for ledger_id in IDS:
-                await deleted.delete(await made(store, closed(ledger_id)), 1000, HOUR_MS)
-                assert await living.get(ledger_id) is None
-                assert await deleted.is_kept(ledger_id)
-            assert await deleted.listing() == set(IDS)
-            assert await deleted.purge(1000 + HOUR_MS - 1) == []
-            back = await deleted.undelete(IDS[0], 2000)
-            assert back == closed(IDS[0]).replace(custom={"topic": "t", UNDELETED: "2000"})
-            found = await living.get(IDS[0])
-            assert found is not None
-            assert found.record == back
-            assert await deleted.purge(1000 + HOUR_MS) == [IDS[1]]
-            assert not await deleted.is_kept(IDS[1])
-            assert await deleted.undelete(IDS[1], 3000) is None
-            assert await deleted.listing() == {IDS[0]}
-
-    run_async(main())
+async def test_a_deleted_ledger_can_be_brought_back_until_it_is_purged(harness: Harness) -> None:
+    async with harness.session() as store:
+        deleted, living = DeletedLedgers(store), ledger_records(store)
+        for ledger_id in IDS:
+            await deleted.delete(await made(store, closed(ledger_id)), 1000, HOUR_MS)
+            assert await living.get(ledger_id) is None
+            assert await deleted.is_kept(ledger_id)
+        assert await deleted.listing() == set(IDS)
+        assert await deleted.purge(1000 + HOUR_MS - 1) == []
+        back = await deleted.undelete(IDS[0], 2000)
+        assert back == closed(IDS[0]).replace(custom={"topic": "t", UNDELETED: "2000"})
+        found = await living.get(IDS[0])
+        assert found is not None
+        assert found.record == back
+        assert await deleted.purge(1000 + HOUR_MS) == [IDS[1]]
+        assert not await deleted.is_kept(IDS[1])
+        assert await deleted.undelete(IDS[1], 3000) is None
+        assert await deleted.listing() == {IDS[0]}
 
 
-def test_who_held_a_version_from_before_the_deletion_cannot_change_what_came_back(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            deleted, living = DeletedLedgers(store), ledger_records(store)
-            before = closed(7).replace(state=LedgerState.OPEN, last_entry_id=None, length_bytes=None)
-            opened = await made(store, before)
-            found = Found(closed(7), await living.replace(7, closed(7), opened.version))
-            versions = {opened.version, found.version}
-            for _ in range(3):
-                await deleted.delete(found, 1000, HOUR_MS)
-                assert await deleted.undelete(7, 2000) is not None
-                for version in sorted(versions):
-                    with pytest.raises(BadVersionError):
-                        await living.replace(7, before, version)
-                again = await living.get(7)
-                assert again is not None
-                found = again
-                assert found.version not in versions
-                versions.add(found.version)
-
-    run_async(main())
+async def test_who_held_a_version_from_before_the_deletion_cannot_change_what_came_back(harness: Harness) -> None:
+    async with harness.session() as store:
+        deleted, living = DeletedLedgers(store), ledger_records(store)
+        before = closed(7).replace(state=LedgerState.OPEN, last_entry_id=None, length_bytes=None)
+        opened = await made(store, before)
+        found = Found(closed(7), await living.replace(7, closed(7), opened.version))
+        versions = {opened.version, found.version}
+        for _ in range(3):
+            await deleted.delete(found, 1000, HOUR_MS)
+            assert await deleted.undelete(7, 2000) is not None
+            for version in sorted(versions):
+                with pytest.raises(BadVersionError):
+                    await living.replace(7, before, version)
+            again = await living.get(7)
+            assert again is not None
+            found = again
+            assert found.version not in versions
+            versions.add(found.version)
 
 
-def test_a_ledger_whose_deletion_remembered_no_version_comes_back(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            record = DeletedLedger(ledger=closed(7), deleted_at_ms=1000, purge_after_ms=1000 + HOUR_MS)
-            assert record.format == 1
-            await deleted_ledger_records(store).create(7, record)
-            assert await DeletedLedgers(store).undelete(7, 2000) is not None
-            assert await ledger_records(store).get(7) is not None
-
-    run_async(main())
+async def test_a_ledger_whose_deletion_remembered_no_version_comes_back(harness: Harness) -> None:
+    async with harness.session() as store:
+        record = DeletedLedger(ledger=closed(7), deleted_at_ms=1000, purge_after_ms=1000 + HOUR_MS)
+        assert record.format == 1
+        await deleted_ledger_records(store).create(7, record)
+        assert await DeletedLedgers(store).undelete(7, 2000) is not None
+        assert await ledger_records(store).get(7) is not None
 
 
-def test_an_empty_ledger_and_one_without_grace_are_gone_at_once() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        deleted = DeletedLedgers(store)
-        await deleted.delete(await made(store, closed(1, last=-1)), 1000, HOUR_MS)
-        await deleted.delete(await made(store, closed(2)), 1000, 0)
-        assert await deleted.listing() == set()
-
-    run_async(main())
+async def test_an_empty_ledger_and_one_without_grace_are_gone_at_once() -> None:
+    store = MemoryStore(MemoryTree())
+    deleted = DeletedLedgers(store)
+    await deleted.delete(await made(store, closed(1, last=-1)), 1000, HOUR_MS)
+    await deleted.delete(await made(store, closed(2)), 1000, 0)
+    assert await deleted.listing() == set()
 
 
 class Racing(MemoryStore):
@@ -134,24 +121,18 @@ class Racing(MemoryStore):
             await between()  # type: ignore[misc]
 
 
-def test_a_ledger_that_comes_back_while_it_is_looked_for_is_found() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        store, other = Racing(tree), MemoryStore(tree)
-        await DeletedLedgers(other).delete(await made(other, closed(7)), 1000, HOUR_MS)
-        store.between = lambda: DeletedLedgers(other).undelete(7, 2000)
-        assert await DeletedLedgers(store).is_kept(7)
-
-    run_async(main())
+async def test_a_ledger_that_comes_back_while_it_is_looked_for_is_found() -> None:
+    tree = MemoryTree()
+    store, other = Racing(tree), MemoryStore(tree)
+    await DeletedLedgers(other).delete(await made(other, closed(7)), 1000, HOUR_MS)
+    store.between = lambda: DeletedLedgers(other).undelete(7, 2000)
+    assert await DeletedLedgers(store).is_kept(7)
 
 
-def test_of_two_who_bring_it_back_or_purge_it_one_wins() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        store, other = Racing(tree), MemoryStore(tree)
-        await DeletedLedgers(other).delete(await made(other, closed(7)), 1000, HOUR_MS)
-        store.between = lambda: DeletedLedgers(other).purge(10**15)
-        assert await DeletedLedgers(store).undelete(7, 2000) is None
-        assert await DeletedLedgers(other).listing() == set()
-
-    run_async(main())
+async def test_of_two_who_bring_it_back_or_purge_it_one_wins() -> None:
+    tree = MemoryTree()
+    store, other = Racing(tree), MemoryStore(tree)
+    await DeletedLedgers(other).delete(await made(other, closed(7)), 1000, HOUR_MS)
+    store.between = lambda: DeletedLedgers(other).purge(10**15)
+    assert await DeletedLedgers(store).undelete(7, 2000) is None
+    assert await DeletedLedgers(other).listing() == set()

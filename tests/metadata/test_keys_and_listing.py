@@ -25,7 +25,6 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.store import check_key
 from cepheid_wire import NamespaceName, TopicName
-from tests.support import run_async
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 HOSTILE = [".", "..", "/", "a/b", "//", "%2F", "%", " ", "\n", "\x00", "ümläut", "日本", "a-partition-0", "~", "🦀", "zookeeper"]
@@ -91,62 +90,53 @@ def test_topics_of_one_namespace_spread_over_buckets() -> None:
     assert len(buckets) == 256
 
 
-def test_listings_give_every_name_back() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        assert await list_tenants(store) == await list_topics(store, "t", "n", "persistent") == []
-        topics = [topic_named(name) for name in HOSTILE]
-        for topic in topics:
-            await store.create(keys.topic_key(topic), b"")
-            await store.create(keys.tenant_key(topic.local_name), b"")
-            await store.create(keys.namespace_key("t/1", topic.local_name), b"")
-            await store.create(keys.cursor_key(topics[0], topic.local_name), b"")
-        await store.create(keys.topic_key(topic_named("other", "non-persistent")), b"")
-        await store.create(keys.chain_key(topics[3]), b"")
-        names = sorted(HOSTILE)
-        assert await list_topics(store, "t/1", "n", "persistent") == [topic_named(name) for name in names]
-        assert await list_chains(store, "t/1", "n", "persistent") == [topics[3]]
-        assert await list_tenants(store) == names
-        assert await list_namespaces(store, "t/1") == names
-        assert await list_cursors(store, topics[0]) == names
-        assert await list_cursors(store, topics[1]) == []
-
-    run_async(main())
+async def test_listings_give_every_name_back() -> None:
+    store = MemoryStore(MemoryTree())
+    assert await list_tenants(store) == await list_topics(store, "t", "n", "persistent") == []
+    topics = [topic_named(name) for name in HOSTILE]
+    for topic in topics:
+        await store.create(keys.topic_key(topic), b"")
+        await store.create(keys.tenant_key(topic.local_name), b"")
+        await store.create(keys.namespace_key("t/1", topic.local_name), b"")
+        await store.create(keys.cursor_key(topics[0], topic.local_name), b"")
+    await store.create(keys.topic_key(topic_named("other", "non-persistent")), b"")
+    await store.create(keys.chain_key(topics[3]), b"")
+    names = sorted(HOSTILE)
+    assert await list_topics(store, "t/1", "n", "persistent") == [topic_named(name) for name in names]
+    assert await list_chains(store, "t/1", "n", "persistent") == [topics[3]]
+    assert await list_tenants(store) == names
+    assert await list_namespaces(store, "t/1") == names
+    assert await list_cursors(store, topics[0]) == names
+    assert await list_cursors(store, topics[1]) == []
 
 
 LEDGER_IDS = [0, 9, 10, 9_999, 10_000, 123_456_789, 10**12 - 1, 10**12, 10**12 + 10_000, 2**63 - 1]
 
 
-def test_ledgers_are_listed_in_numeric_order_and_nothing_else_is() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        assert [ledger_id async for ledger_id in list_ledgers(store)] == []
-        assert await largest_ledger_id(store) is None
-        await store.create(keys.LEDGER_IDS_KEY, b"")
-        for count, ledger_id in enumerate(LEDGER_IDS, start=1):
-            await store.create(keys.ledger_key(ledger_id), b"")
-            assert [found async for found in list_ledgers(store)] == LEDGER_IDS[:count]
-            for above in (ledger_id, ledger_id - 1, LEDGER_IDS[0]):
-                rest = [found for found in LEDGER_IDS[:count] if found > above]
-                assert [found async for found in list_ledgers(store, above=above)] == rest
-            assert await largest_ledger_id(store) == ledger_id
-        for ledger_id in reversed(LEDGER_IDS[1:]):  # parents stay behind, empty
-            await store.delete(keys.ledger_key(ledger_id), None)
-        assert await largest_ledger_id(store) == 0
-
-    run_async(main())
+async def test_ledgers_are_listed_in_numeric_order_and_nothing_else_is() -> None:
+    store = MemoryStore(MemoryTree())
+    assert [ledger_id async for ledger_id in list_ledgers(store)] == []
+    assert await largest_ledger_id(store) is None
+    await store.create(keys.LEDGER_IDS_KEY, b"")
+    for count, ledger_id in enumerate(LEDGER_IDS, start=1):
+        await store.create(keys.ledger_key(ledger_id), b"")
+        assert [found async for found in list_ledgers(store)] == LEDGER_IDS[:count]
+        for above in (ledger_id, ledger_id - 1, LEDGER_IDS[0]):
+            rest = [found for found in LEDGER_IDS[:count] if found > above]
+            assert [found async for found in list_ledgers(store, above=above)] == rest
+        assert await largest_ledger_id(store) == ledger_id
+    for ledger_id in reversed(LEDGER_IDS[1:]):  # parents stay behind, empty
+        await store.delete(keys.ledger_key(ledger_id), None)
+    assert await largest_ledger_id(store) == 0
 
 
-def test_a_foreign_key_among_ledgers_is_an_error() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        await store.create(keys.ledger_key(1), b"")
-        await store.create("/ledgers/0000/stray/0001", b"")
-        for walk in (largest_ledger_id(store), anext(list_ledgers(store))):
-            with pytest.raises(CorruptRecordError, match="/ledgers/0000/stray is no part of a ledger id"):
-                await walk
-
-    run_async(main())
+async def test_a_foreign_key_among_ledgers_is_an_error() -> None:
+    store = MemoryStore(MemoryTree())
+    await store.create(keys.ledger_key(1), b"")
+    await store.create("/ledgers/0000/stray/0001", b"")
+    for walk in (largest_ledger_id(store), anext(list_ledgers(store))):
+        with pytest.raises(CorruptRecordError, match="/ledgers/0000/stray is no part of a ledger id"):
+            await walk
 
 
 class UnreachableBelow(MemoryStore):
@@ -162,20 +152,17 @@ class UnreachableBelow(MemoryStore):
         return await super().children(key)
 
 
-def test_an_error_in_the_middle_is_never_a_short_list() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        writer = MemoryStore(tree)
-        for n in range(100):
-            await writer.create(keys.topic_key(topic_named(f"x{n}")), b"")
-            await writer.create(keys.ledger_key(n * 5_000), b"")
-        topics_fail = UnreachableBelow(tree, lambda key: key.startswith("/topics/t%2F1/n/persistent/4"))
-        with pytest.raises(StoreUnavailableError):
-            await list_topics(topics_fail, "t/1", "n", "persistent")
-        ledgers_fail = UnreachableBelow(tree, lambda key: key == "/ledgers/0000/0020")
-        walk = list_ledgers(ledgers_fail)
-        assert [await anext(walk) for _ in range(40)] == list(range(0, 200_000, 5_000))
-        with pytest.raises(StoreUnavailableError):
-            await anext(walk)
-
-    run_async(main())
+async def test_an_error_in_the_middle_is_never_a_short_list() -> None:
+    tree = MemoryTree()
+    writer = MemoryStore(tree)
+    for n in range(100):
+        await writer.create(keys.topic_key(topic_named(f"x{n}")), b"")
+        await writer.create(keys.ledger_key(n * 5_000), b"")
+    topics_fail = UnreachableBelow(tree, lambda key: key.startswith("/topics/t%2F1/n/persistent/4"))
+    with pytest.raises(StoreUnavailableError):
+        await list_topics(topics_fail, "t/1", "n", "persistent")
+    ledgers_fail = UnreachableBelow(tree, lambda key: key == "/ledgers/0000/0020")
+    walk = list_ledgers(ledgers_fail)
+    assert [await anext(walk) for _ in range(40)] == list(range(0, 200_000, 5_000))
+    with pytest.raises(StoreUnavailableError):
+        await anext(walk)

@@ -64,35 +64,28 @@ def test_bad_credentials_are_refused_without_repeating_them(auth: str, monkeypat
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_rocksdb_store_by_url(tmp_path: Path) -> None:
-    async def main() -> None:
-        url = f"rocksdb://{tmp_path}/metadata"
-        store = await open_store(url, Ports())
-        try:
-            await store.create("/a", b"x")
-            with pytest.raises(StoreInUseError):
-                await open_store(url, Ports())
-        finally:
-            await store.aclose()
-        assert (tmp_path / "metadata").is_dir()
-
-    run_async(main())
+async def test_a_rocksdb_store_by_url(tmp_path: Path) -> None:
+    url = f"rocksdb://{tmp_path}/metadata"
+    store = await open_store(url, Ports())
+    try:
+        await store.create("/a", b"x")
+        with pytest.raises(StoreInUseError):
+            await open_store(url, Ports())
+    finally:
+        await store.aclose()
+    assert (tmp_path / "metadata").is_dir()
 
 
-def test_a_zookeeper_store_by_url_with_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_zookeeper_store_by_url_with_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AUTH_VARIABLE, "digest:cepheid:pass:with:colons")
     url = new_zookeeper_url() + "/deep"
-
-    async def main() -> None:
-        store = await open_store(url, Ports(), session_timeout_s=4)
-        try:
-            await store.create("/a", b"x")
-        finally:
-            await store.aclose()
-        again = await open_store(url, Ports(), auth="digest:cepheid:pass:with:colons")
-        try:
-            assert await again.get("/a") == Versioned(b"x", 0)
-        finally:
-            await again.aclose()
-
-    run_async(main())
+    store = await open_store(url, Ports(), session_timeout_s=4)
+    try:
+        await store.create("/a", b"x")
+    finally:
+        await store.aclose()
+    again = await open_store(url, Ports(), auth="digest:cepheid:pass:with:colons")
+    try:
+        assert await again.get("/a") == Versioned(b"x", 0)
+    finally:
+        await again.aclose()

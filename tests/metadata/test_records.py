@@ -53,7 +53,6 @@ from cepheid_metadata import (
     ledger_records,
 )
 from cepheid_wire import TopicName
-from tests.support import run_async
 
 LEDGER = LedgerMetadata(
     ledger_id=17,
@@ -299,48 +298,42 @@ def test_records_are_frozen() -> None:
         CHAIN.epoch = 4  # type: ignore[misc]
 
 
-def test_repositories_read_and_change_records_by_version() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        topic = TopicName.parse("persistent://t/n/x")
-        chains, cursors, ledgers = chain_records(store), cursor_records(store), ledger_records(store)
-        assert await chains.get(topic) is None
-        assert await chains.create(topic, CHAIN) == 0
-        with pytest.raises(KeyExistsError):
-            await chains.create(topic, CHAIN)
-        changed = CHAIN.replace(epoch=4)
-        assert await chains.replace(topic, changed, 0) == 1
-        with pytest.raises(BadVersionError):
-            await chains.replace(topic, CHAIN, 0)
-        assert await chains.get(topic) == (changed, 1)
-        await cursors.create((topic, "s"), CURSOR)
-        await store.multi(
-            [
-                chains.replace_op(topic, CHAIN, 1),
-                cursors.delete_op((topic, "s"), 0),
-                ledgers.create_op(17, LEDGER),
-            ]
-        )
-        assert await chains.get(topic) == (CHAIN, 2)
-        assert not await cursors.exists((topic, "s"))
-        assert await ledgers.get(17) == (LEDGER, 0)
-        await ledgers.delete(17, 0)
-        assert await ledgers.get(17) is None
-        await store.create(keys.CLUSTER_KEY, b"garbage")
-        with pytest.raises(CorruptRecordError, match="/cluster holds no cluster identity record"):
-            await cluster_identity(store).get(None)
-
-    run_async(main())
+async def test_repositories_read_and_change_records_by_version() -> None:
+    store = MemoryStore(MemoryTree())
+    topic = TopicName.parse("persistent://t/n/x")
+    chains, cursors, ledgers = chain_records(store), cursor_records(store), ledger_records(store)
+    assert await chains.get(topic) is None
+    assert await chains.create(topic, CHAIN) == 0
+    with pytest.raises(KeyExistsError):
+        await chains.create(topic, CHAIN)
+    changed = CHAIN.replace(epoch=4)
+    assert await chains.replace(topic, changed, 0) == 1
+    with pytest.raises(BadVersionError):
+        await chains.replace(topic, CHAIN, 0)
+    assert await chains.get(topic) == (changed, 1)
+    await cursors.create((topic, "s"), CURSOR)
+    await store.multi(
+        [
+            chains.replace_op(topic, CHAIN, 1),
+            cursors.delete_op((topic, "s"), 0),
+            ledgers.create_op(17, LEDGER),
+        ]
+    )
+    assert await chains.get(topic) == (CHAIN, 2)
+    assert not await cursors.exists((topic, "s"))
+    assert await ledgers.get(17) == (LEDGER, 0)
+    await ledgers.delete(17, 0)
+    assert await ledgers.get(17) is None
+    await store.create(keys.CLUSTER_KEY, b"garbage")
+    with pytest.raises(CorruptRecordError, match="/cluster holds no cluster identity record"):
+        await cluster_identity(store).get(None)
 
 
-def test_ephemeral_records_go_with_their_session() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        store, observer = MemoryStore(tree), MemoryStore(tree)
-        registration = BrokerRegistration(broker_id="b", addresses={}, started_at_ms=1)
-        await broker_records(store).create("b", registration, ephemeral=True)
-        assert await broker_records(observer).get("b") == (registration, 0)
-        await store.aclose()
-        assert await observer.children("/brokers") == []
-
-    run_async(main())
+async def test_ephemeral_records_go_with_their_session() -> None:
+    tree = MemoryTree()
+    store, observer = MemoryStore(tree), MemoryStore(tree)
+    registration = BrokerRegistration(broker_id="b", addresses={}, started_at_ms=1)
+    await broker_records(store).create("b", registration, ephemeral=True)
+    assert await broker_records(observer).get("b") == (registration, 0)
+    await store.aclose()
+    assert await observer.children("/brokers") == []

@@ -22,7 +22,7 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_ports import Ports
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 NAME = "b1"
 AVAILABLE, READONLY = 0, 1
@@ -70,202 +70,163 @@ async def started(world: World, place: int = AVAILABLE) -> AsyncIterator[Registr
 
 
 @pytest.mark.parametrize("place", [AVAILABLE, READONLY])
-def test_it_registers_and_leaves(place: int) -> None:
-    async def main() -> None:
-        world = World()
-        async with started(world, place) as registration:
-            assert registration.registered
-            assert (await world.found())[place] == "p1"
-        assert await world.found() == (None, None)
-        assert not registration.registered
-
-    run_async(main())
+async def test_it_registers_and_leaves(place: int) -> None:
+    world = World()
+    async with started(world, place) as registration:
+        assert registration.registered
+        assert (await world.found())[place] == "p1"
+    assert await world.found() == (None, None)
+    assert not registration.registered
 
 
-def test_a_move_is_never_nowhere_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_move_is_never_nowhere_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
+    world = World()
+    async with started(world) as registration:
+        seen: list[tuple[str | None, str | None]] = []
+        apply = world.tree.apply
 
-    async def main() -> None:
-        world = World()
-        async with started(world) as registration:
-            seen: list[tuple[str | None, str | None]] = []
-            apply = world.tree.apply
+        def watched(ops, session_id):
+            results = apply(ops, session_id)
+            nodes = world.tree.nodes
+            seen.append(tuple(f"/bookies/{place}/{NAME}" in nodes for place in ("available", "readonly")))
+            return results
 
-            def watched(ops, session_id):
-                results = apply(ops, session_id)
-                nodes = world.tree.nodes
-                seen.append(tuple(f"/bookies/{place}/{NAME}" in nodes for place in ("available", "readonly")))
-                return results
-
-            world.tree.apply = watched  # type: ignore[method-assign]
-            registration.move(READONLY)
-            await wait_until(lambda: seen[-1:] == [(False, True)], what="the move")
-            registration.move(AVAILABLE)
-            await wait_until(lambda: seen[-1:] == [(True, False)], what="the way back")
-            assert (False, False) not in seen
-            assert registration.registered
-        made = [record.key for record in caplog.records if record.message == "registration.made"]
-        assert made == [f"/bookies/{place}/{NAME}" for place in ("available", "readonly", "available")]
-
-    run_async(main())
+        world.tree.apply = watched  # type: ignore[method-assign]
+        registration.move(READONLY)
+        await wait_until(lambda: seen[-1:] == [(False, True)], what="the move")
+        registration.move(AVAILABLE)
+        await wait_until(lambda: seen[-1:] == [(True, False)], what="the way back")
+        assert (False, False) not in seen
+        assert registration.registered
+    made = [record.key for record in caplog.records if record.message == "registration.made"]
+    assert made == [f"/bookies/{place}/{NAME}" for place in ("available", "readonly", "available")]
 
 
-def test_a_lost_session_is_followed_by_a_new_registration() -> None:
-    async def main() -> None:
-        world = World()
-        async with started(world) as registration:
-            world.store.expire_session()
-            assert not registration.registered
-            assert await world.found() == (None, None)
-            world.store.renew_session()
-            await wait_until(lambda: registration.registered, what="registered again")
-            assert await world.found() == ("p1", None)
-
-    run_async(main())
-
-
-def test_a_move_while_the_session_is_lost_holds_afterwards() -> None:
-    async def main() -> None:
-        world = World()
-        async with started(world) as registration:
-            world.store.expire_session()
-            registration.move(READONLY)
-            world.store.renew_session()
-            await wait_until(lambda: registration.registered, what="registered again")
-            assert await world.found() == (None, "p1")
-
-    run_async(main())
-
-
-def test_what_somebody_deleted_is_made_again() -> None:
-    async def main() -> None:
-        world = World()
-        async with started(world):
-            other = MemoryStore(world.tree)
-            await available_bookies(other).delete(NAME, None)
-            await wait_until(lambda: f"/bookies/available/{NAME}" in world.tree.nodes, what="made again")
-
-    run_async(main())
-
-
-def test_the_registration_of_an_earlier_run_is_replaced_at_once() -> None:
-    """Its session may live for as long as the timeout says, although the process is dead."""
-
-    async def main() -> None:
-        world = World()
-        dead = MemoryStore(world.tree)
-        await readonly_bookies(dead).create(NAME, record("p0"), ephemeral=True)
-        await available_bookies(dead).create(NAME, record("p0"), ephemeral=True)
-        async with started(world):
-            assert await world.found() == ("p1", None)
-            dead.expire_session()
-            assert await world.found() == ("p1", None)
-
-    run_async(main())
-
-
-def test_a_stranger_is_waited_for() -> None:
-    async def main() -> None:
-        world = World()
-        stranger = MemoryStore(world.tree)
-        await available_bookies(stranger).create(NAME, record("other", address="elsewhere:3181"), ephemeral=True)
-        registration = world.registration()
-        tasks = registration._tasks
-        starting = tasks.start(registration.start(), name="start")
-        await wait_until(lambda: registration._watch is not None, what="waiting")
-        assert not starting.done()
-        stranger.expire_session()
-        await starting
-        assert await world.found() == ("p1", None)
-        await registration.aclose()
-
-    run_async(main())
-
-
-def test_a_stranger_that_stays_is_an_error_that_says_who() -> None:
-    async def main() -> None:
-        world = World()
-        stranger = MemoryStore(world.tree)
-        await available_bookies(stranger).create(NAME, record("other", address="elsewhere:3181"), ephemeral=True)
-        registration = world.registration(patience_s=0.05)
-        with pytest.raises(RegistrationTakenError, match=r"elsewhere:3181.*stop the other process"):
-            await registration.start()
-        await registration.aclose()
-        assert await world.found() == ("other", None)
-
-    run_async(main())
-
-
-def test_a_stranger_that_comes_after_a_lost_session_ends_the_process() -> None:
-    async def main() -> None:
-        world = World()
-        registration = world.registration(patience_s=0.05)
-        await registration.start()
+async def test_a_lost_session_is_followed_by_a_new_registration() -> None:
+    world = World()
+    async with started(world) as registration:
         world.store.expire_session()
-        stranger = MemoryStore(world.tree)
-        await available_bookies(stranger).create(NAME, record("other", address="elsewhere:3181"), ephemeral=True)
+        assert not registration.registered
+        assert await world.found() == (None, None)
         world.store.renew_session()
-        await wait_until(lambda: bool(world.failures), what="the failure")
-        assert isinstance(world.failures[0], RegistrationTakenError)
-        await registration.aclose()
-
-    run_async(main())
+        await wait_until(lambda: registration.registered, what="registered again")
+        assert await world.found() == ("p1", None)
 
 
-def test_an_outage_at_the_start_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_move_while_the_session_is_lost_holds_afterwards() -> None:
+    world = World()
+    async with started(world) as registration:
+        world.store.expire_session()
+        registration.move(READONLY)
+        world.store.renew_session()
+        await wait_until(lambda: registration.registered, what="registered again")
+        assert await world.found() == (None, "p1")
+
+
+async def test_what_somebody_deleted_is_made_again() -> None:
+    world = World()
+    async with started(world):
+        other = MemoryStore(world.tree)
+        await available_bookies(other).delete(NAME, None)
+        await wait_until(lambda: f"/bookies/available/{NAME}" in world.tree.nodes, what="made again")
+
+
+async def test_the_registration_of_an_earlier_run_is_replaced_at_once() -> None:
+    """Its session may live for as long as the timeout says, although the process is dead."""
+    world = World()
+    dead = MemoryStore(world.tree)
+    await readonly_bookies(dead).create(NAME, record("p0"), ephemeral=True)
+    await available_bookies(dead).create(NAME, record("p0"), ephemeral=True)
+    async with started(world):
+        assert await world.found() == ("p1", None)
+        dead.expire_session()
+        assert await world.found() == ("p1", None)
+
+
+async def test_a_stranger_is_waited_for() -> None:
+    world = World()
+    stranger = MemoryStore(world.tree)
+    await available_bookies(stranger).create(NAME, record("other", address="elsewhere:3181"), ephemeral=True)
+    registration = world.registration()
+    tasks = registration._tasks
+    starting = tasks.start(registration.start(), name="start")
+    await wait_until(lambda: registration._watch is not None, what="waiting")
+    assert not starting.done()
+    stranger.expire_session()
+    await starting
+    assert await world.found() == ("p1", None)
+    await registration.aclose()
+
+
+async def test_a_stranger_that_stays_is_an_error_that_says_who() -> None:
+    world = World()
+    stranger = MemoryStore(world.tree)
+    await available_bookies(stranger).create(NAME, record("other", address="elsewhere:3181"), ephemeral=True)
+    registration = world.registration(patience_s=0.05)
+    with pytest.raises(RegistrationTakenError, match=r"elsewhere:3181.*stop the other process"):
+        await registration.start()
+    await registration.aclose()
+    assert await world.found() == ("other", None)
+
+
+async def test_a_stranger_that_comes_after_a_lost_session_ends_the_process() -> None:
+    world = World()
+    registration = world.registration(patience_s=0.05)
+    await registration.start()
+    world.store.expire_session()
+    stranger = MemoryStore(world.tree)
+    await available_bookies(stranger).create(NAME, record("other", address="elsewhere:3181"), ephemeral=True)
+    world.store.renew_session()
+    await wait_until(lambda: bool(world.failures), what="the failure")
+    assert isinstance(world.failures[0], RegistrationTakenError)
+    await registration.aclose()
+
+
+async def test_an_outage_at_the_start_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cepheid_metadata.registration._RETRY_S", 0.001)
+    world = World()
+    create, attempts = world.store.create, 0
 
-    async def main() -> None:
-        world = World()
-        create, attempts = world.store.create, 0
+    async def lossy(key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
+        """The first creation happens, and its answer is lost."""
+        nonlocal attempts
+        attempts += 1
+        made = await create(key, value, ephemeral=ephemeral, sequential=sequential)
+        if attempts == 1:
+            raise StoreUnavailableError("lost", outcome_unknown=True)
+        return made
 
-        async def lossy(key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
-            """The first creation happens, and its answer is lost."""
-            nonlocal attempts
-            attempts += 1
-            made = await create(key, value, ephemeral=ephemeral, sequential=sequential)
-            if attempts == 1:
-                raise StoreUnavailableError("lost", outcome_unknown=True)
-            return made
-
-        world.store.create = lossy  # type: ignore[method-assign]
-        async with started(world):
-            assert attempts == 1
-            assert await world.found() == ("p1", None)
-
-    run_async(main())
+    world.store.create = lossy  # type: ignore[method-assign]
+    async with started(world):
+        assert attempts == 1
+        assert await world.found() == ("p1", None)
 
 
-def test_a_cluster_is_founded_once() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        store = MemoryStore(tree)
-        with pytest.raises(ClusterNotFoundedError, match="cepheid init"):
-            await require_cluster(store)
-        first = await found_cluster(store, "east", Ports())
-        assert await found_cluster(MemoryStore(tree), "east", Ports()) == first
-        assert await require_cluster(store) == first
-        with pytest.raises(OtherClusterError, match="holds cluster 'east', not 'west'"):
-            await found_cluster(store, "west", Ports())
-
-    run_async(main())
+async def test_a_cluster_is_founded_once() -> None:
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    with pytest.raises(ClusterNotFoundedError, match="cepheid init"):
+        await require_cluster(store)
+    first = await found_cluster(store, "east", Ports())
+    assert await found_cluster(MemoryStore(tree), "east", Ports()) == first
+    assert await require_cluster(store) == first
+    with pytest.raises(OtherClusterError, match="holds cluster 'east', not 'west'"):
+        await found_cluster(store, "west", Ports())
 
 
-def test_who_loses_the_race_to_found_a_cluster_gets_the_winners() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        late, early = MemoryStore(tree), MemoryStore(tree)
-        get, looked = late.get, 0
+async def test_who_loses_the_race_to_found_a_cluster_gets_the_winners() -> None:
+    tree = MemoryTree()
+    late, early = MemoryStore(tree), MemoryStore(tree)
+    get, looked = late.get, 0
 
-        async def look(key: str):
-            nonlocal looked
-            looked += 1
-            found = await get(key)
-            if looked == 1:
-                await found_cluster(early, "east", Ports())
-            return found
+    async def look(key: str):
+        nonlocal looked
+        looked += 1
+        found = await get(key)
+        if looked == 1:
+            await found_cluster(early, "east", Ports())
+        return found
 
-        late.get = look  # type: ignore[method-assign]
-        assert await found_cluster(late, "east", Ports()) == await require_cluster(early)
-
-    run_async(main())
+    late.get = look  # type: ignore[method-assign]
+    assert await found_cluster(late, "east", Ports()) == await require_cluster(early)

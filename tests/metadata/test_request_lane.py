@@ -18,7 +18,9 @@ from kazoo.exceptions import (
 
 from cepheid_metadata import SessionLostError, StoreClosedError, StoreUnavailableError, request_lane
 from cepheid_metadata.request_lane import WINDOW, RequestLane
-from tests.support import run_virtual, wait_until
+from tests.support import wait_until
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Result:
@@ -77,27 +79,24 @@ def ask(lane: RequestLane, client: Client, name: str, *, is_write: bool = True) 
     return asyncio.create_task(lane.ask(client.send(name), name, is_write=is_write))
 
 
-def test_no_more_than_the_window_is_on_its_way_and_the_order_is_kept() -> None:
-    async def main() -> None:
-        lane, client = new_lane()
-        asking = [ask(lane, client, str(n)) for n in range(WINDOW + 50)]
-        await asyncio.sleep(0)
-        assert client.names == [str(n) for n in range(WINDOW)]
-        asking[WINDOW + 3].cancel()
-        await asyncio.sleep(0)
-        for result in client.sent[:10]:
-            result.answer("done")
-        assert len(client.sent) == WINDOW
-        lane.pump()
-        assert client.names[WINDOW:] == [str(n) for n in range(WINDOW, WINDOW + 11) if n != WINDOW + 3]
-        assert await asyncio.gather(*asking[:10]) == ["done"] * 10
-        lane.fail_all(StoreClosedError("closed"))
-        assert {type(each) for each in await asyncio.gather(*asking[10:], return_exceptions=True)} == {
-            StoreClosedError,
-            asyncio.CancelledError,
-        }
-
-    run_virtual(main())
+async def test_no_more_than_the_window_is_on_its_way_and_the_order_is_kept() -> None:
+    lane, client = new_lane()
+    asking = [ask(lane, client, str(n)) for n in range(WINDOW + 50)]
+    await asyncio.sleep(0)
+    assert client.names == [str(n) for n in range(WINDOW)]
+    asking[WINDOW + 3].cancel()
+    await asyncio.sleep(0)
+    for result in client.sent[:10]:
+        result.answer("done")
+    assert len(client.sent) == WINDOW
+    lane.pump()
+    assert client.names[WINDOW:] == [str(n) for n in range(WINDOW, WINDOW + 11) if n != WINDOW + 3]
+    assert await asyncio.gather(*asking[:10]) == ["done"] * 10
+    lane.fail_all(StoreClosedError("closed"))
+    assert {type(each) for each in await asyncio.gather(*asking[10:], return_exceptions=True)} == {
+        StoreClosedError,
+        asyncio.CancelledError,
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,105 +112,86 @@ def test_no_more_than_the_window_is_on_its_way_and_the_order_is_kept() -> None:
     ],
 )
 @pytest.mark.parametrize("is_write", [True, False])
-def test_what_a_lost_answer_means(lost: Exception, expected: type[Exception], unknown: bool | None, is_write: bool) -> None:
-    async def main() -> None:
-        lane, client = new_lane()
-        asking = ask(lane, client, "x", is_write=is_write)
-        await asyncio.sleep(0)
-        client.sent[0].answer(error=lost)
-        client.sent[0].answer(error=lost)  # kazoo may tell twice
-        with pytest.raises(expected) as caught:
-            await asking
-        if unknown is not None:
-            assert getattr(caught.value, "outcome_unknown") is (unknown and is_write)  # noqa: B009
-        assert " 0 on their way" in repr(lane)
-
-    run_virtual(main())
+async def test_what_a_lost_answer_means(lost: Exception, expected: type[Exception], unknown: bool | None, is_write: bool) -> None:
+    lane, client = new_lane()
+    asking = ask(lane, client, "x", is_write=is_write)
+    await asyncio.sleep(0)
+    client.sent[0].answer(error=lost)
+    client.sent[0].answer(error=lost)  # kazoo may tell twice
+    with pytest.raises(expected) as caught:
+        await asking
+    if unknown is not None:
+        assert getattr(caught.value, "outcome_unknown") is (unknown and is_write)  # noqa: B009
+    assert " 0 on their way" in repr(lane)
 
 
-def test_nothing_is_sent_between_the_loss_of_a_connection_and_its_return_which_begins_with_a_sync() -> None:
-    async def main() -> None:
-        lane, client = new_lane()
-        first = ask(lane, client, "first")
-        await asyncio.sleep(0)
-        client.sent[0].answer(error=ConnectionLoss())
-        second = ask(lane, client, "second")  # before anybody said that the connection is gone
-        with pytest.raises(StoreUnavailableError):
-            await first
-        lane.pump()
+async def test_nothing_is_sent_between_the_loss_of_a_connection_and_its_return_which_begins_with_a_sync() -> None:
+    lane, client = new_lane()
+    first = ask(lane, client, "first")
+    await asyncio.sleep(0)
+    client.sent[0].answer(error=ConnectionLoss())
+    second = ask(lane, client, "second")  # before anybody said that the connection is gone
+    with pytest.raises(StoreUnavailableError):
+        await first
+    lane.pump()
+    lane.suspend()
+    lane.tell(client.send("nobody needs it"), "x")
+    assert client.names == ["first"]
+    lane.connect(client.send("sync"))
+    assert client.names == ["first", "sync", "second"]
+    client.sent[2].answer("done")
+    assert await second == "done"
+
+
+async def test_patience_ends_and_begins_anew_with_each_outage() -> None:
+    lane, client = new_lane(patience_s=0.03)
+    for _ in range(2):
         lane.suspend()
-        lane.tell(client.send("nobody needs it"), "x")
-        assert client.names == ["first"]
-        lane.connect(client.send("sync"))
-        assert client.names == ["first", "sync", "second"]
-        client.sent[2].answer("done")
-        assert await second == "done"
-
-    run_virtual(main())
-
-
-def test_patience_ends_and_begins_anew_with_each_outage() -> None:
-    async def main() -> None:
-        lane, client = new_lane(patience_s=0.03)
-        for _ in range(2):
-            lane.suspend()
-            lane.suspend()
-            waited = ask(lane, client, "waits")
-            with pytest.raises(StoreUnavailableError, match="nothing was sent") as caught:
-                await waited
-            assert not caught.value.outcome_unknown
-            with pytest.raises(StoreUnavailableError, match="nothing was sent"):
-                await lane.ask(client.send("late"), "late")
-            connect(lane, client)
-            assert client.sent == []
-
-    run_virtual(main())
-
-
-def test_one_request_out_of_time_does_not_touch_the_others() -> None:
-    async def main() -> None:
-        lane, client = new_lane(timeout_s=0.1)
-        early = ask(lane, client, "early")
-        await wait_until(lambda: bool(client.sent))
-        await asyncio.sleep(0.05)
-        later = ask(lane, client, "later")
-        with pytest.raises(StoreUnavailableError, match=r"early: no answer within 0\.1 s") as caught:
-            await early
-        assert caught.value.outcome_unknown
-        assert not later.done()
-        client.sent[1].answer("done")
-        assert await later == "done"
-        client.sent[0].answer("too late")
-        assert " 0 on their way" in repr(lane)
-        assert lane.timeouts == 1
-
-    run_virtual(main())
-
-
-def test_a_request_that_never_left_was_not_sent_when_its_time_is_over() -> None:
-    async def main() -> None:
-        lane, client = new_lane(timeout_s=0.03, connected=False)
-        with pytest.raises(StoreUnavailableError) as caught:
-            await ask(lane, client, "x")
+        lane.suspend()
+        waited = ask(lane, client, "waits")
+        with pytest.raises(StoreUnavailableError, match="nothing was sent") as caught:
+            await waited
         assert not caught.value.outcome_unknown
+        with pytest.raises(StoreUnavailableError, match="nothing was sent"):
+            await lane.ask(client.send("late"), "late")
         connect(lane, client)
         assert client.sent == []
 
-    run_virtual(main())
+
+async def test_one_request_out_of_time_does_not_touch_the_others() -> None:
+    lane, client = new_lane(timeout_s=0.1)
+    early = ask(lane, client, "early")
+    await wait_until(lambda: bool(client.sent))
+    await asyncio.sleep(0.05)
+    later = ask(lane, client, "later")
+    with pytest.raises(StoreUnavailableError, match=r"early: no answer within 0\.1 s") as caught:
+        await early
+    assert caught.value.outcome_unknown
+    assert not later.done()
+    client.sent[1].answer("done")
+    assert await later == "done"
+    client.sent[0].answer("too late")
+    assert " 0 on their way" in repr(lane)
+    assert lane.timeouts == 1
 
 
-def test_who_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_never_left_was_not_sent_when_its_time_is_over() -> None:
+    lane, client = new_lane(timeout_s=0.03, connected=False)
+    with pytest.raises(StoreUnavailableError) as caught:
+        await ask(lane, client, "x")
+    assert not caught.value.outcome_unknown
+    connect(lane, client)
+    assert client.sent == []
+
+
+async def test_who_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_lane, "MAX_WAITING", 3)
-
-    async def main() -> None:
-        lane, client = new_lane(connected=False)
-        asking = [ask(lane, client, str(n)) for n in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(StoreUnavailableError, match="3 requests wait for ZooKeeper, the limit"):
-            await ask(lane, client, "one too many")
-        lane.refuse(SessionLostError("the session ended"))
-        for each in asking:
-            with pytest.raises(SessionLostError):
-                await each
-
-    run_virtual(main())
+    lane, client = new_lane(connected=False)
+    asking = [ask(lane, client, str(n)) for n in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailableError, match="3 requests wait for ZooKeeper, the limit"):
+        await ask(lane, client, "one too many")
+    lane.refuse(SessionLostError("the session ended"))
+    for each in asking:
+        with pytest.raises(SessionLostError):
+            await each

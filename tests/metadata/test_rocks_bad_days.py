@@ -39,7 +39,7 @@ def test_what_was_acknowledged_survives_sigkill(tmp_path: Path, lines_until_kill
     run_async(main())
 
 
-def test_a_full_disk_refuses_writes_serves_reads_and_is_left_behind(tmp_path: Path) -> None:
+async def test_a_full_disk_refuses_writes_serves_reads_and_is_left_behind(tmp_path: Path) -> None:
     process = StoreProcess("run-out-of-space", tmp_path)
     first, second, suspended, readable, connected, kept, closed = process.read_lines(7)
     process.kill()
@@ -50,13 +50,9 @@ def test_a_full_disk_refuses_writes_serves_reads_and_is_left_behind(tmp_path: Pa
     assert connected == "state CONNECTED"
     assert kept == "kept 50 True"  # watchers are told to look again
     assert closed == "closed"
-
-    async def main() -> None:
-        store = await RocksStore.open(tmp_path, Ports())
-        assert len(await store.children("/made")) == 51
-        await store.aclose()
-
-    run_async(main())
+    store = await RocksStore.open(tmp_path, Ports())
+    assert len(await store.children("/made")) == 51
+    await store.aclose()
 
 
 def test_a_failed_write_reopens_the_store_at_once_where_there_is_room(tmp_path: Path) -> None:

@@ -140,23 +140,20 @@ def test_sequential_keys_rise_and_never_repeat(harness: Harness) -> None:
     on_store(harness, scenario)
 
 
-def test_ephemeral_keys_end_with_their_session(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            await store.create("/live/a", b"", ephemeral=True)
-            await store.create("/live/n-", b"", ephemeral=True, sequential=True)
-            await store.create("/live/stays", b"")
-            await store.multi([Create("/live/b", b"", ephemeral=True)])
-            with pytest.raises(EphemeralParentError, match="/live/a is ephemeral"):
-                await store.create("/live/a/child", b"")
-            await store.delete("/live/b", 0)
-            names = await store.children("/live")
-            assert [name.rstrip("0123456789") for name in names] == ["a", "n-", "stays"]
-        async with harness.session() as store:
-            assert await store.children("/live") == ["stays"]
-            await store.create("/live/a", b"again", ephemeral=True)
-
-    run_async(main())
+async def test_ephemeral_keys_end_with_their_session(harness: Harness) -> None:
+    async with harness.session() as store:
+        await store.create("/live/a", b"", ephemeral=True)
+        await store.create("/live/n-", b"", ephemeral=True, sequential=True)
+        await store.create("/live/stays", b"")
+        await store.multi([Create("/live/b", b"", ephemeral=True)])
+        with pytest.raises(EphemeralParentError, match="/live/a is ephemeral"):
+            await store.create("/live/a/child", b"")
+        await store.delete("/live/b", 0)
+        names = await store.children("/live")
+        assert [name.rstrip("0123456789") for name in names] == ["a", "n-", "stays"]
+    async with harness.session() as store:
+        assert await store.children("/live") == ["stays"]
+        await store.create("/live/a", b"again", ephemeral=True)
 
 
 def test_multi_deletes_a_parent_after_its_children(harness: Harness) -> None:
@@ -292,21 +289,18 @@ def test_sync_is_allowed_on_keys_that_are_not_there(harness: Harness) -> None:
     on_store(harness, scenario)
 
 
-def test_a_closed_store_refuses_by_name(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            watch = await store.watch("/a")
-            waiting = asyncio.create_task(watch.wait())
-            await asyncio.sleep(0)
-            await store.aclose()
-            await store.aclose()
+async def test_a_closed_store_refuses_by_name(harness: Harness) -> None:
+    async with harness.session() as store:
+        watch = await store.watch("/a")
+        waiting = asyncio.create_task(watch.wait())
+        await asyncio.sleep(0)
+        await store.aclose()
+        await store.aclose()
+        with pytest.raises(StoreClosedError):
+            await waiting
+        for call in (store.get("/a"), store.create("/a", b""), store.watch("/a"), store.sync("/a"), store.children("/")):
             with pytest.raises(StoreClosedError):
-                await waiting
-            for call in (store.get("/a"), store.create("/a", b""), store.watch("/a"), store.sync("/a"), store.children("/")):
-                with pytest.raises(StoreClosedError):
-                    await call
-
-    run_async(main())
+                await call
 
 
 def test_a_store_starts_connected(harness: Harness) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from cepheid_metadata import BadVersionError, Check, Create, MetadataStore, Put
 from tests.metadata.store_harness import Harness
-from tests.support import run_async
 
 Change = Callable[[MetadataStore], Awaitable[object]]
 
@@ -31,87 +30,69 @@ CHANGES: list[tuple[str, Change, bool, bool]] = [
 
 @pytest.mark.parametrize("on_children", [False, True])
 @pytest.mark.parametrize(("change", "key_fires", "children_fire"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
-def test_what_fires(harness: Harness, change: Change, key_fires: bool, children_fire: bool, on_children: bool) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            await store.create("/w/there", b"")
-            watch = await (store.watch_children("/w/there") if on_children else store.watch("/w/there"))
-            try:
-                await change(store)
-            except BadVersionError:
-                pass
-            assert watch.has_fired is (children_fire if on_children else key_fires)
-
-    run_async(main())
+async def test_what_fires(harness: Harness, change: Change, key_fires: bool, children_fire: bool, on_children: bool) -> None:
+    async with harness.session() as store:
+        await store.create("/w/there", b"")
+        watch = await (store.watch_children("/w/there") if on_children else store.watch("/w/there"))
+        try:
+            await change(store)
+        except BadVersionError:
+            pass
+        assert watch.has_fired is (children_fire if on_children else key_fires)
 
 
-def test_a_put_to_a_child_is_no_change_of_the_children(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            await store.create("/w/a", b"")
-            watch = await store.watch_children("/w")
-            await store.put("/w/a", b"x", 0)
+async def test_a_put_to_a_child_is_no_change_of_the_children(harness: Harness) -> None:
+    async with harness.session() as store:
+        await store.create("/w/a", b"")
+        watch = await store.watch_children("/w")
+        await store.put("/w/a", b"x", 0)
+        assert not watch.has_fired
+        await store.delete("/w/a", None)
+        assert watch.has_fired
+
+
+async def test_a_watch_waits_for_a_key_that_is_not_there_yet(harness: Harness) -> None:
+    async with harness.session() as store:
+        watch, child_watch = await store.watch("/w/later"), await store.watch_children("/w")
+        waiting = asyncio.gather(watch.wait(), child_watch.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await store.create("/w/later", b"")
+        await waiting
+
+
+async def test_a_watch_fires_once_and_merges(harness: Harness) -> None:
+    async with harness.session() as store:
+        await store.create("/w", b"0")
+        watch = await store.watch("/w")
+        for version in range(3):
+            await store.put("/w", b"x", version)
+        await watch.wait()
+        await watch.wait()  # still fired: waiting late is no mistake
+        again = await store.watch("/w")
+        assert not again.has_fired
+        again.cancel()
+
+
+async def test_many_watchers_all_hear(harness: Harness) -> None:
+    async with harness.session() as store:
+        watches = [await store.watch("/w") for _ in range(50)]
+        watches[7].cancel()
+        await store.create("/w", b"")
+        assert [n for n, watch in enumerate(watches) if not watch.has_fired] == [7]
+
+
+async def test_a_cancelled_watch_leaves_nothing_behind(harness: Harness) -> None:
+    async with harness.session() as store:
+        before = repr(store)
+        with await store.watch("/w") as watch, await store.watch_children("/w"):
+            assert repr(watch) == "<Watch /w: armed>"
             assert not watch.has_fired
-            await store.delete("/w/a", None)
-            assert watch.has_fired
-
-    run_async(main())
-
-
-def test_a_watch_waits_for_a_key_that_is_not_there_yet(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            watch, child_watch = await store.watch("/w/later"), await store.watch_children("/w")
-            waiting = asyncio.gather(watch.wait(), child_watch.wait())
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            await store.create("/w/later", b"")
+        assert repr(watch) == "<Watch /w: cancelled>"
+        watch.cancel()
+        assert repr(store) == before
+        waiting = asyncio.create_task((await store.watch("/w")).wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await waiting
-
-    run_async(main())
-
-
-def test_a_watch_fires_once_and_merges(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            await store.create("/w", b"0")
-            watch = await store.watch("/w")
-            for version in range(3):
-                await store.put("/w", b"x", version)
-            await watch.wait()
-            await watch.wait()  # still fired: waiting late is no mistake
-            again = await store.watch("/w")
-            assert not again.has_fired
-            again.cancel()
-
-    run_async(main())
-
-
-def test_many_watchers_all_hear(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            watches = [await store.watch("/w") for _ in range(50)]
-            watches[7].cancel()
-            await store.create("/w", b"")
-            assert [n for n, watch in enumerate(watches) if not watch.has_fired] == [7]
-
-    run_async(main())
-
-
-def test_a_cancelled_watch_leaves_nothing_behind(harness: Harness) -> None:
-    async def main() -> None:
-        async with harness.session() as store:
-            before = repr(store)
-            with await store.watch("/w") as watch, await store.watch_children("/w"):
-                assert repr(watch) == "<Watch /w: armed>"
-                assert not watch.has_fired
-            assert repr(watch) == "<Watch /w: cancelled>"
-            watch.cancel()
-            assert repr(store) == before
-            waiting = asyncio.create_task((await store.watch("/w")).wait())
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-    run_async(main())

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from cepheid_ports import SingleFlight
-from tests.support import run_async
 
 
 class Gone(Exception):
@@ -39,63 +38,51 @@ class Work:
         return asyncio.create_task(self.flights.run(key, self))
 
 
-def test_callers_at_the_same_time_share_one_run_and_later_ones_do_not() -> None:
-    async def main() -> None:
-        work = Work()
-        callers = [work.ask(), work.ask(), work.ask("b")]
-        await asyncio.sleep(0)
-        assert len(work.flights) == 2
-        work.gate.set()
-        assert await asyncio.gather(*callers) == [1, 1, 2]
-        assert (work.runs, len(work.flights)) == (2, 0)
-        assert await work.ask() == 3
-
-    run_async(main())
+async def test_callers_at_the_same_time_share_one_run_and_later_ones_do_not() -> None:
+    work = Work()
+    callers = [work.ask(), work.ask(), work.ask("b")]
+    await asyncio.sleep(0)
+    assert len(work.flights) == 2
+    work.gate.set()
+    assert await asyncio.gather(*callers) == [1, 1, 2]
+    assert (work.runs, len(work.flights)) == (2, 0)
+    assert await work.ask() == 3
 
 
-def test_a_failure_reaches_all_and_is_not_remembered() -> None:
-    async def main() -> None:
-        work = Work()
-        work.failure = ValueError("no")
-        work.gate.set()
-        outcomes = await asyncio.gather(work.ask(), work.ask(), return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [ValueError, ValueError]
-        work.failure = None
-        assert await work.ask() == 2
-
-    run_async(main())
+async def test_a_failure_reaches_all_and_is_not_remembered() -> None:
+    work = Work()
+    work.failure = ValueError("no")
+    work.gate.set()
+    outcomes = await asyncio.gather(work.ask(), work.ask(), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ValueError, ValueError]
+    work.failure = None
+    assert await work.ask() == 2
 
 
-def test_one_caller_may_give_up_the_last_one_cancels_the_work() -> None:
-    async def main() -> None:
-        work = Work()
-        first, second = work.ask(), work.ask()
-        await asyncio.sleep(0.001)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        assert work.cancelled == 0
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        assert len(work.flights) == 0
-        await asyncio.sleep(0)
-        assert work.cancelled == 1
-        work.gate.set()
-        assert await work.ask() == 2, "the next caller starts anew"
-
-    run_async(main())
+async def test_one_caller_may_give_up_the_last_one_cancels_the_work() -> None:
+    work = Work()
+    first, second = work.ask(), work.ask()
+    await asyncio.sleep(0.001)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert work.cancelled == 0
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    assert len(work.flights) == 0
+    await asyncio.sleep(0)
+    assert work.cancelled == 1
+    work.gate.set()
+    assert await work.ask() == 2, "the next caller starts anew"
 
 
-def test_closing_cancels_the_work_and_tells_its_callers_why() -> None:
-    async def main() -> None:
-        work = Work()
-        caller, cancelled = work.ask(), work.ask()
-        await asyncio.sleep(0.001)
-        cancelled.cancel()
-        await work.flights.aclose()
-        with pytest.raises(Gone):
-            await caller
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        assert (work.cancelled, len(work.flights)) == (1, 0)
-
-    run_async(main())
+async def test_closing_cancels_the_work_and_tells_its_callers_why() -> None:
+    work = Work()
+    caller, cancelled = work.ask(), work.ask()
+    await asyncio.sleep(0.001)
+    cancelled.cancel()
+    await work.flights.aclose()
+    with pytest.raises(Gone):
+        await caller
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert (work.cancelled, len(work.flights)) == (1, 0)

@@ -17,7 +17,6 @@ from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
 from cepheid_rpc import BookieConnection, Buffer, EntryGroup
-from tests.support import run_async
 
 
 class Registry:
@@ -86,33 +85,27 @@ async def read_all(client: LedgerClient, ledger_id: int, last: int) -> list[byte
     return payloads
 
 
-def test_what_was_appended_over_grpc_is_read_back_by_another_client(tmp_path: Path) -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        async with bookies(tmp_path, 3) as addresses, ledger_client(addresses, tree) as writing:
-            writer = await writing.create(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={})
-            payloads = [bytes([number % 251]) * (number * 37) for number in range(300)] + [b"x" * 5_000_000]
-            for start in range(0, len(payloads), 30):
-                await append(writer, *payloads[start : start + 30])
-            end = await writer.close()
-            assert end.last_entry_id == 300
-            async with ledger_client(addresses, tree) as reading:
-                assert await read_all(reading, writer.ledger_id, 300) == payloads
-
-    run_async(main())
+async def test_what_was_appended_over_grpc_is_read_back_by_another_client(tmp_path: Path) -> None:
+    tree = MemoryTree()
+    async with bookies(tmp_path, 3) as addresses, ledger_client(addresses, tree) as writing:
+        writer = await writing.create(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={})
+        payloads = [bytes([number % 251]) * (number * 37) for number in range(300)] + [b"x" * 5_000_000]
+        for start in range(0, len(payloads), 30):
+            await append(writer, *payloads[start : start + 30])
+        end = await writer.close()
+        assert end.last_entry_id == 300
+        async with ledger_client(addresses, tree) as reading:
+            assert await read_all(reading, writer.ledger_id, 300) == payloads
 
 
-def test_recovery_over_grpc_fences_the_writer_and_keeps_what_it_was_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        async with bookies(tmp_path, 3) as addresses, ledger_client(addresses, tree) as writing:
-            writer = await writing.create(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={})
-            await append(writer, b"one", b"two")
-            async with ledger_client(addresses, tree) as recovering:
-                end = await recovering.recover(writer.ledger_id)
-                assert end.last_entry_id == 1
-                with pytest.raises(LedgerFencedError):
-                    await append(writer, b"too late")
-                assert await read_all(recovering, writer.ledger_id, 1) == [b"one", b"two"]
-
-    run_async(main())
+async def test_recovery_over_grpc_fences_the_writer_and_keeps_what_it_was_told(tmp_path: Path) -> None:
+    tree = MemoryTree()
+    async with bookies(tmp_path, 3) as addresses, ledger_client(addresses, tree) as writing:
+        writer = await writing.create(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={})
+        await append(writer, b"one", b"two")
+        async with ledger_client(addresses, tree) as recovering:
+            end = await recovering.recover(writer.ledger_id)
+            assert end.last_entry_id == 1
+            with pytest.raises(LedgerFencedError):
+                await append(writer, b"too late")
+            assert await read_all(recovering, writer.ledger_id, 1) == [b"one", b"two"]

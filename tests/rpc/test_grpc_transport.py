@@ -32,7 +32,7 @@ from cepheid_rpc import (
     method_path,
 )
 from tests.rpc.memory_bookie import MemoryBookie, QueueSource
-from tests.support import run_async, wait_until
+from tests.support import wait_until
 
 KEY = b"k" * 16
 
@@ -74,351 +74,290 @@ async def served(
         await server.aclose()
 
 
-def test_adds_are_stored_and_answered_in_order() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie) as (_, connection):
-            stream = connection.open_add_stream(source)
-            sent = [add(7, 0, b"a", b"b"), add(7, 2, b"c"), add(9, 5, b"d" * 5_000_000)]
-            source.waiting += sent
+async def test_adds_are_stored_and_answered_in_order() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    async with served(bookie) as (_, connection):
+        stream = connection.open_add_stream(source)
+        sent = [add(7, 0, b"a", b"b"), add(7, 2, b"c"), add(9, 5, b"d" * 5_000_000)]
+        source.waiting += sent
+        stream.wake()
+        await wait_until(lambda: len(source.answers) == 3)
+        assert source.answers == [ok(7, 0, 1), ok(7, 2, 2), ok(9, 5, 5)]
+        assert bookie.requests == sent
+        assert not source.broken
+
+
+async def test_what_waits_travels_together() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    async with served(bookie) as (_, connection):
+        stream = connection.open_add_stream(source)
+        source.waiting += [add(1, entry_id, b"x" * 1000) for entry_id in range(500)]
+        for _ in range(500):
             stream.wake()
-            await wait_until(lambda: len(source.answers) == 3)
-            assert source.answers == [ok(7, 0, 1), ok(7, 2, 2), ok(9, 5, 5)]
-            assert bookie.requests == sent
-            assert not source.broken
-
-    run_async(main())
+        await wait_until(lambda: len(source.answers) == 500)
+        assert source.messages == 1
+        assert source.answer_messages == 1
 
 
-def test_what_waits_travels_together() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie) as (_, connection):
-            stream = connection.open_add_stream(source)
-            source.waiting += [add(1, entry_id, b"x" * 1000) for entry_id in range(500)]
-            for _ in range(500):
-                stream.wake()
-            await wait_until(lambda: len(source.answers) == 500)
-            assert source.messages == 1
-            assert source.answer_messages == 1
-
-    run_async(main())
+async def test_a_group_larger_than_a_message_is_cut_and_arrives_whole() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    async with served(bookie) as (_, connection):
+        stream = connection.open_add_stream(source)
+        source.waiting.append(add(1, 0, *[bytes([number]) * 1_000_000 for number in range(40)]))
+        stream.wake()
+        await wait_until(lambda: sum(a.last_entry_id - a.first_entry_id + 1 for a in source.answers) == 40)
+        assert len(bookie.groups[1]) > 1
+        assert [payload[0] for part in bookie.groups[1] for payload in part.payloads()] == list(range(40))
 
 
-def test_a_group_larger_than_a_message_is_cut_and_arrives_whole() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie) as (_, connection):
-            stream = connection.open_add_stream(source)
-            source.waiting.append(add(1, 0, *[bytes([number]) * 1_000_000 for number in range(40)]))
-            stream.wake()
-            await wait_until(lambda: sum(a.last_entry_id - a.first_entry_id + 1 for a in source.answers) == 40)
-            assert len(bookie.groups[1]) > 1
-            assert [payload[0] for part in bookie.groups[1] for payload in part.payloads()] == list(range(40))
-
-    run_async(main())
-
-
-def test_a_damaged_group_is_answered_so_and_never_stored() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie) as (_, connection):
-            stream = connection.open_add_stream(source)
-            damaged = bytearray(group(1, 3, b"payload").data)
-            damaged[-1] ^= 1
-            source.waiting += [
-                add(1, 2, b"good"),
-                AddRequest(EntryGroup(1, 3, [len(damaged)], bytes(damaged)), KEY),
-                add(2, 0, b""),
-            ]
-            stream.wake()
-            await wait_until(lambda: len(source.answers) == 3)
-            assert AddAnswer(1, 3, 3, Status.BAD_DIGEST) in source.answers
-            assert [request.group.first_entry_id for request in bookie.requests] == [2, 0]
-
-    run_async(main())
+async def test_a_damaged_group_is_answered_so_and_never_stored() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    async with served(bookie) as (_, connection):
+        stream = connection.open_add_stream(source)
+        damaged = bytearray(group(1, 3, b"payload").data)
+        damaged[-1] ^= 1
+        source.waiting += [
+            add(1, 2, b"good"),
+            AddRequest(EntryGroup(1, 3, [len(damaged)], bytes(damaged)), KEY),
+            add(2, 0, b""),
+        ]
+        stream.wake()
+        await wait_until(lambda: len(source.answers) == 3)
+        assert AddAnswer(1, 3, 3, Status.BAD_DIGEST) in source.answers
+        assert [request.group.first_entry_id for request in bookie.requests] == [2, 0]
 
 
-def test_unanswered_bytes_of_a_stream_are_bounded() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        bookie.hold_answers = True
-        async with served(bookie, BookieServerSettings(stream_in_flight_bytes=2_000_000)) as (server, connection):
-            stream = connection.open_add_stream(source)
-            source.waiting += [add(1, entry_id, b"x" * 500_000) for entry_id in range(100)]
-            stream.wake()
-            await wait_until(lambda: server.in_flight_bytes >= 2_000_000)
-            await asyncio.sleep(0.05)  # time in which a server without a bound would go on
-            assert server.in_flight_bytes < 3_500_000
-            bookie.hold_answers = False
-            bookie.release()
-            await wait_until(lambda: len(source.answers) == 100)
-            assert server.in_flight_bytes == 0
-
-    run_async(main())
+async def test_unanswered_bytes_of_a_stream_are_bounded() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    bookie.hold_answers = True
+    async with served(bookie, BookieServerSettings(stream_in_flight_bytes=2_000_000)) as (server, connection):
+        stream = connection.open_add_stream(source)
+        source.waiting += [add(1, entry_id, b"x" * 500_000) for entry_id in range(100)]
+        stream.wake()
+        await wait_until(lambda: server.in_flight_bytes >= 2_000_000)
+        await asyncio.sleep(0.05)  # time in which a server without a bound would go on
+        assert server.in_flight_bytes < 3_500_000
+        bookie.hold_answers = False
+        bookie.release()
+        await wait_until(lambda: len(source.answers) == 100)
+        assert server.in_flight_bytes == 0
 
 
-def test_a_lac_comes_with_the_highest_entry() -> None:
-    async def main() -> None:
-        bookie = MemoryBookie()
-        bookie.groups[4] = [group(4, 0, b"a", b"b")]
-        async with served(bookie) as (_, connection):
-            assert await connection.write_lac(ExplicitLac(4, 1, KEY)) is Status.OK
-            answer = await connection.read_lac(LacRequest(4, KEY, fence=True))
-            assert (answer.status, answer.last_add_confirmed, answer.explicit_lac) == (Status.OK, 0, 1)
-            assert answer.highest_entry == bookie.groups[4][0].slice(1, 1)
-            assert (await connection.read_lac(LacRequest(5, KEY))).status is Status.NO_LEDGER
-
-    run_async(main())
+async def test_a_lac_comes_with_the_highest_entry() -> None:
+    bookie = MemoryBookie()
+    bookie.groups[4] = [group(4, 0, b"a", b"b")]
+    async with served(bookie) as (_, connection):
+        assert await connection.write_lac(ExplicitLac(4, 1, KEY)) is Status.OK
+        answer = await connection.read_lac(LacRequest(4, KEY, fence=True))
+        assert (answer.status, answer.last_add_confirmed, answer.explicit_lac) == (Status.OK, 0, 1)
+        assert answer.highest_entry == bookie.groups[4][0].slice(1, 1)
+        assert (await connection.read_lac(LacRequest(5, KEY))).status is Status.NO_LEDGER
 
 
-def test_a_read_streams_chunks_and_says_what_is_missing() -> None:
-    async def main() -> None:
-        bookie = MemoryBookie()
-        bookie.groups[4] = [group(4, 0, b"a", b"b"), group(4, 2, b"c")]
-        async with served(bookie) as (_, connection):
-            chunks = [chunk async for chunk in connection.read(ReadRequest(4, 0, 3))]
-            assert [list(chunk.groups) for chunk in chunks] == [[bookie.groups[4][0]], [bookie.groups[4][1]], []]
-            (missing,) = chunks[-1].missing
-            assert (missing.first_entry_id, missing.last_entry_id, missing.status) == (3, 3, Status.NO_ENTRY)
-
-    run_async(main())
+async def test_a_read_streams_chunks_and_says_what_is_missing() -> None:
+    bookie = MemoryBookie()
+    bookie.groups[4] = [group(4, 0, b"a", b"b"), group(4, 2, b"c")]
+    async with served(bookie) as (_, connection):
+        chunks = [chunk async for chunk in connection.read(ReadRequest(4, 0, 3))]
+        assert [list(chunk.groups) for chunk in chunks] == [[bookie.groups[4][0]], [bookie.groups[4][1]], []]
+        (missing,) = chunks[-1].missing
+        assert (missing.first_entry_id, missing.last_entry_id, missing.status) == (3, 3, Status.NO_ENTRY)
 
 
-def test_a_reader_that_does_not_read_stops_the_bookie_from_reading_on() -> None:
-    async def main() -> None:
-        bookie = MemoryBookie()
-        payload = b"x" * 1_000_000
-        bookie.groups[1] = [group(1, entry_id, payload) for entry_id in range(60)]
-        async with served(bookie) as (_, connection):
-            reading = connection.read(ReadRequest(1, 0, 59))
-            await anext(reading)
-            read = -1
-            while read != bookie.chunks_read:  # until it stands still
-                read = bookie.chunks_read
-                await asyncio.sleep(0.1)
-            assert bookie.chunks_read < 40
-            await reading.aclose()  # type: ignore[attr-defined]
-            await wait_until(lambda: bookie.reads_ended == 1)
-
-    run_async(main())
+async def test_a_reader_that_does_not_read_stops_the_bookie_from_reading_on() -> None:
+    bookie = MemoryBookie()
+    payload = b"x" * 1_000_000
+    bookie.groups[1] = [group(1, entry_id, payload) for entry_id in range(60)]
+    async with served(bookie) as (_, connection):
+        reading = connection.read(ReadRequest(1, 0, 59))
+        await anext(reading)
+        read = -1
+        while read != bookie.chunks_read:  # until it stands still
+            read = bookie.chunks_read
+            await asyncio.sleep(0.1)
+        assert bookie.chunks_read < 40
+        await reading.aclose()  # type: ignore[attr-defined]
+        await wait_until(lambda: bookie.reads_ended == 1)
 
 
-def test_no_bookie_at_the_address_is_unavailable_not_a_negative() -> None:
-    async def main() -> None:
-        connection = GrpcConnection("b1", "127.0.0.1:1")
-        source = QueueSource()
+async def test_no_bookie_at_the_address_is_unavailable_not_a_negative() -> None:
+    connection = GrpcConnection("b1", "127.0.0.1:1")
+    source = QueueSource()
+    source.waiting.append(add(1, 0, b"x"))
+    connection.open_add_stream(source).wake()
+    with pytest.raises(BookieUnavailableError, match=r"bookie b1 at 127.0.0.1:1: ReadLac failed: UNAVAILABLE"):
+        await connection.read_lac(LacRequest(1, KEY))
+    with pytest.raises(BookieUnavailableError):
+        await connection.write_lac(ExplicitLac(1, 0, KEY))
+    with pytest.raises(BookieUnavailableError):
+        await anext(connection.read(ReadRequest(1, 0, 0)))
+    await wait_until(lambda: bool(source.broken))
+    assert isinstance(source.broken[0], BookieUnavailableError)
+    await connection.aclose()
+    assert len(source.broken) == 1
+
+
+async def test_a_silent_bookie_breaks_the_stream_and_times_reads_out() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    bookie.hold_answers = True
+    bookie.speaks.clear()
+    async with served(bookie, BookieServerSettings(stop_grace_s=0.1), timeout_s=0.3) as (_, connection):
         source.waiting.append(add(1, 0, b"x"))
         connection.open_add_stream(source).wake()
-        with pytest.raises(BookieUnavailableError, match=r"bookie b1 at 127.0.0.1:1: ReadLac failed: UNAVAILABLE"):
-            await connection.read_lac(LacRequest(1, KEY))
-        with pytest.raises(BookieUnavailableError):
-            await connection.write_lac(ExplicitLac(1, 0, KEY))
-        with pytest.raises(BookieUnavailableError):
+        with pytest.raises(BookieUnavailableError, match="no answer in time"):
             await anext(connection.read(ReadRequest(1, 0, 0)))
+        with pytest.raises(BookieUnavailableError, match="DEADLINE_EXCEEDED"):
+            await connection.read_lac(LacRequest(1, KEY))
         await wait_until(lambda: bool(source.broken))
-        assert isinstance(source.broken[0], BookieUnavailableError)
+        assert "no answer in time" in str(source.broken[0])
+        bookie.speaks.set()
+
+
+async def test_an_idle_stream_outlives_the_add_timeout() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    async with served(bookie, timeout_s=1.0) as (_, connection):
+        stream = connection.open_add_stream(source)
+        await asyncio.sleep(1.2)  # the length of the silence is what is tried
+        source.waiting.append(add(1, 0, b"x"))
+        stream.wake()
+        await wait_until(lambda: bool(source.answers))
+        assert not source.broken
+
+
+async def test_a_stopping_bookie_answers_what_it_admitted() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    bookie.hold_answers = True
+    async with served(bookie) as (server, connection):
+        source.waiting.append(add(1, 0, b"x"))
+        connection.open_add_stream(source).wake()
+        await wait_until(lambda: bool(bookie.held))
+        stopping = asyncio.create_task(server.aclose())
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        bookie.release()
+        await stopping
+        await wait_until(lambda: bool(source.broken))
+        assert source.answers == [ok(1, 0, 0)]
+        assert "ended the stream" in str(source.broken[0])
+
+
+async def test_the_connection_comes_back_when_the_bookie_does() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    async with served(bookie) as (server, connection):
+        assert (await connection.read_lac(LacRequest(1, KEY))).status is Status.NO_LEDGER
+        await server.aclose()
+        again = BookieServer(bookie, "127.0.0.1", server.port)
+        await again.start()
+
+        assert await read_status_in_the_end(connection) is Status.NO_LEDGER
+        source.waiting.append(add(1, 0, b"x"))
+        connection.open_add_stream(source).wake()
+        await wait_until(lambda: bool(source.answers))
         await connection.aclose()
-        assert len(source.broken) == 1
-
-    run_async(main())
+        await again.aclose()
 
 
-def test_a_silent_bookie_breaks_the_stream_and_times_reads_out() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        bookie.hold_answers = True
-        bookie.speaks.clear()
-        async with served(bookie, BookieServerSettings(stop_grace_s=0.1), timeout_s=0.3) as (_, connection):
-            source.waiting.append(add(1, 0, b"x"))
-            connection.open_add_stream(source).wake()
-            with pytest.raises(BookieUnavailableError, match="no answer in time"):
-                await anext(connection.read(ReadRequest(1, 0, 0)))
-            with pytest.raises(BookieUnavailableError, match="DEADLINE_EXCEEDED"):
-                await connection.read_lac(LacRequest(1, KEY))
-            await wait_until(lambda: bool(source.broken))
-            assert "no answer in time" in str(source.broken[0])
-            bookie.speaks.set()
-
-    run_async(main())
-
-
-def test_an_idle_stream_outlives_the_add_timeout() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie, timeout_s=1.0) as (_, connection):
-            stream = connection.open_add_stream(source)
-            await asyncio.sleep(1.2)  # the length of the silence is what is tried
-            source.waiting.append(add(1, 0, b"x"))
-            stream.wake()
-            await wait_until(lambda: bool(source.answers))
-            assert not source.broken
-
-    run_async(main())
-
-
-def test_a_stopping_bookie_answers_what_it_admitted() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        bookie.hold_answers = True
-        async with served(bookie) as (server, connection):
-            source.waiting.append(add(1, 0, b"x"))
-            connection.open_add_stream(source).wake()
-            await wait_until(lambda: bool(bookie.held))
-            stopping = asyncio.create_task(server.aclose())
-            await asyncio.sleep(0.05)
-            assert not stopping.done()
-            bookie.release()
-            await stopping
-            await wait_until(lambda: bool(source.broken))
-            assert source.answers == [ok(1, 0, 0)]
-            assert "ended the stream" in str(source.broken[0])
-
-    run_async(main())
-
-
-def test_the_connection_comes_back_when_the_bookie_does() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie) as (server, connection):
-            assert (await connection.read_lac(LacRequest(1, KEY))).status is Status.NO_LEDGER
-            await server.aclose()
-            again = BookieServer(bookie, "127.0.0.1", server.port)
-            await again.start()
-
-            assert await read_status_in_the_end(connection) is Status.NO_LEDGER
-            source.waiting.append(add(1, 0, b"x"))
-            connection.open_add_stream(source).wake()
-            await wait_until(lambda: bool(source.answers))
-            await connection.aclose()
-            await again.aclose()
-
-    run_async(main())
-
-
-def test_a_client_that_vanishes_leaves_nothing_at_the_bookie() -> None:
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        bookie.hold_answers = True
-        async with served(bookie) as (server, connection):
-            source.waiting.append(add(1, 0, b"x"))
-            connection.open_add_stream(source).wake()
-            await wait_until(lambda: bool(bookie.held))
-            await connection.aclose()
-            await wait_until(lambda: "0 add streams" in repr(server))
-            bookie.release()  # late answers go nowhere, quietly
-            assert not source.broken, "its owner closed it, and knows"
-
-    run_async(main())
+async def test_a_client_that_vanishes_leaves_nothing_at_the_bookie() -> None:
+    bookie, source = MemoryBookie(), QueueSource()
+    bookie.hold_answers = True
+    async with served(bookie) as (server, connection):
+        source.waiting.append(add(1, 0, b"x"))
+        connection.open_add_stream(source).wake()
+        await wait_until(lambda: bool(bookie.held))
+        await connection.aclose()
+        await wait_until(lambda: "0 add streams" in repr(server))
+        bookie.release()  # late answers go nowhere, quietly
+        assert not source.broken, "its owner closed it, and knows"
 
 
 @pytest.mark.parametrize("method", [READ_LAC, ADD])
-def test_bytes_that_are_not_understood_end_the_call_with_the_reason(method: str) -> None:
-    async def main() -> None:
-        bookie = MemoryBookie()
-        async with served(bookie) as (server, _):
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-                newer = b"\x02" + encode_add_message([])[1:]
+async def test_bytes_that_are_not_understood_end_the_call_with_the_reason(method: str) -> None:
+    bookie = MemoryBookie()
+    async with served(bookie) as (server, _):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            newer = b"\x02" + encode_add_message([])[1:]
 
-                async def call() -> None:
-                    if method == ADD:
-                        stream = channel.stream_stream(method_path(ADD))()
-                        await stream.write(newer)
-                        await stream.read()
-                    else:
-                        await channel.unary_unary(method_path(READ_LAC))(newer)
+            async def call() -> None:
+                if method == ADD:
+                    stream = channel.stream_stream(method_path(ADD))()
+                    await stream.write(newer)
+                    await stream.read()
+                else:
+                    await channel.unary_unary(method_path(READ_LAC))(newer)
 
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call()
-                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-                assert "format 2" in (caught.value.details() or "")
-
-    run_async(main())
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "format 2" in (caught.value.details() or "")
 
 
-def test_a_failing_source_breaks_its_stream() -> None:
+async def test_a_failing_source_breaks_its_stream() -> None:
     class FailingSource(QueueSource):
         def on_answers(self, answers: object) -> None:
             raise ZeroDivisionError
 
-    async def main() -> None:
-        bookie, source = MemoryBookie(), FailingSource()
-        async with served(bookie) as (_, connection):
-            source.waiting.append(add(1, 0, b"x"))
-            connection.open_add_stream(source).wake()
-            await wait_until(lambda: bool(source.broken))
-
-    run_async(main())
+    bookie, source = MemoryBookie(), FailingSource()
+    async with served(bookie) as (_, connection):
+        source.waiting.append(add(1, 0, b"x"))
+        connection.open_add_stream(source).wake()
+        await wait_until(lambda: bool(source.broken))
 
 
-def test_a_port_in_use_says_what_to_do() -> None:
-    async def main() -> None:
-        async with served(MemoryBookie()) as (server, _):
-            with pytest.raises(PortInUseError, match=r"cannot listen on .*another one"):
-                await BookieServer(MemoryBookie(), "127.0.0.1", server.port).start()
-
-    run_async(main())
+async def test_a_port_in_use_says_what_to_do() -> None:
+    async with served(MemoryBookie()) as (server, _):
+        with pytest.raises(PortInUseError, match=r"cannot listen on .*another one"):
+            await BookieServer(MemoryBookie(), "127.0.0.1", server.port).start()
 
 
-def test_more_answers_than_entries_break_the_stream() -> None:
+async def test_more_answers_than_entries_break_the_stream() -> None:
     async def add_twice(_messages: object, context: Any) -> None:
         await context.read()
         await context.write(encode_add_answers([ok(1, 0, 0), ok(1, 1, 1)]))
         await context.read()
 
-    async def main() -> None:
-        server = grpc.aio.server()
-        handlers = {ADD: grpc.stream_stream_rpc_method_handler(add_twice)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        connection = GrpcConnection("b1", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-        await server.start()
-        source = QueueSource()
-        source.waiting.append(add(1, 0, b"x"))
-        connection.open_add_stream(source).wake()
-        await wait_until(lambda: bool(source.broken))
-        assert "1 more entries were answered than sent" in str(source.broken[0])
-        await connection.aclose()
-        await server.stop(None)
-
-    run_async(main())
+    server = grpc.aio.server()
+    handlers = {ADD: grpc.stream_stream_rpc_method_handler(add_twice)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    connection = GrpcConnection("b1", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    source = QueueSource()
+    source.waiting.append(add(1, 0, b"x"))
+    connection.open_add_stream(source).wake()
+    await wait_until(lambda: bool(source.broken))
+    assert "1 more entries were answered than sent" in str(source.broken[0])
+    await connection.aclose()
+    await server.stop(None)
 
 
-def test_read_answers_survive_the_transport_unchanged() -> None:
-    async def main() -> None:
-        bookie = MemoryBookie()
-        bookie.groups[1] = [group(1, 0, *[bytes([n]) * n for n in range(200)])]
-        async with served(bookie) as (_, connection):
-            (chunk,) = [chunk async for chunk in connection.read(ReadRequest(1, 0, 199))]
-            assert chunk == ReadAnswer((bookie.groups[1][0],), (), 200)
-            chunk.groups[0].verify()
-
-    run_async(main())
+async def test_read_answers_survive_the_transport_unchanged() -> None:
+    bookie = MemoryBookie()
+    bookie.groups[1] = [group(1, 0, *[bytes([n]) * n for n in range(200)])]
+    async with served(bookie) as (_, connection):
+        (chunk,) = [chunk async for chunk in connection.read(ReadRequest(1, 0, 199))]
+        assert chunk == ReadAnswer((bookie.groups[1][0],), (), 200)
+        chunk.groups[0].verify()
 
 
-def test_a_connection_that_is_abandoned_breaks_its_streams_and_lets_reads_end() -> None:
+async def test_a_connection_that_is_abandoned_breaks_its_streams_and_lets_reads_end() -> None:
     """The bookie registered elsewhere: writers must hear of it, also when the old process says nothing any more."""
-
-    async def main() -> None:
-        bookie, source = MemoryBookie(), QueueSource()
-        async with served(bookie) as (_, connection):
-            stream = connection.open_add_stream(source)
-            source.waiting.append(add(1, 0, *[b"x" * 1_000_000] * 3))
-            stream.wake()
-            await wait_until(lambda: sum(a.last_entry_id - a.first_entry_id + 1 for a in source.answers) == 3)
-            chunks = connection.read(ReadRequest(1, 0, 2, max_bytes=10_000_000))
-            read = [await anext(chunks)]
-            abandoning = asyncio.ensure_future(connection.abandon("bookie b1 moved"))
-            await wait_until(lambda: bool(source.broken))
-            assert "bookie b1 moved" in str(source.broken[0])
-            read += [chunk async for chunk in chunks]
-            assert sum(len(part) for chunk in read for part in chunk.groups) == 3
-            await abandoning
-
-    run_async(main())
+    bookie, source = MemoryBookie(), QueueSource()
+    async with served(bookie) as (_, connection):
+        stream = connection.open_add_stream(source)
+        source.waiting.append(add(1, 0, *[b"x" * 1_000_000] * 3))
+        stream.wake()
+        await wait_until(lambda: sum(a.last_entry_id - a.first_entry_id + 1 for a in source.answers) == 3)
+        chunks = connection.read(ReadRequest(1, 0, 2, max_bytes=10_000_000))
+        read = [await anext(chunks)]
+        abandoning = asyncio.ensure_future(connection.abandon("bookie b1 moved"))
+        await wait_until(lambda: bool(source.broken))
+        assert "bookie b1 moved" in str(source.broken[0])
+        read += [chunk async for chunk in chunks]
+        assert sum(len(part) for chunk in read for part in chunk.groups) == 3
+        await abandoning
 
 
 @pytest.mark.parametrize("how", ["abandon", "aclose"])
-def test_calls_cut_off_by_the_end_of_a_connection_are_unavailable_not_cancelled(how: str) -> None:
+async def test_calls_cut_off_by_the_end_of_a_connection_are_unavailable_not_cancelled(how: str) -> None:
     """Nobody cancelled those who wait: a reader at a bookie that moves asks elsewhere."""
 
     async def ask(connection: GrpcConnection, wait_ms: int = 0) -> str:
@@ -431,30 +370,27 @@ def test_calls_cut_off_by_the_end_of_a_connection_are_unavailable_not_cancelled(
             await anext(connection.read(ReadRequest(1, 0, 0)))
         return str(read.value)
 
-    async def main() -> None:
-        bookie = MemoryBookie()
-        bookie.speaks.clear()
-        server = BookieServer(bookie, "127.0.0.1", 0, BookieServerSettings(stop_grace_s=0.1))
-        await server.start()
-        limits = GrpcConnectionSettings(read_timeout_s=10.0, request_timeout_s=0.1)
-        connection = GrpcConnection("b1", f"127.0.0.1:{server.port}", limits)
-        waiting = [asyncio.create_task(ask(connection, wait_ms=20_000)), asyncio.create_task(read(connection))]
-        await wait_until(lambda: len(bookie.speaks._waiters) == 2)
-        if how == "abandon":
-            abandoning = asyncio.create_task(connection.abandon("bookie b1 moved"))
-            assert "bookie b1 moved" in await waiting.pop(0)
-            waiting.pop().cancel()  # has its time to end
-            await abandoning
-        else:
-            await connection.aclose()
-        assert all("the connection was closed" in said for said in await asyncio.gather(*waiting))
-        why = "bookie b1 moved" if how == "abandon" else "the connection was closed"
-        assert why in await ask(connection)
-        assert why in await read(connection)
-        with pytest.raises(BookieUnavailableError, match=why):
-            await connection.write_lac(ExplicitLac(1, 0, KEY))
-        with pytest.raises(BookieUnavailableError, match=why):
-            connection.open_add_stream(QueueSource())
-        await server.aclose()
-
-    run_async(main())
+    bookie = MemoryBookie()
+    bookie.speaks.clear()
+    server = BookieServer(bookie, "127.0.0.1", 0, BookieServerSettings(stop_grace_s=0.1))
+    await server.start()
+    limits = GrpcConnectionSettings(read_timeout_s=10.0, request_timeout_s=0.1)
+    connection = GrpcConnection("b1", f"127.0.0.1:{server.port}", limits)
+    waiting = [asyncio.create_task(ask(connection, wait_ms=20_000)), asyncio.create_task(read(connection))]
+    await wait_until(lambda: len(bookie.speaks._waiters) == 2)
+    if how == "abandon":
+        abandoning = asyncio.create_task(connection.abandon("bookie b1 moved"))
+        assert "bookie b1 moved" in await waiting.pop(0)
+        waiting.pop().cancel()  # has its time to end
+        await abandoning
+    else:
+        await connection.aclose()
+    assert all("the connection was closed" in said for said in await asyncio.gather(*waiting))
+    why = "bookie b1 moved" if how == "abandon" else "the connection was closed"
+    assert why in await ask(connection)
+    assert why in await read(connection)
+    with pytest.raises(BookieUnavailableError, match=why):
+        await connection.write_lac(ExplicitLac(1, 0, KEY))
+    with pytest.raises(BookieUnavailableError, match=why):
+        connection.open_add_stream(QueueSource())
+    await server.aclose()

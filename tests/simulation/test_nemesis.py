@@ -19,7 +19,6 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.nemesis_machines import MachineFaults
 from tests.simulation.nemesis_operators import OperatorFaults
 from tests.simulation.node import Node
-from tests.simulation.virtual_loop import run_simulated
 from tests.simulation.world import World
 
 HERE = Path(__file__).parent
@@ -65,18 +64,16 @@ def test_a_suppressed_fault_has_an_ordinal_and_does_not_happen() -> None:
     assert (plan.dealt, plan.counts) == (3, {"message lost": 2})
 
 
-def test_peace_is_not_before_the_last_lasting_fault_has_ended() -> None:
-    async def main() -> None:
-        plan = FaultPlan("lasting", CALM)
-        assert plan.ends_s == 0
-        began_s = asyncio.get_running_loop().time()
-        assert 10 <= plan.lasting((10, 30)) <= 30
-        assert plan.ends_s >= began_s + 10
-        ends_s = plan.ends_s
-        plan.lasting((0.0, 0.1))
-        assert plan.ends_s == ends_s
-
-    run_simulated(main())
+@pytest.mark.virtual_time
+async def test_peace_is_not_before_the_last_lasting_fault_has_ended() -> None:
+    plan = FaultPlan("lasting", CALM)
+    assert plan.ends_s == 0
+    began_s = asyncio.get_running_loop().time()
+    assert 10 <= plan.lasting((10, 30)) <= 30
+    assert plan.ends_s >= began_s + 10
+    ends_s = plan.ends_s
+    plan.lasting((0.0, 0.1))
+    assert plan.ends_s == ends_s
 
 
 class Played(World):

@@ -31,6 +31,8 @@ from tests.simulation.sim_wire import SimAddStream
 from tests.simulation.virtual_loop import run_simulated
 from tests.support import wait_until
 
+pytestmark = pytest.mark.virtual_time
+
 KEY = bytes(16)
 
 
@@ -102,80 +104,65 @@ class Pair:
         stream.wake()
 
 
-def test_a_stream_keeps_its_order() -> None:
-    async def main() -> None:
+async def test_a_stream_keeps_its_order() -> None:
+    pair = Pair()
+    stream = pair.send(0)
+    for entry_id in range(1, 50):
+        await asyncio.sleep(0.0003)
+        pair.more(stream, entry_id)
+    await asyncio.sleep(1)
+    assert pair.bookie.added == pair.source.answered == list(range(50))
+
+
+async def test_calls_and_chunks_arrive() -> None:
+    pair = Pair()
+    assert (await pair.connection.read_lac(LacRequest(1, KEY))).last_add_confirmed == 7
+    assert await pair.connection.write_lac(ExplicitLac(1, 3, KEY)) is Status.OK
+    chunks = [chunk.next_entry_id async for chunk in pair.connection.read(ReadRequest(1, 0, 9))]
+    assert chunks == list(range(1, 11))
+
+
+async def test_a_reader_that_stops_ends_the_work_at_the_bookie() -> None:
+    pair = Pair()
+    chunks = pair.connection.read(ReadRequest(1, 0, 10**6))
+    assert (await anext(chunks)).next_entry_id == 1
+    await chunks.aclose()  # type: ignore[attr-defined]
+    await asyncio.sleep(1)
+    assert [task for task in asyncio.all_tasks() if "serve" in task.get_name()] == []
+
+
+async def test_a_dead_process_resets_and_a_dead_machine_is_silent() -> None:
+    for noticed, least_s in ((True, 0.0), (False, CALM.silence_s)):
         pair = Pair()
-        stream = pair.send(0)
-        for entry_id in range(1, 50):
-            await asyncio.sleep(0.0003)
-            pair.more(stream, entry_id)
+        pair.send(0)
         await asyncio.sleep(1)
-        assert pair.bookie.added == pair.source.answered == list(range(50))
-
-    run_simulated(main())
-
-
-def test_calls_and_chunks_arrive() -> None:
-    async def main() -> None:
-        pair = Pair()
-        assert (await pair.connection.read_lac(LacRequest(1, KEY))).last_add_confirmed == 7
-        assert await pair.connection.write_lac(ExplicitLac(1, 3, KEY)) is Status.OK
-        chunks = [chunk.next_entry_id async for chunk in pair.connection.read(ReadRequest(1, 0, 9))]
-        assert chunks == list(range(1, 11))
-
-    run_simulated(main())
+        pair.server.crash()
+        began = asyncio.get_running_loop().time()
+        pair.network.stop_serving("b1", noticed=noticed)
+        await wait_until(lambda pair=pair: pair.source.broken is not None)
+        assert least_s <= asyncio.get_running_loop().time() - began <= least_s + 0.02
+        with pytest.raises(BookieUnavailableError):
+            await pair.connection.read_lac(LacRequest(1, KEY))
 
 
-def test_a_reader_that_stops_ends_the_work_at_the_bookie() -> None:
-    async def main() -> None:
-        pair = Pair()
-        chunks = pair.connection.read(ReadRequest(1, 0, 10**6))
-        assert (await anext(chunks)).next_entry_id == 1
-        await chunks.aclose()  # type: ignore[attr-defined]
-        await asyncio.sleep(1)
-        assert [task for task in asyncio.all_tasks() if "serve" in task.get_name()] == []
-
-    run_simulated(main())
-
-
-def test_a_dead_process_resets_and_a_dead_machine_is_silent() -> None:
-    async def main() -> None:
-        for noticed, least_s in ((True, 0.0), (False, CALM.silence_s)):
-            pair = Pair()
-            pair.send(0)
-            await asyncio.sleep(1)
-            pair.server.crash()
-            began = asyncio.get_running_loop().time()
-            pair.network.stop_serving("b1", noticed=noticed)
-            await wait_until(lambda pair=pair: pair.source.broken is not None)
-            assert least_s <= asyncio.get_running_loop().time() - began <= least_s + 0.02
-            with pytest.raises(BookieUnavailableError):
-                await pair.connection.read_lac(LacRequest(1, KEY))
-
-    run_simulated(main())
-
-
-def test_a_short_partition_delays_and_a_long_one_breaks() -> None:
-    async def main() -> None:
-        pair = Pair()
-        stream = pair.send(0)
-        await asyncio.sleep(1)
-        pair.network.block("broker", "b1")
-        pair.more(stream, 1)
-        await asyncio.sleep(1)
-        assert pair.bookie.added == [0]
-        pair.network.heal()
-        pair.more(stream, 2)
-        await asyncio.sleep(1)
-        assert pair.source.answered == [0, 1, 2]
-        pair.network.block("b1", "broker")
-        pair.more(stream, 3)
-        await asyncio.sleep(10)
-        assert pair.bookie.added == [0, 1, 2, 3], "it got there"
-        assert pair.source.answered == [0, 1, 2], "and nobody was told"
-        assert pair.source.broken is not None
-
-    run_simulated(main())
+async def test_a_short_partition_delays_and_a_long_one_breaks() -> None:
+    pair = Pair()
+    stream = pair.send(0)
+    await asyncio.sleep(1)
+    pair.network.block("broker", "b1")
+    pair.more(stream, 1)
+    await asyncio.sleep(1)
+    assert pair.bookie.added == [0]
+    pair.network.heal()
+    pair.more(stream, 2)
+    await asyncio.sleep(1)
+    assert pair.source.answered == [0, 1, 2]
+    pair.network.block("b1", "broker")
+    pair.more(stream, 3)
+    await asyncio.sleep(10)
+    assert pair.bookie.added == [0, 1, 2, 3], "it got there"
+    assert pair.source.answered == [0, 1, 2], "and nobody was told"
+    assert pair.source.broken is not None
 
 
 def test_a_reset_after_the_server_acted_loses_the_answer() -> None:
@@ -195,50 +182,38 @@ def test_a_reset_after_the_server_acted_loses_the_answer() -> None:
     assert fates == {("answered", 1), ("broken", 0), ("broken", 1)}
 
 
-def test_duplicates_come_late_and_answer_nobody() -> None:
-    async def main() -> None:
-        pair = Pair(Faults(duplicate=1.0).without("loss", "late", "reset", "corrupt"))
-        pair.send(0, 1)
-        await asyncio.sleep(10)
-        assert pair.bookie.added == [0, 1, 0, 1]
-        assert pair.source.answered == [0, 1]
-
-    run_simulated(main())
+async def test_duplicates_come_late_and_answer_nobody() -> None:
+    pair = Pair(Faults(duplicate=1.0).without("loss", "late", "reset", "corrupt"))
+    pair.send(0, 1)
+    await asyncio.sleep(10)
+    assert pair.bookie.added == [0, 1, 0, 1]
+    assert pair.source.answered == [0, 1]
 
 
-def test_a_flipped_bit_is_refused_at_the_bookies_door() -> None:
-    async def main() -> None:
-        pair = Pair(Faults(corrupt=1.0).without("loss", "late", "reset", "duplicate"))
-        pair.send(0)
-        await asyncio.sleep(1)
-        assert pair.bookie.added == []
-        assert pair.source.statuses == [Status.BAD_DIGEST]
-
-    run_simulated(main())
+async def test_a_flipped_bit_is_refused_at_the_bookies_door() -> None:
+    pair = Pair(Faults(corrupt=1.0).without("loss", "late", "reset", "duplicate"))
+    pair.send(0)
+    await asyncio.sleep(1)
+    assert pair.bookie.added == []
+    assert pair.source.statuses == [Status.BAD_DIGEST]
 
 
-def test_a_receiver_that_does_not_read_holds_up_the_stream_and_loses_nothing() -> None:
-    async def main() -> None:
-        pair = Pair(replace(CALM, slow_receiver=1.0, slow_receiver_s=(2.0, 2.0)))
-        stream = pair.send(0)
-        await asyncio.sleep(0.5)
-        pair.more(stream, 1, 2)
-        await asyncio.sleep(1)
-        assert pair.bookie.added == []
-        await asyncio.sleep(5)
-        assert pair.bookie.added == pair.source.answered == [0, 1, 2]
-        assert pair.plan.counts["slow receiver"] >= 2
-
-    run_simulated(main())
+async def test_a_receiver_that_does_not_read_holds_up_the_stream_and_loses_nothing() -> None:
+    pair = Pair(replace(CALM, slow_receiver=1.0, slow_receiver_s=(2.0, 2.0)))
+    stream = pair.send(0)
+    await asyncio.sleep(0.5)
+    pair.more(stream, 1, 2)
+    await asyncio.sleep(1)
+    assert pair.bookie.added == []
+    await asyncio.sleep(5)
+    assert pair.bookie.added == pair.source.answered == [0, 1, 2]
+    assert pair.plan.counts["slow receiver"] >= 2
 
 
-def test_a_bit_of_an_answer_flips_and_its_digest_says_so() -> None:
-    async def main() -> None:
-        pair = Pair(replace(CALM, corrupt_answer=1.0))
-        chunks = [chunk async for chunk in pair.connection.read(ReadRequest(1, 0, 4))]
-        assert len(chunks) == 5
-        for chunk in chunks:
-            with pytest.raises((DigestMismatchError, MalformedGroupError)):
-                chunk.groups[0].verify()
-
-    run_simulated(main())
+async def test_a_bit_of_an_answer_flips_and_its_digest_says_so() -> None:
+    pair = Pair(replace(CALM, corrupt_answer=1.0))
+    chunks = [chunk async for chunk in pair.connection.read(ReadRequest(1, 0, 4))]
+    assert len(chunks) == 5
+    for chunk in chunks:
+        with pytest.raises((DigestMismatchError, MalformedGroupError)):
+            chunk.groups[0].verify()

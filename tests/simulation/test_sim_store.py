@@ -15,6 +15,8 @@ from tests.simulation.node import Node
 from tests.simulation.sim_store import SimStore, SimTree
 from tests.simulation.virtual_loop import run_simulated
 
+pytestmark = pytest.mark.virtual_time
+
 A = "/some/key"
 
 
@@ -117,24 +119,21 @@ def test_an_outage_refuses_and_leaves_what_is_under_way_unknown() -> None:
     play(script)
 
 
-def test_a_paused_process_hears_of_its_session_when_it_resumes() -> None:
-    async def run() -> None:
-        node, tree, heard = Node("east"), SimTree(), list[SessionState]()
-        store = node.context.run(SimStore, tree, FaultPlan("sim store", CALM), "east")
-        store.subscribe(heard.append)
-        await store_call(node, store.create(A, b"", ephemeral=True))
-        node.pause()
-        store.expire()
-        await asyncio.sleep(5)
-        assert (heard, store.session_state, tree.nodes.get(A)) == ([], SessionState.CONNECTED, None)
-        node.resume()
-        await asyncio.sleep(0.1)
-        assert heard == [SessionState.LOST]
-        store.renew()
-        await asyncio.sleep(0.1)
-        assert store.session_state is SessionState.CONNECTED
-
-    run_simulated(run())
+async def test_a_paused_process_hears_of_its_session_when_it_resumes() -> None:
+    node, tree, heard = Node("east"), SimTree(), list[SessionState]()
+    store = node.context.run(SimStore, tree, FaultPlan("sim store", CALM), "east")
+    store.subscribe(heard.append)
+    await store_call(node, store.create(A, b"", ephemeral=True))
+    node.pause()
+    store.expire()
+    await asyncio.sleep(5)
+    assert (heard, store.session_state, tree.nodes.get(A)) == ([], SessionState.CONNECTED, None)
+    node.resume()
+    await asyncio.sleep(0.1)
+    assert heard == [SessionState.LOST]
+    store.renew()
+    await asyncio.sleep(0.1)
+    assert store.session_state is SessionState.CONNECTED
 
 
 async def store_call(node: Node, call: Coroutine[Any, Any, Any]) -> None:
@@ -146,105 +145,85 @@ def with_faults(**faults: Any) -> tuple[SimTree, SimStore]:
     return tree, SimStore(tree, FaultPlan("sim store", replace(CALM, **faults)), "east")
 
 
-def test_a_late_watch_tells_of_many_changes_at_once() -> None:
-    async def run() -> None:
-        _, store = with_faults(late_watch=1.0, late_watch_s=(2.0, 2.0))
-        watches = [await store.watch(key) for key in (A, "/other/key")]
-        await store.create(A, b"one")
-        await store.create("/other/key", b"one")
-        await asyncio.sleep(1.5)
-        assert not any(watch.has_fired for watch in watches)
-        await asyncio.sleep(1)
-        assert all(watch.has_fired for watch in watches)
-        assert store._plan.counts == {"watch late": 1, "watches merged": 1}
-
-    run_simulated(run())
+async def test_a_late_watch_tells_of_many_changes_at_once() -> None:
+    _, store = with_faults(late_watch=1.0, late_watch_s=(2.0, 2.0))
+    watches = [await store.watch(key) for key in (A, "/other/key")]
+    await store.create(A, b"one")
+    await store.create("/other/key", b"one")
+    await asyncio.sleep(1.5)
+    assert not any(watch.has_fired for watch in watches)
+    await asyncio.sleep(1)
+    assert all(watch.has_fired for watch in watches)
+    assert store._plan.counts == {"watch late": 1, "watches merged": 1}
 
 
-def test_a_missed_watch_is_found_out_with_the_next_connection() -> None:
-    async def run() -> None:
-        _, store = with_faults(missed_watch=1.0, missed_watch_s=(3.0, 3.0))
-        heard: list[SessionState] = []
-        store.subscribe(heard.append)
-        watch = await store.watch(A)
-        await store.create(A, b"one")
-        await asyncio.sleep(2.5)
-        assert (watch.has_fired, heard) == (False, [])
-        await asyncio.sleep(1)
-        assert (watch.has_fired, heard) == (True, [SessionState.SUSPENDED, SessionState.CONNECTED])
-        assert store._plan.ends_s >= 1_003  # loop time: peace waits for it
-
-    run_simulated(run())
+async def test_a_missed_watch_is_found_out_with_the_next_connection() -> None:
+    _, store = with_faults(missed_watch=1.0, missed_watch_s=(3.0, 3.0))
+    heard: list[SessionState] = []
+    store.subscribe(heard.append)
+    watch = await store.watch(A)
+    await store.create(A, b"one")
+    await asyncio.sleep(2.5)
+    assert (watch.has_fired, heard) == (False, [])
+    await asyncio.sleep(1)
+    assert (watch.has_fired, heard) == (True, [SessionState.SUSPENDED, SessionState.CONNECTED])
+    assert store._plan.ends_s >= 1_003  # loop time: peace waits for it
 
 
-def test_changes_that_nobody_watches_are_no_news() -> None:
-    async def run() -> None:
-        _, store = with_faults(missed_watch=1.0, missed_watch_s=(3.0, 3.0))
-        await store.watch(A)
-        await store.create("/other/key", b"one")
-        assert store._plan.counts == {}
-
-    run_simulated(run())
+async def test_changes_that_nobody_watches_are_no_news() -> None:
+    _, store = with_faults(missed_watch=1.0, missed_watch_s=(3.0, 3.0))
+    await store.watch(A)
+    await store.create("/other/key", b"one")
+    assert store._plan.counts == {}
 
 
-def test_while_a_leader_is_elected_nothing_is_answered_and_then_everything_or_nothing_is_known() -> None:
-    async def run() -> None:
-        outcomes: set[str] = set()
-        for number in range(30):
-            tree, plan = SimTree(), FaultPlan(f"election {number}", CALM)
-            store = SimStore(tree, plan, "east")
-            tree.begin_election()
-            writing = asyncio.ensure_future(store.create(A, b"one"))
-            await asyncio.sleep(5)
-            assert tree.electing
-            assert not writing.done()
-            tree.end_election(plan)
-            await asyncio.wait([writing])
-            outcomes.add("failed" if isinstance(writing.exception(), StoreUnavailableError) else "done")
-            await asyncio.sleep(1)
-            assert store.session_state is SessionState.CONNECTED
-        assert outcomes == {"failed", "done"}
-
-    run_simulated(run())
-
-
-def test_a_write_takes_effect_when_there_is_a_leader_even_if_nobody_waits_for_it_any_more() -> None:
-    async def run() -> None:
-        tree, plan = SimTree(), FaultPlan("election", CALM)
-        store, other, gone = (SimStore(tree, plan, name) for name in ("east", "west", "north"))
+@pytest.mark.deadline(600)
+async def test_while_a_leader_is_elected_nothing_is_answered_and_then_everything_or_nothing_is_known() -> None:
+    outcomes: set[str] = set()
+    for number in range(30):
+        tree, plan = SimTree(), FaultPlan(f"election {number}", CALM)
+        store = SimStore(tree, plan, "east")
         tree.begin_election()
-        for each, key in ((store, "/given/up"), (gone, "/session/over")):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(5):
-                    await each.create(key, b"one")
-        gone.expire()
-        later = asyncio.ensure_future(store.put("/given/up", b"two", 0))
-        await asyncio.sleep(3)
-        tree.stores.clear()  # so that no connection breaks
+        writing = asyncio.ensure_future(store.create(A, b"one"))
+        await asyncio.sleep(5)
+        assert tree.electing
+        assert not writing.done()
         tree.end_election(plan)
-        assert await later == 1, "requests of a session are served in the order they were made"
-        assert await other.get("/session/over") is None
-
-    run_simulated(run())
-
-
-def test_two_slownesses_do_not_multiply() -> None:
-    async def run() -> None:
-        tree, store = with_faults(metadata_delay_s=(0.003, 0.003))
-        tree.slow, store.slow = 300.0, 40.0
-        began = asyncio.get_running_loop().time()
-        await store.create(A, b"one")
-        assert asyncio.get_running_loop().time() - began < 2.0
-
-    run_simulated(run())
+        await asyncio.wait([writing])
+        outcomes.add("failed" if isinstance(writing.exception(), StoreUnavailableError) else "done")
+        await asyncio.sleep(1)
+        assert store.session_state is SessionState.CONNECTED
+    assert outcomes == {"failed", "done"}
 
 
-def test_a_process_that_stopped_in_order_has_no_session_to_abandon() -> None:
-    async def run() -> None:
-        tree, store = with_faults()
-        await store.create(A, b"", ephemeral=True)
-        await store.aclose()
-        store.abandon()
-        assert A not in tree.nodes
+async def test_a_write_takes_effect_when_there_is_a_leader_even_if_nobody_waits_for_it_any_more() -> None:
+    tree, plan = SimTree(), FaultPlan("election", CALM)
+    store, other, gone = (SimStore(tree, plan, name) for name in ("east", "west", "north"))
+    tree.begin_election()
+    for each, key in ((store, "/given/up"), (gone, "/session/over")):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await each.create(key, b"one")
+    gone.expire()
+    later = asyncio.ensure_future(store.put("/given/up", b"two", 0))
+    await asyncio.sleep(3)
+    tree.stores.clear()  # so that no connection breaks
+    tree.end_election(plan)
+    assert await later == 1, "requests of a session are served in the order they were made"
+    assert await other.get("/session/over") is None
 
-    run_simulated(run())
+
+async def test_two_slownesses_do_not_multiply() -> None:
+    tree, store = with_faults(metadata_delay_s=(0.003, 0.003))
+    tree.slow, store.slow = 300.0, 40.0
+    began = asyncio.get_running_loop().time()
+    await store.create(A, b"one")
+    assert asyncio.get_running_loop().time() - began < 2.0
+
+
+async def test_a_process_that_stopped_in_order_has_no_session_to_abandon() -> None:
+    tree, store = with_faults()
+    await store.create(A, b"", ephemeral=True)
+    await store.aclose()
+    store.abandon()
+    assert A not in tree.nodes
