@@ -18,7 +18,7 @@ def table() -> str:
 
 
 def functions_of(path: Path) -> set[str]:
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_every_report_of_the_reference_is_there_and_no_other() -> None:

@@ -114,9 +114,3 @@ class TooManySchemasError(IncompatibleSchemaError):
 
 class SchemaNotFoundError(BrokerError):
     """No schema, or no such version."""
-
-
-class PortInUseError(CepheidError):
-    """The address cannot be listened on."""
-
-    hint = "stop the process that has it (`ss -ltnp` names it), or choose another: `--port`, `--admin-port`; address: `--host`"

@@ -10,6 +10,7 @@ import typer
 
 from cepheid_cli import dev, ledgers, read, role_commands
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
+from cepheid_cli.demos import make_examples_importable
 from cepheid_ports import CepheidError
 
 app = typer.Typer(
@@ -39,7 +40,7 @@ def run() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("cepheid"):
             raise
-        extras = "pip install 'cepheid[server]', for the demos 'cepheid[server,spark,demo]'"
+        extras = "pip install 'cepheid[server]'; for the demos, in the clone: pip install -e '.[server,spark,demo]'"
         print(f"cepheid: the module {error.name} is missing ({extras})", file=sys.stderr)
         raise SystemExit(1) from None
 
@@ -70,15 +71,16 @@ def standalone(
 
 @app.command()
 def demo(
-    data: Annotated[Path, typer.Option(help="Directory of this demo's data; an earlier demo's is deleted.")] = Path("demo-data"),
+    data: Annotated[Path, typer.Option(help="Directory for data and logs; an earlier demo in it is deleted.")] = Path("demo-data"),
     port: Annotated[int, typer.Option(help="Port of the binary protocol.")] = 6750,
     admin_port: Annotated[int, typer.Option(help="Port of the admin API.")] = 8180,
-    events: Annotated[int | None, typer.Option(help="Only so many flights, for a quick look. Default: all 336,776")] = None,
+    events: Annotated[int | None, typer.Option(help="Publish only this many flights. Default: all 336,776")] = None,
 ) -> None:
     """Publish a year of flights through two crashes of the server, and check that nothing acknowledged was lost."""
     from rich.console import Console
 
-    from cepheid_cli.demo.run import DemoOptions, run_demo
+    make_examples_importable()
+    from examples.flights.run import DemoOptions, run_demo
 
     if not run_demo(DemoOptions(data, port, admin_port, events), Console()):
         raise typer.Exit(1)
@@ -86,17 +88,16 @@ def demo(
 
 @app.command(name="demo-spark")
 def demo_spark(
-    data: Annotated[Path, typer.Option(help="Directory of this demo's data, logs and pictures; an earlier demo's go.")] = Path(
+    data: Annotated[Path, typer.Option(help="Directory for data, logs and pictures; an earlier demo in it is deleted.")] = Path(
         "demo-spark-data"
     ),
-    events: Annotated[
-        int | None, typer.Option(min=5000, help="Only so many flights, for a quick look. Default: all 336,776")
-    ] = None,
+    events: Annotated[int | None, typer.Option(min=5000, help="Publish only this many flights. Default: all 336,776")] = None,
 ) -> None:
-    """Query a year of flights with Spark, batch and streaming, while a driver and a bookie are killed."""
+    """Query a year of flights with Spark, in batch and streaming, while a driver and a bookie are killed."""
     from rich.console import Console
 
-    from cepheid_cli.demo_spark.run import DemoOptions, run_demo_spark
+    make_examples_importable()
+    from examples.flights_spark.run import DemoOptions, run_demo_spark
 
     if not run_demo_spark(DemoOptions(data, events), Console()):
         raise typer.Exit(1)

@@ -225,17 +225,6 @@ class WireClient:
             self._frames.extend(self._splitter.feed(chunk))
 
 
-def probe_produce(host: str, port: int, topic: str, *, timeout_s: float) -> bool:
-    """Whether a message published now is acknowledged: the shortest proof that a server serves."""
-    try:
-        with WireClient(f"pulsar://{host}:{port}", topic, timeout_s=timeout_s) as client:
-            client.open_producer()
-            client.send(0, b"probe")
-            return True
-    except CepheidError:
-        return False
-
-
 def _messages_of(message_id: pb.MessageIdData, tail: memoryview) -> list[ReceivedMessage]:
     """The messages of an entry. One that is compressed or encrypted comes whole, as its bytes are."""
     metadata, payload = parse_metadata(tail), split_tail(tail)[1]

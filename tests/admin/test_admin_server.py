@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from cepheid_broker.admin import AdminContext, AdminServer, AdminSettings
-from cepheid_broker.errors import PortInUseError
+from cepheid_broker.protocol import PortInUseError
 from tests.admin.admin_world import AdminWorld, running_admin
 
 

@@ -15,7 +15,7 @@ from cepheid_broker.admin import document
 from cepheid_broker.admin.document import Endpoint, endpoints, shape, with_tables
 from cepheid_broker.admin.errors import HTTP_STATUSES, AdminError, http_status_of
 from cepheid_broker.admin.unserved import unserved
-from cepheid_broker.errors import PortInUseError
+from cepheid_broker.protocol import PortInUseError
 from cepheid_ports import CepheidError
 
 TABLE = Path(__file__).parents[1] / "reference" / "pulsar-admin" / "endpoints.csv"

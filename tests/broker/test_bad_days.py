@@ -170,8 +170,8 @@ async def test_nothing_is_left_over_when_clients_come_and_go() -> None:
         await wait_until(lambda: world.broker.statistics().publish_buffer_bytes == 0)
         assert not topic.producers
         assert not topic.subscriptions["s"].consumers
-        figures = world.broker.statistics()
-        assert (figures.read_ahead_bytes, figures.requests_running) == (0, 0)
+        await wait_until(lambda: world.broker.statistics().read_ahead_bytes == 0, what="read-ahead given back")
+        await wait_until(lambda: world.broker.statistics().requests_running == 0, what="requests ended")
 
 
 async def test_stopping_answers_what_is_under_way_and_ends_connections() -> None:

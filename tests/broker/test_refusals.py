@@ -57,7 +57,7 @@ def test_an_unexpected_exception_is_logged_and_its_text_is_kept_from_the_client(
 async def test_repetitions_are_counted_and_told_with_the_next_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO, logger="cepheid_broker")
+    caplog.set_level(logging.INFO, logger="cepheid_ports")
     refusals, now = RefusalLog(), [100.0]
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
     for _ in range(5):
@@ -75,7 +75,7 @@ async def test_repetitions_are_counted_and_told_with_the_next_line(
 
 
 async def test_a_client_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    caplog.set_level(logging.INFO, logger="cepheid_broker")
+    caplog.set_level(logging.INFO, logger="cepheid_ports")
     refusals, now = RefusalLog(), [100.0]
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
     for number in range(3 * MAX_LINES):

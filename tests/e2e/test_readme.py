@@ -1,4 +1,4 @@
-"""What README.md and `cepheid demo` promise, run as they stand."""
+"""The code block of README.md and the commands it names, run as they stand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 from cepheid_testkit import ProcessCluster
-from tests.support import free_port
 
 ROOT = Path(__file__).parents[2]
-WIDE = {**os.environ, "COLUMNS": "200"}
 
 
 def test_the_ten_lines_of_the_readme(cluster: ProcessCluster) -> None:
@@ -40,13 +38,3 @@ def test_produce_and_consume_of_the_command_line(cluster: ProcessCluster) -> Non
     long, key = "x" * 500, "[/not markup]"
     cepheid("produce", "cli-topic", long, "--key", key)
     assert f"{key}  {long}\n" in cepheid("consume", "cli-topic", "-n", "1"), "a message is one line, whatever is in it"
-
-
-def test_the_demo_on_a_part_of_the_flights(tmp_path: Path) -> None:
-    ports = ["--port", str(free_port()), "--admin-port", str(free_port())]
-    command = [sys.executable, "-m", "cepheid_cli", "demo", "--events", "40000", "--data", str(tmp_path / "demo"), *ports]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=WIDE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    promises = re.findall(r"│ (yes|NO) ", done.stdout)
-    assert promises == ["yes"] * 9, done.stdout
-    assert done.stdout.count("SIGKILL") == 2

@@ -43,7 +43,7 @@ def covering() -> dict[int, list[TrapTest]]:
     found: dict[int, list[TrapTest]] = defaultdict(list)
     for path in sorted((ROOT / "tests").glob("*/test_*.py")):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_trap_"):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_trap_"):
                 test = TrapTest(str(path.relative_to(ROOT / "tests")), node.name, ast.get_docstring(node) is not None)
                 for number in numbers_in(node.name):
                     found[number].append(test)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.errors import PortInUseError
+from cepheid_broker.protocol import PortInUseError
 from cepheid_ports import TaskOwner
 
 if TYPE_CHECKING:

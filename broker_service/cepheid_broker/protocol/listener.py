@@ -7,13 +7,19 @@ import errno
 import logging
 import socket
 
-from cepheid_broker.errors import PortInUseError
 from cepheid_broker.protocol.connection import Connection
 from cepheid_broker.protocol.services import Services
+from cepheid_ports import CepheidError
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+
+
+class PortInUseError(CepheidError):
+    """The address cannot be listened on."""
+
+    hint = "stop the process that has it (`ss -ltnp` names it), or choose another: `--port`, `--admin-port`; address: `--host`"
 
 
 class _RefusedConnection(asyncio.Protocol):

@@ -1,9 +1,9 @@
-"""The batch queries of the demo, in a driver process of its own.
+"""The batch queries of the demo, as a driver process.
 
-`python -m cepheid_cli.demo_spark.batch_driver SERVICE_URL TOPIC DIRECTORY CLUSTER VICTIM`
+`python -m examples.flights_spark.batch_driver SERVICE_URL TOPIC DIRECTORY CLUSTER VICTIM`
 
-First the mean delays; then the same as many small tasks, and when a quarter of them is done the bookie VICTIM of the local cluster
-in CLUSTER is killed. DIRECTORY/batch.json tells how it went.
+Computes the mean delays, and then computes them again as many small tasks. When a quarter of those is done, it kills the bookie
+VICTIM of the local cluster in the directory CLUSTER. DIRECTORY/batch.json gets the results.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cepheid_cli.demo_spark.spark_session import open_session
+from examples.flights_spark.spark_session import open_session
 
 NEW_YORK = "America/New_York"
 SCAN_TASKS = 64
 KILL_AT = 0.25
-TASKS_BEHIND = 16  # so many at least are to miss the bookie, which every third asks first
+TASKS_AFTER_KILL = 16  # the kill leaves at least this many tasks; a third of them would read from the bookie first
 _POLL_S = 0.01
 
 
@@ -37,29 +37,28 @@ def main(service_url: str, topic: str, directory: Path, cluster: Path, victim: s
     flights = load()
     columns = flights.columns
     started = time.monotonic()
-    rows = flights.count()  # warms up: Python workers, classes
+    flights.count()  # starts the Python workers and loads classes, so that the next query is measured without that
     first_s = time.monotonic() - started
     started = time.monotonic()
     delays = mean_delays(load()).collect()
     query_s = time.monotonic() - started
     watch = JobWatch(spark, KILL_AT, lambda: LocalCluster(cluster).kill(victim))
     again = watch.run(lambda: mean_delays(load(minPartitions=str(SCAN_TASKS))).collect())
-    told = {
+    results = {
         "columns": columns,
-        "rows": rows,
         "first_s": first_s,
         "query_s": query_s,
         "delays": [row.asDict() for row in delays],
         "delays_while_killed": [row.asDict() for row in again],
-        "kill": watch.told(),
+        "kill": watch.summary(),
         "spark": spark.version,
     }
-    (directory / "batch.json").write_text(json.dumps(told))
+    (directory / "batch.json").write_text(json.dumps(results))
     spark.stop()
 
 
 def mean_delays(flights: Any) -> Any:
-    """By carrier and New York's hour of the scheduled departure."""
+    """Return the mean departure delay per carrier and hour of the scheduled departure in New York."""
     from pyspark.sql import functions as f
 
     hour = f.hour(f.from_utc_timestamp("scheduled_departure", NEW_YORK))
@@ -70,7 +69,7 @@ def mean_delays(flights: Any) -> Any:
 
 
 class JobWatch:
-    """Runs a query in this thread, and from another one looks how many tasks are done; at `share` of them it acts, once."""
+    """Runs a query while a thread counts its finished tasks. When `share` (0..1) of them are done, it calls `act` once."""
 
     def __init__(self, spark: Any, share: float, act: Callable[[], None]) -> None:
         self._tracker = spark.sparkContext.statusTracker()
@@ -78,14 +77,15 @@ class JobWatch:
         self._act = act
         self._done = threading.Event()
         self._stages: dict[int, Any] = {}
-        self.acted_at: tuple[float, int, int] | None = None  # s since the start, tasks done, tasks in all
-        self.finished: list[tuple[float, int]] = []  # s since the start, tasks done
+        self.acted_at: tuple[float, int, int] | None = None  # seconds since the start, tasks done, all tasks
+        self.finished: list[tuple[float, int]] = []  # seconds since the start, tasks done
         self.seconds = 0.0
         self.errors: list[str] = []
 
     def run(self, query: Callable[[], Any]) -> Any:
+        """Run `query` in the calling thread and return its result."""
         self._started = time.monotonic()
-        thread = threading.Thread(target=self._look, name="job-watch", daemon=True)
+        thread = threading.Thread(target=self._watch, name="job-watch", daemon=True)
         thread.start()
         try:
             return query()
@@ -94,7 +94,8 @@ class JobWatch:
             self._done.set()
             thread.join()
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
+        """Return what happened, as JSON can have it."""
         failed = sum(info.numFailedTasks for info in self._stages.values())
         return {
             "acted_at": self.acted_at,
@@ -104,8 +105,11 @@ class JobWatch:
             "errors": self.errors,
         }
 
-    def _look(self) -> None:
-        """The stage that reads is the one with the most tasks. A last look is at stages that have ended since the one before."""
+    def _watch(self) -> None:
+        """Follow the stage with the most tasks, which is the one that reads.
+
+        One more look after the query has ended finds what finished since the look before.
+        """
         is_last = False
         while not is_last:
             is_last = self._done.wait(_POLL_S)
@@ -119,7 +123,7 @@ class JobWatch:
         now_s, done, tasks = time.monotonic() - self._started, info.numCompletedTasks, info.numTasks
         if not self.finished or self.finished[-1][1] != done:
             self.finished.append((now_s, done))
-        if self.acted_at is None and self._share * tasks <= done <= tasks - TASKS_BEHIND:
+        if self.acted_at is None and self._share * tasks <= done <= tasks - TASKS_AFTER_KILL:
             try:
                 self._act()
             except Exception as error:

@@ -1,9 +1,9 @@
-"""`cepheid demo`: a year of flights through a durable topic, two SIGKILLs of the server, and the account afterwards.
+"""The steps of `cepheid demo`.
 
-start ─► publish ──SIGKILL at 40 %──► restart ─► all receipts        (Exclusive subscription consumes meanwhile)
+start ─► publish ──SIGKILL at 40 %──► restart ─► all receipts        (the Exclusive subscription consumes meanwhile)
       ─► Shared subscription, two consumers ──SIGKILL at 40 %──► restart ─► everything consumed
-      ─► the Exclusive subscription again: nothing acknowledged comes
-      ─► audit subscription reads the whole topic once ─► checks against the source file ─► stop
+      ─► the Exclusive subscription again: nothing that was acknowledged is delivered
+      ─► the audit subscription reads the whole topic once ─► checks against the source file ─► stop
 """
 
 from __future__ import annotations
@@ -11,39 +11,29 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pulsar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from cepheid_cli.demo.checks import (
-    Check,
-    check_all_published,
-    check_order,
-    check_receipts,
-    check_subscription,
-    check_totals,
-)
-from cepheid_cli.demo.clients import Publisher, SubscriptionReader, connect
-from cepheid_cli.demo.flights import FlightEvent, load_flights
-from cepheid_cli.demo.observations import DeliveryObservations, PublishObservations
-from cepheid_cli.demo.report import DemoFigures, print_report
-from cepheid_cli.demo.server_process import ServerProcess
-from cepheid_ports import CepheidError
+from examples.flight_data import FlightEvent, load_flights
+from examples.flights.checks import check_all_published, check_order, check_receipts, check_subscription, check_totals
+from examples.flights.clients import Publisher, SubscriptionReader
+from examples.flights.figures import DemoFigures
+from examples.flights.observations import DeliveryObservations, PublishObservations
+from examples.flights.server_process import ServerProcess
+from examples.progress import wait_while_moving
+from examples.pulsar_connection import connect
+from examples.report import Check, print_report
 
 TOPIC = "persistent://public/default/flights"
 KILL_AT = 0.4
-SHARED_PACE_S = 9.0  # the paced part lasts so long, so that there are acknowledgements older than 2 s when the server is killed
-QUIET_S = 1.0
+SHARED_PACE_S = 9.0  # the Shared consumers take this long, so that some acknowledgements are older than 2 s at the kill
+QUIET_S = 1.0  # after this long without a delivery nothing more is expected
 STALL_S = 90.0
-
-
-class DemoStalledError(CepheidError):
-    """Nothing moved for a long time."""
-
-    hint = "the server's log may say why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +45,14 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Runs the demo to its end and prints the account; True when every check held."""
+    """Run the demo to its end and print the report. Returns True when every check held."""
     events = load_flights(options.limit)
     server = ServerProcess(options.data_dir / "cluster", options.port, options.admin_port, bookies=3)
     server.check_ports()
-    shutil.rmtree(server.data_dir, ignore_errors=True)  # the demo's own only: `--data` may be somebody's directory
+    shutil.rmtree(server.data_dir, ignore_errors=True)  # nothing else in `data_dir`, which may have other files of the user
     server.data_dir.mkdir(parents=True)
     server.log_path.unlink(missing_ok=True)
-    console.print(f"{len(events):,} flights; data in {options.data_dir}")
+    console.print(f"{len(events):,} flights; data and logs in {options.data_dir}")
     console.print(f"cluster of 3 bookies (E=3 Qw=3 Qa=2) and a broker on {server.service_url}")
     server.start()
     try:
@@ -72,7 +62,8 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     finally:
         exit_code = server.stop()
     checks.append(Check("the server stops cleanly on Ctrl-C", exit_code == 0, f"exit code {exit_code}"))
-    return print_report(console, checks, demo.figures())
+    title = "Measured (without the time in which the server was down)"
+    return print_report(console, title, demo.figures().rows(), checks)
 
 
 class _Demo:
@@ -94,7 +85,7 @@ class _Demo:
         try:
             with self._progress:
                 exclusive = self._reader(client, self._exclusive)
-                for seen in (self._shared, self._audit):  # created now, so that they hold everything published from here on
+                for seen in (self._shared, self._audit):  # created now, so that they keep everything that is published from now on
                     self._reader(client, seen).stop()
                 exclusive.start()
                 self._run_publishing(client, exclusive)
@@ -116,18 +107,15 @@ class _Demo:
         ]
 
     def figures(self) -> DemoFigures:
-        end_to_end = [
-            seen_at - self._publish.sent_at_s[event_id]
-            for event_id, seen_at in self._exclusive.first_seen_at_s.items()
-            if not self._in_outage(self._publish.sent_at_s[event_id], seen_at)
-        ]
+        down_s, up_s = self._outages_s[0]
+        receipts = ((event_id, at) for event_id, at in enumerate(self._publish.receipt_at_s) if at > 0)
         return DemoFigures(
             events=len(self._events),
             bytes_published=sum(len(event.payload) for event in self._events),
-            publish_s=self._publish_s - self._outage_s(0),
+            publish_s=self._publish_s - (up_s - down_s),
             audit_s=self._audit_s,
-            publish_latencies_s=self._latencies_outside_outages(),
-            end_to_end_s=end_to_end,
+            publish_latencies_s=self._latencies_s(receipts),
+            end_to_end_s=self._latencies_s(self._exclusive.first_seen_at_s.items()),
             resent_duplicates=len(self._audit.order) - len(self._audit.distinct_events),
             redelivered={seen.name: seen.redelivered for seen in (self._exclusive, self._shared)},
             start_times_s=self._server.start_times_s,
@@ -135,7 +123,7 @@ class _Demo:
             server_memory_bytes=self._server.peak_memory_bytes,
         )
 
-    def _run_publishing(self, client: object, exclusive: SubscriptionReader) -> None:
+    def _run_publishing(self, client: pulsar.Client, exclusive: SubscriptionReader) -> None:
         publisher = Publisher(client, TOPIC, self._publish)
         failures: list[BaseException] = []
 
@@ -146,7 +134,7 @@ class _Demo:
                 failures.append(error)
 
         published = self._bar("publish")
-        consumed = self._bar("consume, exclusive")
+        consumed = self._bar("consume, Exclusive")
         thread = threading.Thread(target=publish, name="demo-publisher", daemon=True)
         started = time.monotonic()
         thread.start()
@@ -154,66 +142,55 @@ class _Demo:
         def progress() -> int:
             self._progress.update(published, completed=self._publish.receipts)
             self._progress.update(consumed, completed=len(self._exclusive.distinct_events))
-            _raise_first([*failures, *filter(None, [exclusive.failure])])
+            if failures:
+                raise failures[0]
+            exclusive.check_alive()
             return self._publish.receipts + len(self._exclusive.distinct_events)
 
         total = len(self._events)
-        self._await(lambda: self._publish.receipts >= KILL_AT * total, progress)
+        self._wait(lambda: self._publish.receipts >= KILL_AT * total, progress)
         self._kill_and_restart("publishing")
-        self._await(lambda: self._publish.receipts >= total, progress)
+        self._wait(lambda: self._publish.receipts >= total, progress)
         self._publish_s = time.monotonic() - started
         thread.join()
-        self._await(lambda: len(self._exclusive.distinct_events) >= total and exclusive.quiet_for_s > QUIET_S, progress)
+        self._wait(lambda: len(self._exclusive.distinct_events) >= total and exclusive.quiet_for_s > QUIET_S, progress)
         exclusive.stop()
 
-    def _run_shared(self, client: object) -> None:
+    def _run_shared(self, client: pulsar.Client) -> None:
         total = len(self._events)
         reader = self._reader(client, self._shared, shared=True, consumers=2, rate_per_s=total / SHARED_PACE_S)
-        bar = self._bar("consume, shared × 2, paced")
+        progress = self._progress_of(reader, self._shared, "consume, Shared by 2, paced")
         reader.start()
-
-        def progress() -> int:
-            self._progress.update(bar, completed=len(self._shared.distinct_events))
-            _raise_first([*filter(None, [reader.failure])])
-            return len(self._shared.distinct_events)
-
-        self._await(lambda: progress() >= KILL_AT * total, progress)
+        self._wait(lambda: len(self._shared.distinct_events) >= KILL_AT * total, progress)
         self._kill_and_restart("consuming")
-        self._await(lambda: progress() >= total, progress)
-        self._await(lambda: reader.quiet_for_s > QUIET_S, progress)
+        self._wait(lambda: len(self._shared.distinct_events) >= total and reader.quiet_for_s > QUIET_S, progress)
         reader.stop()
 
-    def _run_exclusive_again(self, client: object) -> None:
-        """A new consumer after the second kill: nothing that was acknowledged by then may come to it."""
+    def _run_exclusive_again(self, client: pulsar.Client) -> None:
+        """Consume again after the second kill. Nothing that was acknowledged before may be delivered."""
         reader = self._reader(client, self._exclusive)
-        reader.start()
 
         def progress() -> int:
-            _raise_first([*filter(None, [reader.failure])])
+            reader.check_alive()
             return len(self._exclusive.order)
 
-        self._await(lambda: reader.quiet_for_s > QUIET_S, progress)
+        reader.start()
+        self._wait(lambda: reader.quiet_for_s > QUIET_S, progress)
         reader.stop()
 
-    def _run_audit(self, client: object) -> None:
+    def _run_audit(self, client: pulsar.Client) -> None:
         reader = self._reader(client, self._audit)
-        bar = self._bar("audit of the topic")
+        progress = self._progress_of(reader, self._audit, "read the whole topic")
         started = time.monotonic()
         reader.start()
-
-        def progress() -> int:
-            self._progress.update(bar, completed=len(self._audit.distinct_events))
-            _raise_first([*filter(None, [reader.failure])])
-            return len(self._audit.order)
-
-        self._await(lambda: len(self._audit.distinct_events) >= len(self._events), progress)
+        self._wait(lambda: len(self._audit.distinct_events) >= len(self._events), progress)
         self._audit_s = time.monotonic() - started
-        self._await(lambda: reader.quiet_for_s > QUIET_S, progress)
+        self._wait(lambda: reader.quiet_for_s > QUIET_S, progress)
         reader.stop()
 
     def _reader(
         self,
-        client: object,
+        client: pulsar.Client,
         seen: DeliveryObservations,
         *,
         shared: bool = False,
@@ -228,40 +205,32 @@ class _Demo:
     def _bar(self, description: str) -> TaskID:
         return self._progress.add_task(description, total=len(self._events))
 
-    def _kill_and_restart(self, while_doing: str) -> None:
-        self._progress.console.print(
-            f"[bold red]SIGKILL[/] in the middle of {while_doing}; starting the server again on the same data"
-        )
+    def _progress_of(self, reader: SubscriptionReader, seen: DeliveryObservations, description: str) -> Callable[[], int]:
+        """Add a bar. Returns a function that updates it, raises what ended a consumer, and returns the number of events."""
+        bar = self._bar(description)
+
+        def progress() -> int:
+            self._progress.update(bar, completed=len(seen.distinct_events))
+            reader.check_alive()
+            return len(seen.distinct_events)
+
+        return progress
+
+    def _kill_and_restart(self, activity: str) -> None:
+        self._progress.console.print(f"[bold red]SIGKILL[/] of the server while {activity}; starting it again on the same data")
         killed = time.monotonic()
         self._server.kill()
         self._server.start()
         self._outages_s.append((killed, time.monotonic()))
 
-    def _await(self, condition: Callable[[], bool], progress: Callable[[], int]) -> None:
-        """Waits for `condition` as long as `progress` moves; a quiet period that the condition asks for counts as movement."""
-        moved_at, last = time.monotonic(), -1
-        while not condition():
-            now = progress()
-            if now != last:
-                moved_at, last = time.monotonic(), now
-            if time.monotonic() - moved_at > STALL_S:
-                raise DemoStalledError(f"nothing moved for {STALL_S:.0f} s at {now:,}; see {self._server.log_path}")
+    def _wait(self, condition: Callable[[], bool], progress: Callable[[], int]) -> None:
+        def look() -> int:
             self._server.note_memory()
-            time.sleep(0.05)
-        progress()
+            return progress()
 
-    def _in_outage(self, start_s: float, end_s: float) -> bool:
-        return any(start_s < up and end_s > down for down, up in self._outages_s)
+        wait_while_moving(condition, look, stall_s=STALL_S, logs=self._server.log_path.parent)
 
-    def _outage_s(self, index: int) -> float:
-        down, up = self._outages_s[index]
-        return up - down
-
-    def _latencies_outside_outages(self) -> list[float]:
-        pairs = zip(self._publish.sent_at_s, self._publish.receipt_at_s, strict=True)
-        return [got - sent for sent, got in pairs if got > 0 and not self._in_outage(sent, got)]
-
-
-def _raise_first(failures: Sequence[BaseException]) -> None:
-    if failures:
-        raise failures[0]
+    def _latencies_s(self, arrived: Iterable[tuple[int, float]]) -> list[float]:
+        """Return the seconds from sending to arrival, by (event id, arrival), without those in which the server was down."""
+        sent_and_arrived = ((self._publish.sent_at_s[event_id], at) for event_id, at in arrived)
+        return [at - sent for sent, at in sent_and_arrived if not any(sent < up and at > down for down, up in self._outages_s)]

@@ -1,11 +1,11 @@
-"""The streaming query of the demo, in a driver process of its own: it is killed, and started again on the same checkpoint.
+"""The streaming query of the demo, as a driver process that is killed and started again on the same checkpoint.
 
-`python -m cepheid_cli.demo_spark.stream_driver SERVICE_URL TOPIC DIRECTORY BYTES_PER_TRIGGER`
+`python -m examples.flights_spark.stream_driver SERVICE_URL TOPIC DIRECTORY BYTES_PER_TRIGGER`
 
-    DIRECTORY/checkpoint          Spark's
-    DIRECTORY/totals.json         the totals by carrier after the last micro-batch; replaced, never half written
-    DIRECTORY/progress.jsonl      one line a micro-batch, as Spark reports it
-    DIRECTORY/stop                when this file appears, the query ends
+    DIRECTORY/checkpoint        Spark's checkpoint
+    DIRECTORY/totals.json       totals per carrier after the last micro-batch; replaced at once, so that it is never half written
+    DIRECTORY/progress.jsonl    one line per micro-batch, as Spark reports it
+    DIRECTORY/stop              the query ends when this file appears
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cepheid_cli.demo_spark.spark_session import open_session
+from examples.flights_spark.spark_session import open_session
 
 _POLL_S = 0.2
 
@@ -54,21 +54,22 @@ def main(service_url: str, topic: str, directory: Path, bytes_per_trigger: str) 
         .foreachBatch(write_totals)
         .start()
     )
-    seen = -1
+    noted = -1
     while not (directory / "stop").exists():
-        query.awaitTermination(_POLL_S)  # raises what ended the query
-        seen = _note_progress(query, directory / "progress.jsonl", seen)
+        query.awaitTermination(_POLL_S)  # raises the error that ended the query
+        noted = _note_progress(query, directory / "progress.jsonl", noted)
     query.stop()
     spark.stop()
 
 
-def _note_progress(query: Any, path: Path, seen: int) -> int:
+def _note_progress(query: Any, path: Path, noted: int) -> int:
+    """Write the micro-batches after `noted` to `path`. Returns the id of the last one."""
     for progress in query.recentProgress:
-        if progress["batchId"] > seen and progress["numInputRows"]:
-            seen = progress["batchId"]
+        if progress["batchId"] > noted and progress["numInputRows"]:
+            noted = progress["batchId"]
             with path.open("a") as file:
                 file.write(json.dumps(json.loads(progress.json)) + "\n")
-    return seen
+    return noted
 
 
 if __name__ == "__main__":

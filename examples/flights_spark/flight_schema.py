@@ -1,4 +1,4 @@
-"""The flights' Avro schema, and an event of the main demo as a record of it."""
+"""The Avro schema of the flights, and events as records of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from cepheid_cli.demo.flights import FlightEvent
-
-_TEXT = ("tailnum", "origin", "dest")
-_NUMBERS = ("flight", "dep_time", "dep_delay", "arr_time", "arr_delay", "air_time", "distance")
+from examples.flight_data import NUMBER_COLUMNS, TEXT_COLUMNS, FlightEvent
 
 SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -18,13 +15,14 @@ SCHEMA: dict[str, Any] = {
         {"name": "event_id", "type": "long"},
         {"name": "carrier", "type": "string"},
         {"name": "scheduled_departure", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-        *({"name": name, "type": ["null", "string"], "default": None} for name in _TEXT),
-        *({"name": name, "type": ["null", "int"], "default": None} for name in _NUMBERS),
+        *({"name": name, "type": ["null", "string"], "default": None} for name in TEXT_COLUMNS),
+        *({"name": name, "type": ["null", "int"], "default": None} for name in NUMBER_COLUMNS),
     ],
 }
 COLUMNS = [field["name"] for field in SCHEMA["fields"]]
 
 
 def record_of(event: FlightEvent) -> dict[str, Any]:
+    """Return the event as a record of the schema."""
     body: dict[str, Any] = json.loads(event.payload)
     return {**body, "scheduled_departure": datetime.fromisoformat(body["scheduled_departure"])}

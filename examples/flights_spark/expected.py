@@ -1,6 +1,6 @@
-"""What the source file says, computed without Spark, without Cepheid, and from other columns than the events have.
+"""The results that the queries must have, computed from the source file without Spark and without Cepheid.
 
-The hour is the file's own column, New York's time; Spark has to come to it from the event's time in UTC.
+The hour is a column of the file, in New York's time, that the events do not have. Spark must compute it from their time in UTC.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cepheid_cli.demo.flights import source_rows
+from examples.flight_data import has_value, source_rows
 
 DelayKey: TypeAlias = tuple[str, int]
-"""Carrier, hour of the scheduled departure."""
+"""Carrier, and hour of the scheduled departure."""
 
 
 @dataclass(slots=True)
 class Delays:
-    """Of one carrier in one hour of the day. Cancelled flights have no delay and are not counted."""
+    """The delays of one carrier in one hour of the day. Cancelled flights have no delay and are not counted."""
 
     flights: int = 0
     minutes: int = 0
@@ -29,7 +29,7 @@ class Delays:
 
 @dataclass(slots=True)
 class Totals:
-    """Of one carrier. A sum of ids would forgive one lost event and another that came twice; with their squares it does not."""
+    """The totals of one carrier. One lost event and one counted twice can leave count and id sum equal, but not the squares too."""
 
     events: int = 0
     id_sum: int = 0
@@ -39,12 +39,15 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
+    """The expected results of all queries over `events` events."""
+
     delays: Mapping[DelayKey, Delays]
     totals: Mapping[str, Totals]
     events: int
 
 
 def expect(limit: int | None = None) -> Expected:
+    """Compute the expected results for the first `limit` events, or for all of them."""
     delays: dict[DelayKey, Delays] = {}
     totals: dict[str, Totals] = {}
     events = 0
@@ -54,7 +57,7 @@ def expect(limit: int | None = None) -> Expected:
         total.events += 1
         total.id_sum += event_id
         total.id_square_sum += event_id * event_id
-        if row["dep_delay"] not in ("", "NA"):
+        if has_value(row["dep_delay"]):
             minutes = int(float(row["dep_delay"]))
             total.delay_minutes += minutes
             delay = delays.setdefault((row["carrier"], int(row["hour"])), Delays())

@@ -1,4 +1,4 @@
-"""The demo's judgement: each promise must be able to fail."""
+"""The checks of `cepheid demo`, each of which must be able to fail, and its data, ports and percentiles."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cepheid_cli.demo.checks import (
+from examples.flight_data import EXPECTED_FLIGHTS, FlightEvent, event_id_of, load_flights
+from examples.flights.checks import (
     check_all_published,
     check_order,
     check_receipts,
     check_subscription,
     check_totals,
-    percentile,
 )
-from cepheid_cli.demo.flights import EXPECTED_FLIGHTS, FlightEvent, event_id_of, load_flights
-from cepheid_cli.demo.observations import DeliveryObservations, PublishObservations
-from cepheid_cli.demo.run import DemoOptions, run_demo
-from cepheid_cli.demo.server_process import PortTakenError
+from examples.flights.observations import DeliveryObservations, PublishObservations
+from examples.flights.run import DemoOptions, run_demo
+from examples.flights.server_process import PortTakenError
+from examples.report import percentile
 
 EVENTS = [FlightEvent(index, "AB"[index % 2], 0, b'{"event_id":%d,"x":1}' % index) for index in range(6)]
 
@@ -48,7 +48,7 @@ def test_no_receipt_at_all_is_not_a_success() -> None:
     ("stored", "held"),
     [
         ([0, 1, 2, 3], True),
-        ([0, 1, 2, 1, 2, 3], True),  # a resend repeats a suffix
+        ([0, 1, 2, 1, 2, 3], True),  # the client sent a suffix again
         ([0, 2, 1, 3], False),
         ([], False),
     ],
@@ -60,9 +60,9 @@ def test_order_is_judged_by_first_occurrences(stored: list[int], held: bool) -> 
 @pytest.mark.parametrize(
     ("delivered", "held"),
     [
-        (["A0", "B1", "B1", "A2", "B3", "A4", "B5"], True),  # a resend counts once
+        (["A0", "B1", "B1", "A2", "B3", "A4", "B5"], True),  # a copy does not count
         (["A0", "B1", "A2", "B3", "A4"], False),
-        (["A0", "B1", "A2", "B3", "A4", "A5"], False),  # all there, one under the key of another carrier
+        (["A0", "B1", "A2", "B3", "A4", "A5"], False),  # one event has the key of another carrier
     ],
 )
 def test_totals_count_each_event_once_by_the_key_it_came_with(delivered: list[str], held: bool) -> None:
@@ -78,7 +78,7 @@ def test_an_acknowledgement_forgotten_by_a_kill_is_found() -> None:
         seen.on_delivery((1, event.event_id, -1), event.event_id, [], carrier="A")
     seen.acknowledged_at_s[(1, 0, -1)] = 100.0
     assert all(check.held for check in check_subscription(EVENTS, seen, [103.0]))
-    seen.on_delivery((1, 0, -1), 0, [101.0], carrier="A")  # within the two seconds: allowed
+    seen.on_delivery((1, 0, -1), 0, [101.0], carrier="A")  # acknowledged less than two seconds before the kill, so this is allowed
     assert all(check.held for check in check_subscription(EVENTS, seen, [103.0]))
     seen.on_delivery((1, 0, -1), 0, [103.0], carrier="A")
     assert [check.held for check in check_subscription(EVENTS, seen, [103.0])] == [True, False]

@@ -1,4 +1,4 @@
-"""Publishes the flights with their schema, by the official client: as fast as it goes, or paced, with a last part held back."""
+"""Publish the flights with their Avro schema, at full speed or at a steady rate."""
 
 from __future__ import annotations
 
@@ -11,37 +11,35 @@ from typing import Any
 import pulsar
 from pulsar.schema import AvroSchema
 
-from cepheid_cli.demo.flights import FlightEvent
-from cepheid_cli.demo_spark.flight_schema import SCHEMA, record_of
+from cepheid_ports import CepheidError
+from examples.flight_data import FlightEvent
+from examples.flights_spark.flight_schema import SCHEMA, record_of
+from examples.pulsar_connection import connect, create_producer
 
-PACED_MESSAGES = 50  # a paced publisher looks at the clock after so many
+PACED_MESSAGES = 50  # a paced publisher looks at the clock once per this many messages
+
+
+class PublishFailedError(CepheidError):
+    """An event could not be published."""
 
 
 class FlightPublisher:
+    """Publishes events to one topic; counts receipts and notes errors."""
+
     def __init__(self, service_url: str, topic: str, log_path: Path) -> None:
-        self._client = pulsar.Client(service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(log_path)))
-        self._producer = self._client.create_producer(
-            topic,
-            schema=AvroSchema(None, SCHEMA),
-            send_timeout_millis=0,
-            block_if_queue_full=True,
-            batching_enabled=True,
-            batching_max_messages=500,
-            batching_max_allowed_size_in_bytes=128 * 1024,
-            batching_max_publish_delay_ms=2,
-        )
-        self.sent = 0
+        self._client = connect(service_url, log_path)
+        self._producer = create_producer(self._client, topic, schema=AvroSchema(None, SCHEMA))
         self.receipts = 0
         self.errors: list[str] = []
 
     def publish(self, events: Sequence[FlightEvent]) -> None:
-        """Returns when every event has its receipt."""
+        """Publish `events` at full speed and wait for the last receipt."""
         for event in events:
             self._send(event)
         self._producer.flush()
 
     def start_paced(self, parts: Sequence[tuple[threading.Event, Sequence[FlightEvent]]], rate_per_s: float) -> threading.Thread:
-        """In a thread. Each part waits for its gate, so that something arrives after whatever the gate tells of."""
+        """Publish `parts` one after the other in a thread, each of them only when its gate is open. Returns the thread."""
 
         def run() -> None:
             try:
@@ -55,6 +53,11 @@ class FlightPublisher:
         thread = threading.Thread(target=run, name="demo-spark-publisher", daemon=True)
         thread.start()
         return thread
+
+    def check_errors(self) -> None:
+        """Raise PublishFailedError when publishing has failed."""
+        if self.errors:
+            raise PublishFailedError(f"publishing failed: {self.errors[0]}")
 
     def close(self) -> None:
         self._client.close()
@@ -71,7 +74,6 @@ class FlightPublisher:
         self._producer.send_async(
             record_of(event), self._on_result, partition_key=event.carrier, event_timestamp=event.scheduled_departure_ms
         )
-        self.sent += 1
 
     def _on_result(self, result: Any, _message_id: Any) -> None:
         if result == pulsar.Result.Ok:

@@ -1,4 +1,4 @@
-"""The Spark demo's judgement: each promise must be able to fail."""
+"""The checks of `cepheid demo-spark`, each of which must be able to fail, and its data and pictures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cepheid_cli.demo.flights import load_flights
-from cepheid_cli.demo_spark import checks
-from cepheid_cli.demo_spark.checks import StreamSeen
-from cepheid_cli.demo_spark.expected import Expected, expect
-from cepheid_cli.demo_spark.flight_schema import COLUMNS, record_of
-from cepheid_cli.demo_spark.plots import plot_all
+from examples.flight_data import load_flights
+from examples.flights_spark import checks
+from examples.flights_spark.checks import StreamSeen
+from examples.flights_spark.expected import Expected, expect
+from examples.flights_spark.flight_schema import COLUMNS, record_of
+from examples.flights_spark.plots import plot_all
 
 EVENTS = 2000
 
@@ -47,13 +47,13 @@ def test_equal_delays_hold_and_every_difference_is_found(expected: Expected) -> 
     assert not checks.check_delays("p", [*rows, rows[0] | {"hour": 99}], expected.delays).held
     for name in ("flights", "minutes", "mean_minutes"):
         assert not checks.check_delays("p", [rows[0] | {name: rows[0][name] + 1}, *rows[1:]], expected.delays).held
-    assert not checks.check_delays("p", [], {}).held, "nothing compared shows nothing"
+    assert not checks.check_delays("p", [], {}).held, "comparing nothing must not pass"
 
 
-def test_totals_that_forgive_one_lost_and_one_doubled_event_are_not_exact(expected: Expected) -> None:
+def test_lost_and_doubled_events_that_leave_count_and_sum_equal_are_found(expected: Expected) -> None:
     found = {carrier: asdict(totals) for carrier, totals in expected.totals.items()}
     assert checks.check_totals(found, expected.totals).held
-    # ids 3 and 5 lost, 2 and 6 twice: as many events, the same sum
+    # events 3 and 5 are lost, 2 and 6 are counted twice: count and sum are the same
     forged = found | {"UA": found["UA"] | {"id_square_sum": found["UA"]["id_square_sum"] - 9 - 25 + 4 + 36}}
     assert not checks.check_totals(forged, expected.totals).held
     assert not checks.check_totals({}, expected.totals).held
@@ -69,7 +69,7 @@ GOOD = StreamSeen(
     ("change", "failing"),
     [
         ({}, []),
-        ({"first_batch_after": 1}, []),  # the last one was not committed: it is done again
+        ({"first_batch_after": 1}, []),  # the last micro-batch was not committed, so it runs again
         ({"exit_code": 0}, [0]),
         ({"counted_at_kill": 0}, [0]),
         ({"counted_at_kill": EVENTS}, [0]),
@@ -79,7 +79,7 @@ GOOD = StreamSeen(
         ({"first_batch_after": -1}, [2]),
     ],
 )
-def test_what_makes_a_killed_stream_worth_nothing(expected: Expected, change: dict[str, Any], failing: list[int]) -> None:
+def test_a_stream_whose_kill_shows_nothing_fails(expected: Expected, change: dict[str, Any], failing: list[int]) -> None:
     totals = {carrier: asdict(totals) for carrier, totals in expected.totals.items()}
     judged = checks.check_stream(replace(GOOD, totals=totals, **change), expected)
     assert [index for index, check in enumerate(judged) if not check.held] == failing
@@ -92,16 +92,16 @@ KILL: dict[str, Any] = {"acted_at": (0.5, 16, 64), "failed_tasks": 0, "errors": 
     ("change", "gone", "held"),
     [
         ({}, True, True),
-        ({}, False, False),  # it lives: the scan was told nothing
+        ({}, False, False),  # the bookie still runs
         ({"acted_at": None}, True, False),
         ({"acted_at": (0.5, 64, 64)}, True, False),
         ({"failed_tasks": 1}, True, False),
         ({"errors": ["no such member"]}, True, False),
     ],
 )
-def test_a_bookie_must_be_killed_in_the_middle(change: dict[str, Any], gone: bool, held: bool) -> None:
+def test_a_bookie_must_be_killed_during_the_scan(change: dict[str, Any], gone: bool, held: bool) -> None:
     assert checks.check_kill(KILL | change, gone, 2).held is held
-    assert not checks.check_kill(KILL | change, gone, 0).held, "no task missed it"
+    assert not checks.check_kill(KILL | change, gone, 0).held, "no task needed the killed bookie"
 
 
 def test_ledgers_receipts_and_columns(expected: Expected) -> None:
@@ -115,7 +115,7 @@ def test_ledgers_receipts_and_columns(expected: Expected) -> None:
     assert not checks.check_columns(COLUMNS[1:], COLUMNS).held
 
 
-def test_an_event_is_a_record_of_the_schema() -> None:
+def test_events_become_records_of_the_schema() -> None:
     (event,) = load_flights(1)
     record = record_of(event)
     assert sorted(record) == sorted(COLUMNS)

@@ -1,4 +1,4 @@
-"""The demo's Spark: this machine's cores, quiet, with the two settings that make Python tasks cheap (docs/spark.md)."""
+"""The Spark session of both drivers, with the two settings that make Python tasks cheap (docs/spark.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CORES = 2
 
 
 def open_session(name: str) -> Any:
-    """A SparkSession."""
+    """Return a SparkSession that runs on this machine and does not show progress."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""What the demo saw: sends, receipts, deliveries, acknowledgements, kills. Written by client threads, judged by `checks`."""
+"""What the clients saw: sends, receipts, deliveries and acknowledgements. Client threads write it, `checks` judges it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 MessageKey: TypeAlias = tuple[int, int, int]
-"""Ledger id, entry id, batch index: one stored message. A client's resend of an event is another message with another key."""
+"""Ledger id, entry id and batch index of a stored message. When the client sends an event again, the copy has another key."""
+
+ACK_GRACE_S = 2.0
+"""An acknowledgement this much older than a kill must survive it. A younger one may still be on its way to the disk."""
 
 
 class PublishObservations:
-    """When each event was sent and when its receipt came (monotonic seconds; 0 = not yet)."""
+    """When each event was sent and when its receipt came, in monotonic seconds; 0 means not yet."""
 
     def __init__(self, events: int) -> None:
         self.sent_at_s = array("d", bytes(8 * events))
@@ -26,26 +29,21 @@ class PublishObservations:
         self.receipt_at_s[event_id] = time.monotonic()
         self.receipts += 1
 
-    def latencies_s(self) -> list[float]:
-        return [got - sent for sent, got in zip(self.sent_at_s, self.receipt_at_s, strict=True) if got > 0]
-
 
 @dataclass
 class DeliveryObservations:
-    """What one subscription delivered. `delivered` and `acknowledged_at_s` are per stored message."""
+    """What one subscription delivered. `delivered` and `acknowledged_at_s` count stored messages, the rest counts events."""
 
     name: str
-    order: list[int] = field(default_factory=list)  # event ids as delivered
-    delivered: dict[MessageKey, int] = field(default_factory=dict)  # message -> how often it was delivered
+    order: list[int] = field(default_factory=list)  # event ids, in the order of delivery
+    delivered: dict[MessageKey, int] = field(default_factory=dict)  # message -> number of deliveries
     acknowledged_at_s: dict[MessageKey, float] = field(default_factory=dict)
-    forgotten_acks: list[MessageKey] = field(default_factory=list)  # came again though acknowledged >= 2 s before a kill
+    forgotten_acks: list[MessageKey] = field(default_factory=list)  # delivered again although acknowledged long before a kill
     distinct_events: set[int] = field(default_factory=set)
     first_seen_at_s: dict[int, float] = field(default_factory=dict)  # event id -> first delivery
-    carriers: Counter[str] = field(default_factory=Counter)  # message key -> events, each at its first delivery
+    carriers: Counter[str] = field(default_factory=Counter)  # message key -> number of distinct events
 
-    def on_delivery(
-        self, key: MessageKey, event_id: int, killed_at_s: Iterable[float], *, carrier: str, grace_s: float = 2.0
-    ) -> None:
+    def on_delivery(self, key: MessageKey, event_id: int, killed_at_s: Iterable[float], *, carrier: str) -> None:
         times = self.delivered.get(key, 0)
         self.delivered[key] = times + 1
         self.order.append(event_id)
@@ -54,7 +52,7 @@ class DeliveryObservations:
             self.first_seen_at_s[event_id] = time.monotonic()
             self.carriers[carrier] += 1
         acknowledged = self.acknowledged_at_s.get(key)
-        if times and acknowledged is not None and any(acknowledged + grace_s <= kill for kill in killed_at_s):
+        if times and acknowledged is not None and any(acknowledged + ACK_GRACE_S <= kill for kill in killed_at_s):
             self.forgotten_acks.append(key)
 
     def on_acknowledged(self, key: MessageKey) -> None:

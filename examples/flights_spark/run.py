@@ -1,12 +1,9 @@
-"""`cepheid demo-spark`: the year's flights as DataFrames, while a driver and a bookie are killed.
+"""The steps of `cepheid demo-spark`.
 
- ZooKeeper, 3 bookies (E=3 Qw=3 Qa=2), a broker: processes of their own
-   │
-   ├─ half of the flights published ─────────────── several closed ledgers
-   ├─ streaming query ── SIGKILL ── again, from its checkpoint     the other half arrives all the while
-   └─ batch query ── the same again as 64 tasks ── SIGKILL of a bookie in the middle
-
-What is counted is compared with the source file (`expected`), and everything promised is judged by `checks`.
+ZooKeeper, 3 bookies (E=3 Qw=3 Qa=2) and a broker run as processes
+  ├─ half of the flights is published ──────────────── several closed ledgers
+  ├─ streaming query ── SIGKILL ── restart on its checkpoint      (the other half is published meanwhile)
+  └─ batch query ── the same query as 64 tasks ── SIGKILL of a bookie when a quarter of them is done
 """
 
 from __future__ import annotations
@@ -23,60 +20,53 @@ from typing import Any
 from rich.console import Console
 
 from cepheid_cli.admin_client import AdminClient
-from cepheid_cli.demo.checks import Check
-from cepheid_cli.demo.flights import FlightEvent, load_flights
-from cepheid_cli.demo_spark import checks
-from cepheid_cli.demo_spark.checks import StreamSeen
-from cepheid_cli.demo_spark.driver_process import DriverProcess
-from cepheid_cli.demo_spark.expected import Expected, expect
-from cepheid_cli.demo_spark.flight_schema import COLUMNS
-from cepheid_cli.demo_spark.plots import plot_all
-from cepheid_cli.demo_spark.publisher import FlightPublisher
-from cepheid_cli.demo_spark.report import DemoFigures, print_report
 from cepheid_dev.local_cluster import LocalCluster
-from cepheid_ports import CepheidError
+from cepheid_spark.java_check import find_java
+from examples.flight_data import FlightEvent, load_flights
+from examples.flights_spark import checks
+from examples.flights_spark.checks import StreamSeen
+from examples.flights_spark.driver_process import DriverProcess
+from examples.flights_spark.expected import Expected, expect
+from examples.flights_spark.figures import DemoFigures
+from examples.flights_spark.flight_schema import COLUMNS
+from examples.flights_spark.plots import plot_all
+from examples.flights_spark.publisher import FlightPublisher
+from examples.progress import wait_while_moving
+from examples.report import Check, print_report
 
 TOPIC = "persistent://public/default/flights"
 VICTIM = "bookie-2"
-EVENT_BYTES = 75  # of Avro, with what a batch adds per message
+EVENT_BYTES = 75  # an event in Avro, with its share of the batch's metadata
 LEDGERS = 8
+LEAST_LEDGER_BYTES = 64 << 10  # about two full batches
 FIRST_PART = 0.5
-PACED_S = 15.0  # the second half takes so long, besides what it waits
-PARTS = (0.4, 0.85)  # of the second half: what comes before the kill, and by when the query must be back for the rest
+PACED_S = 15.0  # publishing the second half takes this long, besides waiting at its gates
+GATES = (0.4, 0.85)  # shares of the second half after which publishing waits: for the kill, and for the restarted query
 KILL_AFTER_BATCHES = 2
-TRIGGERS = 16  # micro-batches that the whole topic would take
+TRIGGERS = 16  # number of micro-batches that the whole topic would take
 QUIET_S = 2.0
 STALL_S = 300.0
-_POLL_S = 0.1
-
-
-class DemoStalledError(CepheidError):
-    """Nothing moved for a long time."""
-
-    hint = "the logs in the demo's directory may say why"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     data_dir: Path
-    limit: int | None = None  # 5,000 at least: fewer do not fill ledgers of the least size
+    limit: int | None = None  # 5,000 or more, because fewer do not fill several ledgers of LEAST_LEDGER_BYTES
 
 
 def run_demo_spark(options: DemoOptions, console: Console) -> bool:
-    """Runs the demo to its end and prints the account; True when every check held."""
-    from cepheid_spark.java_check import find_java
-
+    """Run the demo to its end and print the report. Returns True when every check held."""
     find_java()
     events, expected = load_flights(options.limit), expect(options.limit)
     directory = options.data_dir.absolute()
     cluster = LocalCluster(directory / "cluster")
-    if cluster.exists:  # an earlier demo's
+    if cluster.exists:  # from an earlier demo, which may have been killed
         cluster.down()
-    for own in ("cluster", "spark"):  # the demo's own only: `--data` may be somebody's directory
+    for own in ("cluster", "spark"):  # nothing else in `data_dir`, which may have other files of the user
         shutil.rmtree(directory / own, ignore_errors=True)
     (directory / "spark").mkdir(parents=True)
     console.print(f"{len(events):,} flights; data, logs and pictures in {options.data_dir}")
-    ledger_max_bytes = max(64 << 10, len(events) * EVENT_BYTES // LEDGERS)
+    ledger_max_bytes = max(LEAST_LEDGER_BYTES, len(events) * EVENT_BYTES // LEDGERS)
     try:
         cluster.up(bookies=3, brokers=1, settings={"broker": {"managed_ledger": {"ledger_max_bytes": ledger_max_bytes}}})
         console.print(f"cluster of ZooKeeper, 3 bookies (E=3 Qw=3 Qa=2) and a broker on {cluster.service_url}", soft_wrap=True)
@@ -101,7 +91,7 @@ class _Demo:
 
     def run(self) -> bool:
         admin = AdminClient(self._cluster.admin_urls[0])
-        # Nothing else holds the flights before the query comes: no subscription reads them.
+        # No subscription keeps the flights until the query starts, so retention must.
         admin.post("/admin/v2/namespaces/public/default/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
         publisher = FlightPublisher(self._cluster.service_url, TOPIC, self._spark / "client.log")
         try:
@@ -109,11 +99,11 @@ class _Demo:
             self._run_stream(publisher, admin)
         finally:
             publisher.close()
-        # Before a bookie is killed: without it the ledger that is open then cannot stay so.
+        # Looked up before a bookie is killed: with two bookies left the open ledger cannot stay open.
         closed, open_entries, stored_bytes = self._ledgers(admin)
         batch = self._run_batch()
         kill = batch["kill"]
-        promise = "mean departure delays by carrier and hour equal those of the source file"
+        promise = "mean delays per carrier and hour equal the source file's"
         self._checks += [
             checks.check_published(self._expected, publisher.receipts, publisher.errors),
             checks.check_ledgers(closed, open_entries),
@@ -121,7 +111,7 @@ class _Demo:
             checks.check_delays(promise, batch["delays"], self._expected.delays),
             *checks.check_stream(self._seen, self._expected),
             checks.check_kill(kill, self._cluster.pid(VICTIM) is None, self._failovers()),
-            checks.check_delays(f"{promise}, with the bookie killed", batch["delays_while_killed"], self._expected.delays),
+            checks.check_delays(f"{promise}, also with a bookie killed", batch["delays_while_killed"], self._expected.delays),
         ]
         pictures = plot_all(self._directory, batch["delays"], self._seen, kill)
         figures = DemoFigures(
@@ -133,7 +123,11 @@ class _Demo:
             stream=self._seen,
             progress=_lines(self._spark / "progress.jsonl"),
         )
-        return print_report(self._console, self._checks, figures, pictures)
+        title = f"Measured (Spark {batch['spark']}, everything on this machine)"
+        all_held = print_report(self._console, title, figures.rows(), self._checks)
+        for path in pictures:
+            self._console.print(f"picture: {path}", highlight=False, soft_wrap=True)
+        return all_held
 
     @property
     def _first_part(self) -> list[FlightEvent]:
@@ -148,7 +142,7 @@ class _Demo:
     def _run_stream(self, publisher: FlightPublisher, admin: AdminClient) -> None:
         rest = self._events[len(self._first_part) :]
         at_once, killed, back = threading.Event(), threading.Event(), threading.Event()
-        first, second = (int(share * len(rest)) for share in PARTS)
+        first, second = (int(share * len(rest)) for share in GATES)
         parts = [(at_once, rest[:first]), (killed, rest[first:second]), (back, rest[second:])]
         self._started_s = time.monotonic()
         driver = self._start_stream()
@@ -163,10 +157,11 @@ class _Demo:
             self._seen.back_at_s = time.monotonic() - self._started_s
             self._seen.published_at_restart = publisher.receipts
             self._watch(publisher, driver, lambda: publisher.receipts >= len(self._first_part) + second)
-            admin.put("/admin/v2/persistent/public/default/flights/unload", None)  # the rest then is in the open ledger, and fits
+            # Unloading closes the ledger, so that the rest is in a new one, which is still open at the end.
+            admin.put("/admin/v2/persistent/public/default/flights/unload", None)
             back.set()
             self._watch(publisher, driver, lambda: not thread.is_alive() and self._counted() >= len(self._events))
-            quiet_until = time.monotonic() + QUIET_S  # something that came twice would be counted now
+            quiet_until = time.monotonic() + QUIET_S  # an event that is delivered twice would be counted by then
             self._watch(publisher, driver, lambda: time.monotonic() > quiet_until)
             (self._spark / "stop").touch()
             driver.wait(STALL_S)
@@ -180,7 +175,7 @@ class _Demo:
         self._seen.first_batch_after = min(
             (line["batchId"] for line in progress if line["runId"] == progress[-1]["runId"]), default=-1
         )
-        self._console.print(f"streaming query ended with {self._counted():,} events counted")
+        self._console.print(f"the streaming query ended with {self._counted():,} events counted")
 
     def _start_stream(self) -> DriverProcess:
         bytes_per_trigger = len(self._events) * EVENT_BYTES // TRIGGERS
@@ -194,26 +189,22 @@ class _Demo:
         seen.exit_code = driver.kill()
         seen.batch_at_kill, seen.counted_at_kill = self._batch_id(), self._counted()
         self._console.print(
-            f"[bold red]SIGKILL[/] of the streaming query's driver and its JVM with {seen.counted_at_kill:,} events counted; "
+            f"[bold red]SIGKILL[/] of the streaming query's driver and JVM after {seen.counted_at_kill:,} events; "
             "starting it again on its checkpoint"
         )
 
     def _watch(self, publisher: FlightPublisher, driver: DriverProcess, condition: Callable[[], bool]) -> None:
-        """Waits for `condition`, noting what is published and counted; as long as one of the two moves."""
-        seen, moved_at_s, last = self._seen, time.monotonic(), (-1, -1)
-        while not condition():
-            now_s = time.monotonic() - self._started_s
-            counts = publisher.receipts, self._counted()
-            seen.published.append((now_s, counts[0]))
-            seen.counted.append((now_s, counts[1]))
-            if counts != last:
-                moved_at_s, last = time.monotonic(), counts
-            if time.monotonic() - moved_at_s > STALL_S:
-                raise DemoStalledError(f"nothing moved for {STALL_S:.0f} s at {counts[1]:,} events; see {self._spark}")
-            if publisher.errors:
-                raise DemoStalledError(f"publishing failed: {publisher.errors[0]}")
+        """Wait for `condition` and note how much is published and counted. Raises what ended the publisher or the driver."""
+
+        def progress() -> str:
+            now_s, counted = time.monotonic() - self._started_s, self._counted()
+            self._seen.published.append((now_s, publisher.receipts))
+            self._seen.counted.append((now_s, counted))
+            publisher.check_errors()
             driver.check_alive()
-            time.sleep(_POLL_S)
+            return f"{publisher.receipts:,} published and {counted:,} counted events"
+
+        wait_while_moving(condition, progress, stall_s=STALL_S, logs=self._spark)
 
     def _totals(self) -> dict[str, Any]:
         try:
@@ -229,7 +220,7 @@ class _Demo:
         return sum(totals["events"] for totals in self._totals().get("totals", {}).values())
 
     def _run_batch(self) -> dict[str, Any]:
-        self._console.print(f"batch queries; [bold red]SIGKILL[/] of {VICTIM} in the middle of the second")
+        self._console.print(f"batch queries, with [bold red]SIGKILL[/] of {VICTIM} during the last")
         arguments = [self._cluster.service_url, TOPIC, str(self._spark), str(self._cluster.directory), VICTIM]
         driver = DriverProcess("batch_driver", arguments, self._spark / "batch.log")
         try:
@@ -240,11 +231,11 @@ class _Demo:
         return found
 
     def _failovers(self) -> int:
-        """Of scans, from the bookie that was killed to another one, as they say in their log."""
+        """Return how often a scan moved from the killed bookie to another one, by its warnings in the log."""
         return (self._spark / "batch.log").read_text(errors="replace").count(f"scan.replica_failed: bookie {VICTIM} ")
 
     def _ledgers(self, admin: AdminClient) -> tuple[int, int, int]:
-        """Closed ledgers, entries in the open one, bytes in all."""
+        """Return the number of closed ledgers, the entries in the open one, and the bytes in all of them."""
         (plan,) = admin.get("/cepheid/v1/plan", topic=TOPIC)["plans"]
         closed = [ledger for ledger in plan["ledgers"] if ledger["entries"] is not None]
         open_entries = [ledger["last_entry_id"] + 1 for ledger in plan["ledgers"] if ledger["entries"] is None]

@@ -1,4 +1,4 @@
-"""The server of the demo: `cepheid standalone` as a process of its own, which the demo kills and starts again on the same data."""
+"""The server of the demo: a `cepheid standalone` process that the demo kills and starts again on the same data."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cepheid_cli.wire_client import probe_produce
+from cepheid_cli.wire_client import WireClient
 from cepheid_ports import CepheidError
+
+PROBE_TOPIC = "persistent://public/default/demo-probe"
 
 
 class ServerDidNotStartError(CepheidError):
     """The server process ended, or did not answer in time."""
 
-    hint = "its log is named in the message"
-
 
 class PortTakenError(CepheidError):
     """Another process has the demo's port."""
 
-    hint = "`ss -ltnp` names it; a demo that was killed may have left its server behind"
+    hint = "`ss -ltnp` shows which process it is; an earlier demo that was killed leaves its server running"
 
 
 @dataclass
 class ServerProcess:
-    """One standalone cluster on `data_dir`. `start_times_s`: from spawning the process to its first acknowledged publish."""
+    """One standalone cluster on `data_dir`. `start_times_s` are from starting the process to its first acknowledged publish."""
 
     data_dir: Path
     port: int
@@ -50,33 +50,33 @@ class ServerProcess:
         return self.data_dir.parent / "server.log"
 
     def check_ports(self) -> None:
-        """Raises PortTakenError: a foreign server would answer in the place of this one."""
+        """Raise PortTakenError when another server listens on a port, because it would answer instead of this one."""
         for port, option in ((self.port, "--port"), (self.admin_port, "--admin-port")):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     raise PortTakenError(
-                        f"something else listens on 127.0.0.1:{port}; stop it, or choose another port with {option}"
+                        f"another process listens on 127.0.0.1:{port}: stop it, or choose another port with {option}"
                     )
 
     def start(self) -> None:
-        """Spawns the process and waits for its first acknowledged publish."""
+        """Start the process and wait for its first acknowledged publish."""
         started = time.monotonic()
         command = [sys.executable, "-m", "cepheid_cli", "standalone", "--data", str(self.data_dir)]
         command += ["--port", str(self.port), "--admin-port", str(self.admin_port), "--bookies", str(self.bookies)]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         deadline = started + self.start_timeout_s
-        while not probe_produce("127.0.0.1", self.port, "persistent://public/default/demo-probe", timeout_s=10.0):
+        while not self._serves():
             if (code := self._process.poll()) is not None:
-                raise ServerDidNotStartError(f"the server ended with exit code {code}, see {self.log_path}")
+                raise ServerDidNotStartError(f"the server ended with exit code {code}: see {self.log_path}")
             if time.monotonic() > deadline:
                 self.kill()
-                raise ServerDidNotStartError(f"the server did not start within {self.start_timeout_s:.0f} s, see {self.log_path}")
+                raise ServerDidNotStartError(f"the server did not start within {self.start_timeout_s:.0f} s: see {self.log_path}")
             time.sleep(0.01)
         self.start_times_s.append(time.monotonic() - started)
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nothing is said."""
+        """Send SIGKILL, so that the server can neither flush nor say goodbye to its clients."""
         process = self._require_process()
         self.note_memory()
         self.killed_at_s.append(time.monotonic())
@@ -84,7 +84,7 @@ class ServerProcess:
         process.wait()
 
     def stop(self) -> int:
-        """Ctrl-C, as a user would; returns the exit code."""
+        """Stop the server as Ctrl-C does. Returns the exit code."""
         process = self._require_process()
         self.note_memory()
         if process.poll() is None:
@@ -99,13 +99,23 @@ class ServerProcess:
         if (process := self._process) is not None and process.poll() is None:
             self.peak_memory_bytes = max(self.peak_memory_bytes, resident_bytes(process.pid))
 
+    def _serves(self) -> bool:
+        """Publish a message and return whether it was acknowledged, which is the shortest proof that the server serves."""
+        try:
+            with WireClient(self.service_url, PROBE_TOPIC, timeout_s=10.0) as client:
+                client.open_producer()
+                client.send(0, b"probe")
+                return True
+        except CepheidError:
+            return False
+
     def _require_process(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None, "start() first"
+        assert self._process is not None, "call start() first"
         return self._process
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process: from /proc where it exists, else from ps. 0 when the process is gone."""
+    """Return the resident memory of a process, from /proc or else from ps. It is 0 when the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):

@@ -1,52 +1,31 @@
-"""The demo's publisher and consumers: threads around the official `pulsar-client`, unmodified."""
+"""The publisher and the consumers of the demo: threads around the official `pulsar-client`."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pulsar
 
-from cepheid_cli.demo.flights import FlightEvent, event_id_of
-from cepheid_cli.demo.observations import DeliveryObservations, MessageKey, PublishObservations
+from examples.flight_data import FlightEvent, event_id_of
+from examples.flights.observations import DeliveryObservations, MessageKey, PublishObservations
+from examples.pulsar_connection import create_producer
 
 POLL_MS = 200
-PACED_MESSAGES = 100  # a paced consumer looks at the clock after so many
-
-
-def connect(service_url: str, log_path: Path) -> pulsar.Client:
-    """A killed server makes the client talk a lot: it talks to a file."""
-    return pulsar.Client(
-        service_url,
-        operation_timeout_seconds=60,
-        io_threads=1,
-        message_listener_threads=1,
-        logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(log_path)),
-    )
+PACED_MESSAGES = 100  # a paced consumer looks at the clock once per this many messages
 
 
 class Publisher:
-    """Sends every event once, in order, without waiting for receipts; the client itself resends after a lost connection."""
+    """Sends every event once, in order, without waiting for one receipt before the next event."""
 
     def __init__(self, client: pulsar.Client, topic: str, seen: PublishObservations) -> None:
         self._seen = seen
-        self._producer = client.create_producer(
-            topic,
-            producer_name="flights",
-            send_timeout_millis=0,  # the demo waits through the kills: a resend is the client's, a failure would be ours
-            block_if_queue_full=True,
-            max_pending_messages=1_500,
-            batching_enabled=True,
-            batching_max_messages=500,
-            batching_max_allowed_size_in_bytes=128 * 1024,
-            batching_max_publish_delay_ms=2,
-        )
+        self._producer = create_producer(client, topic, producer_name="flights")
 
     def publish(self, events: Sequence[FlightEvent]) -> None:
-        """Returns when every event was handed to the client; receipts come to the observations."""
+        """Send `events` and wait for the last receipt. The observations get each receipt as it arrives."""
         send, sent_at_s, now = self._producer.send_async, self._seen.sent_at_s, time.monotonic
         for event in events:
             sent_at_s[event.event_id] = now()
@@ -69,9 +48,9 @@ class Publisher:
 
 
 class SubscriptionReader:
-    """One or more consumers of one subscription, each a thread that receives, notes, and acknowledges every message.
+    """One or more consumers of a subscription. Each is a thread that receives, notes and acknowledges every message.
 
-    `rate_per_s` bounds all of them together, for work that should last until something happens to the server.
+    `rate_per_s` limits all of them together, so that they are still busy when the server is killed.
     """
 
     def __init__(
@@ -91,7 +70,7 @@ class SubscriptionReader:
         self._pause_s = 0.0 if rate_per_s is None else PACED_MESSAGES * consumers / rate_per_s
         self._stopping = threading.Event()
         self._last_delivery_at_s = time.monotonic()
-        self.failure: BaseException | None = None
+        self._failure: BaseException | None = None
         kind = pulsar.ConsumerType.Shared if shared else pulsar.ConsumerType.Exclusive
         self._consumers = [
             client.subscribe(
@@ -115,10 +94,16 @@ class SubscriptionReader:
 
     @property
     def quiet_for_s(self) -> float:
+        """Seconds since the last delivery, or since this reader was created."""
         return time.monotonic() - self._last_delivery_at_s
 
+    def check_alive(self) -> None:
+        """Raise the error that ended a consumer, if one has ended."""
+        if self._failure is not None:
+            raise self._failure
+
     def stop(self) -> None:
-        """Ends the threads and closes the consumers, which sends what they have acknowledged so far."""
+        """End the threads and close the consumers, which sends the acknowledgements that are still queued."""
         self._stopping.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -140,7 +125,7 @@ class SubscriptionReader:
                 self._take(consumer, message)
                 taken += 1
         except BaseException as error:
-            self.failure = error
+            self._failure = error
 
     def _take(self, consumer: Any, message: Any) -> None:
         message_id = message.message_id()
