@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import re
 import tomllib
@@ -107,6 +108,30 @@ def test_cores_have_no_io_no_clock_and_no_order_by_hash() -> None:
                 if isinstance(loop, ast.Set | ast.SetComp) or called in ("set", "frozenset"):
                     found.append(f"{name}:{loop.lineno} iterates over a set")
     assert not found
+
+
+def test_errors_that_leave_their_package_are_of_one_family() -> None:
+    """Classes that derive from Python's exceptions alone are for the package that raises and catches them."""
+    plain = {
+        (name.split(".")[0], node.name)
+        for name, tree in product().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.bases and all(map(_is_python_error, node.bases)) and node.name != "CepheidError"
+    }
+    found = []
+    for name, tree in product().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                origin = node.module.split(".")[0]
+                if name.endswith("__init__") or origin != name.split(".")[0]:
+                    taken = [alias.name for alias in node.names if (origin, alias.name) in plain]
+                    found += [f"{name}:{node.lineno} imports {error}" for error in taken]
+    assert not found
+
+
+def _is_python_error(base: ast.expr) -> bool:
+    kind = getattr(builtins, ast.unparse(base), None)
+    return isinstance(kind, type) and issubclass(kind, Exception)
 
 
 def test_no_import_cycle_not_even_of_types() -> None:

@@ -80,16 +80,6 @@ def encode_block_to(parts: list[Buffer], group: EntryGroup) -> int:
     return HEADER_BYTES + len(ends) + len(group.data)
 
 
-def block_bytes_at(header: bytes) -> int | None:
-    """The length of the block that begins with `header`, or None when no block begins there."""
-    if len(header) < HEADER_BYTES or header[:4] != BLOCK_MAGIC:
-        return None
-    count: int
-    size: int
-    _, _, _, _, count, size = _HEADER.unpack_from(header)
-    return HEADER_BYTES + 4 * count + size
-
-
 def uncheck_block(data: bytes) -> EntryGroup:
     """As `decode_block`, of a block that may be damaged somewhere. Raises BlockCorruptError only where entries have no bounds."""
     try:

@@ -15,15 +15,15 @@ from __future__ import annotations
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 from crc32c import crc32c
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.disk import Disk, DiskFile
-from cepheid_bookie.entry_block import HEADER_BYTES, block_bytes_at, decode_block, encode_block_to, plan_blocks, uncheck_block
-from cepheid_bookie.errors import BlockCorruptError, FormatVersionError
+from cepheid_bookie.entry_block import decode_block, encode_block_to, plan_blocks, uncheck_block
+from cepheid_bookie.errors import BlockCorruptError
 from cepheid_bookie.write_cache import CachedLedger
 from cepheid_rpc import Buffer, EntryGroup
 
@@ -247,41 +247,3 @@ class _OpenLog:
         self.dropped = True
         if self.users == 0:
             self.file.close()
-
-
-def scan_log(disk: Disk, log_id: int) -> Iterator[BlockRef | BlockCorruptError]:
-    """Every block of a log, from its bytes alone; damage is reported in its place and the scan goes on at the next flush.
-
-    The tail of a log that a crash cut may hold blocks that were never indexed: their entries were in the journal then.
-    Raises FormatVersionError for a log of another version.
-    """
-    file = disk.open(log_path(log_id))
-    try:
-        size = file.size()
-        _check_header(file, log_id)
-        offset = _ALIGNMENT
-        while offset < size:
-            length = block_bytes_at(file.pread(HEADER_BYTES, offset))
-            try:
-                if length is None:
-                    if any(file.pread(min(8, _ALIGNMENT - offset % _ALIGNMENT), offset)):
-                        yield BlockCorruptError(f"{log_path(log_id)} at offset {offset}: no block begins here", offset=offset)
-                else:
-                    group = decode_block(file.pread(length, offset))
-                    yield BlockRef(group.ledger_id, group.first_entry_id, group.last_entry_id, log_id, offset, length)
-                    offset += length
-                    continue
-            except BlockCorruptError as error:
-                yield error
-            offset = (offset // _ALIGNMENT + 1) * _ALIGNMENT
-    finally:
-        file.close()
-
-
-def _check_header(file: DiskFile, log_id: int) -> None:
-    data = file.pread(_HEADER.size, 0)
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
-        return  # a crash cut it: its blocks, if any, still speak for themselves
-    version = _HEADER.unpack(data)[1]
-    if version != _VERSION:
-        raise FormatVersionError(f"{log_path(log_id)} has format {version}, this bookie reads {_VERSION}", version=version)

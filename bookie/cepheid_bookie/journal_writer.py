@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cepheid_bookie.disk import Disk, DiskFile
+from cepheid_bookie.errors import BookieError
 from cepheid_bookie.journal_format import (
     ALIGNMENT,
     BATCH_HEADER_BYTES,
@@ -39,8 +40,8 @@ class JournalPosition:
     offset: int
 
 
-class JournalSpaceError(Exception):
-    """The disk is full; nothing of the batch counts, and the journal can go on."""
+class JournalSpaceError(BookieError):
+    """The journal's disk is full. Nothing of the batch was kept, and the journal can go on."""
 
 
 class JournalWriter:

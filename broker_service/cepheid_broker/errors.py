@@ -1,4 +1,4 @@
-"""What the broker refuses, by type. `wire_errors.py` gives each its code on the wire."""
+"""What the broker refuses, by type. protocol/wire_errors.py and admin/errors.py give each type its code and its status."""
 
 from __future__ import annotations
 

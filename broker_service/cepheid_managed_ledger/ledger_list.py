@@ -110,11 +110,6 @@ class LedgerList:
         """The ledger is in the list and gets no more entries."""
         return ledger_id in self and not (self.last_is_open and ledger_id == self._ids[-1])
 
-    def ledger_after(self, ledger_id: int) -> int | None:
-        """The next ledger of the list; None after the last."""
-        index = bisect_right(self._ids, ledger_id)
-        return self._ids[index] if index < len(self._ids) else None
-
     def rank(self, position: Position) -> int:
         """How many entries of the list are at or before this position."""
         ledger_id, entry_id = position

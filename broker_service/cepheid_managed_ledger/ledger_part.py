@@ -36,7 +36,7 @@ class LedgerPart:
 
     @property
     def is_single_run(self) -> bool:
-        """Rule 4."""
+        """One run of entries with one message in each: their bytes follow from one header (message_counts.py, rule 4)."""
         return self.messages == self.entries and self.start > 0 and not self.batches and not self.acked
 
     @property

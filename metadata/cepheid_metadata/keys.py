@@ -1,4 +1,4 @@
-"""The key layout: which record lies where. Nobody else writes a key by hand.
+"""The key layout: which record is stored under which key. No other module builds a key by hand.
 
     /cluster                                   identity of this cluster
     /clusters/C  /tenants/T  /namespaces/T/N   policies
@@ -10,12 +10,16 @@
     /ledgers/ids                               id counter
     /ledgers/dddd/dddd/dddd                    ledger, id below 10^12, zero-padded in three parts
     /ledgers/high/ddd/dddd/dddd/dddd/dddd      ledger, id from 10^12: all 19 digits that 63 bits can have
-    /deleted-ledgers/…                         the same below, of ledgers that were deleted and can still be brought back
-    /bookies/cookies/ID  /bookies/available/ID  /bookies/readonly/ID
-    /brokers/ID  /bundles/T/N/range            registration; owner (both ephemeral)
+    /deleted-ledgers/dddd/dddd/dddd            deleted ledger that can still be restored, id below 10^12
+    /deleted-ledgers/high/ddd/dddd/…           the same, id from 10^12
+    /bookies/cookies/ID                        whose data directories
+    /bookies/lives/ID                          counter that shows whether the disks are an old copy (bookie_life.py)
+    /bookies/available/ID                      registration (ephemeral)
+    /bookies/readonly/ID                       registration of a bookie that takes no writes (ephemeral)
+    /brokers/ID                                registration (ephemeral)
+    /bundles/T/N/range                         owner of a bundle (ephemeral)
     /bundle-histories/T/N/range                epochs of a bundle's owners
     /topic-changes/T/N                         mark of a namespace whose topics changed
-    /leader
 
 Rules:
 1. No parent gets more than 10,000 children of a kind that users can multiply (names of tenants, namespaces of one tenant,
@@ -55,7 +59,6 @@ BROKERS_KEY = "/brokers"
 BUNDLES_KEY = "/bundles"
 BUNDLE_HISTORIES_KEY = "/bundle-histories"
 TOPIC_CHANGES_KEY = "/topic-changes"
-LEADER_KEY = "/leader"
 
 MAX_LEDGER_ID = 2**63 - 1
 _FIRST_HIGH_LEDGER_ID = 10**12

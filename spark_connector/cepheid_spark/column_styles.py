@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PLAIN = "plain"
-PULSAR_SPARK = "pulsar-spark"
 MESSAGE_ID = "__messageId"
 _ID_PARTS = ("ledger_id", "entry_id", "partition", "batch_index")
 _PULSAR_SPARK = {  # its metadata columns in its order (streamnative/pulsar-spark README, "Schema of Pulsar source")

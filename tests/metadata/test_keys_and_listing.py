@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,14 @@ from cepheid_wire import NamespaceName, TopicName
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 HOSTILE = [".", "..", "/", "a/b", "//", "%2F", "%", " ", "\n", "\x00", "ümläut", "日本", "a-partition-0", "~", "🦀", "zookeeper"]
+
+
+def test_the_layout_names_every_key_and_no_other() -> None:
+    roots = {value for name, value in vars(keys).items() if name.endswith("_KEY")}
+    layout, _, _ = (keys.__doc__ or "").partition("Rules:")
+    paths = [f"{path}/" for path in re.findall(r"(?<= )/\S+", layout)]
+    assert [root for root in roots if not any(path.startswith(f"{root}/") for path in paths)] == []
+    assert [path for path in paths if not any(path.startswith(f"{root}/") for root in roots)] == []
 
 
 @given(NAMES)

@@ -1,4 +1,7 @@
-"""The admin API of a broker: REST, metrics, lookup over HTTP, the plan service. Cheap to import: the web framework comes later."""
+"""The admin API of a broker: REST, metrics, lookup over HTTP, the plan service. README.md has the rules.
+
+Cheap to import: the web framework is imported when the server starts.
+"""
 
 from cepheid_broker.admin.context import AdminContext, AdminSettings
 from cepheid_broker.admin.server import AdminServer

@@ -1,6 +1,6 @@
 """Every policy that is one value: where the API has it, and how its JSON becomes a record's value and comes back.
 
-A row makes the routes of both levels (namespace_policies.py, topic_policies.py) and one member of the whole-namespace object, so
+A row makes the routes of both levels (policy_routes.py) and one member of the whole-namespace object, so
 that a policy cannot be settable in one place and unknown in another. Backlog quotas, two values behind one path, have a module
 of their own.
 """

@@ -1,4 +1,4 @@
-"""Decides which consumer gets which entry, and sends it. The cores do no I/O. README.md has the rules."""
+"""Dispatch: which consumer gets which entry, decided by cores without I/O. README.md has the rules."""
 
 from cepheid_broker.dispatch.counted_group import CountedGroup, count_group
 from cepheid_broker.dispatch.dispatch_kinds import EXCLUSIVE, FAILOVER, KEY_SHARED, new_core, shares_entries, type_name

@@ -3,7 +3,7 @@
     lookup ──► locate ──► Here | There(addresses)             open, change ──► require ──► NotOwnerError(There) unless it is here
 
 Ownership is for order and speed. That nothing is lost or doubled when two brokers think they own a topic rests on fencing
-(managed_ledger/README.md): the one that opened it last wins, and the other one's appends fail.
+(cepheid_managed_ledger/README.md): the one that opened it last wins, and the other one's appends fail.
 """
 
 from __future__ import annotations

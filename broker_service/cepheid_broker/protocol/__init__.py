@@ -1,4 +1,4 @@
-"""The Pulsar binary protocol: connections, one command family a module, and the port that accepts them. README.md has the rules."""
+"""The Pulsar binary protocol: connections, and one module for each family of commands. README.md has the rules."""
 
 from cepheid_broker.protocol.advertised import advertised_url, check_listener
 from cepheid_broker.protocol.listener import Listener, PortInUseError

@@ -1,4 +1,4 @@
-"""Producers: who may publish, SENDs gathered into groups, receipts in order, deduplication. README.md has the rules."""
+"""Producers: access modes, SENDs gathered into groups, receipts in order, deduplication. README.md has the rules."""
 
 from cepheid_broker.publishing.deduplication import sequence_ids_of
 from cepheid_broker.publishing.producer import Producer, ProducerFigures, ProducerState

@@ -1,16 +1,15 @@
-"""Schemas of topics: registry, versions, compatibility."""
+"""Schemas of topics: registry, versions, compatibility. README.md has the rules."""
 
 from cepheid_broker.schemas.definition import MAX_SCHEMA_BYTES
 from cepheid_broker.schemas.history_store import HistoryStore
 from cepheid_broker.schemas.key_value import key_value_data, key_value_json
 from cepheid_broker.schemas.registry import RegisteredSchema, SchemaRegistry
-from cepheid_broker.schemas.schema import NO_VERSION, UNREGISTERED, Schema, SchemaType, decode_version, encode_version
+from cepheid_broker.schemas.schema import NO_VERSION, Schema, SchemaType, decode_version, encode_version
 from cepheid_broker.schemas.wire import asked_schema, wire_schema
 
 __all__ = [
     "MAX_SCHEMA_BYTES",
     "NO_VERSION",
-    "UNREGISTERED",
     "HistoryStore",
     "RegisteredSchema",
     "Schema",

@@ -1,4 +1,4 @@
-"""Topics and subscriptions: what exists, what is open, what consumers acknowledge. README.md has the rules."""
+"""Topics and subscriptions: which exist, which are open, what consumers have acknowledged. README.md has the rules."""
 
 from cepheid_broker.topics.backlog import MeasuredBacklog, exact_backlog, measure_backlog
 from cepheid_broker.topics.backlog_check import BacklogChecks

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cepheid_scan.errors import ScanError
 from cepheid_scan.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN_MICROS, arrow_type
 from cepheid_scan.typed.avro_schema import Fixed, Logical, Primitive, is_null, node_name
 from cepheid_scan.typed.records import Mask
@@ -27,7 +28,7 @@ _PROMOTIONS = {
 _MICROS_A_MILLI = 1000
 
 
-class DifferentSchemaError(Exception):
+class DifferentSchemaError(ScanError):
     """Values of the writer's schema cannot be shown by the reader's; the text says at which field."""
 
 
