@@ -6,16 +6,21 @@ STAMP  := $(VENV)/.installed
 DATA   ?= data
 SEEDS  ?= 200
 CORES  ?= 1
+SUITE   = $(BIN)/python -m tests.suite $(if $(REPEAT_FAILED),--repeat-failed)
 BENCH  ?= all
 
-.PHONY: help install demo demo-spark run test check bench simulate proto clean
+# Without compiled modules on disk every process that a test starts compiles the product again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install demo demo-spark run test test-all check bench simulate proto clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
 	@echo "make install           the environment, for commands typed by hand: source $(VENV)/bin/activate"
 	@echo "make run               a standalone server in the foreground on ./$(DATA)"
-	@echo "make test              the whole test suite"
-	@echo "make check             ruff, mypy --strict, import contract"
+	@echo "make check             format, lint, import contracts, types, generated pages (a minute or two)"
+	@echo "make test              the fast tests of every part (under 6 minutes on two cores)"
+	@echo "make test-all          every test (under 30 minutes)"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1 compares with benchmarks/bars.toml)"
 	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
 
@@ -36,17 +41,18 @@ run: $(STAMP)
 	$(BIN)/cepheid standalone --data $(DATA)
 
 test: $(STAMP)
-	@$(BIN)/python -m cepheid_spark --install-java  # root on Debian: else the tests of Spark are skipped, and say so
-	@trap 'exit 130' INT; failed=; \
-	$(BIN)/python -m pytest -q tests/simulation || failed=1; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/simulation || failed=1; \
-	test -z "$$failed"
+	$(SUITE) fast
+
+test-all: $(STAMP)
+	@$(BIN)/python -m cepheid_spark --install-java  # as root on Debian; otherwise the tests of Spark are skipped, and say so
+	$(SUITE) all
 
 check: $(STAMP)
-	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m page tests
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH) $(if $(CHECK),--check)

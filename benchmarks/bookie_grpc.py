@@ -21,15 +21,15 @@ BOOKIE_ID = "bench-bookie"
 
 async def serve_bookie(directory: Path) -> None:
     """The bookie's process: prints its port and serves until SIGTERM."""
-    from cepheid_bookie import Bookie, BookieSettings, RealDisk
+    from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
     from cepheid_bookie.grpc_server import BookieServer
     from cepheid_bookie.rocks_index import RocksBlockIndex
     from cepheid_ports import Ports
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    settings = BookieSettings(bookie_id=BOOKIE_ID)
-    bookie = await Bookie.open(settings, RealDisk(directory / "bookie"), RocksBlockIndex(directory / "index"), Ports())
+    disk, index = RealDisk(directory / "bookie"), RocksBlockIndex(directory / "index")
+    bookie = await Bookie.open(BookieIdentity(BOOKIE_ID), StorageSettings(), disk, index, Ports())
     server = BookieServer(bookie, "127.0.0.1", 0)
     await server.start()
     print(server.port, flush=True)

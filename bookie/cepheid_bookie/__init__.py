@@ -2,18 +2,18 @@
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.bookie import Bookie, BookieState
-from cepheid_bookie.cookie import Cookie, CookieRecords
+from cepheid_bookie.cookie import BookieIdentity, Cookie, CookieRecords
 from cepheid_bookie.disk import Disk, DiskFile, RealDisk
 from cepheid_bookie.garbage_collection import GarbageCollector, LedgersInMetadata
 from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers
-from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.statistics import BookieStatistics
 
 __all__ = [
     "BlockIndex",
     "BlockRef",
     "Bookie",
-    "BookieSettings",
+    "BookieIdentity",
     "BookieState",
     "BookieStatistics",
     "Cookie",
@@ -25,4 +25,5 @@ __all__ = [
     "MetadataCookies",
     "MetadataLedgers",
     "RealDisk",
+    "StorageSettings",
 ]

@@ -25,7 +25,7 @@ from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import encode_entries_to
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
 from cepheid_bookie.limbo import Limbo
-from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.write_cache import WriteCache, cached_size
 from cepheid_rpc import MASTER_KEY_BYTES, AddRequest, Buffer, Status
 
@@ -54,7 +54,7 @@ class Admission:
         journal: Journal,
         checkpointer: Checkpointer,
         space: DiskSpace,
-        settings: BookieSettings,
+        settings: StorageSettings,
         limbo: Limbo,
         on_room: Callable[[], None],
     ) -> None:

@@ -23,6 +23,7 @@ from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
 from cepheid_bookie.admission import Admission, refuse_all
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
+from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
@@ -39,7 +40,7 @@ from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, open_storage
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
-from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
 from cepheid_ports import Ports, SteadyClock
 from cepheid_rpc import (
@@ -72,7 +73,8 @@ class Bookie:
     @classmethod
     async def open(
         cls,
-        settings: BookieSettings,
+        identity: BookieIdentity,
+        settings: StorageSettings,
         disk: Disk,
         index: BlockIndex,
         ports: Ports,
@@ -89,10 +91,10 @@ class Bookie:
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
-        storage = await open_storage(settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk)
+        storage = await open_storage(identity, settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk)
         return cls(settings, ports, storage)
 
-    def __init__(self, settings: BookieSettings, ports: Ports, storage: Storage) -> None:
+    def __init__(self, settings: StorageSettings, ports: Ports, storage: Storage) -> None:
         directories, workers, cache = storage.directories, storage.workers, storage.cache
         ledgers, logs, mark = storage.ledgers, storage.logs, storage.mark
         self.settings = settings
@@ -155,7 +157,7 @@ class Bookie:
         self._space.look_now()
 
     def __repr__(self) -> str:
-        return f"<Bookie {self.settings.bookie_id}: {self.state.value}, {self._journal!r}, {self._cache!r}>"
+        return f"<Bookie {self.bookie_id}: {self.state.value}, {self._journal!r}, {self._cache!r}>"
 
     # adds
 
@@ -172,7 +174,7 @@ class Bookie:
 
     @property
     def bookie_id(self) -> str:
-        return self.settings.bookie_id
+        return self.cookie.bookie_id
 
     @property
     def is_full(self) -> bool:
@@ -389,7 +391,7 @@ class Bookie:
             try:
                 await self.checkpoint()
             except Exception as error:
-                log.warning("bookie.closed_without_checkpoint", extra={"bookie": self.settings.bookie_id, "error": repr(error)})
+                log.warning("bookie.closed_without_checkpoint", extra={"bookie": self.bookie_id, "error": repr(error)})
         self._reader.stop()
         self._scans.stop()
         self._space.stop()
@@ -412,7 +414,7 @@ class Bookie:
         self.failure = error
         self.state = BookieState.FAILED
         hint = "check the disk; restart the bookie, it replays its journal"
-        log.error("bookie.failed", extra={"bookie": self.settings.bookie_id, "error": repr(error), "hint": hint})
+        log.error("bookie.failed", extra={"bookie": self.bookie_id, "error": repr(error), "hint": hint})
         self._space.stop()
         self._checkpointer.stop(error)
         self._ledgers.stop()

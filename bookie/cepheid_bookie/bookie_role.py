@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.bookie_metrics import bookie_families
 from cepheid_bookie.bookie_role_settings import BookieRoleSettings
+from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.disk import RealDisk
 from cepheid_bookie.errors import DirectoryUnusableError
 from cepheid_bookie.garbage_collection import GarbageCollector
@@ -131,7 +132,8 @@ class BookieRole(Role):
             except OSError as error:
                 raise DirectoryUnusableError(f"{directory} cannot be the {setting} directory: {error}") from None
         return await Bookie.open(
-            settings.of_storage(cluster_id),
+            BookieIdentity(self.bookie_id, cluster_id),
+            settings.storage,
             RealDisk(data_dir),
             RocksBlockIndex(data_dir / "index"),
             self._ports,
@@ -156,7 +158,7 @@ class BookieRole(Role):
         self._opened.push_async_callback(collector.aclose)
         settings = self.settings
         scans = ScanServer(self.bookie, settings.host, settings.scan_port, self._ports)
-        self._server = BookieServer(self.bookie, settings.host, settings.port, scans=scans)
+        self._server = BookieServer(self.bookie, settings.host, settings.port, settings.grpc_server, scans=scans)
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)
 

@@ -2,67 +2,85 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
-from cepheid_bookie.settings import BOOKIE_ID_PATTERN, BookieSettings, StorageSettings
+from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_ports import HOST_PATTERN, CepheidError, host_port
 
+BOOKIE_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
 class BookieNameError(CepheidError):
-    """Nothing stable to name the bookie by."""
+    """There is nothing stable to name the bookie by."""
 
-    hint: ClassVar[str] = "name it: `--id`; the name must stay the same for as long as its data lives"
+    hint: ClassVar[str] = "name it with `--id`; the name must stay the same for as long as its data exists"
 
 
 class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     """One storage node as a process."""
 
-    metadata: str = Field(min_length=1, description="Metadata store of the cluster: zk://host:port[,host:port…][/chroot].")
-    # As long as a broker's, and for its reasons: see broker_role_settings.py.
+    metadata: str = Field(
+        min_length=1, description="Address of the cluster's metadata store: `zk://host:port[,host:port…][/root]`."
+    )
+    # As long as a broker's, and for its reasons: see BrokerRoleSettings.
     metadata_session_timeout_s: PositiveFloat = Field(
         4.0,
         le=3600,
-        description="Silence after which the metadata store takes this bookie for dead. Longer: survives longer pauses.",
+        description="Silence after which the metadata store treats this bookie as dead. Longer: it survives longer pauses, and a "
+        "dead bookie is noticed later.",
     )
     metadata_wait_s: PositiveFloat = Field(
-        60.0, description="How long a start waits for a metadata store that cannot be reached, before it gives up."
+        60.0, description="Time for which a start waits for a metadata store that it cannot reach, before it gives up."
     )
-    data_dir: Path = Field(Path("bookie-data"), description="Where entries, index and (unless set apart) journal are kept.")
-    journal_dir: Path | None = Field(None, description="Where the journal is kept. A disk of its own makes publishing faster.")
+    data_dir: Path = Field(
+        Path("bookie-data"), description="Directory of entries and index, and of the journal unless `journal_dir` is set."
+    )
+    journal_dir: Path | None = Field(
+        None, description="Directory of the journal. A disk of its own makes publishing faster. Unset: `data_dir`."
+    )
     bookie_id: str | None = Field(
         None,
         pattern=BOOKIE_ID_PATTERN,
-        description="Name in metadata; must never change. Unset: advertised host (or this machine's name) and port.",
+        description="Name in metadata, which must never change and must never be given to an empty disk. Unset: `host:port`, from "
+        "`advertised_host` or the name of this machine.",
     )
-    host: str = Field("127.0.0.1", description="Address to bind. 0.0.0.0: all of them.")
-    port: NonNegativeInt = Field(3181, le=65535, description="gRPC port, for brokers and readers. 0: any free one.")
+    host: str = Field("127.0.0.1", description="Address to listen on. `0.0.0.0`: all addresses.")
+    port: NonNegativeInt = Field(3181, le=65535, description="gRPC port for brokers and readers. 0: any free port.")
     scan_port: NonNegativeInt = Field(
         0,
         le=65535,
-        description="Port on which Spark and other readers past the brokers get stored entries. 0: any free one. They are told "
-        "which; whoever cannot reach it reads by gRPC, at twice the cost.",
+        description="Port on which Spark and other readers past the brokers get stored entries. 0: any free port, which readers "
+        "learn from the bookie. Set it where a firewall needs to know: a reader that cannot reach it uses the gRPC port, at twice "
+        "the cost.",
     )
     advertised_host: str | None = Field(
         None,
         pattern=HOST_PATTERN,
-        description="Host that brokers are told. Unset: the bound one, or this machine's name when that is all addresses.",
+        description="Host under which brokers and readers reach this bookie. Unset: `host`, or the name of this machine if it "
+        "listens on all addresses.",
     )
-    advertised_port: NonNegativeInt | None = Field(None, le=65535, description="Port that brokers are told. Unset: the bound one.")
-    http_host: str | None = Field(None, description="Address of health and metrics. Unset: as `host`.")
-    http_port: NonNegativeInt = Field(8000, le=65535, description="Port of /health, /ready and /metrics. 0: any free one.")
+    advertised_port: NonNegativeInt | None = Field(
+        None, le=65535, description="gRPC port under which brokers and readers reach this bookie. Unset: the one it listens on."
+    )
+    http_host: str | None = Field(
+        None, description="Address on which health checks and metrics are served. Unset: the same as `host`."
+    )
+    http_port: NonNegativeInt = Field(8000, le=65535, description="Port of `/health`, `/ready` and `/metrics`. 0: any free port.")
     rack: str | None = Field(
         None,
         min_length=1,
         max_length=200,
-        description="Rack or zone it stands in: Spark tasks there prefer its replicas. Set it once no older release is running.",
+        description="Rack or zone in which this bookie runs. Spark tasks in the same one prefer its replicas. Set it only when "
+        "all processes of the cluster run a release that knows it.",
     )
-    storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of the storage itself.")
+    storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of the storage.")
+    grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of the gRPC server.")
 
     @property
     def shown_host(self) -> str:
@@ -74,12 +92,12 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def name(self) -> str:
-        """The bookie's id. Raises BookieNameError."""
+        """Return the bookie's id. Raises BookieNameError."""
         if self.bookie_id is not None:
             return self.bookie_id
         if self.port == 0:
             raise BookieNameError("a bookie on any free port has no stable address to be named by", port=0)
-        return host_port(self.advertised_host or socket.gethostname(), self.advertised_port or self.port)
-
-    def of_storage(self, cluster_id: str) -> BookieSettings:
-        return BookieSettings(bookie_id=self.name, cluster_id=cluster_id, **dict(self.storage))
+        name = host_port(self.advertised_host or socket.gethostname(), self.advertised_port or self.port)
+        if re.fullmatch(BOOKIE_ID_PATTERN, name) is None:
+            raise BookieNameError(f"{name} cannot be the name of a bookie: a name has letters, digits and . _ : - only")
+        return name

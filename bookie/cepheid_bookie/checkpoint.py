@@ -33,7 +33,7 @@ from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_writer import JournalPosition
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.ledger_table import LedgerTable
-from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.write_cache import Half, WriteCache
 from cepheid_ports import Worker
 
@@ -87,7 +87,7 @@ class Checkpointer:
         journal: Journal,
         cache: WriteCache,
         ledgers: LedgerTable,
-        settings: BookieSettings,
+        settings: StorageSettings,
         *,
         mark: JournalPosition,
         on_room: Callable[[], None],

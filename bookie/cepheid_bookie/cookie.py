@@ -27,6 +27,15 @@ _FILE = "VERSION"
 
 
 @dataclass(frozen=True, slots=True)
+class BookieIdentity:
+    """Which bookie of which cluster this is. `bookie_id` is its stable name in metadata; never reuse one for an empty disk.
+    `cluster_id` is the instance id of the cluster; a directory stamped with another one is refused."""
+
+    bookie_id: str
+    cluster_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Cookie:
     """`incarnation` is random, drawn when the directories were stamped: an empty disk under a known bookie id is another one.
 

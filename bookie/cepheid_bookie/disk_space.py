@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from cepheid_bookie.disk import Disk
-from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.settings import StorageSettings
 from cepheid_ports import Worker
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class DiskSpace:
     """`full` is what admission asks; `on_change(full)` tells whoever registers this bookie."""
 
     def __init__(
-        self, journal: Disk, data: Disk, worker: Worker, settings: BookieSettings, on_change: Callable[[bool], None]
+        self, journal: Disk, data: Disk, worker: Worker, settings: StorageSettings, on_change: Callable[[bool], None]
     ) -> None:
         self._journal = journal
         self._data = data

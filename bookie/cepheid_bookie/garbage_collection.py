@@ -53,7 +53,7 @@ class GarbageCollector:
         self._ledgers = ledgers
         self._settings = bookie.settings
         self._suspects: frozenset[int] = frozenset()
-        self._tasks = TaskOwner(f"{bookie.settings.bookie_id}-gc")
+        self._tasks = TaskOwner(f"{bookie.bookie_id}-gc")
         self.passes = 0
         self.failed_passes = 0
         self.deleted_ledgers = 0
@@ -72,7 +72,7 @@ class GarbageCollector:
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
         if len(held) >= self._settings.gc_mass_ledgers and len(absent) > len(held) * self._settings.gc_mass_ratio:
-            hint = "check that this is the right cluster; if so many topics were really deleted, raise gc_mass_ratio and restart"
+            hint = "check that this is the right cluster; if so much was really deleted, raise storage.gc_mass_ratio and restart"
             log.error("gc.mass_absence", extra={"held": len(held), "absent": len(absent), "hint": hint})
             return GcPass(len(held), len(absent), refused_mass=True)
         condemned = [ledger_id for ledger_id in sorted(absent & suspects) if not await self._ledgers.exists(ledger_id)]
@@ -91,4 +91,4 @@ class GarbageCollector:
                 await self.collect()
             except Exception as error:  # metadata may be away for hours: the next pass begins anew
                 self.failed_passes += 1
-                log.warning("gc.pass_failed", extra={"bookie": self._settings.bookie_id, "error": repr(error)})
+                log.warning("gc.pass_failed", extra={"bookie": self._bookie.bookie_id, "error": repr(error)})

@@ -20,10 +20,10 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
-from pydantic import BaseModel, Field, PositiveInt
 
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
+from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ports import host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
@@ -58,14 +58,6 @@ log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext, whose stubs know neither read nor EOF
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-
-
-class BookieServerSettings(BaseModel, frozen=True, extra="forbid"):
-    stream_in_flight_bytes: PositiveInt = Field(
-        default=32 << 20,
-        description="Unanswered add bytes per client stream at which the bookie stops reading it. Soft by one message.",
-    )
-    stop_grace_s: float = Field(default=5.0, gt=0, le=60, description="How long a stop waits for admitted adds and running reads.")
 
 
 class ServedBookie(Protocol):

@@ -17,7 +17,7 @@ from typing import Protocol
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.bookie_life import BookieLife, LifeRecords, save_life
 from cepheid_bookie.checkpoint import FlushStore
-from cepheid_bookie.cookie import Cookie, CookieRecords, Found, decide, is_reborn, load_cookie, save_cookie
+from cepheid_bookie.cookie import BookieIdentity, Cookie, CookieRecords, Found, decide, is_reborn, load_cookie, save_cookie
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
 from cepheid_bookie.errors import CookieError
@@ -25,7 +25,7 @@ from cepheid_bookie.journal_format import EntriesRecord, parse_segment_name
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport
 from cepheid_bookie.ledger_table import LedgerTable
-from cepheid_bookie.settings import BookieSettings
+from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Ports, Worker
 
@@ -85,8 +85,7 @@ class Workers:
     scan: Worker
 
     @classmethod
-    def start(cls, settings: BookieSettings, ports: Ports) -> Workers:
-        name = settings.bookie_id
+    def start(cls, name: str, settings: StorageSettings, ports: Ports) -> Workers:
         return cls(
             ports.new_worker(f"{name}-journal", 1),
             ports.new_worker(f"{name}-flush", 1),
@@ -114,7 +113,13 @@ class Storage:
 
 
 async def open_storage(
-    settings: BookieSettings, directories: Directories, cookies: IdentityRecords | None, ports: Ports, *, accept_empty_disk: bool
+    identity: BookieIdentity,
+    settings: StorageSettings,
+    directories: Directories,
+    cookies: IdentityRecords | None,
+    ports: Ports,
+    *,
+    accept_empty_disk: bool,
 ) -> Storage:
     """All or nothing: what raises leaves no lock, no thread, and the index closed."""
     index = directories.index
@@ -123,11 +128,11 @@ async def open_storage(
     except BaseException:
         index.close()
         raise
-    workers = Workers.start(settings, ports)
+    workers = Workers.start(identity.bookie_id, settings, ports)
     run = workers.flush.run
     try:
         await run(directories.prepare)
-        cookie = await check_identity(directories, settings, cookies, ports, workers.flush, accept_empty_disk=accept_empty_disk)
+        cookie = await check_identity(directories, identity, cookies, ports, workers.flush, accept_empty_disk=accept_empty_disk)
         life = None
         if cookies is not None:
             cookie, life = await begin_life(directories, cookie, cookies, workers.flush, accept_old_copy=accept_empty_disk)
@@ -140,14 +145,14 @@ async def open_storage(
         index.close()
         directories.unlock()
         raise
-    facts = {"bookie": settings.bookie_id, "ledgers": ledgers.count, "replayed_records": report.records}
+    facts = {"bookie": identity.bookie_id, "ledgers": ledgers.count, "replayed_records": report.records}
     log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
     return Storage(directories, workers, cookie, life, mark, cache, ledgers, logs)
 
 
 async def check_identity(
     directories: Directories,
-    settings: BookieSettings,
+    identity: BookieIdentity,
     records: IdentityRecords | None,
     ports: Ports,
     worker: Worker,
@@ -155,9 +160,9 @@ async def check_identity(
     accept_empty_disk: bool,
 ) -> Cookie:
     """Refuses to start on directories that are not this bookie's, or not whole. Stamps new ones."""
-    mine = Cookie(settings.bookie_id, settings.cluster_id, f"{ports.random.getrandbits(128):032x}")
+    mine = Cookie(identity.bookie_id, identity.cluster_id, f"{ports.random.getrandbits(128):032x}")
     places = await worker.run(lambda: _find_cookies(directories, mine))
-    recorded = await records.load(settings.bookie_id) if records is not None else None
+    recorded = await records.load(identity.bookie_id) if records is not None else None
     if accept_empty_disk and records is not None and recorded is not None and is_reborn(mine, places, recorded):
         return await _give_birth_again(directories, mine, recorded, records, worker)
     cookie, stamp = decide(mine, places, recorded, asked=records is not None)

@@ -1,135 +1,177 @@
-"""Every setting of a bookie: what it is, who would change it."""
+"""Settings of a bookie's storage and of its gRPC server: bounds in the type, meaning in the description."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PositiveInt
 
 KiB = 1 << 10
 MiB = 1 << 20
 
 
-BOOKIE_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
-
-
 class StorageSettings(BaseModel, frozen=True, extra="forbid"):
-    """Bounds, thresholds and intervals of one storage node. Sizes in bytes, times in seconds."""
+    """Bounds, thresholds and intervals of one storage node."""
 
     journal_segment_bytes: int = Field(
         64 * MiB,
         ge=64 * KiB,
         le=4096 * MiB,
-        description="Size of a preallocated journal segment. Larger: fewer files, more disk held back.",
+        description="Size of a journal file, allocated before it is written. Larger: fewer files, more disk space reserved.",
     )
     journal_batch_bytes: int = Field(
-        8 * MiB, ge=4 * KiB, le=256 * MiB, description="A group commit takes at most so much of what waits, soft by one group."
+        8 * MiB,
+        ge=4 * KiB,
+        le=256 * MiB,
+        description="Most bytes that one write and sync of the journal takes from its queue. It may be exceeded by one group.",
     )
     journal_queue_bytes: int = Field(
         64 * MiB,
         ge=64 * KiB,
-        description="What may wait for the journal before adds wait outside it. Raise it with the disk's latency.",
+        description="Bytes that may be queued for the journal before further adds wait for admission. Raise it for a disk with "
+        "slow syncs and a high throughput.",
     )
     write_cache_bytes: int = Field(
         64 * MiB,
         ge=16 * KiB,
-        description="Both halves together. Larger: fewer, larger blocks per ledger when many ledgers are written.",
+        description="Memory for entries that are not in the entry log yet. Raise it when many ledgers are written at once: each "
+        "then gets fewer and larger blocks.",
     )
     waiting_bytes: int = Field(
         32 * MiB,
         ge=4 * KiB,
-        description="Adds that may wait for room in write cache or journal; beyond it they are refused as overload.",
+        description="Bytes of adds that may wait for room in the write cache or the journal queue. Beyond it adds are refused as "
+        "overload.",
     )
-    waiting_s: float = Field(4.0, gt=0, le=60, description="Longest wait for room. Below the add timeout of ledger clients (5 s).")
+    waiting_s: float = Field(
+        4.0,
+        gt=0,
+        le=60,
+        description="Longest wait of an add for room. Keep it below `ledger.add_timeout_s` of the brokers, so that a bookie that "
+        "is only overloaded answers before they treat it as failed.",
+    )
 
     block_bytes: int = Field(
         1 * MiB,
         ge=4 * KiB,
         le=16 * MiB,
-        description="An entry-log block is closed at this size, soft by one entry. One read fetches one block.",
+        description="Size at which a block of the entry log is closed; it may be exceeded by one entry. A read from disk fetches "
+        "whole blocks. Larger: better for reading history in sequence, worse for reading single entries.",
     )
     log_bytes: int = Field(
-        256 * MiB, ge=64 * KiB, le=4096 * MiB, description="An entry log is closed at this size. Space returns per log."
+        256 * MiB,
+        ge=64 * KiB,
+        le=4096 * MiB,
+        description="Size at which an entry log file is closed. Disk space is freed one file at a time, so smaller files free it "
+        "sooner.",
     )
-    open_logs: int = Field(32, ge=2, le=4096, description="Entry logs kept open for reading.")
+    open_logs: int = Field(32, ge=2, le=4096, description="Entry log files kept open for reading.")
 
     checkpoint_interval_s: float = Field(
-        10.0, gt=0, description="Longest time until what the journal holds is also in the entry log."
+        10.0,
+        gt=0,
+        description="Longest time until an entry in the journal is in the entry log too. Longer: larger blocks, and more to "
+        "replay after a crash.",
     )
     checkpoint_journal_bytes: int = Field(
-        256 * MiB, ge=64 * KiB, description="Journal written since the last checkpoint that starts the next one: bounds replay."
+        256 * MiB,
+        ge=64 * KiB,
+        description="Bytes written to the journal since the last checkpoint that start the next one. It bounds what a start has "
+        "to replay.",
     )
-    retry_s: float = Field(1.0, gt=0, description="Pause before a flush that found the disk full is tried again.")
+    retry_s: float = Field(1.0, gt=0, description="Pause before a flush that failed because the disk was full is tried again.")
 
     reader_threads: int = Field(
-        2, ge=1, le=64, description="Threads that read blocks. More only helps disks that like deep queues."
+        2, ge=1, le=64, description="Threads that read blocks for brokers. Raise it for disks that serve many requests at once."
     )
     reading_bytes: int = Field(
-        32 * MiB, ge=1 * MiB, description="Catch-up chunks being read from disk at once, all readers together; others queue."
+        32 * MiB,
+        ge=1 * MiB,
+        description="Bytes that all reads of brokers together may be fetching from disk at once; further reads queue.",
     )
-    open_reads: int = Field(256, ge=1, le=65536, description="Range reads in progress; beyond it reads are refused as overload.")
+    open_reads: int = Field(
+        256, ge=1, le=65536, description="Range reads of brokers in progress. Beyond it reads are refused as overload."
+    )
 
     open_scans: int = Field(
         128,
         ge=1,
         le=65536,
-        description="Reads past the brokers in progress, each with a chunk in memory, together 2 MiB for each of so many; "
-        "beyond it they are told to come later.",
+        description="Reads past the brokers (Spark, `cepheid read`) in progress, each with one chunk in memory: up to 2 MiB for "
+        "each. Beyond it readers are told to come back after `storage.scan_retry_s`.",
     )
-    scan_threads: int = Field(2, ge=1, le=64, description="Threads that read blocks for scans. Brokers' reads have others.")
+    scan_threads: int = Field(
+        2, ge=1, le=64, description="Threads that read blocks for scans. They are separate from `storage.reader_threads`."
+    )
     scan_bytes: int = Field(
         16 * MiB,
         ge=1 * MiB,
-        description="Chunks of scans being read from disk at once, all by gRPC together; others queue. Past gRPC "
-        "each of the scans' threads reads one MiB at a time.",
+        description="Bytes that all scans over gRPC together may be fetching from disk at once; further ones queue. On the scan "
+        "port each of the `storage.scan_threads` reads 1 MiB at a time instead.",
     )
-    scan_retry_s: float = Field(0.5, gt=0, le=60, description="When a refused scan is told to come back.")
+    scan_retry_s: float = Field(0.5, gt=0, le=60, description="Time after which a refused scan is told to come back.")
     share_logs: bool = Field(
         True,
-        description="Scans by processes of the bookie's machine and user get its entry logs, and read them themselves (Linux). "
-        "A log holds entries of many topics: where tickets are judged, none is given away.",
+        description="Whether scans by processes of the same machine and user are handed the entry log files to read them "
+        "themselves (Linux). It makes them faster. A file holds entries of many topics; set it to false where such processes may "
+        "not see all of them.",
     )
 
     lac_waits: int = Field(
         10_000,
         ge=0,
-        description="Readers of open ledgers that may wait here for more entries; beyond it they are refused as overload.",
+        description="Readers of open ledgers that may wait at this bookie for further entries. Beyond it they are refused as "
+        "overload, and ask again after a pause.",
     )
 
     loaded_ledgers: int = Field(
         20_000,
         ge=1,
-        description="Ledger states kept in memory. Others are loaded from the index at their next use (about 0.5 KB each).",
+        description="Ledger states kept in memory, about 0.5 KB each. Others are loaded from the index when they are next used. "
+        "Raise it when more ledgers than this are written or read at a time.",
     )
 
     min_free_journal_bytes: int = Field(
-        128 * MiB, ge=0, description="Below this the journal disk takes no regular adds; fences and recovery go on."
+        128 * MiB,
+        ge=0,
+        description="Free space on the journal disk below which the bookie becomes read-only. Fencing and recovery still work "
+        "then.",
     )
-    min_free_data_bytes: int = Field(128 * MiB, ge=0, description="Below this the data disk takes no regular adds.")
-    disk_check_interval_s: float = Field(2.0, gt=0, description="How often free space is looked at while adds come in.")
+    min_free_data_bytes: int = Field(
+        128 * MiB, ge=0, description="Free space on the data disk below which the bookie becomes read-only."
+    )
+    disk_check_interval_s: float = Field(2.0, gt=0, description="Interval between checks of free space while adds arrive.")
 
     gc_interval_s: float = Field(
         900.0,
         gt=0,
-        description="Between two comparisons with metadata. A deleted ledger's data goes after two of them at the earliest.",
+        description="Interval between two comparisons with metadata. Data of a deleted ledger is removed when two in a row did "
+        "not find it. Shorter: disk space returns sooner, metadata is listed more often.",
     )
-    gc_mass_ledgers: int = Field(20, ge=1, description="Mass absence is judged from so many ledgers on.")
+    gc_mass_ledgers: int = Field(
+        20, ge=1, description="Number of ledgers on this bookie from which the check of `storage.gc_mass_ratio` applies."
+    )
     gc_mass_ratio: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="If metadata lacks more than this share of our ledgers, nothing is deleted: it may be the wrong cluster.",
+        description="Share of this bookie's ledgers that may be missing from metadata at once. If more are missing, nothing is "
+        "deleted: it may be the wrong cluster. Raise it for one start after really deleting that many topics.",
     )
     tombstone_s: float = Field(
-        7 * 86400.0, gt=0, description="How long a deleted ledger still refuses its old writer. Longer than a writer can sleep."
+        7 * 86400.0,
+        gt=0,
+        description="Time for which a deleted ledger still refuses entries from an old writer. Keep it longer than a broker can "
+        "be suspended.",
     )
 
 
-class BookieSettings(StorageSettings):
-    """The same, with whose it is."""
+class BookieServerSettings(BaseModel, frozen=True, extra="forbid"):
+    """The gRPC server of one bookie."""
 
-    bookie_id: str = Field(
-        pattern=BOOKIE_ID_PATTERN,
-        description="Stable name of this bookie in metadata. Never reuse one for an empty disk.",
+    stream_in_flight_bytes: PositiveInt = Field(
+        32 * MiB,
+        description="Unanswered bytes of one broker's adds at which the bookie stops reading from it. It may be exceeded by one "
+        "message. Raise it for brokers with a high throughput over a long distance.",
     )
-    cluster_id: str = Field(
-        "", max_length=200, description="Instance id of the cluster; a directory stamped by another one is refused."
+    stop_grace_s: float = Field(
+        5.0, gt=0, le=60, description="Longest time that a stop waits for adds that were admitted and reads in progress."
     )

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import (
     BookieRegistration,
     MetadataError,
@@ -73,9 +74,12 @@ class KnownBookie:
 class BookieDirectory:
     """`start` once, `aclose` once. Implements `BookieConnections` of the ledger client."""
 
-    def __init__(self, store: MetadataStore, ports: Ports, *, connect: Connect | None = None) -> None:
+    def __init__(
+        self, store: MetadataStore, ports: Ports, settings: LedgerSettings | None = None, *, connect: Connect | None = None
+    ) -> None:
         self._store = store
         self._ports = ports
+        self._settings = settings or LedgerSettings()
         self._connect = connect
         self._known: dict[str, KnownBookie] = {}
         self._connections: dict[str, tuple[KnownBookie, OpenedConnection]] = {}
@@ -147,7 +151,7 @@ class BookieDirectory:
             await importer.aclose()
         from cepheid_ledger.grpc_connection import GrpcConnection
 
-        return GrpcConnection
+        return lambda bookie_id, address: GrpcConnection(bookie_id, address, self._settings)
 
     def _on_session(self, state: SessionState) -> None:
         if state is SessionState.LOST:

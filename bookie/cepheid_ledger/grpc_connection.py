@@ -6,7 +6,7 @@
 
 Rule 1: the next add message is built only when the previous write returned, so what arrives meanwhile travels together.
 Rule 2: whatever goes wrong on the way is BookieUnavailableError: the outcome is unknown, never a negative.
-Rule 3: a stream breaks once. Adds without any answer for `add_timeout_s` break it too: a silent bookie is treated as failed.
+Rule 3: a stream breaks once. Adds without any answer for `silent_stream_s` break it too: a silent bookie is treated as failed.
 Adds and reads have a TCP connection each, so that a reader of old data does not delay a publish.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from pydantic import BaseModel, Field
 
+from cepheid_ledger.settings import LedgerSettings
 from cepheid_ports import TaskOwner
 from cepheid_rpc import (
     ADD,
@@ -51,20 +51,6 @@ from cepheid_rpc import (
     split_requests,
 )
 
-
-class GrpcConnectionSettings(BaseModel, frozen=True, extra="forbid"):
-    request_timeout_s: float = Field(
-        default=10.0, gt=0, le=300, description="LAC requests: how long the whole call may take, besides what it asks to wait."
-    )
-    read_timeout_s: float = Field(default=10.0, gt=0, le=300, description="Reads: how long each chunk may take.")
-    add_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        le=300,
-        description="Adds: how long a bookie may answer nothing while adds wait, before it is treated as failed.",
-    )
-
-
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -75,10 +61,11 @@ def _channel(address: str) -> Any:  # the stubs demand serializers, which bytes 
 class GrpcConnection:
     """A BookieConnection. Connects when first used, and again by itself after a failure; each failed call says so."""
 
-    def __init__(self, bookie_id: str, address: str, settings: GrpcConnectionSettings | None = None) -> None:
+    def __init__(self, bookie_id: str, address: str, settings: LedgerSettings | None = None) -> None:
         self._bookie_id = bookie_id
         self.address = address
-        self._settings = settings or GrpcConnectionSettings()
+        settings = settings or LedgerSettings()
+        self._silent_stream_s, self._silent_call_s = settings.silent_stream_s, settings.silent_call_s
         self._adds = _channel(address)
         self._reads = _channel(address)
         self._read_lac = self._adds.unary_unary(method_path(READ_LAC))
@@ -102,7 +89,7 @@ class GrpcConnection:
 
     def open_add_stream(self, source: AddSource) -> GrpcAddStream:
         self._check_open(ADD)
-        stream = GrpcAddStream(self, self._adds.stream_stream(method_path(ADD))(), source, self._settings.add_timeout_s)
+        stream = GrpcAddStream(self, self._adds.stream_stream(method_path(ADD))(), source, self._silent_stream_s)
         self._add_streams[stream] = None
         return stream
 
@@ -113,7 +100,7 @@ class GrpcConnection:
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         self._check_open(READ_LAC)
-        timeout_s = self._settings.request_timeout_s + request.wait_ms / 1000
+        timeout_s = self._silent_call_s + request.wait_ms / 1000
         data = await self._call(self._read_lac(encode_lac_request(request), timeout=timeout_s), READ_LAC)
         try:
             return decode_lac_answer(data)
@@ -122,7 +109,7 @@ class GrpcConnection:
 
     async def write_lac(self, request: ExplicitLac) -> Status:
         self._check_open(WRITE_LAC)
-        data = await self._call(self._write_lac(encode_explicit_lac(request), timeout=self._settings.request_timeout_s), WRITE_LAC)
+        data = await self._call(self._write_lac(encode_explicit_lac(request), timeout=self._silent_call_s), WRITE_LAC)
         try:
             return decode_status(data)
         except MalformedGroupError as error:
@@ -133,7 +120,7 @@ class GrpcConnection:
         call = self._read(encode_read_request(request))
         try:
             while True:
-                async with asyncio.timeout(self._settings.read_timeout_s):
+                async with asyncio.timeout(self._silent_call_s):
                     data = await call.read()
                 if data is _EOF:
                     return
@@ -158,7 +145,7 @@ class GrpcConnection:
         self._given_up = reason
         for stream in list(self._add_streams):
             stream._break(ConnectionError(reason))
-        await asyncio.gather(self._adds.close(self._settings.request_timeout_s), self._reads.close(self._settings.read_timeout_s))
+        await asyncio.gather(self._adds.close(self._silent_call_s), self._reads.close(self._silent_call_s))
 
     async def _call(self, call: Awaitable[bytes], method: str) -> bytes:
         try:

@@ -58,6 +58,7 @@ class Broker:
     def __init__(
         self,
         settings: BrokerSettings,
+        cluster: str,
         store: MetadataStore,
         managed_ledgers: ManagedLedgers,
         ports: Ports,
@@ -67,6 +68,7 @@ class Broker:
     ) -> None:
         self.ownership: Ownership = ownership or SoleOwnership()
         self.settings = settings
+        self.cluster = cluster
         self.store = store
         self.managed_ledgers = managed_ledgers
         self.ports = ports
@@ -74,7 +76,7 @@ class Broker:
         self.catalog = TopicCatalog(store, settings.topic_creation, policies, ports)
         self._tasks = TaskOwner("broker")
         self.policies = PolicyFollower(store, policies, self._tasks)
-        self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, self._tasks, ports, self.ownership)
+        self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, cluster, self._tasks, ports, self.ownership)
         self.peers = PeerCalls(settings.request_timeout_s)
         remote = RemoteParts(self.ownership, self.peers)
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)

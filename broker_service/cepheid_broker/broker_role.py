@@ -17,9 +17,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from cepheid_broker.broker import Broker
-from cepheid_broker.broker_role_settings import BrokerRoleSettings
 from cepheid_broker.ownership import BundleOwnership, OwnerReach
 from cepheid_broker.serving import Serving
+from cepheid_broker.settings import BrokerRoleSettings
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import MetadataStore, SessionState, require_cluster
 from cepheid_metadata.patient_open import open_patiently
@@ -89,7 +89,7 @@ class BrokerRole(Role):
         )
         opened.push_async_callback(store.aclose)
         identity = await require_cluster(store)
-        self._bookies = bookies = BookieDirectory(store, ports)
+        self._bookies = bookies = BookieDirectory(store, ports, settings.ledger)
         opened.push_async_callback(bookies.aclose)
         await bookies.start()
         self._tell_too_few_bookies()
@@ -106,7 +106,7 @@ class BrokerRole(Role):
         opened.push_async_callback(ownership.aclose)
         self._serving = serving = Serving(
             settings,
-            settings.of_broker(identity.name, advertised_port=settings.advertised_port),
+            identity.name,
             store,
             bookies,
             bookies.writable,

@@ -16,7 +16,9 @@ class ProtocolViolationError(CepheidError):
 
 
 class TopicNotFoundError(BrokerError):
-    hint = "create the topic, or allow its creation by use: `topic_creation` of the broker, or the namespace's policy"
+    hint = (
+        "create the topic, or allow its creation by use: the broker's setting `topic_creation.allowed`, or the namespace's policy"
+    )
 
 
 class NamespaceNotFoundError(BrokerError):
@@ -45,7 +47,7 @@ class ProducerFencedError(BrokerError):
 
 
 class TooManyProducersError(ProducerBusyError):
-    hint = "close some producers, or raise the limit: the topic's policy, or `max_producers` of a connection"
+    hint = "close some producers, or raise the limit: the topic's policy, or the broker's setting connection.max_producers"
 
 
 class BacklogQuotaHoldError(BrokerError):
@@ -91,7 +93,7 @@ class ConsumerAssignError(BrokerError):
 class TooManyError(BrokerError):
     """A bound on producers, consumers or subscriptions is reached."""
 
-    hint = "close some, or raise the limit in the broker's settings"
+    hint = "close some, or raise the limit: a policy, or a setting of the broker (docs/settings.md)"
 
 
 class InvalidSchemaError(BrokerError):

@@ -15,7 +15,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCookies, MetadataLedgers, RealDisk
+from cepheid_bookie import (
+    Bookie,
+    BookieIdentity,
+    GarbageCollector,
+    MetadataCookies,
+    MetadataLedgers,
+    RealDisk,
+    StorageSettings,
+)
+from cepheid_bookie.settings import BookieServerSettings
 from cepheid_metadata import (
     BookieRegistration,
     MetadataStore,
@@ -35,7 +44,7 @@ class LocalBookies:
 
     def __init__(self, store: MetadataStore, bookies: Sequence[Bookie], ports: Ports) -> None:
         self._registrations = available_bookies(store)
-        self._bookies = {bookie.settings.bookie_id: bookie for bookie in bookies}
+        self._bookies = {bookie.bookie_id: bookie for bookie in bookies}
         self._connections: dict[str, BookieConnection] = {name: bookie.connection() for name, bookie in self._bookies.items()}
         self._servers: list[BookieServer] = []
         self._collectors = [GarbageCollector(bookie, MetadataLedgers(store, ports)) for bookie in bookies]
@@ -45,6 +54,7 @@ class LocalBookies:
         cls,
         data_dir: Path,
         count: int,
+        settings: StorageSettings,
         cluster_id: str,
         store: MetadataStore,
         ports: Ports,
@@ -53,7 +63,7 @@ class LocalBookies:
         """Opens bookies 1..`count` below `data_dir` and registers them. Closes those that opened when one does not."""
         opened = await asyncio.gather(
             *(
-                _open_bookie(data_dir / f"bookie-{number}", f"bookie-{number}", cluster_id, store, ports)
+                _open_bookie(data_dir, BookieIdentity(f"bookie-{number}", cluster_id), settings, store, ports)
                 for number in range(1, count + 1)
             ),
             return_exceptions=True,
@@ -69,7 +79,7 @@ class LocalBookies:
         for collector in local._collectors:
             collector.start()
         for bookie in bookies:
-            await local._registrations.create(bookie.settings.bookie_id, local._registration(bookie, {}), ephemeral=True)
+            await local._registrations.create(bookie.bookie_id, local._registration(bookie, {}), ephemeral=True)
         return local
 
     def __repr__(self) -> str:
@@ -91,7 +101,7 @@ class LocalBookies:
     def bookies(self) -> list[Bookie]:
         return list(self._bookies.values())
 
-    async def serve(self, host: str, first_port: int, ports: Ports) -> None:
+    async def serve(self, host: str, first_port: int, settings: BookieServerSettings, ports: Ports) -> None:
         """Opens a gRPC port for each bookie, `first_port` and the ones behind it (0: any), and registers the addresses."""
         importer = ports.new_worker("grpc-import", 1)
         try:
@@ -103,7 +113,7 @@ class LocalBookies:
 
         for place, (name, bookie) in enumerate(self._bookies.items()):
             port = first_port + place if first_port else 0
-            server = BookieServer(bookie, host, port, scans=ScanServer(bookie, host, 0, ports))
+            server = BookieServer(bookie, host, port, settings, scans=ScanServer(bookie, host, 0, ports))
             await server.start()
             self._servers.append(server)
             found = await self._registrations.get(name)
@@ -122,13 +132,16 @@ class LocalBookies:
 
     @staticmethod
     def _registration(bookie: Bookie, addresses: dict[str, str]) -> BookieRegistration:
-        return BookieRegistration(bookie_id=bookie.settings.bookie_id, incarnation=bookie.cookie.registered_as, addresses=addresses)
+        return BookieRegistration(bookie_id=bookie.bookie_id, incarnation=bookie.cookie.registered_as, addresses=addresses)
 
 
-async def _open_bookie(directory: Path, bookie_id: str, cluster_id: str, store: MetadataStore, ports: Ports) -> Bookie:
+async def _open_bookie(
+    data_dir: Path, identity: BookieIdentity, settings: StorageSettings, store: MetadataStore, ports: Ports
+) -> Bookie:
     from cepheid_bookie.rocks_index import RocksBlockIndex
 
+    directory = data_dir / identity.bookie_id
     disk = RealDisk(directory)
     index = RocksBlockIndex(directory / "index")
     cookies = MetadataCookies(store, {"data": (str(directory),)})
-    return await Bookie.open(BookieSettings(bookie_id=bookie_id, cluster_id=cluster_id), disk, index, ports, cookies=cookies)
+    return await Bookie.open(identity, settings, disk, index, ports, cookies=cookies)

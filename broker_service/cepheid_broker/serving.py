@@ -12,67 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
-
-from cepheid_broker.admin import AdminContext, AdminServer, AdminSettings
+from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
 from cepheid_broker.ownership import Ownership
-from cepheid_broker.settings import (
-    BrokerSettings,
-    ConnectionSettings,
-    DeduplicationSettings,
-    DispatchSettings,
-    PolicySettings,
-    TopicCreation,
-)
-from cepheid_ledger import BookieConnections, LedgerClient, LedgerSettings, RandomPlacement
-from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
+from cepheid_broker.settings import BrokerSettings
+from cepheid_ledger import BookieConnections, LedgerClient, RandomPlacement
+from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, ledger_records
-from cepheid_ports import HOST_PATTERN, Ports
+from cepheid_ports import Ports
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
-
-MIB = 1 << 20
-
-
-class ServingSettings(BaseModel, frozen=True, extra="forbid"):
-    """Settings that every process with a broker in it has."""
-
-    host: str = Field("127.0.0.1", description="Address to bind, for clients and admin API. 0.0.0.0: all of them.")
-    advertised_host: str | None = Field(
-        None, pattern=HOST_PATTERN, description="Address that lookups tell clients. Unset: the bound one."
-    )
-    port: NonNegativeInt = Field(6650, le=65535, description="Port of the binary protocol. 0: any free one.")
-    admin_port: NonNegativeInt = Field(8080, le=65535, description="Port of the admin API and metrics. 0: any free one.")
-    tail_cache_bytes: PositiveInt = Field(
-        128 * MIB, description="Memory for the newest entries of all topics. Consumers that keep up are served from it."
-    )
-    topic_creation: bool = Field(True, description="Whether clients create topics by using them.")
-    connection: ConnectionSettings = Field(ConnectionSettings(), description="Bounds and patience of each connection.")
-    dispatch: DispatchSettings = Field(DispatchSettings(), description="How entries are sent to consumers.")
-    deduplication: DeduplicationSettings = Field(
-        DeduplicationSettings(), description="Bounds of what is remembered of producers, where a policy turns deduplication on."
-    )
-    policies: PolicySettings = Field(
-        PolicySettings(), description="What holds where neither a topic nor its namespace say anything."
-    )
-    managed_ledger: ManagedLedgerSettings = Field(ManagedLedgerSettings(), description="Ledgers of a topic, and its cursors.")
-    ledger: LedgerSettings = Field(LedgerSettings(), description="Writing, reading and recovering ledgers.")
-
-    def of_broker(self, cluster: str, *, advertised_port: int | None = None) -> BrokerSettings:
-        return BrokerSettings(
-            cluster=cluster,
-            host=self.host,
-            port=self.port,
-            advertised_host=self.advertised_host,
-            advertised_port=advertised_port,
-            topic_creation=TopicCreation(allowed=self.topic_creation),
-            connection=self.connection,
-            dispatch=self.dispatch,
-            deduplication=self.deduplication,
-            policies=self.policies,
-        )
 
 
 class Serving:
@@ -80,8 +30,8 @@ class Serving:
 
     def __init__(
         self,
-        settings: ServingSettings,
-        broker_settings: BrokerSettings,
+        settings: BrokerSettings,
+        cluster: str,
         store: MetadataStore,
         connections: BookieConnections,
         writable: Callable[[], Sequence[str]],
@@ -102,10 +52,11 @@ class Serving:
         self._tail_cache = TailCache(settings.tail_cache_bytes)
         self.managed_ledgers = ManagedLedgers(self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports)
         opened.push_async_callback(self.managed_ledgers.aclose)
-        self.broker = Broker(broker_settings, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership)
-        admin_settings = AdminSettings(host=settings.host, port=settings.admin_port)
-        context = AdminContext(self.broker, admin_settings, families=(self._families,), is_ready=is_ready)
-        self._admin = AdminServer(context, on_failed=on_failed)
+        self.broker = Broker(
+            settings, cluster, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership
+        )
+        context = AdminContext(self.broker, settings.admin, families=(self._families,), is_ready=is_ready)
+        self._admin = AdminServer(context, settings.host, settings.admin_port, on_failed=on_failed)
         self.broker.admin_port = lambda: self._admin.port
         opened.push_async_callback(self._admin.aclose)
 

@@ -1,10 +1,20 @@
-"""Settings of a broker's serving side, documented at the field."""
+"""Settings of every process with a broker in it: bounds in the type, meaning in the description.
+
+`cepheid broker` reads `BrokerRoleSettings`, `cepheid standalone` reads `StandaloneSettings` (standalone.py). What they read is what
+the broker works with: its parts get the whole tree or the table that they use. docs/settings.md is generated from it.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import socket
+from collections.abc import Mapping
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from cepheid_ledger import LedgerSettings
+from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_ports import HOST_PATTERN
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -12,39 +22,55 @@ MIB = 1 << 20
 FRAME_PADDING_BYTES = 10 * KIB
 """What a frame may have beyond `max_message_bytes`: command and metadata (protocol.md §1.3; Go's client checks the same sum)."""
 
+RENAMED: Mapping[str, str] = {"topic_creation": "topic_creation.allowed"}
+"""Settings that were renamed since the release before this one: the old names are accepted in this release, with a warning."""
+
+_ANY_ADDRESS = ("0.0.0.0", "::", "")
+
 
 class TopicCreation(BaseModel, frozen=True, extra="forbid"):
-    """What happens when a client uses a topic that does not exist; a namespace may have its own answer."""
+    """What happens when a client uses a topic that does not exist. A namespace may override it."""
 
-    allowed: bool = Field(True, description="Create it. If not, the client gets TopicNotFound.")
-    topic_type: Literal["partitioned", "non-partitioned"] = Field("non-partitioned", description="What is created.")
-    partitions: PositiveInt = Field(1, description="How many, when partitioned topics are created.")
+    allowed: bool = Field(
+        True, description="Whether the topic is created. Set it to false where topics are created by administrators only."
+    )
+    topic_type: Literal["partitioned", "non-partitioned"] = Field("non-partitioned", description="Kind of topic that is created.")
+    partitions: PositiveInt = Field(1, description="Number of partitions, where partitioned topics are created.")
 
 
 class ConnectionSettings(BaseModel, frozen=True, extra="forbid"):
-    """Bounds and patience of one connection."""
+    """Bounds and timeouts of each client connection."""
 
-    handshake_timeout_s: PositiveFloat = Field(10.0, description="A connection that has not sent CONNECT by then is closed.")
+    handshake_timeout_s: PositiveFloat = Field(
+        10.0, description="Time in which a new connection must send CONNECT. After it the connection is closed."
+    )
     keepalive_s: PositiveFloat = Field(
-        30.0, description="A connection that is silent this long gets a PING, and is closed when it stays silent as long again."
+        30.0,
+        description="Silence after which a connection gets a PING. It is closed when it stays silent for as long again. Shorter: "
+        "producers and consumers of a vanished client are removed sooner.",
     )
     liveness_probe_s: PositiveFloat = Field(
         3.0,
-        description="How long an old connection may take to answer a PING when a new one claims its producer name or its "
+        description="Time that an old connection may take to answer a PING when a new one claims its producer name or its "
         "Exclusive subscription. Longer: a client that crashed blocks its successor longer.",
     )
     publish_window_bytes: PositiveInt = Field(
-        16 * MIB, description="Bytes that one connection may have published and not answered; then it is read no further."
+        16 * MIB,
+        description="Bytes that one connection may have published without a receipt. Beyond it the broker stops reading from the "
+        "connection. Raise it for single producers with a high throughput over a long distance.",
     )
     write_high_bytes: PositiveInt = Field(
-        2 * MIB, description="Bytes that wait in the socket of one connection before dispatch to it stops; it resumes at a quarter."
+        2 * MIB,
+        description="Bytes that may wait in the socket of one connection before dispatch to it stops. It resumes at a quarter.",
     )
     max_waiting_requests: PositiveInt = Field(
-        10_000, description="Requests of one connection that are being worked on. Beyond, the connection is closed."
+        10_000, description="Requests of one connection in progress. Beyond it the connection is closed."
     )
-    max_producers: PositiveInt = Field(10_000, description="Producers of one connection.")
-    max_consumers: PositiveInt = Field(10_000, description="Consumers of one connection.")
-    max_topic_watchers: PositiveInt = Field(100, description="Watchers of topic lists of one connection.")
+    max_producers: PositiveInt = Field(10_000, description="Producers on one connection.")
+    max_consumers: PositiveInt = Field(10_000, description="Consumers on one connection.")
+    max_topic_watchers: PositiveInt = Field(
+        100, description="Watchers of topic lists (consumers with a pattern) on one connection."
+    )
 
 
 class DispatchSettings(BaseModel, frozen=True, extra="forbid"):
@@ -52,53 +78,69 @@ class DispatchSettings(BaseModel, frozen=True, extra="forbid"):
 
     read_bytes: PositiveInt = Field(1 * MIB, description="Size of one read from storage for a subscription that catches up.")
     read_ahead_bytes: PositiveInt = Field(
-        2 * MIB, description="Bytes that one subscription reads ahead of what its consumers take. Soft by one read."
+        2 * MIB,
+        description="Bytes that one subscription reads ahead of its consumers. It may be exceeded by one read.",
     )
     read_ahead_total_bytes: PositiveInt = Field(
-        256 * MIB, description="The same for all subscriptions together. Beyond, each keeps no more than one small read."
+        256 * MIB,
+        description="Bytes that all subscriptions together read ahead. Beyond it each is limited to one small read. Lower it on "
+        "machines with little memory.",
     )
-    read_retry_s: PositiveFloat = Field(0.5, description="Pause after a failed read before it is tried again; doubles up to 30 s.")
+    read_retry_s: PositiveFloat = Field(0.5, description="First pause before a failed read is tried again. It doubles up to 30 s.")
     pass_bytes: PositiveInt = Field(
-        4 * MIB, description="How much one subscription sends before other work gets its turn. Larger: fewer turns, more jitter."
+        4 * MIB,
+        description="Bytes that one subscription sends before others get their turn. Larger: fewer turns, less even latencies.",
     )
     max_unacked_messages: PositiveInt = Field(
         50_000,
-        description="Messages that one consumer of a Shared subscription may hold unacknowledged; dispatch to it resumes at half.",
+        description="Messages that one consumer of a Shared or Key_Shared subscription may hold unacknowledged, unless a policy "
+        "says otherwise. Beyond it dispatch to the consumer stops; it resumes at half.",
     )
     max_permits: PositiveInt = Field(
-        100_000_000, description="Permits that one consumer may pile up. More is cut off here; no client's queue is as large."
+        100_000_000, description="Permits that one consumer may accumulate. The receive queue of a client is never this large."
     )
 
 
 class PolicySettings(BaseModel, frozen=True, extra="forbid"):
-    """What holds for topics where neither they nor their namespace say anything. Numbers of 0: no limit, off."""
+    """What applies to a topic where neither the topic nor its namespace has a policy. 0 means no limit, or off."""
 
-    retention_time_min: int = Field(0, ge=-1, description="How long acknowledged data is kept. -1: no limit.")
-    retention_size_mb: int = Field(0, ge=-1, description="How much of a topic's acknowledged data is kept. -1: no limit.")
-    message_ttl_s: NonNegativeInt = Field(0, description="Age at which a message counts as acknowledged by everybody.")
-    backlog_quota_bytes: int = Field(-1, ge=-1, description="Backlog of one topic that counts as too much. -1: no limit.")
-    backlog_quota_age_s: int = Field(-1, ge=-1, description="Age of the oldest message in a backlog, likewise. -1: no limit.")
+    retention_time_min: int = Field(0, ge=-1, description="Minutes for which acknowledged data is kept. -1: without limit.")
+    retention_size_mb: int = Field(0, ge=-1, description="Megabytes of acknowledged data that a topic keeps. -1: without limit.")
+    message_ttl_s: NonNegativeInt = Field(0, description="Age from which a message counts as acknowledged by all subscriptions.")
+    backlog_quota_bytes: int = Field(-1, ge=-1, description="Backlog from which a topic is above its quota. -1: no quota.")
+    backlog_quota_age_s: int = Field(
+        -1, ge=-1, description="Age of the oldest message in a backlog from which a topic is above its quota. -1: no quota."
+    )
     backlog_quota_action: Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"] = Field(
         "producer_request_hold",
-        description="What then happens: producers wait, are refused, or subscriptions skip their oldest messages.",
+        description="What happens above the quota: producers wait, producers get an error, or subscriptions skip their oldest "
+        "messages.",
     )
     deduplication: bool = Field(False, description="Whether messages that a producer sends again are dropped.")
     dedup_snapshot_entries: PositiveInt = Field(
-        1000, description="After how many entries the sequence ids of producers are saved. Larger: a longer replay at opening."
+        1000,
+        description="Number of entries after which the sequence ids of producers are saved. Larger: more to read again when a "
+        "topic is opened.",
     )
-    dedup_snapshot_s: PositiveInt = Field(120, description="The same by time.")
+    dedup_snapshot_s: PositiveInt = Field(120, description="Time after which the sequence ids of producers are saved.")
     max_unacked_per_subscription: NonNegativeInt = Field(
-        200_000, description="Messages of a Shared or Key_Shared subscription that may be unacknowledged; it resumes at half."
+        200_000,
+        description="Messages of a Shared or Key_Shared subscription that may be unacknowledged. Beyond it its dispatch stops; it "
+        "resumes at half.",
     )
     max_producers: NonNegativeInt = Field(0, description="Producers of one topic.")
     max_consumers: NonNegativeInt = Field(0, description="Consumers of one topic.")
     max_consumers_per_subscription: NonNegativeInt = Field(0, description="Consumers of one subscription.")
-    max_subscriptions: NonNegativeInt = Field(0, description="Subscriptions of one topic.")
-    subscription_types: tuple[Literal["Exclusive", "Shared", "Failover", "Key_Shared"], ...] = Field(
-        (), description="Kinds of subscription that consumers may use. Empty: all."
+    max_subscriptions: NonNegativeInt = Field(
+        0, description="Subscriptions of one topic. `max_subscriptions_per_topic` applies in any case."
     )
-    auto_subscription_creation: bool = Field(True, description="Whether a consumer's subscription is created when it is not there.")
-    delayed_delivery: bool = Field(True, description="Whether messages may ask to be delivered later.")
+    subscription_types: tuple[Literal["Exclusive", "Shared", "Failover", "Key_Shared"], ...] = Field(
+        (), description="Types of subscription that consumers may use. Empty: all types."
+    )
+    auto_subscription_creation: bool = Field(
+        True, description="Whether a subscription is created when its first consumer connects."
+    )
+    delayed_delivery: bool = Field(True, description="Whether producers may ask for messages to be delivered later.")
     schema_compatibility: Literal[
         "ALWAYS_INCOMPATIBLE",
         "ALWAYS_COMPATIBLE",
@@ -108,93 +150,201 @@ class PolicySettings(BaseModel, frozen=True, extra="forbid"):
         "BACKWARD_TRANSITIVE",
         "FORWARD_TRANSITIVE",
         "FULL_TRANSITIVE",
-    ] = Field("FULL", description="How a new version of a schema must go with the versions before it.")
+    ] = Field("FULL", description="How a new version of a schema must be compatible with earlier versions.")
     schema_auto_update: bool = Field(True, description="Whether producers may add versions of a schema.")
     schema_validation_enforced: bool = Field(
-        False, description="Whether producers without a schema are refused on topics that have one."
+        False, description="Whether producers without a schema are refused by topics that have one."
     )
     encryption_required: bool = Field(False, description="Whether producers that do not encrypt are refused.")
-    delete_inactive_topics: bool = Field(False, description="Whether topics that nobody uses are deleted.")
+    delete_inactive_topics: bool = Field(False, description="Whether unused topics are deleted.")
     inactive_topics_when: Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"] = Field(
-        "delete_when_no_subscriptions", description="Which topics count as unused, besides having no clients."
+        "delete_when_no_subscriptions", description="When a topic without clients counts as unused."
     )
-    inactive_topics_after_s: PositiveInt = Field(60, description="How long a topic must be unused to be deleted.")
+    inactive_topics_after_s: PositiveInt = Field(60, description="Time for which a topic must be unused before it is deleted.")
 
 
 class DeduplicationSettings(BaseModel, frozen=True, extra="forbid"):
-    """Bounds of what is remembered of producers, where a policy turns deduplication on."""
+    """What a topic remembers of its producers, where a policy turns deduplication on."""
 
     idle_s: PositiveFloat = Field(
         6 * 3600.0,
-        description="A producer name that nobody used for so long is forgotten: what it sends again after that is stored again.",
+        description="Time after which an unused producer name is forgotten. What it sends again later than that is stored again: "
+        "raise it for producers that come back after longer breaks.",
     )
     max_names: PositiveInt = Field(
-        10_000, description="Producer names of one topic that are remembered; beyond, those that nobody uses go, oldest first."
+        10_000,
+        description="Producer names that one topic remembers. Beyond it the names that have been unused longest are forgotten.",
+    )
+
+
+class AdminSettings(BaseModel, frozen=True, extra="forbid"):
+    """The admin API of the broker."""
+
+    max_partitions: PositiveInt = Field(10_000, description="Partitions that one topic may be given.")
+    max_connections: PositiveInt = Field(
+        1024, description="Connections to the admin port at one time. Beyond it requests are answered with 503."
+    )
+    health_timeout_s: PositiveFloat = Field(
+        10.0, description="Time that the health check may take to publish a message and to read it back."
+    )
+    stop_grace_s: PositiveFloat = Field(
+        2.0, description="Time for which a stop waits for requests in progress, in whole seconds and at least 1 s."
     )
 
 
 class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
-    """One per broker process."""
+    """What `cepheid broker` and `cepheid standalone` have in common."""
 
-    cluster: str = Field("standalone", min_length=1, description="Name of the cluster, as the admin API shows it.")
-    host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0: all of them.")
-    port: NonNegativeInt = Field(6650, le=65535, description="Port of the binary protocol. 0: any free one.")
+    host: str = Field("127.0.0.1", description="Address on which clients and the admin API are served. `0.0.0.0`: all addresses.")
+    port: NonNegativeInt = Field(6650, le=65535, description="Port of the binary protocol. 0: any free port.")
+    admin_port: NonNegativeInt = Field(8080, le=65535, description="Port of the admin API and of metrics. 0: any free port.")
     advertised_host: str | None = Field(
         None,
-        description="Host that lookups tell clients. Unset: `host`, or, when that is all addresses, the one that the client "
-        "reached. Set it when clients come through a proxy or a port mapping.",
+        pattern=HOST_PATTERN,
+        description="Host that clients are told to connect to. Set it when clients come through a proxy or a port mapping. Unset: "
+        "`host`; if that is all addresses, the one that the client used.",
     )
     advertised_port: NonNegativeInt | None = Field(
-        None, le=65535, description="Port that lookups tell clients. Unset: the one listened on."
+        None, le=65535, description="Port that clients are told to connect to. Unset: the port that is listened on."
     )
+    max_connections: PositiveInt = Field(
+        50_000, description="Client connections at one time. Beyond it new ones are closed at once."
+    )
+    # An entry must fit into one message between brokers and bookies (16 MiB) beside a chunk of 8 MiB that is read together with it.
     max_message_bytes: PositiveInt = Field(
         5 * MIB,
         ge=64 * KIB,
-        le=128 * MIB,
-        description="Largest message, told to clients when they connect. Bookies must accept entries 10 KiB larger.",
+        le=7 * MIB,
+        description="Largest message. Clients learn it when they connect. Set the same value on all brokers of a cluster.",
     )
     publish_buffer_bytes: PositiveInt = Field(
         128 * MIB,
-        description="Bytes that all connections together may have published and not answered; then none of them is read. Below "
-        "the append window of managed ledgers, so that backpressure comes before refusals.",
+        description="Bytes that all connections together may have published without a receipt. Beyond it none of them is read. "
+        "Keep it below `managed_ledger.append_window_bytes`, so that producers are slowed down instead of refused.",
     )
-    max_connections: PositiveInt = Field(50_000, description="Connections at one time; more are refused.")
-    topic_creation: TopicCreation = TopicCreation()
-    max_subscriptions_per_topic: PositiveInt = Field(10_000, description="Subscriptions of one topic.")
+    tail_cache_bytes: PositiveInt = Field(
+        128 * MIB,
+        description="Memory for the newest entries of all topics. Consumers that keep up are served from it: raise it when "
+        "`cepheid_broker_tail_cache_misses_total` grows although they are only a little late.",
+    )
+    max_subscriptions_per_topic: PositiveInt = Field(
+        10_000,
+        description="Subscriptions of one topic, whatever policies allow. To raise it, raise `managed_ledger.max_cursors` as well.",
+    )
     request_timeout_s: PositiveFloat = Field(
         25.0,
-        description="How long opening a topic, a subscription or a seek may take. Below the 30 s after which clients give up, so "
-        "that they get an answer.",
+        description="Time that opening a topic, a subscription or a seek may take. Keep it below the 30 s after which clients "
+        "give up, so that they get the reason.",
     )
     topic_retry_s: PositiveFloat = Field(
-        0.2, description="Pause before a topic whose ledger failed is opened again; doubles at each failure up to 10 s."
+        0.2,
+        description="First pause before a topic whose ledger failed is opened again. It doubles at each failure, up to 10 s.",
     )
-    close_timeout_s: PositiveFloat = Field(10.0, description="How long an orderly stop waits for publishes under way, per topic.")
+    close_timeout_s: PositiveFloat = Field(
+        10.0, description="Time for which an orderly stop waits for publishes in progress, for each topic."
+    )
     reader_seek_grace_s: PositiveFloat = Field(
-        60.0, description="How long a reader's position outlives it after a seek, so that it finds it when it subscribes again."
+        60.0,
+        description="Time for which the position of a reader is kept after a seek disconnected it, so that it continues there "
+        "when it connects again.",
     )
     inactive_check_s: PositiveFloat = Field(
-        60.0, description="How often open topics are looked at for those that nobody uses, where a policy has them deleted."
+        60.0, description="Interval between checks of open topics for unused ones, where a policy has them deleted."
     )
     lease_check_s: PositiveFloat = Field(
-        30.0, description="How often the leases on open topics (subscriptions by which Spark keeps what it reads) are looked at."
+        30.0,
+        description="Interval between checks of the leases on open topics. Leases are the subscriptions with which Spark keeps "
+        "what it reads.",
     )
     lease_silence_s: PositiveFloat = Field(
         180.0,
-        description="How long a lease whose time is over must have been without a renewal before it is dropped. Holders renew each "
-        "minute: a broker with a wrong clock takes nothing from one that lives.",
+        description="Time without a renewal after which an expired lease is dropped. Holders renew every minute, so a broker "
+        "whose clock is wrong does not take a lease from a holder that is alive.",
     )
     backlog_check_s: PositiveFloat = Field(
         1.0,
-        description="How often open topics are looked at for messages past their time to live and backlogs above their quota. "
-        "Longer: a little less work for brokers with very many topics.",
+        description="Interval between checks of open topics for messages past their time to live and for backlogs above their "
+        "quota. Longer: less work for a broker with very many topics.",
     )
-    rate_window_s: PositiveFloat = Field(10.0, description="Over how long the rates in statistics are averaged.")
-    connection: ConnectionSettings = ConnectionSettings()
-    dispatch: DispatchSettings = DispatchSettings()
-    deduplication: DeduplicationSettings = DeduplicationSettings()
-    policies: PolicySettings = PolicySettings()
+    rate_window_s: PositiveFloat = Field(10.0, description="Time over which the rates in statistics are averaged.")
+    topic_creation: TopicCreation = Field(
+        TopicCreation(), description="What happens when a client uses a topic that does not exist."
+    )
+    connection: ConnectionSettings = Field(ConnectionSettings(), description="Bounds and timeouts of each client connection.")
+    dispatch: DispatchSettings = Field(DispatchSettings(), description="How entries are sent to consumers.")
+    policies: PolicySettings = Field(PolicySettings(), description="What applies where topic and namespace have no policy.")
+    deduplication: DeduplicationSettings = Field(
+        DeduplicationSettings(), description="What a topic remembers of its producers, where deduplication is on."
+    )
+    managed_ledger: ManagedLedgerSettings = Field(
+        ManagedLedgerSettings(), description="The chain of ledgers of a topic, and its cursors."
+    )
+    ledger: LedgerSettings = Field(LedgerSettings(), description="Writing, reading and recovering ledgers.")
+    admin: AdminSettings = Field(AdminSettings(), description="Bounds of the admin API.")
 
     @property
     def max_frame_bytes(self) -> int:
         return self.max_message_bytes + FRAME_PADDING_BYTES
+
+
+class BrokerRoleSettings(BrokerSettings):
+    """One broker of a cluster as a process."""
+
+    metadata: str = Field(
+        min_length=1, description="Address of the cluster's metadata store: `zk://host:port[,host:port…][/root]`."
+    )
+    # The C++ client tries to connect again about 3.1 s and 6.3 s after its broker died, then at 12.7 s: the session has to be over
+    # before 6.3 s. kazoo's own thread sends the heartbeats, so that a busy loop does not cost the session.
+    metadata_session_timeout_s: PositiveFloat = Field(
+        4.0,
+        le=3600,
+        description="Silence after which the metadata store treats this broker as dead and others serve its topics. Longer: it "
+        "survives longer pauses, and clients of a dead broker wait longer.",
+    )
+    metadata_wait_s: PositiveFloat = Field(
+        60.0, description="Time for which a start waits for a metadata store that it cannot reach, before it gives up."
+    )
+    broker_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._:-]{1,200}$",
+        description="Name in metadata and in the admin API. Unset: the advertised host and admin port.",
+    )
+    advertised_admin_port: NonNegativeInt | None = Field(
+        None,
+        le=65535,
+        description="Port of the admin API that other brokers and clients are told. Unset: the port that is listened on.",
+    )
+    ensemble_size: PositiveInt = Field(
+        3,
+        le=64,
+        description="E: bookies over which a new ledger is spread, unless a policy says otherwise. As many must be writable.",
+    )
+    write_quorum: PositiveInt = Field(3, le=64, description="Qw: bookies that store each entry. At most `ensemble_size`.")
+    ack_quorum: PositiveInt = Field(
+        2,
+        le=64,
+        description="Qa: bookies that must have stored an entry before it is acknowledged. At most `write_quorum`. No "
+        "acknowledged entry is lost as long as fewer than Qa bookies are lost at once.",
+    )
+
+    @model_validator(mode="after")
+    def _check_quorums(self) -> Self:
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
+            raise ValueError(
+                f"ensemble_size must be at least write_quorum, and write_quorum at least ack_quorum, "
+                f"got {self.ensemble_size}, {self.write_quorum} and {self.ack_quorum}"
+            )
+        return self
+
+    @property
+    def shown_host(self) -> str:
+        return self.advertised_host or (socket.gethostname() if self.host in _ANY_ADDRESS else self.host)
+
+    @property
+    def registration_patience_s(self) -> float:
+        """A process that is gone is in metadata for one session timeout at most."""
+        return 2 * self.metadata_session_timeout_s
+
+    @property
+    def ledger_config(self) -> ManagedLedgerConfig:
+        return ManagedLedgerConfig(ensemble_size=self.ensemble_size, write_quorum=self.write_quorum, ack_quorum=self.ack_quorum)

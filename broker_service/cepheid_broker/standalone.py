@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
 from cepheid_broker.local_bookies import LocalBookies
-from cepheid_broker.serving import Serving, ServingSettings
+from cepheid_broker.serving import Serving
+from cepheid_broker.settings import BrokerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig
 from cepheid_metadata import found_cluster
 from cepheid_metadata.rocks_store import RocksStore
@@ -33,16 +35,26 @@ log = logging.getLogger(__name__)
 CLUSTER = "standalone"
 
 
-class StandaloneSettings(ServingSettings):
-    """Settings of `cepheid standalone`."""
+class StandaloneSettings(BrokerSettings):
+    """A whole cluster in one process."""
 
-    data_dir: Path = Field(Path("data"), description="Where everything is kept. Made when it does not exist.")
+    data_dir: Path = Field(
+        Path("data"), description="Directory of metadata and of all bookies. It is created when it does not exist."
+    )
+    bookies: PositiveInt = Field(
+        1,
+        le=9,
+        description="Number of bookies, each with its own directory. With three or more each entry is stored by three and "
+        "acknowledged by two (E 3, Qw 3, Qa 2), otherwise by all.",
+    )
     bookie_port: NonNegativeInt = Field(
         0,
         le=65535,
-        description="gRPC port of the first bookie, the others follow. 0: any (readers ask the plan service).",
+        description="gRPC port of the first bookie; the others use the following ports. 0: any free ports, which readers learn "
+        "from the admin API.",
     )
-    bookies: PositiveInt = Field(1, le=9, description="Storage nodes, each with its directory. Three or more: E=3 Qw=3 Qa=2.")
+    storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of each bookie's storage.")
+    grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of each bookie's gRPC server.")
 
     @property
     def ledger_config(self) -> ManagedLedgerConfig:
@@ -72,7 +84,7 @@ class Standalone(Role):
 
     @property
     def service_url(self) -> str:
-        return f"pulsar://{host_port(self._shown_host, self.broker.port)}"
+        return self._service_url(self.broker.port)
 
     @property
     def admin_url(self) -> str:
@@ -82,6 +94,9 @@ class Standalone(Role):
     def _shown_host(self) -> str:
         return self.settings.advertised_host or self.settings.host
 
+    def _service_url(self, port: int) -> str:
+        return f"pulsar://{host_port(self._shown_host, self.settings.advertised_port or port)}"
+
     async def _start(self) -> None:
         """Returns when clients are served; the admin API follows within a second."""
         settings, ports, opened = self.settings, self._ports, self._opened
@@ -89,12 +104,12 @@ class Standalone(Role):
         opened.push_async_callback(store.aclose)
         identity = await found_cluster(store, CLUSTER, ports)
         self.bookies = bookies = await LocalBookies.open(
-            settings.data_dir, settings.bookies, identity.cluster_id, store, ports, self._failure.report
+            settings.data_dir, settings.bookies, settings.storage, identity.cluster_id, store, ports, self._failure.report
         )
         opened.push_async_callback(bookies.aclose)
         self._serving = Serving(
             settings,
-            settings.of_broker(CLUSTER),
+            CLUSTER,
             store,
             bookies,
             bookies.writable,
@@ -107,8 +122,7 @@ class Standalone(Role):
         opened.push_async_callback(self._serving.aclose)
         self._serving.listen()
         # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
-        configured = f"pulsar://{host_port(self._shown_host, settings.port)}"
-        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=configured)
+        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self._service_url(settings.port))
         await self._serving.start()
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)
         opened.push_async_callback(self._tasks.aclose)
@@ -117,10 +131,10 @@ class Standalone(Role):
     async def _start_network_services(self) -> None:
         """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""
         await self._serving.start_admin()
-        await self.bookies.serve(self.settings.host, self.settings.bookie_port, self._ports)
+        await self.bookies.serve(self.settings.host, self.settings.bookie_port, self.settings.grpc_server, self._ports)
 
     def _families(self) -> Iterator[Family]:
         from cepheid_bookie.bookie_metrics import bookie_families
 
         for bookie in self.bookies.bookies():
-            yield from bookie_families(bookie.settings.bookie_id, bookie.statistics())
+            yield from bookie_families(bookie.bookie_id, bookie.statistics())

@@ -1,4 +1,4 @@
-"""Settings of managed ledgers: one model per broker, and what may differ per topic."""
+"""Settings of managed ledgers: those of a broker, and what may differ for each topic."""
 
 from __future__ import annotations
 
@@ -14,74 +14,90 @@ GIB = 1 << 30
 
 
 class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
-    """One per broker."""
+    """The chain of ledgers of a topic, and its cursors."""
 
     ledger_max_bytes: PositiveInt = Field(
-        2 * GIB, description="A ledger of this size is followed by a new one. Smaller: trimming frees disks in finer steps."
+        2 * GIB, description="Size at which a ledger is followed by a new one. Smaller: disk space returns in smaller steps."
     )
     ledger_max_entries: int = Field(
         1_000_000,
         ge=1,
         le=1 << 31,
-        description="A ledger with this many entries is followed by a new one, once it is `ledger_min_age_s` old.",
+        description="Number of entries at which a ledger is followed by a new one, once it is `managed_ledger.ledger_min_age_s` "
+        "old.",
     )
     ledger_min_age_s: NonNegativeFloat = Field(
-        600.0, description="Younger ledgers are not ended for their number of entries: each ledger is a metadata record."
+        600.0,
+        description="Age below which a ledger is not ended for its number of entries. Shorter: more ledgers, and each is a record "
+        "in metadata.",
     )
     ledger_max_age_s: PositiveFloat = Field(
-        4 * 3600.0, description="A ledger of this age that has entries is followed by a new one, so that it can be trimmed."
+        4 * 3600.0,
+        description="Age at which a ledger with entries is followed by a new one. Only ended ledgers can be trimmed: shorten it "
+        "for topics with little traffic and a short retention.",
     )
     append_window_bytes: PositiveInt = Field(
         256 * MIB,
-        description="Bytes of one topic that may wait to be stored; more is refused. Above what its publishers' windows allow.",
+        description="Bytes of one topic that may wait to be stored. Beyond it publishes are refused. Keep it above "
+        "`publish_buffer_bytes`.",
     )
     drain_timeout_s: PositiveFloat = Field(
-        10.0, description="How long closing, terminating and rolling over wait for appends on their way before they fail them."
+        10.0, description="Time for which closing, terminating or rolling over a ledger waits for appends in progress."
     )
     ledger_failover_timeout_s: PositiveFloat = Field(
         30.0,
-        description="How long appends wait for a ledger that takes no more to be recovered and followed by the next one, before "
-        "they fail and the topic is opened anew. Clients give a message up after 30 s, unless they are told otherwise.",
+        description="Time for which appends wait until a failed ledger is recovered and followed by a new one. After it they fail "
+        "and the topic is opened again. By default clients give a message up after 30 s.",
     )
     metadata_timeout_s: PositiveFloat = Field(
         10.0,
-        description="How long opening, closing, and acknowledgements with a response wait for a metadata store that is away. "
-        "An open topic goes on without it.",
+        description="Time for which opening, closing, and acknowledgements with a response wait for a metadata store that is "
+        "away. An open topic continues without it.",
     )
-    metadata_retry_s: PositiveFloat = Field(0.05, description="Pause before a write of unknown outcome is looked at again.")
+    metadata_retry_s: PositiveFloat = Field(
+        0.05, description="Pause before a change of a topic's metadata whose outcome is unknown is looked up."
+    )
     housekeeping_s: PositiveFloat = Field(
-        30.0, description="How often open topics are looked at for ledgers to end by age and to trim by retention."
+        30.0, description="Interval between checks of open topics for ledgers to end by age and to trim by retention."
     )
     orphan_scan_s: PositiveFloat = Field(
         6 * 3600.0,
-        description="How often all ledgers are looked at for those that a process made for a topic and died before recording them; "
-        "each scan reads the record of every ledger of the cluster, slowly.",
+        description="Interval between searches for ledgers that a broker created for a topic and did not record before it died. "
+        "Each search slowly reads the record of every ledger of the cluster.",
     )
     cursor_flush_s: PositiveFloat = Field(
-        0.5, description="Acknowledgements without response are saved within this time. A crash redelivers at most that much."
+        0.5,
+        description="Time within which acknowledgements without a response are saved. A crash delivers at most that much again.",
     )
     cursor_inline_bytes: PositiveInt = Field(
         4 * KIB,
         le=64 * KIB,
-        description="Acknowledgement state up to this size is kept in the cursor's metadata record, larger state in a ledger.",
+        description="Size up to which the acknowledgement state of a subscription is kept in its metadata record. Larger state is "
+        "kept in a ledger.",
     )
     cursor_part_bytes: PositiveInt = Field(
-        512 * KIB, le=4 * MIB, description="Larger cursor state is written to its ledger in parts of this size."
+        512 * KIB, le=4 * MIB, description="Size of the parts in which acknowledgement state is written to a ledger."
     )
     cursor_ledger_max_bytes: PositiveInt = Field(
-        64 * MIB, description="A cursor ledger of this size is replaced by a new one with the present states."
+        64 * MIB, description="Size at which a ledger of acknowledgement state is replaced by a new one with the current state."
     )
     max_cursors: PositiveInt = Field(
-        10_001, description="Durable cursors of one topic: its subscriptions, and one where deduplication is on."
+        10_001,
+        description="Durable cursors of one topic: one for each durable subscription, and one if deduplication is on. See "
+        "`max_subscriptions_per_topic`.",
     )
-    max_ledger_readers: PositiveInt = Field(8, description="Ledgers of one topic whose metadata is kept for reading.")
-    read_ahead_bytes: PositiveInt = Field(4 * MIB, description="How much is read from storage ahead of a consumer that catches up.")
+    max_ledger_readers: PositiveInt = Field(8, description="Ledgers of one topic that are kept open for reading.")
+    read_ahead_bytes: PositiveInt = Field(
+        4 * MIB, description="Bytes that are read from storage ahead of a consumer that catches up."
+    )
     catch_up_bytes: PositiveInt = Field(
-        128 * MIB, description="Bytes read from storage and not delivered yet, over all topics: the memory that old data may take."
+        128 * MIB,
+        description="Memory for entries of all topics that were read from storage and not delivered yet. Raise it when many "
+        "consumers catch up at once.",
     )
     counts_bytes: PositiveInt = Field(
         64 * MIB,
-        description="Memory for sizes and message counts of entries, over all topics: 4 bytes an entry, 8 where messages are "
+        description="Memory for sizes and message counts of the entries of all topics, 4 bytes an entry, or 8 if messages are "
         "batched. With less, exact backlogs of long histories are read from storage more often.",
     )
 

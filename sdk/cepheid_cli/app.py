@@ -45,28 +45,7 @@ def run() -> None:
         raise SystemExit(1) from None
 
 
-@app.command()
-def standalone(
-    data: Annotated[Path | None, typer.Option(help="Data directory; made when it does not exist. Default: data")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to bind. Default: 127.0.0.1")] = None,
-    advertised_host: Annotated[str | None, typer.Option(help="Address that clients are told. Default: the bound one")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the binary protocol. Default: 6650")] = None,
-    admin_port: Annotated[int | None, typer.Option(help="Port of the admin API and metrics. Default: 8080")] = None,
-    bookies: Annotated[int | None, typer.Option(help="How many storage nodes, each with its directory. Default: 1")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_STANDALONE_NAME")] = None,
-) -> None:
-    """Run a whole cluster in this process: metadata, bookies, a broker, the admin API. Ctrl-C stops it."""
-    from cepheid_cli.standalone import run_standalone
-
-    flags = {
-        "data_dir": data,
-        "host": host,
-        "advertised_host": advertised_host,
-        "port": port,
-        "admin_port": admin_port,
-        "bookies": bookies,
-    }
-    run_standalone(flags, config)
+app.command()(role_commands.standalone)
 
 
 @app.command()

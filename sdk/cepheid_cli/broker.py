@@ -16,9 +16,9 @@ def run_broker(flags: Mapping[str, Any], config: Path | None) -> None:
     """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
     started = time.monotonic()
     from cepheid_broker.broker_role import BrokerRole
-    from cepheid_broker.broker_role_settings import BrokerRoleSettings
+    from cepheid_broker.settings import RENAMED, BrokerRoleSettings
 
-    settings = load_settings(BrokerRoleSettings, flags=flags, environment_prefix="CEPHEID_BROKER_", file=config)
+    settings = load_settings(BrokerRoleSettings, flags=flags, environment_prefix="CEPHEID_BROKER_", file=config, renamed=RENAMED)
 
     def facts(role: BrokerRole) -> list[str]:
         return [f"broker    {role.broker_id}", f"clients   {role.service_url}", f"admin     {role.admin_url}"]

@@ -1,9 +1,12 @@
-"""`cepheid init`, `cepheid bookie`, `cepheid broker`: their options. What they do is in the modules they import."""
+"""`cepheid init`, `standalone`, `bookie` and `broker`: their options. What they do is in the modules they import.
+
+A parameter of a role's command has the name of the setting that it gives, so there is no second list of them.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,11 +35,41 @@ def init(
     run_init(metadata, cluster, service_url, admin_url, wait)
 
 
+NOT_SETTINGS = ("config", "accept_empty_disk")
+"""Options of roles that no file and no environment variable can give."""
+
+
+def _settings_in(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in NOT_SETTINGS}
+
+
+def standalone(
+    data_dir: Annotated[
+        Path | None, typer.Option("--data", help="Data directory; made when it does not exist. Default: data")
+    ] = None,
+    host: Host = None,
+    advertised_host: Annotated[str | None, typer.Option(help="Address that clients are told. Default: the bound one")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the binary protocol. Default: 6650")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port of the admin API and metrics. Default: 8080")] = None,
+    bookies: Annotated[int | None, typer.Option(help="How many storage nodes, each with its directory. Default: 1")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_STANDALONE_NAME")] = None,
+) -> None:
+    """Run a whole cluster in this process: metadata, bookies, a broker, the admin API. Ctrl-C stops it."""
+    flags = _settings_in(locals())
+    from cepheid_cli.standalone import run_standalone
+
+    run_standalone(flags, config)
+
+
 def bookie(
     metadata: Metadata = None,
-    data: Annotated[Path | None, typer.Option(help="Data directory; made when it does not exist. Default: bookie-data")] = None,
-    journal: Annotated[Path | None, typer.Option(help="Directory of the journal. Default: the data directory")] = None,
-    id: Annotated[str | None, typer.Option(help="Name in metadata; must never change. Default: host:port")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data", help="Data directory; made when it does not exist. Default: bookie-data")
+    ] = None,
+    journal_dir: Annotated[
+        Path | None, typer.Option("--journal", help="Directory of the journal. Default: the data directory")
+    ] = None,
+    bookie_id: Annotated[str | None, typer.Option("--id", help="Name in metadata; must never change. Default: host:port")] = None,
     host: Host = None,
     port: Annotated[int | None, typer.Option(help="gRPC port. Default: 3181")] = None,
     advertised_host: AdvertisedHost = None,
@@ -52,28 +85,15 @@ def bookie(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BOOKIE_NAME")] = None,
 ) -> None:
     """Run one storage node of a cluster. Ctrl-C stops it."""
+    flags = _settings_in(locals())
     from cepheid_cli.bookie import run_bookie
 
-    flags = {
-        "metadata": metadata,
-        "data_dir": data,
-        "journal_dir": journal,
-        "bookie_id": id,
-        "host": host,
-        "port": port,
-        "advertised_host": advertised_host,
-        "advertised_port": advertised_port,
-        "http_port": http_port,
-        "scan_port": scan_port,
-        "rack": rack,
-        "metadata_session_timeout_s": metadata_session_timeout_s,
-    }
     run_bookie(flags, config, accept_empty_disk=accept_empty_disk)
 
 
 def broker(
     metadata: Metadata = None,
-    id: Annotated[str | None, typer.Option(help="Name in metadata. Default: advertised host and admin port")] = None,
+    broker_id: Annotated[str | None, typer.Option("--id", help="Name in metadata. Default: advertised host and admin port")] = None,
     host: Host = None,
     port: Annotated[int | None, typer.Option(help="Port of the binary protocol. Default: 6650")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin API and metrics. Default: 8080")] = None,
@@ -89,20 +109,7 @@ def broker(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BROKER_NAME")] = None,
 ) -> None:
     """Run one broker of a cluster. Ctrl-C stops it."""
+    flags = _settings_in(locals())
     from cepheid_cli.broker import run_broker
 
-    flags = {
-        "metadata": metadata,
-        "broker_id": id,
-        "host": host,
-        "port": port,
-        "admin_port": admin_port,
-        "advertised_host": advertised_host,
-        "advertised_port": advertised_port,
-        "advertised_admin_port": advertised_admin_port,
-        "ensemble_size": ensemble_size,
-        "write_quorum": write_quorum,
-        "ack_quorum": ack_quorum,
-        "metadata_session_timeout_s": metadata_session_timeout_s,
-    }
     run_broker(flags, config)

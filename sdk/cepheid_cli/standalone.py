@@ -15,9 +15,12 @@ from cepheid_ports import Ports
 def run_standalone(flags: Mapping[str, Any], config: Path | None) -> None:
     """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
     started = time.monotonic()
+    from cepheid_broker.settings import RENAMED
     from cepheid_broker.standalone import Standalone, StandaloneSettings
 
-    settings = load_settings(StandaloneSettings, flags=flags, environment_prefix="CEPHEID_STANDALONE_", file=config)
+    settings = load_settings(
+        StandaloneSettings, flags=flags, environment_prefix="CEPHEID_STANDALONE_", file=config, renamed=RENAMED
+    )
 
     def facts(standalone: Standalone) -> list[str]:
         bookies = f"{settings.bookies} {'bookie' if settings.bookies == 1 else 'bookies'}"

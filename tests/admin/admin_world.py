@@ -97,7 +97,7 @@ async def _start(settings: StandaloneSettings) -> Standalone:
     registrations = available_bookies(standalone.broker.store)
     for bookie in standalone.bookies.bookies():  # the bookies' ports come last of all
         for _ in range(2000):
-            found = await registrations.get(bookie.settings.bookie_id)
+            found = await registrations.get(bookie.bookie_id)
             if found is not None and found.record.addresses:
                 break
             await asyncio.sleep(0.01)

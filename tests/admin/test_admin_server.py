@@ -13,13 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cepheid_broker.admin import AdminContext, AdminServer, AdminSettings
+from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.protocol import PortInUseError
+from cepheid_broker.settings import AdminSettings
 from tests.admin.admin_world import AdminWorld, running_admin
 
 
 def another_server(admin: AdminWorld, port: int = 0) -> AdminServer:
-    return AdminServer(AdminContext(admin.standalone.broker, AdminSettings(port=port)))
+    return AdminServer(AdminContext(admin.standalone.broker), "127.0.0.1", port)
 
 
 def test_requests_wait_until_they_are_served(admin: AdminWorld) -> None:
@@ -110,8 +111,8 @@ def test_answers_come_without_delay(admin: AdminWorld) -> None:
 
 def test_beyond_the_limit_of_connections_the_answer_is_503(admin: AdminWorld) -> None:
     async def crowd() -> list[int]:
-        settings = AdminSettings(port=0, max_connections=3)
-        server = AdminServer(AdminContext(admin.standalone.broker, settings))
+        settings = AdminSettings(max_connections=3)
+        server = AdminServer(AdminContext(admin.standalone.broker, settings), "127.0.0.1", 0)
         await server.start()
         statuses = []
         async with contextlib.AsyncExitStack() as stack:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from cepheid_bookie import Bookie, BookieSettings
+from cepheid_bookie import Bookie, BookieIdentity, StorageSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_ports import OnDone, Ports
 from cepheid_rpc import AddAnswer, AddRequest, EntryGroup, ReadRequest, Status, encode_group
@@ -31,11 +31,12 @@ def payload_of(ledger_id: int, entry_id: int, size: int = 10) -> bytes:
     return f"{ledger_id}:{entry_id}.".encode().ljust(size, b"~")[:size]
 
 
-def small_settings(**changes: Any) -> BookieSettings:
+IDENTITY = BookieIdentity("bookie-1", "test")
+
+
+def small_settings(**changes: Any) -> StorageSettings:
     """Bounds so small that a few entries roll segments and logs, and no disk minimum."""
     values: dict[str, Any] = {
-        "bookie_id": "bookie-1",
-        "cluster_id": "test",
         "journal_segment_bytes": 64 * KiB,
         "write_cache_bytes": 16 * KiB,
         "block_bytes": 4 * KiB,
@@ -47,7 +48,7 @@ def small_settings(**changes: Any) -> BookieSettings:
         "disk_check_interval_s": 0.01,
         "waiting_s": 5.0,
     }
-    return BookieSettings(**(values | changes))
+    return StorageSettings(**(values | changes))
 
 
 class InlineWorker:
@@ -116,7 +117,7 @@ class InlineWorker:
 class Machine:
     """A disk and an index that outlive the bookies opened on them. `crashed` is set when an operation took the power."""
 
-    def __init__(self, seed: int | str = 0, settings: BookieSettings | None = None, disk: SimDisk | None = None) -> None:
+    def __init__(self, seed: int | str = 0, settings: StorageSettings | None = None, disk: SimDisk | None = None) -> None:
         self.random = random.Random(seed)
         self.settings = settings or small_settings()
         self.disk = disk or SimDisk(self.random)
@@ -132,9 +133,9 @@ class Machine:
         worker = self.workers[name.rpartition("-")[2]] = InlineWorker(self.crashed.set)
         return worker
 
-    async def open(self, **changes: Any) -> Bookie:
+    async def open(self, identity: BookieIdentity = IDENTITY, **changes: Any) -> Bookie:
         settings = self.settings.model_copy(update=changes)
-        return await Bookie.open(settings, self.disk, self.index, self.ports())
+        return await Bookie.open(identity, settings, self.disk, self.index, self.ports())
 
     @asynccontextmanager
     async def bookie(self, **changes: Any) -> AsyncIterator[Bookie]:

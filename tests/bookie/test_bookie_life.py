@@ -13,7 +13,7 @@ from cepheid_bookie.errors import CookieError
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailableError
 from cepheid_ports import Ports
 from cepheid_rpc import LacRequest, Status
-from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all
+from tests.bookie.bookie_support import IDENTITY, KEY, Machine, add, added, group_of, read_all
 from tests.simulation.sim_disk import SimDisk
 from tests.support import wait_until
 
@@ -34,7 +34,7 @@ class Snapshots:
         machine = self.machine
         machine.index.closed = False
         return await Bookie.open(
-            machine.settings, machine.disk, machine.index, machine.ports(), cookies=self.cookies, accept_empty_disk=accept
+            IDENTITY, machine.settings, machine.disk, machine.index, machine.ports(), cookies=self.cookies, accept_empty_disk=accept
         )
 
     def take(self) -> None:

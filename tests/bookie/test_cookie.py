@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from cepheid_bookie import Bookie, Cookie, MetadataCookies
+from cepheid_bookie import Bookie, BookieIdentity, Cookie, MetadataCookies
 from cepheid_bookie.cookie import Found, decide, load_cookie, save_cookie
 from cepheid_bookie.disk import DirectoryInUseError
 from cepheid_bookie.errors import BookieError, CookieError, FormatVersionError
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_metadata import MemoryStore, MemoryTree
-from tests.bookie.bookie_support import Machine, added, group_of, read_all
+from tests.bookie.bookie_support import IDENTITY, Machine, added, group_of, read_all
 from tests.simulation.sim_disk import SimDisk
 
 MINE = Cookie("bookie-1", "test", "fresh")
@@ -85,7 +85,7 @@ async def test_a_first_start_with_metadata_cut_anywhere_starts(operation: int) -
 
     async def open_with_cookies(**changes: object) -> Bookie:
         del changes
-        return await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+        return await Bookie.open(IDENTITY, machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
 
     machine.open = open_with_cookies  # type: ignore[method-assign]
     await machine.run_until_crash(lambda bookie: added(bookie, group_of(7, 0)))
@@ -105,11 +105,11 @@ async def test_a_wiped_disk_under_a_known_id_does_not_start() -> None:
     store = MemoryStore(MemoryTree())
     cookies = MetadataCookies(store, {"data": ("/d",)})
     machine = Machine()
-    bookie = await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+    bookie = await Bookie.open(IDENTITY, machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
     await added(bookie, group_of(7, 0))
     await bookie.aclose()
     with pytest.raises(CookieError, match="its data is gone"):
-        await Bookie.open(machine.settings, machine.disk.wiped(), MemoryBlockIndex(), machine.ports(), cookies=cookies)
+        await Bookie.open(IDENTITY, machine.settings, machine.disk.wiped(), MemoryBlockIndex(), machine.ports(), cookies=cookies)
     await store.aclose()
 
 
@@ -121,9 +121,9 @@ async def test_a_directory_in_use_or_of_another_bookie_is_refused_and_left_as_it
         machine.index.closed = False
         await added(bookie, group_of(7, 0))
     with pytest.raises(CookieError, match="belongs to bookie bookie-1, not to bookie-2"):
-        await machine.open(bookie_id="bookie-2")
+        await machine.open(BookieIdentity("bookie-2", "test"))
     with pytest.raises(CookieError, match="belongs to cluster 'test'"):
-        await machine.open(cluster_id="elsewhere")
+        await machine.open(BookieIdentity("bookie-1", "elsewhere"))
     async with machine.bookie() as bookie:  # the refusals released the lock and changed nothing
         entries, _ = await read_all(bookie, 7, 0, 0)
         assert entries

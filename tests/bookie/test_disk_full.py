@@ -8,7 +8,18 @@ import pytest
 
 from cepheid_bookie import Bookie, BookieState
 from cepheid_rpc import LacRequest, Status
-from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, small_settings
+from tests.bookie.bookie_support import (
+    IDENTITY,
+    KEY,
+    KiB,
+    Machine,
+    add,
+    added,
+    entries_of,
+    group_of,
+    read_all,
+    small_settings,
+)
 from tests.bookie.promises import Promises
 from tests.simulation.sim_disk import SimDisk
 from tests.support import wait_until
@@ -83,7 +94,7 @@ async def test_a_journal_disk_that_fills_refuses_the_batch_and_serves_again_when
 
 
 async def open_with_journal(machine: Machine, journal_disk: SimDisk) -> Bookie:
-    return await Bookie.open(machine.settings, machine.disk, machine.index, machine.ports(), journal_disk=journal_disk)
+    return await Bookie.open(IDENTITY, machine.settings, machine.disk, machine.index, machine.ports(), journal_disk=journal_disk)
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "pwritev", "sync"])

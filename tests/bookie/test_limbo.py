@@ -16,7 +16,7 @@ from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailableError, Versioned
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, MissingEntries, ReadAnswer, Status
-from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all
+from tests.bookie.bookie_support import IDENTITY, KEY, Machine, add, added, group_of, read_all
 
 OLD, NEW = 7, 2_000  # ids below and above the watermark, which is 1001: one block was taken
 
@@ -44,7 +44,7 @@ class LostBookie:
         machine = self.machine
         machine.index.closed = False
         bookie = await Bookie.open(
-            machine.settings, machine.disk, machine.index, machine.ports(), cookies=self.cookies, accept_empty_disk=accept
+            IDENTITY, machine.settings, machine.disk, machine.index, machine.ports(), cookies=self.cookies, accept_empty_disk=accept
         )
         return Running(bookie)
 
@@ -291,4 +291,4 @@ async def test_a_follower_that_lags_neither_lowers_the_watermark_nor_denies_the_
     store.past = past
     assert await lost.cookies.next_ledger_id() == 1_001
     store.past = past
-    assert await lost.cookies.load(lost.machine.settings.bookie_id) is not None
+    assert await lost.cookies.load(IDENTITY.bookie_id) is not None

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from cepheid_bookie import Bookie, BookieSettings, RealDisk
+from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.broker import Broker
 from cepheid_broker.settings import BrokerSettings
@@ -95,9 +95,9 @@ class BrokerWorld:
         self.store = MemoryStore(self.tree)
         await tenant_records(self.store).create("public", TenantRecord())
         await namespace_records(self.store).create(("public", "default"), NamespaceRecord())
-        settings = BookieSettings(bookie_id="bookie-1", cluster_id="test", disk_check_interval_s=0.001)
+        identity, settings = BookieIdentity("bookie-1", "test"), StorageSettings(disk_check_interval_s=0.001)
         self.disk = _FillableDisk(directory)
-        bookie = self._bookie = await Bookie.open(settings, self.disk, MemoryBlockIndex(), ports)
+        bookie = self._bookie = await Bookie.open(identity, settings, self.disk, MemoryBlockIndex(), ports)
         opened.push_async_callback(bookie.aclose)
         connections = OneBookie(bookie)
         opened.push_async_callback(connections.aclose)
@@ -109,7 +109,7 @@ class BrokerWorld:
         self.tail_cache = TailCache(64 << 20)
         self._managed_ledgers = _RefusableLedgers(self.ledger_client, self.store, self.tail_cache, self._ledger_settings, ports)
         opened.push_async_callback(self._managed_ledgers.aclose)
-        self.broker = Broker(self.settings, self.store, self._managed_ledgers, ports)
+        self.broker = Broker(self.settings, "standalone", self.store, self._managed_ledgers, ports)
         await self.broker.start()
         opened.push_async_callback(self.broker.aclose)
 

@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from cepheid_bookie import Bookie, BookieSettings, RealDisk
+from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
-from cepheid_broker.admin import AdminContext, AdminServer, AdminSettings
+from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.ownership import Here
-from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.settings import AdminSettings, BrokerSettings
 from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
 from cepheid_managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import (
@@ -184,11 +184,10 @@ class OneBroker:
         opened.push_async_callback(ledgers.aclose)
         self.ownership = BundleOwnership(store, ports, timeout_s=10.0)
         settings = BrokerSettings.model_validate({"port": port, "topic_retry_s": 0.02, **self._world.settings})
-        self.broker = Broker(settings, store, ledgers, ports, ownership=self.ownership)
+        self.broker = Broker(settings, "standalone", store, ledgers, ports, ownership=self.ownership)
         addresses = {}
         if self._world.with_admin:
-            admin_settings = AdminSettings(port=0, stop_grace_s=0.1)
-            self.admin = AdminServer(AdminContext(self.broker, admin_settings))
+            self.admin = AdminServer(AdminContext(self.broker, AdminSettings(stop_grace_s=0.1)), "127.0.0.1", 0)
             await self.admin.start()
             opened.push_async_callback(self.admin.aclose)
             addresses["http"] = f"127.0.0.1:{self.admin.port}"
@@ -252,8 +251,8 @@ class BrokersWorld:
             keep = RetentionPolicy(time_limit_min=-1, size_limit_mb=-1)  # what nobody subscribed to stays
             record = NamespaceRecord(bundles=self._bundles, replication_clusters=("standalone",), retention=keep)
             await namespace_records(self.store).create((tenant, namespace), record)
-        settings = BookieSettings(bookie_id="bookie-1", cluster_id="test")
-        self.bookie = await Bookie.open(settings, RealDisk(directory), MemoryBlockIndex(), Ports())
+        identity = BookieIdentity("bookie-1", "test")
+        self.bookie = await Bookie.open(identity, StorageSettings(), RealDisk(directory), MemoryBlockIndex(), Ports())
         opened.push_async_callback(self.bookie.aclose)
         for _ in range(self._count):
             await self.add_broker()

@@ -192,7 +192,7 @@ def test_a_misspelt_setting_ends_the_start_with_its_words(shell: Shell) -> None:
     config.write_text("[storage]\ngc_intervall_s = 5\n")
     said = shell.refused("up", "--bookies", "1", "--brokers", "1", "--bookie-config", str(config))
     assert "bookie-1 ended" in said
-    assert "did you mean 'gc_interval_s'?" in said
+    assert "did you mean 'storage.gc_interval_s'?" in said
 
 
 def test_logs_are_followed(shell: Shell, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import signal
@@ -23,7 +25,7 @@ TOPIC = "persistent://public/default/t"
 
 
 class Server:
-    def __init__(self, data: Path, *flags: str, port: int | None = None) -> None:
+    def __init__(self, data: Path, *flags: str, port: int | None = None, environment: dict[str, str] | None = None) -> None:
         self.port, self.admin_port = port or free_port(), free_port()
         command = [sys.executable, "-m", "cepheid_cli", "standalone", "--data", str(data), "--port", str(self.port)]
         self.process = subprocess.Popen(
@@ -31,7 +33,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")} | (environment or {}),
         )
         self.out: list[str] = []
         self.err: list[str] = []
@@ -65,8 +67,8 @@ class Server:
 
 
 @contextmanager
-def running(data: Path, *flags: str) -> Iterator[Server]:
-    server = Server(data, *flags)
+def running(data: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    server = Server(data, *flags, environment=environment)
     try:
         server.wait_ready()
         yield server
@@ -105,6 +107,53 @@ def test_what_was_acknowledged_is_there_after_sigkill(tmp_path: Path) -> None:
                 if len(received) == len(stored):
                     break
         assert received == stored
+
+
+def test_settings_of_file_and_environment_reach_the_process(tmp_path: Path) -> None:
+    """Those of the broker, of the admin API, and of the bookies; an old name is accepted with a warning."""
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        "topic_creation = true\nadvertised_port = 7001\n[storage]\nmin_free_data_bytes = 0\n[dispatch]\nmax_permits = 5\n"
+    )
+    environment = {
+        "CEPHEID_STANDALONE_ADMIN__MAX_PARTITIONS": "7",
+        "CEPHEID_STANDALONE_STORAGE__MIN_FREE_JOURNAL_BYTES": str(1 << 60),
+        "CEPHEID_STANDALONE_POLICIES__SUBSCRIPTION_TYPES": "Shared,Exclusive",
+    }
+    server = Server(tmp_path / "data", "--config", str(file), environment=environment)
+    try:
+        deadline = time.monotonic() + 120
+        while True:  # publishing would tell that it serves; its disk has too little room for that
+            try:
+                runtime = json.loads(get(server.admin_port, "/admin/v2/brokers/configuration/runtime")[1])
+                break
+            except OSError:
+                assert server.process.poll() is None, server.text()
+                assert time.monotonic() < deadline, server.text()
+                time.sleep(0.05)
+        names = ("admin.max_partitions", "topic_creation.allowed", "dispatch.max_permits", "advertised_port")
+        assert [runtime[name] for name in names] == ["7", "true", "5", "7001"]
+        assert runtime["policies.subscription_types"] == '["Shared", "Exclusive"]'
+        path = "/admin/v2/persistent/public/default/many/partitions"
+        assert get(server.admin_port, path, method="PUT", body="8")[0] == 406
+        assert get(server.admin_port, path, method="PUT", body="7")[0] == 204
+        assert 'cepheid_bookie_writable{bookie="bookie-1"} 0' in get(server.admin_port, "/metrics")[1]
+        assert server.end() == 0, server.text()
+    finally:
+        server.end(signal.SIGKILL)
+    out, err = "".join(server.out), "".join(server.err)
+    assert "clients   pulsar://127.0.0.1:7001" in out
+    assert f"cepheid: warning: setting 'topic_creation' in file {file} was renamed: call it 'topic_creation.allowed'" in err
+
+
+def get(port: int, path: str, method: str = "GET", body: str | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -150,5 +199,5 @@ def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> No
     server = Server(tmp_path / "data", "--bookies", "0")
     assert server.process.wait(120) == 1
     assert server.end() == 1
-    assert "setting bookies = 0 from the command line" in "".join(server.err)
+    assert "setting bookies must be a whole number from 1 to 9, got 0 from the command line" in "".join(server.err)
     assert not (tmp_path / "data").exists()

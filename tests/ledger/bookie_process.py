@@ -16,15 +16,14 @@ from cepheid_rpc import BookieConnection
 
 
 async def serve(bookie_id: str, directory: Path) -> None:
-    from cepheid_bookie import Bookie, BookieSettings, RealDisk
+    from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
     from cepheid_bookie.grpc_server import BookieServer
     from cepheid_bookie.rocks_index import RocksBlockIndex
     from cepheid_ports import Ports
 
-    settings = BookieSettings(
-        bookie_id=bookie_id, cluster_id="test", journal_segment_bytes=4 << 20, min_free_journal_bytes=0, min_free_data_bytes=0
-    )
-    bookie = await Bookie.open(settings, RealDisk(directory / "data"), RocksBlockIndex(str(directory / "index")), Ports())
+    identity = BookieIdentity(bookie_id, "test")
+    settings = StorageSettings(journal_segment_bytes=4 << 20, min_free_journal_bytes=0, min_free_data_bytes=0)
+    bookie = await Bookie.open(identity, settings, RealDisk(directory / "data"), RocksBlockIndex(str(directory / "index")), Ports())
     server = BookieServer(bookie, "127.0.0.1", 0)
     await server.start()
     print(server.port, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_bookie import Bookie, BookieSettings, MetadataCookies, RealDisk
+from cepheid_bookie import Bookie, BookieIdentity, MetadataCookies, RealDisk, StorageSettings
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.rocks_index import RocksBlockIndex
 from cepheid_ledger import (
@@ -56,12 +56,12 @@ class RealCluster:
     async def start(self, bookie_id: str, *, accept_empty_disk: bool = False) -> None:
         directory = self._directory / bookie_id
         directory.mkdir(exist_ok=True)
-        settings = BookieSettings(
-            bookie_id=bookie_id, cluster_id="test", journal_segment_bytes=1 << 20, min_free_journal_bytes=0, min_free_data_bytes=0
+        identity = BookieIdentity(bookie_id, "test")
+        settings = StorageSettings(journal_segment_bytes=1 << 20, min_free_journal_bytes=0, min_free_data_bytes=0)
+        disk, index = RealDisk(directory / "data"), RocksBlockIndex(str(directory / "index"))
+        bookie = await Bookie.open(
+            identity, settings, disk, index, Ports(), cookies=self._cookies, accept_empty_disk=accept_empty_disk
         )
-        index = RocksBlockIndex(str(directory / "index"))
-        disk = RealDisk(directory / "data")
-        bookie = await Bookie.open(settings, disk, index, Ports(), cookies=self._cookies, accept_empty_disk=accept_empty_disk)
         self.bookies[bookie_id] = bookie
         if (old := self._connections.pop(bookie_id, None)) is not None:
             await old.aclose()

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_bookie import Bookie, BookieSettings, RealDisk
+from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.rocks_index import RocksBlockIndex
+from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import LedgerClient, LedgerFencedError, LedgerSettings, LedgerWriter, RandomPlacement
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
-from cepheid_rpc import BookieConnection, Buffer, EntryGroup
+from cepheid_rpc import SCAN_CHUNK_BYTES, BookieConnection, Buffer, EntryGroup, ReadRequest
 
 
 class Registry:
@@ -34,8 +35,8 @@ async def bookies(root: Path, count: int) -> AsyncIterator[dict[str, str]]:
     addresses = {}
     for number in range(count):
         disk = RealDisk(root / f"b{number}")
-        settings = BookieSettings(bookie_id=f"b{number}", journal_segment_bytes=1 << 20)
-        bookie = await Bookie.open(settings, disk, RocksBlockIndex(root / f"b{number}" / "index"), Ports())
+        identity, settings = BookieIdentity(f"b{number}"), StorageSettings(journal_segment_bytes=1 << 20)
+        bookie = await Bookie.open(identity, settings, disk, RocksBlockIndex(root / f"b{number}" / "index"), Ports())
         server = BookieServer(bookie, "127.0.0.1", 0)
         await server.start()
         opened.append((bookie, server))
@@ -96,6 +97,26 @@ async def test_what_was_appended_over_grpc_is_read_back_by_another_client(tmp_pa
         assert end.last_entry_id == 300
         async with ledger_client(addresses, tree) as reading:
             assert await read_all(reading, writer.ledger_id, 300) == payloads
+
+
+async def test_the_largest_entry_that_brokers_may_be_set_to_fits_beside_the_largest_chunk(tmp_path: Path) -> None:
+    """`max_message_bytes` is bounded by what one gRPC message takes: a chunk of a scan may be exceeded by one entry."""
+    largest = BrokerSettings.model_json_schema()["properties"]["max_message_bytes"]["maximum"]
+    entry_bytes = BrokerSettings(max_message_bytes=largest).max_frame_bytes
+    chunk_bytes = SCAN_CHUNK_BYTES[-1]
+    tree = MemoryTree()
+    async with bookies(tmp_path, 1) as addresses, ledger_client(addresses, tree) as client:
+        writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1, custom={})
+        sizes = [chunk_bytes - 1000 - entry_bytes, entry_bytes, entry_bytes]
+        for size in sizes:
+            await append(writer, b"x" * size)
+        await writer.close()
+        assert [len(payload) for payload in await read_all(client, writer.ledger_id, 2)] == sizes
+        connection = GrpcConnection("b0", addresses["b0"])
+        request = ReadRequest(writer.ledger_id, 0, 2, 1 << 40, scan=True, chunk_bytes=chunk_bytes)
+        chunks = [sum(len(group.data) for group in answer.groups) async for answer in connection.read(request)]
+        assert max(chunks) > chunk_bytes - 1000 + entry_bytes
+        await connection.aclose()
 
 
 async def test_recovery_over_grpc_fences_the_writer_and_keeps_what_it_was_told(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from cepheid_bookie.grpc_server import BookieServer, BookieServerSettings, PortInUseError
-from cepheid_ledger.grpc_connection import GrpcConnection, GrpcConnectionSettings
+from cepheid_bookie.grpc_server import BookieServer, PortInUseError
+from cepheid_bookie.settings import BookieServerSettings
+from cepheid_ledger import LedgerSettings
+from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_rpc import (
     ADD,
     READ_LAC,
@@ -59,13 +61,19 @@ async def read_status_in_the_end(connection: GrpcConnection) -> Status:
             await asyncio.sleep(0.02)
 
 
+def limits_of(timeout_s: float) -> LedgerSettings:
+    """With which the transport itself waits for so long, twice as long as the ledger client."""
+    half = timeout_s / 2
+    return LedgerSettings(add_timeout_s=half, read_timeout_s=half, recovery_timeout_s=half, speculative_read_s=half)
+
+
 @asynccontextmanager
 async def served(
     bookie: MemoryBookie, settings: BookieServerSettings | None = None, timeout_s: float = 10.0
 ) -> AsyncIterator[tuple[BookieServer, GrpcConnection]]:
     server = BookieServer(bookie, "127.0.0.1", 0, settings)
     await server.start()
-    limits = GrpcConnectionSettings(add_timeout_s=timeout_s, read_timeout_s=timeout_s, request_timeout_s=timeout_s)
+    limits = limits_of(timeout_s)
     connection = GrpcConnection("b1", f"127.0.0.1:{server.port}", limits)
     try:
         yield server, connection
@@ -211,6 +219,55 @@ async def test_a_silent_bookie_breaks_the_stream_and_times_reads_out() -> None:
         await wait_until(lambda: bool(source.broken))
         assert "no answer in time" in str(source.broken[0])
         bookie.speaks.set()
+
+
+class SilentChannel:
+    """A channel, and every call on it, to a bookie that never says anything."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.cancelled = False
+
+    def __call__(self, *_: object, **__: object) -> SilentChannel:
+        return SilentChannel()
+
+    stream_stream = unary_unary = unary_stream = __call__
+
+    async def write(self, _: bytes) -> None:
+        pass
+
+    async def read(self) -> bytes:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("it was answered")
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    async def close(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(1000)
+async def test_the_transport_never_gives_up_before_the_ledger_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits follow `add_timeout_s` and the longest of the timeouts for reads: they were 10 s, whatever those said."""
+    monkeypatch.setattr("cepheid_ledger.grpc_connection._channel", SilentChannel)
+    loop, source = asyncio.get_running_loop(), QueueSource()
+    connection = GrpcConnection("b1", "127.0.0.1:1", LedgerSettings(add_timeout_s=30.0, recovery_timeout_s=40.0))
+    source.waiting.append(add(1, 0, b"x"))
+    connection.open_add_stream(source).wake()
+    await asyncio.sleep(59)
+    assert not source.broken
+    await asyncio.sleep(20)
+    assert "no answer in time" in str(source.broken)
+    asked_at = loop.time()
+    with pytest.raises(BookieUnavailableError, match="no answer in time"):
+        await anext(connection.read(ReadRequest(1, 0, 0)))
+    assert loop.time() - asked_at == pytest.approx(80)
+    await connection.aclose()
+
+
+def test_limits_of_the_transport_are_ten_seconds_by_default() -> None:
+    assert (LedgerSettings().silent_stream_s, LedgerSettings().silent_call_s) == (10.0, 10.0)
 
 
 async def test_an_idle_stream_outlives_the_add_timeout() -> None:
@@ -374,8 +431,7 @@ async def test_calls_cut_off_by_the_end_of_a_connection_are_unavailable_not_canc
     bookie.speaks.clear()
     server = BookieServer(bookie, "127.0.0.1", 0, BookieServerSettings(stop_grace_s=0.1))
     await server.start()
-    limits = GrpcConnectionSettings(read_timeout_s=10.0, request_timeout_s=0.1)
-    connection = GrpcConnection("b1", f"127.0.0.1:{server.port}", limits)
+    connection = GrpcConnection("b1", f"127.0.0.1:{server.port}", limits_of(2.0))
     waiting = [asyncio.create_task(ask(connection, wait_ms=20_000)), asyncio.create_task(read(connection))]
     await wait_until(lambda: len(bookie.speaks._waiters) == 2)
     if how == "abandon":

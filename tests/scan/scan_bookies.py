@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from unittest import mock
 
-from cepheid_bookie import Bookie, BookieSettings, RealDisk, entry_reader
-from cepheid_bookie.grpc_server import BookieServer, BookieServerSettings
+from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings, entry_reader
+from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_bookie.scan_server import ScanServer
+from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ports import Ports
 from cepheid_rpc import EntryGroup, encode_group
 from cepheid_scan import Fragment, Piece
@@ -70,9 +71,11 @@ class ScanBookies:
 
     async def _start(self, bookie_id: str) -> None:
         if bookie_id not in self.bookies:
-            values = {"bookie_id": bookie_id, "min_free_journal_bytes": 0, "min_free_data_bytes": 0, **self._settings}
-            disk = RealDisk(self._directory / bookie_id)
-            self.bookies[bookie_id] = await Bookie.open(BookieSettings(**values), disk, self._indexes[bookie_id], Ports())
+            values = {"min_free_journal_bytes": 0, "min_free_data_bytes": 0, **self._settings}
+            identity, disk = BookieIdentity(bookie_id), RealDisk(self._directory / bookie_id)
+            self.bookies[bookie_id] = await Bookie.open(
+                identity, StorageSettings(**values), disk, self._indexes[bookie_id], Ports()
+            )
         port = int(self.addresses[bookie_id].rpartition(":")[2])
         settings = BookieServerSettings(stop_grace_s=0.01)
         bookie = self.bookies[bookie_id]

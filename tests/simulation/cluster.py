@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from cepheid_bookie import Bookie, BookieSettings, GarbageCollector, MetadataCookies, MetadataLedgers
+from cepheid_bookie import Bookie, BookieIdentity, GarbageCollector, MetadataCookies, MetadataLedgers, StorageSettings
 from cepheid_bookie.bookie_life import load_life
 from cepheid_bookie.disk import Disk
 from cepheid_metadata import (
@@ -46,11 +46,9 @@ from tests.simulation.sim_worker import sim_ports
 KIB = 1 << 10
 
 
-def bookie_settings(bookie_id: str) -> BookieSettings:
+def bookie_settings() -> StorageSettings:
     """Small, so that a few hundred entries roll segments and logs, fill the cache and take checkpoints."""
-    return BookieSettings(
-        bookie_id=bookie_id,
-        cluster_id="simulated",
+    return StorageSettings(
         journal_segment_bytes=64 * KIB,
         write_cache_bytes=16 * KIB,
         block_bytes=4 * KIB,
@@ -105,7 +103,8 @@ class SimBookie:
         machine: Machine = Machine(),
     ) -> None:
         self.id = bookie_id
-        self.settings = bookie_settings(bookie_id)
+        self.identity = BookieIdentity(bookie_id, "simulated")
+        self.settings = bookie_settings()
         self.node = Node(bookie_id, 0)
         self.node.alive = False
         self.clock = plan.clocks.of(bookie_id)
@@ -182,6 +181,7 @@ class SimBookie:
         cookies = MetadataCookies(store, {})
         try:
             bookie = await Bookie.open(
+                self.identity,
                 self.settings,
                 self.disk,
                 self.index,
@@ -270,7 +270,7 @@ class SimBookie:
             return lies_in(index, ledger_id, entry_id, decayed)
 
         try:
-            bookie = await Bookie.open(self.settings, disk, index, ports, journal_disk=journal_disk)
+            bookie = await Bookie.open(self.identity, self.settings, disk, index, ports, journal_disk=journal_disk)
         except CepheidError as error:
             self._history.violated("S8", f"{self.id} would refuse to start after power loss now: {error!r}")
             return

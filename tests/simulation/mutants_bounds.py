@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from cepheid_bookie import BookieSettings, bookie, opening
+from cepheid_bookie import BookieIdentity, StorageSettings, bookie, opening
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.recovery import Recovery
@@ -80,10 +80,12 @@ def start_again_slowly() -> Iterator[None]:
     """On disks that are not new, a bookie takes a minute and a half longer, whatever there is to replay."""
     open_storage = opening.open_storage
 
-    async def open_late(settings: BookieSettings, directories: opening.Directories, *args: Any, **options: Any) -> opening.Storage:
+    async def open_late(
+        identity: BookieIdentity, settings: StorageSettings, directories: opening.Directories, *args: Any, **options: Any
+    ) -> opening.Storage:
         if directories.data.exists("mark.0"):
             await asyncio.sleep(90)
-        return await open_storage(settings, directories, *args, **options)
+        return await open_storage(identity, settings, directories, *args, **options)
 
     with mock.patch.object(bookie, "open_storage", open_late):
         yield

@@ -50,7 +50,6 @@ POLICY_SETTINGS = PolicySettings(dedup_snapshot_entries=30, dedup_snapshot_s=60,
 def broker_settings(name: str) -> BrokerSettings:
     """Small and impatient, so that a few hundred messages meet every bound."""
     return BrokerSettings(
-        cluster=CLUSTER,
         host=name,
         port=PORT,
         max_message_bytes=64 * KIB,
@@ -106,7 +105,7 @@ class SimServing:
                 store, ports, release="simulated", patience_s=10.0, on_failed=on_failed, timeout_s=5.0, reach=OwnerReach(6.0)
             )
         self._ownership = ownership
-        self.broker = Broker(settings, store, managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership)
+        self.broker = Broker(settings, CLUSTER, store, managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership)
 
     def __repr__(self) -> str:
         return f"<SimServing {self.broker!r}{'' if self.ready else ', not ready'}>"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cepheid_bookie import BookieSettings
+from cepheid_bookie import StorageSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_metadata import Position
 from cepheid_wire import TopicName
@@ -27,7 +27,7 @@ async def fifty_thousand_holes(scene: Scene) -> None:
     scene.tree.on_commit = None
     (b1,), (east, west) = scene.bookies.values(), scene.brokers.values()
     b1.observed = False
-    b1.settings = BookieSettings(bookie_id="b1", cluster_id="simulated", min_free_journal_bytes=0, min_free_data_bytes=0)
+    b1.settings = StorageSettings(min_free_journal_bytes=0, min_free_data_bytes=0)
     b1.crash(power=True)
     await b1.start()
     for broker in (east, west):

@@ -3,7 +3,7 @@
 Cheap to import: the web framework is imported when the server starts.
 """
 
-from cepheid_broker.admin.context import AdminContext, AdminSettings
+from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.server import AdminServer
 
-__all__ = ["AdminContext", "AdminServer", "AdminSettings"]
+__all__ = ["AdminContext", "AdminServer"]

@@ -60,7 +60,7 @@ def brokers(context: AdminContext) -> APIRouter:
     @router.get("/configuration/runtime")
     async def runtime_settings() -> dict[str, str]:
         """Every setting of this broker with its value, by our names"""
-        return {**dict(_flat("", context.broker.settings)), **dict(_flat("admin.", context.settings))}
+        return dict(_flat("", context.broker.settings))
 
     @router.post("/configuration/{configName}/{configValue}", status_code=NO_CONTENT)
     async def change_setting(configName: str, configValue: str) -> None:

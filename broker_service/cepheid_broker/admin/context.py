@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
-
 from cepheid_broker.admin.errors import ConflictError, NotFoundError
 from cepheid_broker.errors import NamespaceNotFoundError
+from cepheid_broker.settings import AdminSettings
 from cepheid_metadata import (
     BadVersionError,
     ClusterRecord,
@@ -29,21 +28,6 @@ from cepheid_wire import NamespaceName, TopicName
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker
     from cepheid_ports.prometheus import Family
-
-
-class AdminSettings(BaseModel, frozen=True, extra="forbid"):
-    """The admin API of one broker."""
-
-    host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0: all of them.")
-    port: NonNegativeInt = Field(
-        8080, le=65535, description="Port of the admin API, metrics and lookup over HTTP. 0: any free one."
-    )
-    max_partitions: PositiveInt = Field(10_000, description="Partitions that one topic may be given.")
-    max_connections: PositiveInt = Field(
-        1024, description="Connections at one time. While there are more, requests are answered 503."
-    )
-    health_timeout_s: PositiveFloat = Field(10.0, description="How long the health check may take to publish and read one message.")
-    stop_grace_s: PositiveFloat = Field(2.0, description="How long a stop waits for requests under way.")
 
 
 async def allow_all(topic: TopicName) -> None:
@@ -66,7 +50,7 @@ class AdminContext:
 
     @property
     def cluster(self) -> str:
-        return self.broker.settings.cluster
+        return self.broker.cluster
 
     @property
     def clusters(self) -> Records[str, ClusterRecord]:

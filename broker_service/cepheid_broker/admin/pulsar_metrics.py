@@ -94,7 +94,7 @@ def pulsar_families(broker: Broker) -> Iterator[Family]:
             left_out += 1
         else:
             by_namespace.setdefault(namespace, _Sums()).add(topic)
-    cluster = broker.settings.cluster
+    cluster = broker.cluster
     for name, field, text in _BY_NAMESPACE:
         found = by_namespace.items()
         samples = [Sample(getattr(sums, field), {"cluster": cluster, "namespace": namespace}) for namespace, sums in found]

@@ -34,14 +34,14 @@ class AdminServer:
     def __init__(
         self,
         context: AdminContext,
-        host: str | None = None,
-        port: int | None = None,
+        host: str,
+        port: int,
         *,
         on_failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._context = context
-        self._host = context.settings.host if host is None else host
-        self.port = context.settings.port if port is None else port
+        self._host = host
+        self.port = port
         self._tasks = TaskOwner("admin", on_failed)
         self._server: Server | None = None
         self._listening: socket.socket | None = None

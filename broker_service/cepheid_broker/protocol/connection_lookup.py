@@ -135,4 +135,4 @@ def check_frame(answer: Message, namespace: str, limit_bytes: int) -> None:
     """Raises NotAllowedError: Java and Go clients would close the connection on it, reconnect, and ask again (protocol.md §1.3)."""
     if (size_bytes := answer.ByteSize()) > limit_bytes - FRAME_PADDING_BYTES:
         text = f"the list of topics of namespace {namespace} has {size_bytes} bytes, a frame has {limit_bytes}"
-        raise NotAllowedError(f"{text}: ask with a pattern, or raise max_message_bytes", namespace=namespace)
+        raise NotAllowedError(f"{text}: ask with a pattern, or raise the broker's setting max_message_bytes", namespace=namespace)

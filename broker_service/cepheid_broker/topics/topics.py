@@ -47,6 +47,7 @@ class Topics:
         managed_ledgers: ManagedLedgers,
         policies: PolicyFollower,
         settings: BrokerSettings,
+        cluster: str,
         tasks: TaskOwner,
         ports: Ports,
         ownership: Ownership | None = None,
@@ -63,7 +64,7 @@ class Topics:
         self._opening: dict[TopicName, asyncio.Task[Topic | Exception]] = {}
         self._closing: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._retry: dict[TopicName, tuple[float, float]] = {}  # not before this loop time; the pause that led to it
-        self._name_prefix = f"{settings.cluster}-{ports.random.getrandbits(40):010x}"
+        self._name_prefix = f"{cluster}-{ports.random.getrandbits(40):010x}"
         self._names_given = 0
         self._stopping = False
         self.totals = BrokerTraffic()

@@ -1,0 +1,161 @@
+"""Every documented setting of every role can be given from a file, the environment, and its flag; docs/settings.md has them all."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from cepheid_broker.settings import RENAMED
+from cepheid_cli.app import app
+from cepheid_cli.settings_loader import Setting, load_settings, settings_of, tables_of, variable_of
+from cepheid_cli.settings_page import ROLES, RolePage, flags_of, settings_page
+from cepheid_dev.toml_text import toml_text
+
+ROOT = Path(__file__).parents[2]
+EVERY_SETTING = [(role, name) for role in ROLES for name in settings_of(role.model)]
+SAMPLES: dict[str, Any] = {
+    "metadata": "zk://127.0.0.1:2182/elsewhere",
+    "write_quorum": 2,  # at most the ensemble size
+    "host": "0.0.0.0",
+    "http_host": "::1",
+    "advertised_host": "broker-1.example.org",
+    "broker_id": "broker-1",
+    "bookie_id": "bookie-1",
+    "rack": "east",
+}
+"""Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""
+
+
+def another_value(setting: Setting) -> Any:
+    """One that is allowed and not the default."""
+    if setting.name in SAMPLES:
+        return SAMPLES[setting.name]
+    schema = setting.table.model_json_schema()["properties"][setting.name.rpartition(".")[2]]
+    schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)
+    default = setting.field.default
+    match schema["type"]:
+        case "boolean":
+            return not default
+        case "array":
+            return schema["items"]["enum"][:2]
+        case "string" if "enum" in schema:
+            return next(choice for choice in schema["enum"] if choice != default)
+        case "string":
+            assert schema["format"] == "path", f"{setting.name} needs a sample"
+            return "elsewhere"
+        case "number":
+            return default / 2
+    value = 1 if default is None else default + 1
+    return value if value <= schema.get("maximum", value) else default - 1
+
+
+def text_of(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def load(role: RolePage, tmp_path: Path, *, table: dict[str, Any] | None = None, **sources: Any) -> BaseModel:
+    """With what must be given, in a file."""
+    file = tmp_path / "settings.toml"
+    needed = {name: SAMPLES[name] for name, setting in settings_of(role.model).items() if setting.field.is_required()}
+    file.write_text(toml_text(needed | (table or {})))
+    return load_settings(
+        role.model, **{"flags": {}, "environment": {}, **sources}, environment_prefix=role.prefix, file=file, renamed=RENAMED
+    )
+
+
+def flat(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def assert_only_this_was_set(role: RolePage, tmp_path: Path, settings: BaseModel, name: str, value: Any) -> None:
+    before, after = dict(flat(load(role, tmp_path))), dict(flat(settings))
+    expected = tuple(value) if isinstance(value, list) else Path(value) if isinstance(after[name], Path) else value
+    assert after == {**before, name: expected}
+    assert name == "metadata" or before[name] != expected, "nothing is tested with the default"
+
+
+@pytest.mark.parametrize(("role", "name"), EVERY_SETTING, ids=lambda part: getattr(part, "command", part))
+def test_it_can_be_set_from_a_file_and_from_the_environment(role: RolePage, name: str, tmp_path: Path) -> None:
+    value = another_value(settings_of(role.model)[name])
+    table: Any = value
+    for part in reversed(name.split(".")):
+        table = {part: table}
+    assert_only_this_was_set(role, tmp_path, load(role, tmp_path, table=table), name, value)
+    variables = {variable_of(role.prefix, name): text_of(value)}
+    assert_only_this_was_set(role, tmp_path, load(role, tmp_path, environment=variables), name, value)
+
+
+EVERY_FLAG = [(role, name, flag) for role in ROLES for name, flag in flags_of(role.command).items()]
+
+
+@pytest.mark.parametrize(("role", "name", "flag"), EVERY_FLAG, ids=lambda part: getattr(part, "command", part))
+def test_its_flag_reaches_it(role: RolePage, name: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[dict[str, Any], Path | None]] = []
+
+    def run(flags: dict[str, Any], config: Path | None, **_: Any) -> None:
+        called.append((flags, config))
+
+    monkeypatch.setattr(f"cepheid_cli.{role.command}.run_{role.command}", run)
+    value = another_value(settings_of(role.model)[name])
+    outcome = CliRunner().invoke(app, [role.command, flag, text_of(value), "--config", "some.toml"])
+    assert outcome.exit_code == 0, outcome.output
+    ((flags, config),) = called
+    assert config == Path("some.toml")
+    assert_only_this_was_set(role, tmp_path, load(role, tmp_path, flags=flags), name, value)
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.command)
+def test_what_must_be_given_has_a_flag_of_its_name(role: RolePage) -> None:
+    """An error about a missing setting says so."""
+    for name, setting in settings_of(role.model).items():
+        if setting.field.is_required():
+            assert flags_of(role.command)[name] == f"--{name.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.command)
+def test_a_table_has_the_defaults_of_its_own_type(role: RolePage) -> None:
+    """A file that gives one setting of a table changes nothing else in it."""
+    for name, field in role.model.model_fields.items():
+        if name in tables_of(role.model):
+            assert field.default == tables_of(role.model)[name](), name
+
+
+def test_old_names_lead_to_settings_and_are_none_themselves() -> None:
+    for role in ROLES[:2]:
+        assert RENAMED.keys().isdisjoint(settings_of(role.model))
+        assert set(RENAMED.values()) <= settings_of(role.model).keys()
+
+
+def test_every_setting_is_read_by_something() -> None:
+    """By its name, at least: a setting that nothing reads cannot do what its description says."""
+    folders = ("bookie", "broker_service")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    read = {node.attr for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    assert [name for _, name in EVERY_SETTING if name.rpartition(".")[2] not in read] == []
+
+
+def test_every_setting_is_described_and_names_others_as_they_are() -> None:
+    known = {name for _, name in EVERY_SETTING}
+    for role, name in EVERY_SETTING:
+        text = settings_of(role.model)[name].field.description or ""
+        assert text.endswith("."), name
+        named = [word for word in re.findall(r"`([a-z0-9.]+_[a-z0-9_.]+)`", text) if not word.startswith("cepheid_")]
+        assert set(named) <= known, name
+
+
+def test_the_page_of_settings_is_what_the_models_say() -> None:
+    page = ROOT / "docs/settings.md"
+    how = "docs/settings.md is not what the models say; run: python -m cepheid_cli.settings_page docs/settings.md"
+    assert page.read_text() == settings_page(), how
