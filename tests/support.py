@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from cepheid_dev import free_ports
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.world.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 

@@ -6,6 +6,10 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.page
+
 TESTS = Path(__file__).parent
 REFERENCE = TESTS.parent / "docs" / "reference"
 REPORT = re.compile(r"#\d{2,}|BOOKKEEPER-\d+")

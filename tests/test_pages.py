@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
+
 from tests.test_source_rules import FOLDERS, ROOT
+
+pytestmark = pytest.mark.page
 
 MODULE = re.compile(r"[\w*./-]*[\w*]\.py\b")
 """A module as pages name it: `frames.py`, `protocol/connection_*.py`, `core/cepheid_wire/frames.py`."""

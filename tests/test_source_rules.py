@@ -10,7 +10,11 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.import_graph import cycles, imports_of
+
+pytestmark = pytest.mark.page
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("core", "metadata", "bookie", "broker_service", "sdk", "spark_connector")

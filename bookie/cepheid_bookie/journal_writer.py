@@ -43,6 +43,8 @@ class JournalPosition:
 class JournalSpaceError(BookieError):
     """The journal's disk is full. Nothing of the batch was kept, and the journal can go on."""
 
+    hint = "free space on the journal's disk; nothing acknowledged is lost, and adds succeed again when there is room"
+
 
 class JournalWriter:
     """Opens a new segment for its first batch; `start` is where replay ended."""

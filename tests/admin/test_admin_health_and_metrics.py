@@ -116,6 +116,7 @@ def test_the_scrape_is_prometheus_text(admin: AdminWorld) -> None:
     assert values["cepheid_bookie_journal_sync_duration_seconds_count"] > 0
 
 
+@pytest.mark.page
 def test_the_docs_list_every_metric(admin: AdminWorld) -> None:
     admin.publish(f"{FULL}/documented", [b"a"])  # some have samples only once there is something to count
     named = re.findall(r"^# TYPE (\w+) (\w+)$", admin.get("/metrics").text, re.MULTILINE)

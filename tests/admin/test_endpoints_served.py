@@ -81,6 +81,7 @@ def test_no_route_is_shadowed_by_one_before_it() -> None:
             assert taker is route, f"{method} {route.path} goes to {taker.path}, {index - found.index(taker)} before it"
 
 
+@pytest.mark.page
 def test_the_page_is_what_the_routes_are() -> None:
     page = DOCS.read_text()
     assert with_tables(page, TABLE) == page, "run: python -m cepheid_broker.admin.document docs/admin.md " + str(TABLE)

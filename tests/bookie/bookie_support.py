@@ -12,8 +12,8 @@ from cepheid_bookie import Bookie, BookieIdentity, StorageSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_ports import OnDone, Ports
 from cepheid_rpc import AddAnswer, AddRequest, EntryGroup, ReadRequest, Status, encode_group
-from tests.simulation.node import NodeCrashed
-from tests.simulation.sim_disk import SimDisk
+from tests.simulation.world.node import NodeCrashed
+from tests.simulation.world.sim_disk import SimDisk
 from tests.support import wait_until
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailabl
 from cepheid_ports import Ports
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import IDENTITY, KEY, Machine, add, added, group_of, read_all
-from tests.simulation.sim_disk import SimDisk
+from tests.simulation.world.sim_disk import SimDisk
 from tests.support import wait_until
 
 LEDGER = 7

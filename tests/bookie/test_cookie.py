@@ -13,7 +13,7 @@ from cepheid_bookie.errors import BookieError, CookieError, FormatVersionError
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_metadata import MemoryStore, MemoryTree
 from tests.bookie.bookie_support import IDENTITY, Machine, added, group_of, read_all
-from tests.simulation.sim_disk import SimDisk
+from tests.simulation.world.sim_disk import SimDisk
 
 MINE = Cookie("bookie-1", "test", "fresh")
 OLD = Cookie("bookie-1", "test", "old")

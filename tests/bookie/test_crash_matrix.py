@@ -15,7 +15,7 @@ from cepheid_bookie.journal_mark import MarkFile
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, group_of, read_all, settle, small_settings
 from tests.bookie.promises import Promises
-from tests.simulation.node import NodeCrashed
+from tests.simulation.world.node import NodeCrashed
 from tests.support import run_async, wait_until
 
 Scenario = Callable[[Bookie, Promises], Awaitable[None]]

@@ -21,7 +21,7 @@ from tests.bookie.bookie_support import (
     small_settings,
 )
 from tests.bookie.promises import Promises
-from tests.simulation.sim_disk import SimDisk
+from tests.simulation.world.sim_disk import SimDisk
 from tests.support import wait_until
 
 

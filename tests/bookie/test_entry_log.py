@@ -15,7 +15,7 @@ from cepheid_bookie.errors import BlockCorruptError
 from cepheid_bookie.write_cache import CachedLedger
 from cepheid_rpc import Buffer, EntryGroup
 from tests.bookie.bookie_support import KiB, group_of
-from tests.simulation.sim_disk import SimDisk
+from tests.simulation.world.sim_disk import SimDisk
 
 
 def new_disk() -> SimDisk:

@@ -27,7 +27,7 @@ from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError, Jo
 from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record
 from cepheid_rpc import Buffer
 from tests.bookie.bookie_support import KEY, InlineWorker, KiB, group_of
-from tests.simulation.sim_disk import SimDisk, SimFile
+from tests.simulation.world.sim_disk import SimDisk, SimFile
 
 
 def new_disk(seed: int = 0) -> SimDisk:

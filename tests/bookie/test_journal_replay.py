@@ -13,7 +13,7 @@ from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_writer import JournalPosition
 from tests.bookie.bookie_support import KiB
 from tests.bookie.test_journal import new_disk, new_writer, replayed, write
-from tests.simulation.node import NodeCrashed
+from tests.simulation.world.node import NodeCrashed
 
 
 def written(batches: int, *, size: int = 5_000, seed: int = 0):  # type: ignore[no-untyped-def]

@@ -32,7 +32,7 @@ from cepheid_metadata import (
 from cepheid_ports import CepheidError, Ports
 from cepheid_wire import NamespaceName, TopicName
 from tests.broker.brokers_world import SessionOf
-from tests.simulation.virtual_loop import run_simulated
+from tests.simulation.world.virtual_loop import run_simulated
 
 pytestmark = pytest.mark.virtual_time
 

@@ -155,6 +155,7 @@ def test_every_setting_is_described_and_names_others_as_they_are() -> None:
         assert set(named) <= known, name
 
 
+@pytest.mark.page
 def test_the_page_of_settings_is_what_the_models_say() -> None:
     page = ROOT / "docs/settings.md"
     how = "docs/settings.md is not what the models say; run: python -m cepheid_cli.settings_page docs/settings.md"

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_cli.wire_client import WireClient, probe_produce
+from cepheid_cli.wire_client import WireClient
+from cepheid_ports import CepheidError
 from tests.support import free_port
 
 TOPIC = "persistent://public/default/t"
@@ -44,9 +45,19 @@ class Server:
         for pump in self._pumps:
             pump.start()
 
+    def stores_a_message(self) -> bool:
+        """Publish one message. False while the server does not acknowledge it."""
+        try:
+            with WireClient(f"pulsar://127.0.0.1:{self.port}", TOPIC, timeout_s=5) as client:
+                client.open_producer()
+                client.send(0, b"probe")
+                return True
+        except CepheidError:
+            return False
+
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
-        while not probe_produce("127.0.0.1", self.port, TOPIC, timeout_s=5):
+        while not self.stores_a_message():
             assert self.process.poll() is None, f"the server ended: {self.text()}"
             assert time.monotonic() < deadline, f"not ready within {timeout_s} s: {self.text()}"
             time.sleep(0.01)

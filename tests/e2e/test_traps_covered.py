@@ -15,6 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+pytestmark = pytest.mark.page
+
 ROOT = Path(__file__).parents[2]
 FACTS = ROOT / "docs" / "reference" / "protocol.md"
 TABLE = ROOT / "tests" / "traps.md"

@@ -31,6 +31,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4
 HOSTILE = [".", "..", "/", "a/b", "//", "%2F", "%", " ", "\n", "\x00", "ümläut", "日本", "a-partition-0", "~", "🦀", "zookeeper"]
 
 
+@pytest.mark.page
 def test_the_layout_names_every_key_and_no_other() -> None:
     roots = {value for name, value in vars(keys).items() if name.endswith("_KEY")}
     layout, _, _ = (keys.__doc__ or "").partition("Rules:")

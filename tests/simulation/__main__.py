@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tests.simulation.campaign import Totals, run_campaign
 from tests.simulation.cuts import Cuts, parse_numbers
-from tests.simulation.fault_kinds import KINDS
-from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
+from tests.simulation.faults.kinds import KINDS
+from tests.simulation.mutants.catalogue import MUTANTS, SCENARIO_MUTANTS
 from tests.simulation.seeds import FIRST_FRESH, Outcome, fresh_seeds, run_seed
 from tests.simulation.shrink import shrink
 
@@ -116,7 +116,7 @@ def _first(names: Sequence[str], given: Set[str]) -> str | None:
 def _why_not_only(rule: str, *, is_of_one_run: bool) -> str | None:
     if not is_of_one_run:
         return "--only is for one seed or scenario, and not for --shrink"
-    from tests.simulation.rules_alone import ALONE  # with all steps, which seeds do not need
+    from tests.simulation.mutants.rules_alone import ALONE  # with all steps, which seeds do not need
 
     if rule in ALONE:
         return None
@@ -124,8 +124,8 @@ def _why_not_only(rule: str, *, is_of_one_run: bool) -> str | None:
 
 
 def _play(name: str, mutant: str | None, only: str | None, *, trace: bool) -> int:
-    from tests.simulation.scenario_language import ScenarioError
-    from tests.simulation.scenario_runner import run  # with all steps, which seeds do not need
+    from tests.simulation.scenarios.language import ScenarioError
+    from tests.simulation.scenarios.runner import run  # with all steps, which seeds do not need
 
     try:
         outcome = run(name, mutant, trace, only)

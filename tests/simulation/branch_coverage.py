@@ -25,8 +25,8 @@ from typing import Any
 
 from coverage import Coverage
 
-from tests.simulation.scenario_language import all_scenarios
-from tests.simulation.scenario_runner import play
+from tests.simulation.scenarios.language import all_scenarios
+from tests.simulation.scenarios.runner import play
 from tests.simulation.seeds import run_seed
 
 DRIVERS = (

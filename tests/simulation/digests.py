@@ -16,7 +16,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.simulation.medians import code_of_seeds
+from tests.simulation.mutants.medians import code_of_seeds
 from tests.simulation.processes import ProcessEnded, run_jobs
 from tests.simulation.seeds import run_seed
 

@@ -1,5 +1,5 @@
-"""A check that nobody calls holds always: every check function and method of the simulator is named somewhere else than where it
-is defined."""
+"""A check that nobody calls always holds: every check function and method of the simulator is named somewhere besides its
+definition."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_OF_CHECKS = ("checks_", "audit")
-"""Modules in which every function counts as a check, as every method of a class does that ends in one of these:"""
+_OF_CHECKS = FOLDER / "checks"
+"""In these modules every function counts as a check, as does every method of a class whose name ends in one of these:"""
 _CHECKERS = ("Checks", "Probe")
 
 
 def test_every_check_is_called_by_something() -> None:
-    paths = [path for path in sorted(FOLDER.glob("*.py")) if not path.name.startswith("test_")]
-    trees = {path.stem: ast.parse(path.read_text()) for path in paths}
-    found = [name for stem, tree in trees.items() for name in checks_of(stem, tree)]
-    assert {"checks_topic.TopicRecordChecks._check_terminated", "checks_topic.check_opened", "audit.audit"} <= set(found)
+    trees = {path: ast.parse(path.read_text()) for path in sorted(FOLDER.rglob("*.py")) if not path.name.startswith("test_")}
+    found = [name for path, tree in trees.items() for name in checks_of(path, tree)]
+    assert {"topic.TopicRecordChecks._check_terminated", "topic.check_opened", "audit.audit"} <= set(found)
     assert never_named(found, list(trees.values())) == []
 
 
-def checks_of(stem: str, tree: ast.Module) -> Iterator[str]:
+def checks_of(path: Path, tree: ast.Module) -> Iterator[str]:
     """Their names as module.function or module.Class.method."""
-    is_of_checks = stem.startswith(_OF_CHECKS)
+    stem, is_of_checks = path.stem, path.parent == _OF_CHECKS
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (is_of_checks or _is_check(node.name)):
             yield f"{stem}.{node.name}"
@@ -49,6 +48,6 @@ def never_named(checks: Sequence[str], trees: Sequence[ast.Module]) -> list[str]
 def test_a_method_that_is_only_defined_is_found() -> None:
     methods = ["on_chain(self): self._check_age()", "_check_age(self): ...", "_rest(self): ..."]
     tree = ast.parse("class TopicChecks:\n" + "".join(f"  def {method}\n" for method in methods))
-    checks = list(checks_of("topics", tree))
+    checks = list(checks_of(Path("topics.py"), tree))
     assert checks == ["topics.TopicChecks.on_chain", "topics.TopicChecks._check_age", "topics.TopicChecks._rest"]
     assert never_named(checks, [tree]) == ["topics.TopicChecks.on_chain", "topics.TopicChecks._rest"]

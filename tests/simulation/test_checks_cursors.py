@@ -11,11 +11,11 @@ from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Chain, ChainLedger, CursorRecord, Position, keys
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
-from tests.simulation.checks_cursors import SavedAnswers, check_retired, check_saved
-from tests.simulation.client_notes import BEGINNING, ClientNotes
-from tests.simulation.history import History, InvariantViolation
-from tests.simulation.topic_model import Acked, TopicModel
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.checks.client_notes import BEGINNING, ClientNotes
+from tests.simulation.checks.cursors import SavedAnswers, check_retired, check_saved
+from tests.simulation.checks.history import History, InvariantViolation
+from tests.simulation.checks.topic_model import Acked, TopicModel
+from tests.simulation.world.virtual_loop import VirtualLoop
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
 CHAIN, CURSOR = keys.chain_key(TOPIC), keys.cursor_key(TOPIC, "audit")

@@ -9,10 +9,10 @@ import pytest
 
 from cepheid_managed_ledger import Retention
 from cepheid_metadata import Chain, ChainLedger, CursorRecord, Position
-from tests.simulation.checks_topic import TopicRecordChecks, check_backlog_told
-from tests.simulation.history import History, InvariantViolation
-from tests.simulation.topic_model import Acked, CursorModel, TopicModel
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.checks.history import History, InvariantViolation
+from tests.simulation.checks.topic import TopicRecordChecks, check_backlog_told
+from tests.simulation.checks.topic_model import Acked, CursorModel, TopicModel
+from tests.simulation.world.virtual_loop import VirtualLoop
 
 KEY = "/chains/orders"
 

@@ -8,11 +8,11 @@ import pytest
 
 from cepheid_metadata import Chain, ChainLedger, Position, keys
 from cepheid_wire import TopicName
-from tests.simulation.checks_topic import TopicRecordChecks
-from tests.simulation.client_notes import ClientNotes
-from tests.simulation.client_trims import ClientTrims
-from tests.simulation.history import History, InvariantViolation
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.checks.client_notes import ClientNotes
+from tests.simulation.checks.client_trims import ClientTrims
+from tests.simulation.checks.history import History, InvariantViolation
+from tests.simulation.checks.topic import TopicRecordChecks
+from tests.simulation.world.virtual_loop import VirtualLoop
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
 KEY = keys.chain_key(TOPIC)

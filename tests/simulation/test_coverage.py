@@ -1,9 +1,9 @@
-"""What is never asked is never found: the seeds of CI check every invariant, suffer every kind of fault, take every branch."""
+"""What is never asked is never found: the fixed seeds check every invariant, suffer every kind of fault, take every branch."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,16 +22,19 @@ from tests.simulation.branch_coverage import (
     rare_and_missed,
 )
 from tests.simulation.campaign import Totals, run_campaign
-from tests.simulation.conftest import CORES, FIXED_SEEDS
-from tests.simulation.fault_kinds import KINDS
-from tests.simulation.rules_alone import ALONE, all_alone
-from tests.simulation.seeds import Outcome, run_seed
+from tests.simulation.faults.kinds import KINDS
+from tests.simulation.mutants.rules_alone import ALONE, fails_alone
+from tests.simulation.seeds import FEWEST_FAULTS, FEWEST_OPERATIONS, Outcome, run_seed
 
 CORRECTNESS = Path(__file__).parents[2] / "docs" / "correctness.md"
+CORES = min(os.cpu_count() or 1, 8)
+FIXED_SEEDS = 80
+MOST_FIXED_SEEDS = 400
+FIXED_AT_ONCE = 40
+OPERATIONS = ("append refused", "trim", "trim for clients")
+"""Else nothing here would notice that what comes behind a refusal is taken, or that retention deletes too much."""
 TRACED_AT_ONCE = 24
 MOST_TRACED = 120
-FURTHER_AT_ONCE = 40
-MOST_FIXED_SEEDS = 400
 
 
 def test_the_numbers_are_read_from_the_page() -> None:
@@ -39,71 +42,68 @@ def test_the_numbers_are_read_from_the_page() -> None:
     assert {"S1", "L14", "M10", "O4", "C8", "H13", "V9"} <= set(rule_numbers())
 
 
-@pytest.mark.timeout(900)
-def test_every_invariant_is_checked(ci_run: Totals) -> None:
-    assert never(ci_run, rule_numbers(), lambda totals: totals.checks) == []
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_the_fixed_seeds_check_every_rule_and_suffer_every_fault() -> None:
+    totals = run_fixed_seeds(never)
+    assert never(totals) == []
+    assert totals.fewest_operations >= FEWEST_OPERATIONS
+    assert totals.fewest_faults >= FEWEST_FAULTS
+    assert [number for number in totals.checks if number not in rule_numbers()] == []
 
 
-@pytest.mark.timeout(900)
-def test_every_number_that_is_checked_is_explained(ci_run: Totals) -> None:
-    assert [number for number in ci_run.checks if number not in rule_numbers()] == []
+def never(totals: Totals) -> list[str]:
+    """The rules, kinds of faults and operations that have not come yet."""
+    came = {*totals.checks, *totals.faults, *totals.operations}
+    return [name for name in (*rule_numbers(), *KINDS, *OPERATIONS) if name not in came]
 
 
-@pytest.mark.timeout(900)
-def test_every_kind_of_fault_strikes(ci_run: Totals) -> None:
-    assert never(ci_run, KINDS, lambda totals: totals.faults) == []
-
-
-@pytest.mark.timeout(900)
-def test_topics_refuse_appends(ci_run: Totals) -> None:
-    """Else nothing here would notice that what comes behind a refusal is taken."""
-    assert never(ci_run, ["append refused"], lambda totals: totals.operations) == []
-
-
-@pytest.mark.timeout(900)
-def test_retention_takes_ledgers_from_every_kind_of_topic(ci_run: Totals) -> None:
-    assert never(ci_run, ["trim", "trim for clients"], lambda totals: totals.operations) == []
-
-
-def never(ci_run: Totals, wanted: Sequence[str], counts_of: Callable[[Totals], Counter[str]]) -> list[str]:
-    """What is rare may be missing in the seeds of CI by chance: then further fixed ones are asked, so that a commit passes always
-    or never."""
-    counts = Counter(counts_of(ci_run))
-    for first in range(FIXED_SEEDS, MOST_FIXED_SEEDS, FURTHER_AT_ONCE):
-        if all(counts[name] for name in wanted):
+def run_fixed_seeds(missing: Callable[[Totals], list[str]]) -> Totals:
+    """More of them while something is missing. They are fixed so that a commit passes always or never."""
+    totals = Totals()
+    for first in range(0, MOST_FIXED_SEEDS, FIXED_AT_ONCE):
+        if first >= FIXED_SEEDS and not missing(totals):
             break
-        further = run_campaign(range(first, first + FURTHER_AT_ONCE), cores=CORES)
-        assert not further.failures, "\n".join(outcome.describe() for outcome in further.failures)
-        counts.update(counts_of(further))
-    return [name for name in wanted if not counts[name]]
+        run_campaign(range(first, first + FIXED_AT_ONCE), cores=CORES, on_outcome=totals.add)
+        assert not totals.failures, "\n".join(outcome.describe() for outcome in totals.failures)
+    return totals
 
 
-def test_a_further_seed_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_one(seeds: Sequence[int], **_: int) -> Totals:
-        totals = Totals()
-        totals.add(Outcome(seeds[0], "M3: all is lost", "M3", faults={"rare": 1}))
-        return totals
+def test_further_seeds_run_while_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+
+    def run_one(seeds: Sequence[int], *, on_outcome: Callable[[Outcome], None], **_: int) -> None:
+        ran.append(seeds[0])
+        on_outcome(Outcome(seeds[0], None, faults={"rare": 1} if seeds[0] == 120 else {}))
+
+    monkeypatch.setattr("tests.simulation.test_coverage.run_campaign", run_one)
+    run_fixed_seeds(lambda totals: [] if totals.faults["rare"] else ["rare"])
+    assert ran == [0, 40, 80, 120]
+    ran.clear()
+    run_fixed_seeds(lambda totals: [])
+    assert ran == [0, 40]
+
+
+def test_a_fixed_seed_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_one(seeds: Sequence[int], *, on_outcome: Callable[[Outcome], None], **_: int) -> None:
+        on_outcome(Outcome(seeds[0], "M3: all is lost", "M3"))
 
     monkeypatch.setattr("tests.simulation.test_coverage.run_campaign", run_one)
     with pytest.raises(AssertionError, match="M3: all is lost"):
-        never(Totals(), ["rare"], lambda totals: totals.faults)
-    monkeypatch.setattr("tests.simulation.test_coverage.run_campaign", lambda *_, **__: pytest.fail("nothing was missing"))
-    never(Totals(), [], lambda totals: totals.faults)
+        run_fixed_seeds(never)
 
 
 def test_every_rule_has_a_mistake_that_it_is_to_catch_alone() -> None:
     assert sorted(ALONE) == sorted(rule_numbers())
 
 
-@pytest.fixture(scope="module")
-def caught_alone() -> dict[str, tuple[str, int]]:
-    return {rule: (by, runs) for rule, by, runs in all_alone(CORES)}
-
-
-@pytest.mark.parametrize("rule", ALONE)
-@pytest.mark.timeout(900)  # the first one waits for all of them
-def test_a_rule_catches_its_mistake_while_all_others_are_muted(rule: str, caught_alone: dict[str, tuple[str, int]]) -> None:
-    by, runs = caught_alone[rule]
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(rule, marks=[] if isinstance(where, str) else pytest.mark.slow) for rule, (_, where) in ALONE.items()],
+)
+@pytest.mark.timeout(1_800)
+def test_a_rule_catches_its_mistake_while_all_others_are_muted(rule: str) -> None:
+    by, runs = fails_alone(rule)
     mutant, where = ALONE[rule]
     assert by == rule, f"{mutant!r} is not noticed by {rule} in {runs} runs, {where!r} and others: can it fail?"
 
@@ -116,30 +116,25 @@ def test_a_muted_rule_is_counted_and_not_heard() -> None:
     assert muted.replay().endswith("--only L6")
 
 
-@pytest.fixture(scope="module")
-def branches_of_scenarios() -> list[CoreReport]:
-    return branches_of([], cores=CORES)
-
-
-@pytest.mark.timeout(900)
-def test_no_branch_that_a_scenario_takes_is_excused(branches_of_scenarios: list[CoreReport]) -> None:
-    """Seeds are not asked: their course changes with every change, and what one of them takes by chance may be excused as rare.
-    `--branches` names what they took in spite of another reason."""
-    needless = excused_and_taken(branches_of_scenarios, excused(UNREACHED.read_text()))
-    assert not needless, f"these are taken, take them out of {UNREACHED.name}:\n" + "\n".join(needless)
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(1_800)
-def test_every_branch_of_the_cores_is_taken_or_excused(branches_of_scenarios: list[CoreReport]) -> None:
-    """Few seeds do, mostly; what they miss by chance, since the course of seeds changes with every change, later ones take."""
+def test_every_branch_of_the_cores_is_taken_or_excused() -> None:
+    """Few seeds do, mostly; what they miss by chance, since the course of seeds changes with every change, later ones take.
+
+    No excuse may be needless: no scenario takes that branch. Seeds are not asked: what one of them takes by chance may be excused
+    as rare. `--branches` names what they took in spite of another reason.
+    """
     reasons = excused(UNREACHED.read_text())
-    known = {name for report in branches_of_scenarios for name in report.names}
+    of_scenarios = branches_of([], cores=CORES)
+    known = {name for report in of_scenarios for name in report.names}
     assert [name for name in reasons if name not in known] == [], f"{UNREACHED.name} excuses branches that are not there"
-    reports = merged([branches_of_scenarios, branches_of(range(TRACED_AT_ONCE), cores=CORES, with_scenarios=False)])
-    for first in range(TRACED_AT_ONCE, MOST_TRACED, TRACED_AT_ONCE):
-        if unexcused(reports, reasons):
-            more = branches_of(range(first, first + TRACED_AT_ONCE), cores=CORES, with_scenarios=False)
-            reports = merged([reports, more])
+    needless = excused_and_taken(of_scenarios, reasons)
+    assert not needless, f"these are taken, take them out of {UNREACHED.name}:\n" + "\n".join(needless)
+    reports = of_scenarios
+    for first in range(0, MOST_TRACED, TRACED_AT_ONCE):
+        if not unexcused(reports, reasons):
+            break
+        reports = merged([reports, branches_of(range(first, first + TRACED_AT_ONCE), cores=CORES, with_scenarios=False)])
     missed = unexcused(reports, reasons)
     assert not missed, f"take them, or say in {UNREACHED.name} why not:\n" + "\n".join(missed)
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.simulation import digests
 from tests.simulation.digests import NOTHING_TO_COMPARE, SEEDS, WRITE, Digests, Place, load, save, verdict
-from tests.simulation.medians import code_of_seeds, codes_of
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants.catalogue import MUTANTS
+from tests.simulation.mutants.medians import code_of_seeds, codes_of
 from tests.simulation.seeds import run_seed
 
 REPOSITORY = Path(__file__).parents[2]
@@ -20,7 +20,8 @@ HERE = Place("c0de", "Linux-6.1-x86_64", "3.11.2", {"protobuf": "6.1"})
 THERE = dataclasses.replace(HERE, platform="macOS-15-arm64", python="3.11.9")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_seeds_mean_here_what_they_meant_where_the_digests_were_written() -> None:
     command = [sys.executable, "-m", "tests.simulation.digests"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -66,6 +67,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert load(tmp_path / "digests.json") == kept
 
 
+@pytest.mark.slow
 def test_a_digest_is_of_the_whole_trace() -> None:
     outcome = run_seed(3, trace=True)
     assert digests.digest_of(3) == outcome.digest()
@@ -77,5 +79,5 @@ def test_the_code_of_seeds_is_no_mutants_and_not_of_what_counts_them(monkeypatch
     assert code not in codes_of(MUTANTS).values()
     monkeypatch.delitem(sys.modules, "tests.simulation.digests")
     assert code_of_seeds() == code
-    monkeypatch.delitem(sys.modules, "tests.simulation.world")
+    monkeypatch.delitem(sys.modules, "tests.simulation.world.world")
     assert code_of_seeds() != code

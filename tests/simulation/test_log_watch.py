@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation.history import History
-from tests.simulation.log_watch import LogWatch
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.checks.history import History
+from tests.simulation.world.log_watch import LogWatch
+from tests.simulation.world.virtual_loop import VirtualLoop
 
 log = logging.getLogger("cepheid_test")
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.simulation import medians
 from tests.simulation.campaign import Hunt
-from tests.simulation.measured import RUNS, Measured, Run, load, save
-from tests.simulation.medians import codes_of, measure
-from tests.simulation.mutant_rules import RULES
-from tests.simulation.mutants import MUTANTS
-from tests.simulation.scenario_language import FOLDER, all_scenarios
+from tests.simulation.mutants import medians
+from tests.simulation.mutants.catalogue import MUTANTS, RULES
+from tests.simulation.mutants.measured import RUNS, Measured, Run, load, save
+from tests.simulation.mutants.medians import codes_of, measure
+from tests.simulation.scenarios.language import FOLDER, all_scenarios
 from tests.simulation.seeds import Outcome
 
-ONE, OTHER, THIRD = "confirm below the ack quorum", "fence not by reads", "skip what did not fit into a read"
+ONE, OTHER, THIRD = "confirm below the ack quorum", "look for no orphans", "skip what did not fit into a read"
 
 
 def hunter(asked: list[str]) -> medians.Hunter:
@@ -75,7 +74,7 @@ def test_it_can_be_stopped_after_any_run() -> None:
 
 def test_what_caught_a_mutant_by_chance_is_shown() -> None:
     caught = Measured("c", "d", (Run(1, "L3", "0xa"), Run(2, "H9", "0xb")))
-    assert medians._by_chance(ONE, caught) == "; LOOK: mutant_rules.py does not expect H9 (seed 0xb)"
+    assert medians._by_chance(ONE, caught) == "; LOOK: rules.py does not expect H9 (seed 0xb)"
     assert medians._by_chance(ONE, Measured("c", "d", (Run(1, "L3"), Run(9, "")))) == ""
 
 

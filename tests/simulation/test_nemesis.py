@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.cluster import SimBookie
-from tests.simulation.fault_kinds import KINDS, kinds_by_file, table
-from tests.simulation.faults import CALM, FaultPlan, Faults
-from tests.simulation.nemesis import Nemesis
-from tests.simulation.nemesis_machines import MachineFaults
-from tests.simulation.nemesis_operators import OperatorFaults
-from tests.simulation.node import Node
-from tests.simulation.world import World
+from tests.simulation.faults.kinds import KINDS, kinds_by_file, table
+from tests.simulation.faults.machines import MachineFaults
+from tests.simulation.faults.nemesis import Nemesis
+from tests.simulation.faults.operators import OperatorFaults
+from tests.simulation.faults.plan import CALM, FaultPlan, Faults
+from tests.simulation.world.cluster import SimBookie
+from tests.simulation.world.node import Node
+from tests.simulation.world.world import World
 
 HERE = Path(__file__).parent
 
@@ -46,8 +46,8 @@ def test_each_kind_is_dealt_out_where_the_table_says() -> None:
 def test_each_kind_that_is_dealt_out_is_in_the_table() -> None:
     dealt = [
         text
-        for path in sorted(HERE.glob("*.py"))
-        if not path.name.startswith(("test_", "mutants", "fault_kinds"))
+        for path in sorted(HERE.rglob("*.py"))
+        if not path.name.startswith("test_") and path.parent.name != "mutants" and path.name != "kinds.py"
         for text in re.findall(r'(?:deals|strikes|saw)\(\s*"([^"]+)"', path.read_text())
     ]
     assert len(dealt) > 40
@@ -95,7 +95,7 @@ class Played(World):
                 assert self._acts, f"there is no {act}"
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tests.simulation.world.Nemesis", One)
+            patch.setattr("tests.simulation.world.world.Nemesis", One)
             await super()._live()
 
 
@@ -132,6 +132,7 @@ def test_a_strike_that_comes_after_healing_strikes_nobody() -> None:
     assert "crash before a step" not in world.plan.counts
 
 
+@pytest.mark.slow
 def test_healing_waits_for_no_start_that_a_crash_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bookie ends right when it serves, before it is registered: the task of its start takes no further step."""
     world, ended, register, heal = World(79, faults=CALM, operations=20), [], SimBookie._register, FaultPlan.heal
@@ -153,6 +154,7 @@ def test_healing_waits_for_no_start_that_a_crash_has_ended(monkeypatch: pytest.M
     assert ended == ["b1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orderly", [True, False])
 def test_changed_quorums_are_those_of_the_next_ledgers_of_topics_that_clients_use(orderly: bool) -> None:
     world = Played("OperatorFaults._change_quorums", seed=7 if orderly else 3)
@@ -168,6 +170,7 @@ def test_changed_quorums_are_those_of_the_next_ledgers_of_topics_that_clients_us
     assert world.plan.counts["quorums changed"] >= len(had) - 1 > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machines", ["bookies", "brokers"])
 def test_a_rolling_restart_counts_by_the_rounds_that_were_completed(machines: str) -> None:
     world = Played(f"OperatorFaults._roll_{machines}")
@@ -198,6 +201,7 @@ def test_a_round_in_which_one_was_not_restarted_does_not_count() -> None:
     assert world.plan.counts == {"whole": 2}
 
 
+@pytest.mark.slow
 def test_who_recover_one_ledger_at_once_are_different_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process would make one recovery of them (`LedgerClient`)."""
     met: list[list[str]] = []

@@ -17,10 +17,10 @@ import pytest
 from cepheid_metadata import LedgerMetadata
 from cepheid_ports import CepheidError
 from cepheid_rpc import NO_ENTRY_ID, SCAN_CHUNK_BYTES, ReadAnswer, ReadRequest
-from tests.simulation.node import Node
 from tests.simulation.seeds import run_seed
-from tests.simulation.sim_connection import SimConnection
-from tests.simulation.world import World
+from tests.simulation.world.node import Node
+from tests.simulation.world.sim_connection import SimConnection
+from tests.simulation.world.world import World
 
 SEEDS = range(0x5CA0, 0x5CA0 + 12)
 
@@ -101,7 +101,7 @@ def ids_of(chunk: ReadAnswer) -> list[int]:
     return held + [entry_id for run in chunk.missing for entry_id in range(run.first_entry_id, run.last_entry_id + 1)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_scans_give_what_was_written_whatever_breaks() -> None:
     ScanningWorld.seen = Counter()
     for seed in SEEDS:

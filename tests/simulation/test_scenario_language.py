@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from cepheid_ledger.ensemble_change import EnsembleChanger
-from tests.simulation import scenario_language, scenario_readme, scenario_runner
-from tests.simulation.history import InvariantViolation
-from tests.simulation.mutants import MUTANTS, SCENARIO_MUTANTS
-from tests.simulation.scenario_language import STEPS, Line, ScenarioError, all_scenarios, load, match, scenario_named
-from tests.simulation.scene import CourseFailed, Scene
+from tests.simulation.checks.history import InvariantViolation
+from tests.simulation.mutants.catalogue import MUTANTS, SCENARIO_MUTANTS
+from tests.simulation.scenarios import language, pages, runner
+from tests.simulation.scenarios.language import STEPS, Line, ScenarioError, all_scenarios, load, match, scenario_named
+from tests.simulation.scenarios.scene import CourseFailed, Scene
 
 HEAD = "scenario: two lines\ncourse: Nothing happens,\n  twice.\nholds: L5, S3\n"
 
@@ -50,12 +50,12 @@ def test_a_line_that_is_no_step_is_refused_with_its_place_and_the_nearest_step(t
     with pytest.raises(
         ScenarioError, match=r"(?s)99_two_lines.txt:7: b1 looses power.*nearest is '\{bookies\} \(loses\|lose\) power'"
     ):
-        scenario_runner.play(found)
+        runner.play(found)
 
 
 def test_a_line_that_can_be_read_in_two_ways_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenario_language, "STEPS", dict(STEPS))
-    scenario_language.step("b1 (crashes|burns)")(lambda scene: None)
+    monkeypatch.setattr(language, "STEPS", dict(STEPS))
+    language.step("b1 (crashes|burns)")(lambda scene: None)
     with pytest.raises(ScenarioError, match="can be read in 2 ways"):
         match(Line("99.txt", 1, "b1 crashes"))
     match(Line("99.txt", 1, "b1 burns"))
@@ -73,13 +73,13 @@ def test_a_line_that_can_be_read_in_two_ways_is_refused(monkeypatch: pytest.Monk
 )
 def test_a_name_that_nothing_has_is_refused_with_its_line(tmp_path: Path, body: str, told: str) -> None:
     with pytest.raises(ScenarioError, match=rf"99_two_lines.txt:\d+: .*\n.*{told}"):
-        scenario_runner.play(load(text(tmp_path, body)))
+        runner.play(load(text(tmp_path, body)))
 
 
 def test_a_line_that_turns_out_wrong_ends_the_scenario_with_its_rule(tmp_path: Path) -> None:
     opened = '1 bookie, broker east\neast opens ledger A on b1, Qw 1 Qa 1\neast appends "x" to A'
     course = f'{opened}\nb1 lacks "x"\nb1 stores "x"\nb1 lacks "x"  [L5]'
-    outcome = scenario_runner.play(load(text(tmp_path, course)), trace=True)
+    outcome = runner.play(load(text(tmp_path, course)), trace=True)
     assert outcome.rule == "L5"
     assert outcome.line is not None
     assert outcome.line.number == 11
@@ -104,9 +104,9 @@ def test_a_line_gives_its_rule_to_what_did_not_come_true_and_to_nothing_else(
     def fails(scene: Scene) -> None:
         raise error
 
-    monkeypatch.setattr(scenario_language, "STEPS", dict(STEPS))
-    scenario_language.step("it fails")(fails)
-    assert scenario_runner.play(load(text(tmp_path, "1 bookie, broker east\nit fails  [V3]"))).rule == rule
+    monkeypatch.setattr(language, "STEPS", dict(STEPS))
+    language.step("it fails")(fails)
+    assert runner.play(load(text(tmp_path, "1 bookie, broker east\nit fails  [V3]"))).rule == rule
 
 
 @pytest.mark.parametrize("number", ["V3", "06c"])
@@ -115,11 +115,11 @@ def test_a_patch_that_no_longer_fits_is_no_mistake_that_a_line_noticed(number: s
         return True
 
     monkeypatch.setattr(EnsembleChanger, "_attempt", attempt)
-    assert scenario_runner.run(number).rule == "TypeError"
+    assert runner.run(number).rule == "TypeError"
 
 
 def test_the_same_scenario_takes_the_same_course_twice() -> None:
-    first, second = (scenario_runner.run("04c", trace=True) for _ in range(2))
+    first, second = (runner.run("04c", trace=True) for _ in range(2))
     assert len(first.trace) > 50
     assert first.trace == second.trace
 
@@ -149,7 +149,7 @@ def test_every_step_is_used() -> None:
     assert not STEPS.keys() - used
 
 
-@pytest.mark.parametrize("path", scenario_readme.pages(), ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", pages.pages(), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_pages_tell_every_step_and_every_scenario(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
-    assert page == scenario_readme.pages()[path], "python -m tests.simulation.scenario_readme writes it anew"
+    assert page == pages.pages()[path], "python -m tests.simulation.scenarios.pages writes it anew"

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cepheid_bookie import StorageSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_metadata import Position
 from cepheid_wire import TopicName
-from tests.simulation.scene import Scene
+from tests.simulation.scenarios.scene import Scene
 
 TOPIC = TopicName.parse("persistent://public/default/holes")
 HOLES = 50_001
 
 
+@pytest.mark.slow
 def test_32_fifty_thousand_holes() -> None:
     """Every second of 100,002 entries is acknowledged and saved; the broker dies; the next one knows all of them."""
     scene = Scene("32_fifty_thousand_holes")

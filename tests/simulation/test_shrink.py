@@ -58,6 +58,7 @@ def test_it_stops_when_it_may_run_no_more() -> None:
     assert shrinker.runs == 5
 
 
+@pytest.mark.slow
 def test_nothing_happens_by_a_fault_that_is_left_out() -> None:
     whole = run_seed(3)
     bare = run_seed(3, cuts=Cuts(faults=frozenset(range(100_000))))
@@ -66,6 +67,7 @@ def test_nothing_happens_by_a_fault_that_is_left_out() -> None:
     assert bare.failure is None
 
 
+@pytest.mark.slow
 def test_a_mutants_run_shrinks_to_what_it_needs() -> None:
     """Nothing has to break for an entry to be confirmed by too few bookies."""
     seed = next(seed for seed in range(50) if sum(run_seed(seed, mutant=MUTANT).faults.values()) >= 3)
@@ -79,5 +81,6 @@ def test_a_mutants_run_shrinks_to_what_it_needs() -> None:
     assert run_seed(seed, mutant=MUTANT, cuts=best.cuts, trace=True).digest() == best.digest()
 
 
+@pytest.mark.slow
 def test_a_seed_that_holds_has_nothing_to_shrink() -> None:
     assert shrink(0) is None

@@ -16,10 +16,10 @@ from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.errors import JournalCorruptError
 from cepheid_metadata import SessionState
 from cepheid_rpc import ReadRequest, Status
-from tests.simulation.cluster import Machine, SimBookie
-from tests.simulation.history import InvariantViolation
-from tests.simulation.sim_directory import SESSION_S
-from tests.simulation.stage import Stage
+from tests.simulation.checks.history import InvariantViolation
+from tests.simulation.world.cluster import Machine, SimBookie
+from tests.simulation.world.sim_directory import SESSION_S
+from tests.simulation.world.stage import Stage
 from tests.support import wait_until
 
 Script = Callable[[Stage, SimBookie], Coroutine[Any, Any, None]]

@@ -12,17 +12,17 @@ import pytest
 from cepheid_managed_ledger import ManagedLedgerConfig
 from cepheid_wire import TopicName, encode_body
 from cepheid_wire import pulsar_api_pb2 as pb
-from tests.simulation.client_notes import ClientNotes, mask_of
-from tests.simulation.faults import CALM
-from tests.simulation.history import InvariantViolation
-from tests.simulation.sim_client import SimClient
-from tests.simulation.sim_consumer import Delivery, SimConsumer
-from tests.simulation.sim_operator import Operator
-from tests.simulation.sim_producer import SimProducer
-from tests.simulation.sim_reader import SimReader
-from tests.simulation.sim_serving import found_cluster
-from tests.simulation.stage import Stage
-from tests.simulation.wire_tap import WireTap
+from tests.simulation.checks.client_notes import ClientNotes, mask_of
+from tests.simulation.checks.history import InvariantViolation
+from tests.simulation.checks.wire_tap import WireTap
+from tests.simulation.faults.plan import CALM
+from tests.simulation.world.sim_client import SimClient
+from tests.simulation.world.sim_consumer import Delivery, SimConsumer
+from tests.simulation.world.sim_operator import Operator
+from tests.simulation.world.sim_producer import SimProducer
+from tests.simulation.world.sim_reader import SimReader
+from tests.simulation.world.sim_serving import found_cluster
+from tests.simulation.world.stage import Stage
 from tests.support import wait_until
 
 TOPIC = TopicName.parse("persistent://public/default/orders")

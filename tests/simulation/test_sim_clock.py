@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.simulation.faults import CALM, FaultPlan, Faults
-from tests.simulation.sim_clock import DAY_MS, MachineClock, MachineClocks, true_ms
-from tests.simulation.sim_worker import sim_ports
-from tests.simulation.virtual_loop import run_simulated
+from tests.simulation.faults.plan import CALM, FaultPlan, Faults
+from tests.simulation.world.sim_clock import DAY_MS, MachineClock, MachineClocks, true_ms
+from tests.simulation.world.sim_worker import sim_ports
+from tests.simulation.world.virtual_loop import run_simulated
 
 
 def play(script: Callable[[], Coroutine[Any, Any, None]]) -> None:

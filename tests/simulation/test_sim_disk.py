@@ -8,9 +8,9 @@ import random
 import pytest
 
 from cepheid_bookie.disk import DirectoryInUseError
-from tests.simulation.node import NodeCrashed
-from tests.simulation.sim_disk import NAME_LOST, SimDisk
-from tests.simulation.sim_medium import SECTOR_BYTES, STALE, TORN
+from tests.simulation.world.node import NodeCrashed
+from tests.simulation.world.sim_disk import NAME_LOST, SimDisk
+from tests.simulation.world.sim_medium import SECTOR_BYTES, STALE, TORN
 
 
 def new_disk(seed: int = 1) -> SimDisk:

@@ -23,12 +23,12 @@ from cepheid_rpc import (
     Status,
     encode_group,
 )
-from tests.simulation.faults import CALM, FaultPlan, Faults
-from tests.simulation.node import Node
-from tests.simulation.sim_connection import SimConnections
-from tests.simulation.sim_network import Network
-from tests.simulation.sim_wire import SimAddStream
-from tests.simulation.virtual_loop import run_simulated
+from tests.simulation.faults.plan import CALM, FaultPlan, Faults
+from tests.simulation.world.node import Node
+from tests.simulation.world.sim_connection import SimConnections
+from tests.simulation.world.sim_network import Network
+from tests.simulation.world.sim_wire import SimAddStream
+from tests.simulation.world.virtual_loop import run_simulated
 from tests.support import wait_until
 
 pytestmark = pytest.mark.virtual_time

@@ -16,11 +16,11 @@ from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import ScriptedClient
-from tests.simulation.faults import CALM, Faults
-from tests.simulation.sim_broker import SimBroker
-from tests.simulation.sim_operator import Operator
-from tests.simulation.sim_serving import PORT, found_cluster
-from tests.simulation.stage import Stage
+from tests.simulation.faults.plan import CALM, Faults
+from tests.simulation.world.sim_broker import SimBroker
+from tests.simulation.world.sim_operator import Operator
+from tests.simulation.world.sim_serving import PORT, found_cluster
+from tests.simulation.world.stage import Stage
 from tests.support import wait_until
 
 parse = TopicName.parse

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from tests.simulation.faults import CALM, FaultPlan, Faults
-from tests.simulation.node import Node, current_node
-from tests.simulation.sim_network import Network
-from tests.simulation.sim_sockets import Sockets
-from tests.simulation.sim_transport import SimTransport
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.faults.plan import CALM, FaultPlan, Faults
+from tests.simulation.world.node import Node, current_node
+from tests.simulation.world.sim_network import Network
+from tests.simulation.world.sim_sockets import Sockets
+from tests.simulation.world.sim_transport import SimTransport
+from tests.simulation.world.virtual_loop import VirtualLoop
 from tests.support import wait_until
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cepheid_metadata import BadVersionError, NoSuchKeyError, SessionLostError, SessionState, StoreUnavailableError
-from tests.simulation.faults import CALM, FaultPlan
-from tests.simulation.node import Node
-from tests.simulation.sim_store import SimStore, SimTree
-from tests.simulation.virtual_loop import run_simulated
+from tests.simulation.faults.plan import CALM, FaultPlan
+from tests.simulation.world.node import Node
+from tests.simulation.world.sim_store import SimStore, SimTree
+from tests.simulation.world.virtual_loop import run_simulated
 
 pytestmark = pytest.mark.virtual_time
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.simulation.faults import CALM, FaultPlan
-from tests.simulation.sim_network import Network
-from tests.simulation.sim_sockets import Sockets
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.faults.plan import CALM, FaultPlan
+from tests.simulation.world.sim_network import Network
+from tests.simulation.world.sim_sockets import Sockets
+from tests.simulation.world.virtual_loop import VirtualLoop
 from tests.support import wait_until
 
 _MANY_BYTES = 8 << 20  # more than all buffers between two ends together

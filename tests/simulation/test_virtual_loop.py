@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from tests.simulation.node import Node, NodeCrashed
-from tests.simulation.sim_worker import SimWorker, sim_workers
-from tests.simulation.virtual_loop import START_S, SimulationError, VirtualLoop, run_simulated
+from tests.simulation.world.node import Node, NodeCrashed
+from tests.simulation.world.sim_worker import SimWorker, sim_workers
+from tests.simulation.world.virtual_loop import START_S, SimulationError, VirtualLoop, run_simulated
 
 
 def test_waiting_takes_virtual_time_only() -> None:
@@ -168,7 +168,7 @@ def test_work_that_crashes_takes_its_node_down_and_never_reports() -> None:
 
 _ORDER_OF_SETS = """
 import asyncio, sys
-from tests.simulation.virtual_loop import run_simulated
+from tests.simulation.world.virtual_loop import run_simulated
 
 async def main():
     order = []

@@ -1,0 +1,66 @@
+"""Checks of how processes use the metadata store (O2, O3): what they had read when they wrote, and in which session.
+
+get, answers of its own writes ──► versions that a process has learned ──► a write names one of them, or makes the key (O2)
+a session ends ──► its ephemeral keys are gone ──► the same process makes others in the next one (O3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cepheid_metadata import Check, Create, Delete, Op, Put, keys
+from tests.simulation.checks.history import History
+
+
+class StoreChecks:
+    """`SimStore` tells of each read and write; `nodes` are those of the tree."""
+
+    def __init__(self, history: History, nodes: dict[str, Any]) -> None:
+        self._history = history
+        self._nodes = nodes
+        self._learned: dict[tuple[str, str], dict[int, None]] = {}  # by process and key
+        self._companions: dict[tuple[str, str, int], list[tuple[str, int]]] = {}  # made in one write by a process: one tells of all
+
+    def learned(self, process: str, key: str, version: int) -> None:
+        for companion, its_version in self._companions.get((process, key, version), ((key, version),)):
+            self._learned.setdefault((process, companion), {})[its_version] = None
+
+    def answered(self, process: str, ops: Sequence[Op], results: Sequence[Any]) -> None:
+        """A process hears that its write was done: it knows the versions that it made."""
+        for op, result in zip(ops, results, strict=True):
+            if isinstance(op, Create):
+                self.learned(process, result, 0)
+            elif isinstance(op, Put):
+                self.learned(process, op.key, result)
+
+    def wrote(self, process: str, ops: Sequence[Op], past_sessions: Sequence[int]) -> None:
+        """A write was committed."""
+        if len(ops) > 1:
+            versions = [
+                (op.key, 0 if isinstance(op, Create) else op.expected_version + 1) for op in ops if isinstance(op, (Create, Put))
+            ]
+            self._companions.update(dict.fromkeys(((process, *each) for each in versions), versions))
+        made: dict[str, None] = {}
+        for op in ops:
+            if isinstance(op, Create):
+                made[op.key] = None
+                if op.ephemeral:
+                    self._check_session(process, op.key, past_sessions)
+            elif op.key not in made:
+                self._check_version(process, op)
+
+    def _check_version(self, process: str, op: Put | Delete | Check) -> None:
+        version = op.expected_version
+        if version is None and op.key.startswith(f"{keys.TOPICS_KEY}/"):
+            return  # an operator's word: whatever it says, it is to be gone (`TopicCatalog.delete`)
+        known = self._learned.get((process, op.key), {})
+        self._history.check(
+            "O2",
+            version in known,
+            lambda: f"{process} writes {op.key} over version {version}, of which it has read {list(known) or 'none'}: {op!r}",
+        )
+
+    def _check_session(self, process: str, key: str, past_sessions: Sequence[int]) -> None:
+        left = [other for other, node in self._nodes.items() if node.owner in past_sessions]
+        self._history.check("O3", not left, lambda: f"{process} makes {key} in a new session, and {left} of its last one is there")
