@@ -33,6 +33,7 @@ def test_every_report_of_the_reference_is_there_and_no_other() -> None:
     assert set(REPORT.findall(table())) == named
 
 
+@pytest.mark.slow
 def test_every_row_has_tests_and_each_exists() -> None:
     rows = [line for line in table().splitlines() if line.startswith(("| #", "| BOOK"))]
     assert len(rows) > 30

@@ -50,6 +50,7 @@ async def publish(topic: Topic, entries: list[bytes], messages: list[int]) -> li
     return [Position(ledger_id, first + index) for index in range(len(entries))]
 
 
+@pytest.mark.slow
 def test_a_backlog_of_batches_with_holes(admin: AdminWorld) -> None:
     entries = [entry(count, size) for count, size in ((5, 100), (1, 200), (70, 300), (2, 400))]
 

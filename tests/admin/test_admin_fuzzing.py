@@ -53,6 +53,7 @@ def make_objects(admin: AdminWorld) -> None:
         admin.publish("persistent://public/fuzzed/plain", [b"a", b"b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=[f"{method} {path}" for method, path in OPERATIONS])
 def test_whatever_is_asked_the_answer_is_a_reason_or_a_success(fuzzed: AdminWorld, method: str, path: str) -> None:
     if method != "get" or (method, path) == OPERATIONS[0]:
@@ -77,6 +78,7 @@ def test_whatever_is_asked_the_answer_is_a_reason_or_a_success(fuzzed: AdminWorl
     assert fuzzed.get("/status.html").status_code == 200
 
 
+@pytest.mark.slow
 def test_requests_at_the_same_time_do_not_harm_each_other(fuzzed: AdminWorld) -> None:
     """A topic is deleted while it is looked at, grown while it is unloaded, and so on."""
     make_objects(fuzzed)

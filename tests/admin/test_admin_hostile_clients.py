@@ -12,6 +12,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 from tests.broker.scripted_client import ScriptedClient, send_frame
 
+pytestmark = pytest.mark.slow
+
 FULL = "persistent://public/default"
 MARK = "QQQQ"
 TEXTS = [b"\xff\xfe\xfd\xfc", b"\xed\xa0\x80\xff", b"\x00\x01\r\n", "✓x".encode(), b'"}],']

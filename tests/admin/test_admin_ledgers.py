@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
 LEDGERS = "/cepheid/v1/ledgers"
@@ -18,6 +20,7 @@ def all_ids(admin: AdminWorld, limit: int, **query: object) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 def test_pages_together_have_every_ledger_once(admin: AdminWorld) -> None:
     for number in range(5):
         assert admin.put(f"{NAMESPACE}/paged-{number}").status_code == 204

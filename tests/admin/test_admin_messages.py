@@ -8,6 +8,8 @@ import json
 import zlib
 from typing import Any
 
+import pytest
+
 from cepheid_broker.admin.stored_message import message_answer
 from cepheid_metadata import Position
 from cepheid_wire import TopicName, decode_batch, encode_batch, encode_tail
@@ -117,6 +119,7 @@ def test_properties_are_one_object_and_one_header_each_where_that_is_possible() 
     assert "1 properties" in headers["PROPERTIES-LEFT-OUT"]
 
 
+@pytest.mark.slow
 def test_peeking_counts_from_the_mark_delete_position_and_consumes_nothing(admin: AdminWorld) -> None:
     admin.put(f"{NAMESPACE}/peeked/subscription/s", json=EARLIEST)
     positions = admin.publish(f"{FULL}/peeked", [b"a", b"b", b"c"])

@@ -20,6 +20,7 @@ def _namespace(admin: AdminWorld) -> None:
     assert admin.put(NAMESPACE).status_code == 204
 
 
+@pytest.mark.slow
 def test_labels_are_merged_read_and_cleared(admin: AdminWorld) -> None:
     path = f"{NAMESPACE}/properties"
     assert admin.get(path).json() == {}

@@ -12,6 +12,7 @@ PATH = "/admin/v2/non-persistent/public/default"
 FULL = "non-persistent://public/default"
 
 
+@pytest.mark.slow
 def test_they_are_made_listed_and_deleted_in_their_own_domain(admin: AdminWorld) -> None:
     assert admin.put(f"{PATH}/np-plain").status_code == 204
     assert admin.put(f"{PATH}/np-plain").status_code == 409
@@ -60,6 +61,7 @@ def test_partitions_are_summed(admin: AdminWorld) -> None:
     assert admin.delete(f"{PATH}/np-sum/partitions").status_code == 204
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [

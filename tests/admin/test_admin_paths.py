@@ -12,6 +12,7 @@ from tests.admin.admin_world import NAMESPACE, AdminWorld
 FULL = "persistent://public/default"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("segment", "local_name"),
     [

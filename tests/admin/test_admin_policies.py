@@ -269,6 +269,7 @@ def assert_not_set(admin: AdminWorld, path: str, unset: Any) -> None:
         assert (answer.status_code, answer.json()) == (200, unset)
 
 
+@pytest.mark.slow
 def test_every_policy_of_the_table_is_in_these_tests() -> None:
     assert {row.namespace for row in NAMESPACE_ROWS} == {kind.namespace.word for kind in POLICIES if kind.namespace}
     assert {*(row.topic for row in TOPIC_ROWS), "messageTTL"} == {kind.topic.word for kind in POLICIES if kind.topic}
@@ -346,6 +347,7 @@ def test_what_is_applied_is_the_topics_else_the_namespaces(admin: AdminWorld, ro
     remove(admin, namespace, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "set_by", "body", "status"),
     [

@@ -23,6 +23,7 @@ def another_server(admin: AdminWorld, port: int = 0) -> AdminServer:
     return AdminServer(AdminContext(admin.standalone.broker), "127.0.0.1", port)
 
 
+@pytest.mark.slow
 def test_requests_wait_until_they_are_served(admin: AdminWorld) -> None:
     async def ask_early() -> int:
         server = another_server(admin)
@@ -45,6 +46,7 @@ def test_a_port_in_use_is_named(admin: AdminWorld) -> None:
         admin.run(another_server(admin, port).start())
 
 
+@pytest.mark.slow
 def test_a_start_that_is_given_up_leaves_nothing(admin: AdminWorld) -> None:
     async def give_up() -> int:
         server = another_server(admin)
@@ -63,6 +65,7 @@ def test_a_start_that_is_given_up_leaves_nothing(admin: AdminWorld) -> None:
         pass  # the port is free again
 
 
+@pytest.mark.slow
 def test_an_idle_connection_does_not_hold_up_the_stop(admin: AdminWorld) -> None:
     async def stop() -> float:
         server = another_server(admin)
@@ -79,6 +82,7 @@ def test_an_idle_connection_does_not_hold_up_the_stop(admin: AdminWorld) -> None
     assert admin.run(stop()) < 1.0
 
 
+@pytest.mark.slow
 def test_signals_stay_with_the_process(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with running_admin(tmp_path / "data") as admin:
@@ -109,6 +113,7 @@ def test_answers_come_without_delay(admin: AdminWorld) -> None:
     assert min(admin.run(timed()) for _ in range(3)) < 20 * 0.03
 
 
+@pytest.mark.slow
 def test_beyond_the_limit_of_connections_the_answer_is_503(admin: AdminWorld) -> None:
     async def crowd() -> list[int]:
         settings = AdminSettings(max_connections=3)

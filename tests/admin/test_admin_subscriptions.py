@@ -64,6 +64,7 @@ def test_consumers_stay_connected_when_a_backlog_is_skipped(admin: AdminWorld) -
         client.close()
 
 
+@pytest.mark.slow
 def test_expiring_by_age_takes_what_is_older_and_nothing_is_a_conflict(admin: AdminWorld) -> None:
     filled(admin, "aged", 3, "s", "other")
     path = f"{NAMESPACE}/aged"

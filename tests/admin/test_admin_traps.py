@@ -25,6 +25,7 @@ def ask_raw(admin: AdminWorld, method: str, target: str, body: bytes | None = No
 # §1 statuses
 
 
+@pytest.mark.slow
 def test_204_has_no_body(admin: AdminWorld) -> None:
     answer = admin.put(f"{NAMESPACE}/quiet")
     assert (answer.status_code, answer.content) == (204, b"")

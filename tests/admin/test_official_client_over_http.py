@@ -32,6 +32,7 @@ def put(cluster: ProcessCluster, path: str, body: bytes = b"") -> None:
         assert answer.status == 204
 
 
+@pytest.mark.slow
 def test_publish_and_consume(client: pulsar.Client) -> None:
     consumer = client.subscribe("by-http", "s")
     client.create_producer("by-http").send(b"a")

@@ -64,6 +64,7 @@ async def read_history(plan: dict[str, Any], replica: int) -> list[tuple[int, in
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replica", [0, 1, 2])
 def test_the_whole_history_is_read_from_the_bookies(cluster: AdminWorld, replica: int) -> None:
     topic = f"{FULL}/history-{replica}"
@@ -157,6 +158,7 @@ def test_a_ledger_that_is_trimmed_between_its_chain_and_its_record_is_looked_for
     assert status == 200 or "changed 3 times while it was read" in answer.text
 
 
+@pytest.mark.slow
 def test_a_topic_that_nobody_uses_is_opened_for_its_end(tmp_path: Path) -> None:
     """After a restart nothing is loaded; what was acknowledged before must be in the plan all the same."""
     with running_admin(tmp_path / "data") as admin:

@@ -134,6 +134,7 @@ def test_writing_the_same_block_again_changes_nothing(reopen: Reopen) -> None:
 blocks_strategy = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 12)), max_size=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "rocks"])
 @given(st.lists(blocks_strategy, max_size=4), st.integers(0, 60), st.integers(0, 30), st.integers(1, 6))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
@@ -207,6 +208,7 @@ def _killed_after(path: Path, batches: int) -> Path:
     return max(path.glob("*.log"), key=lambda log: log.stat().st_size)
 
 
+@pytest.mark.slow
 def test_damage_inside_the_log_of_the_database_is_an_error_and_never_a_shorter_index(tmp_path: Path) -> None:
     """Dropped silently, the synced batches behind it would be certain noes for entries that are there, and fences undone."""
     log = _killed_after(tmp_path / "index", 20)

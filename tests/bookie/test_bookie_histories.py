@@ -56,6 +56,7 @@ async def several_at_once(bookie: Bookie, promises: Promises, rng: random.Random
             group.create_task(client())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 async def test_promises_survive_any_history_of_crashes(seed: int) -> None:
     rng = random.Random(seed)

@@ -328,6 +328,7 @@ async def test_those_of_other_machines_do_not_take_places_away_here(monkeypatch:
                 assert len(told(await reader.frames(), 0)[0]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 async def test_few_places_are_told_that_nobody_has_read(tmp_path: Path) -> None:
     """The scan stays open: what is deleted meanwhile takes space until they are, and somebody should see by whom."""

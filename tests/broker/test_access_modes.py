@@ -59,6 +59,7 @@ async def test_an_exclusive_holder_that_lives_is_asked_and_stays() -> None:
         await holder.publish(1)
 
 
+@pytest.mark.slow
 async def test_trap_22_waiting_is_answered_at_once_and_again_when_it_is_its_turn() -> None:
     async with BrokerWorld(request_timeout_s=1.0) as world, await world.client() as holder, await world.client() as waiting:
         await open_as(holder, "a", MODE.WaitForExclusive)
@@ -361,6 +362,7 @@ async def test_the_limit_of_producers_per_connection_is_an_error_and_not_the_end
         await client.publish(1, producer_id=19)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_producers_on_one_connection() -> None:
     count = 10_000
     async with BrokerWorld() as world, await world.client() as client:

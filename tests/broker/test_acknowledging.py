@@ -234,6 +234,7 @@ async def test_trap_26_a_subscribe_during_a_seek_is_answered_behind_it() -> None
         assert kinds[0][0] is pb.CommandCloseConsumer
 
 
+@pytest.mark.slow
 async def test_a_readers_position_survives_the_gap_after_a_seek_by_time() -> None:
     """It subscribes again without a start id; the seek's position counts (§17). Later it is gone with its last consumer."""
     async with BrokerWorld(reader_seek_grace_s=1.5) as world, await world.client() as client:

@@ -135,6 +135,7 @@ def test_a_clock_that_jumps_ahead_expires_nothing() -> None:
     run(test)
 
 
+@pytest.mark.slow
 @given(ages=st.lists(st.integers(0, 100), min_size=1, max_size=200).map(sorted), ttl=st.integers(0, 100))
 @settings(max_examples=30, deadline=None)
 def test_where_publish_times_rise_the_search_is_exact(ages: list[int], ttl: int) -> None:

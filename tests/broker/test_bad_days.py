@@ -67,6 +67,7 @@ async def test_a_topic_that_cannot_be_opened_is_tried_again_with_growing_pauses(
         await client.produce_on("t")
 
 
+@pytest.mark.slow
 async def test_a_topic_that_serves_between_its_failures_is_not_punished_for_them() -> None:
     async with BrokerWorld(topic_retry_s=0.2) as world, await world.client() as client:
         began = asyncio.get_running_loop().time()

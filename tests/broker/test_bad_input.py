@@ -43,6 +43,7 @@ def ack(kind: int) -> dict[str, bool]:
 # Acknowledgements
 
 
+@pytest.mark.slow
 @kinds
 async def test_acknowledgements_of_nothing_change_nothing(kind: int) -> None:
     """Of another topic, of the future, of what is trimmed, below zero, twice: one by one and cumulative."""

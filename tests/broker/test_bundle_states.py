@@ -198,6 +198,7 @@ def check_quiet(model: Model, brokers: list[Broker]) -> None:
                 assert tenure.epoch == holding[0].epoch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 250))
 def test_histories_of_ownership(first: int) -> None:
     for seed in range(first, first + 250):

@@ -42,6 +42,7 @@ async def test_anything_before_connect_closes_the_connection(first: pb.CommandPi
         await client.expect_closed()
 
 
+@pytest.mark.slow
 async def test_a_second_connect_and_silence_before_connect_close_the_connection() -> None:
     async with BrokerWorld(connection=QUICK) as world:
         async with await world.client() as twice:
@@ -51,6 +52,7 @@ async def test_a_second_connect_and_silence_before_connect_close_the_connection(
             await silent.expect_closed()
 
 
+@pytest.mark.slow
 async def test_a_silent_peer_is_pinged_and_one_that_answers_lives() -> None:
     async with BrokerWorld(connection=QUICK) as world:
         async with await world.client() as alive, await world.client() as dead:
@@ -307,6 +309,7 @@ async def test_a_slow_reader_stops_nobody_else() -> None:
                 await slow.expect_message()
 
 
+@pytest.mark.slow
 async def test_a_peer_that_never_reads_its_answers_is_closed_and_its_place_is_free(caplog: pytest.LogCaptureFixture) -> None:
     """We do not read it either, so it cannot be asked whether it lives; and TCP keeps such a connection for ever."""
     settings = ConnectionSettings(write_high_bytes=64 * 1024, keepalive_s=0.2)

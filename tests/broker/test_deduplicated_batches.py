@@ -103,6 +103,7 @@ async def publish_chunks(client: ScriptedClient, sequence_id: int, *indexes: int
     return [position_of(await client.expect(pb.CommandSendReceipt)) == REPEATED for _ in indexes]
 
 
+@pytest.mark.slow
 async def test_of_a_chunked_message_the_last_chunk_counts() -> None:
     async with deduplicating() as (world, client):
         await connect(client)

@@ -187,6 +187,7 @@ class Broker:
             self.ids.note_stored("p", self.mark(batch), 0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     keys=st.lists(st.integers(0, 3), min_size=1, max_size=20),

@@ -12,6 +12,8 @@ from tests.broker.test_dispatch_failover import ExclusiveHistories, OrderedHisto
 from tests.broker.test_dispatch_key_shared import KeySharedHistories
 from tests.broker.test_dispatch_shared import SharedHistories
 
+pytestmark = pytest.mark.slow
+
 CASES: list[tuple[type[RuleBasedStateMachine], Mutant]] = [
     *((ExclusiveHistories, mutant) for mutant in dispatch_mutants.EXCLUSIVE),
     *((OrderedHistories, mutant) for mutant in dispatch_mutants.FAILOVER),

@@ -73,6 +73,7 @@ def story_of(kind: str, name: str) -> Story:
     return (SHARED if kind == "shared" else KEY_SHARED)[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), STORIES)
 def test_every_order_of_events_keeps_what_is_promised(kind: str, name: str) -> None:
     searched = search(story_of(kind, name), max_states=5000, every_end=8)

@@ -18,6 +18,8 @@ from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
 from tests.broker.dispatch_scope import Core, leftovers
 
+pytestmark = pytest.mark.slow
+
 ENTRIES = 100_000
 GROUP = 500
 KEYS = 3000

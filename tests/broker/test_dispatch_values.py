@@ -18,6 +18,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import message
 
 
+@pytest.mark.slow
 @given(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 40))), st.integers(0, 3), st.integers(0, 40), st.integers(0, 40))
 def test_runs_of_a_position_set_are_its_members(members: set[tuple[int, int]], ledger: int, first: int, last: int) -> None:
     positions = PositionSet(members)

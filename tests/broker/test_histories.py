@@ -18,6 +18,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import Received, ScriptedClient, full, ident, message, subscribe
 
+pytestmark = pytest.mark.slow
+
 SHARED = pb.CommandSubscribe.Shared
 WINDOW = 40
 TOPIC = TopicName.parse("t")

@@ -65,6 +65,7 @@ async def test_a_broker_without_an_admin_api_says_so() -> None:
         assert (await ask(world, b"GET /a HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
 
 
+@pytest.mark.slow
 async def test_a_head_that_never_ends_is_closed_in_time_and_counts_until_then() -> None:
     async with BrokerWorld(connection=ConnectionSettings(handshake_timeout_s=1.0)) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.broker.port)
@@ -76,6 +77,7 @@ async def test_a_head_that_never_ends_is_closed_in_time_and_counts_until_then() 
         writer.close()
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_leave_is_left() -> None:
     async with BrokerWorld() as world:
         world.broker.admin_port = lambda: ADMIN_PORT

@@ -71,6 +71,7 @@ def test_keys_are_told_to_people_in_a_sensible_length() -> None:
     assert len(key_text(message(0, ordering_key=b"x" * 5000)) or "") == 100
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 30), max_size=60))
 def test_auto_split_stays_even_and_moves_only_what_it_must(joins_and_leaves: list[int]) -> None:
     """A number that is connected leaves, another one joins."""

@@ -53,6 +53,7 @@ def trimming_once(bench: Bench, upto: Position, answer: Reading, at_call: int) -
     return answered
 
 
+@pytest.mark.slow
 def test_expiry_ends_at_the_same_entry_when_ledgers_are_trimmed_during_its_search() -> None:
     async def test(world: BrokerWorld) -> None:
         for at_call in range(1, 9):

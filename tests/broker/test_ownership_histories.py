@@ -201,6 +201,7 @@ async def history(seed: int) -> None:
         assert await bundle_owners(store).get(bundle.noun) is None, "all went in order"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 30, 10))
 def test_histories_of_brokers_that_lose_touch(first: int) -> None:
     for seed in range(first, first + 10):

@@ -303,6 +303,7 @@ async def test_whoever_asks_while_it_runs_waits_with_it() -> None:
         assert repr(world.broker.partitioned) == "<PartitionedTopics 0 being deleted>"
 
 
+@pytest.mark.slow
 async def test_a_deletion_that_takes_long_answers_and_goes_on() -> None:
     async with BrokerWorld(request_timeout_s=1.0) as world:
         await world.create_topic("split", 2)

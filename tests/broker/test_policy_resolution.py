@@ -87,6 +87,7 @@ def test_every_policy_is_drawn_here() -> None:
     assert tuple(VALUES) == TOPIC_POLICIES
 
 
+@pytest.mark.slow
 @given(LEVEL, LEVEL, st.none() | st.integers(1, 2**31 - 1), st.none() | st.booleans(), st.none() | st.booleans())
 def test_the_first_level_that_says_something_decides(
     topic: dict[str, Any], namespace: dict[str, Any], size: int | None, update: bool | None, encrypted: bool | None

@@ -101,6 +101,7 @@ async def test_unsubscribing_and_closing_at_once_takes_nothing_from_others() -> 
         await other.expect_nothing(0.05)
 
 
+@pytest.mark.slow
 async def test_a_seek_does_not_meet_the_end_of_the_grace_of_the_one_before() -> None:
     async with BrokerWorld(reader_seek_grace_s=1.0) as world, await world.client() as client:
         await client.subscribe("t", "r", durable=False)

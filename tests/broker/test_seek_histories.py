@@ -14,6 +14,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import PUBLISH_TIME_MS, Received, ScriptedClient, ident, message
 
+pytestmark = pytest.mark.slow
+
 TOPIC = TopicName.parse("persistent://public/default/t")
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)
 STEP_MS = 10

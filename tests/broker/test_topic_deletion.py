@@ -50,6 +50,7 @@ class _Outage:
         self._left = 1 << 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_a_deletion_interrupted_at_any_write_leaves_nothing_when_repeated(
     partitions: int, caplog: pytest.LogCaptureFixture

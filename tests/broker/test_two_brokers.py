@@ -385,6 +385,7 @@ async def test_a_watcher_hears_of_topics_that_another_broker_made_grew_and_delet
             assert sorted(gone.deleted_topics) == [full("w-partition-0"), full("w-partition-1")]
 
 
+@pytest.mark.slow
 async def test_marks_of_changed_topics_that_cannot_be_written_are_written_later() -> None:
     async with BrokersWorld() as world:
         second = world.brokers[1]

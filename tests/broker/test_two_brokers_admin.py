@@ -23,6 +23,8 @@ from tests.broker.brokers_world import BrokersWorld, OneBroker
 from tests.broker.scripted_client import full
 from tests.support import run_async, wait_until
 
+pytestmark = pytest.mark.slow
+
 TOPICS = "/admin/v2/persistent/public/default"
 NAMESPACE = "/admin/v2/namespaces/public/default"
 PARTS = 8

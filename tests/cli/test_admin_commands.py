@@ -36,6 +36,7 @@ def cepheid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
         yield Commands(world)
 
 
+@pytest.mark.slow
 def test_tenants_and_namespaces_come_and_go(cepheid: Commands) -> None:
     cepheid("tenants", "create", "acme")
     assert "acme" in cepheid.lines("tenants", "list")
@@ -77,6 +78,7 @@ def test_statistics_show_each_subscription(cepheid: Commands) -> None:
     assert "audit" in json.loads(cepheid("topics", "internal-stats", "shown"))["cursors"]
 
 
+@pytest.mark.slow
 def test_subscriptions_with_any_name(cepheid: Commands) -> None:
     cepheid("topics", "create", "named")
     for name in ("plain", "a/b", "100%", "%2F", "sp ace", "ü?#"):
@@ -91,6 +93,7 @@ def backlog(cepheid: Commands, topic: str) -> int:
     return int(json.loads(cepheid("topics", "stats", topic, "--json"))["subscriptions"]["s"]["msgBacklog"])
 
 
+@pytest.mark.slow
 def test_a_subscription_is_moved_by_every_command(cepheid: Commands) -> None:
     cepheid("subscriptions", "create", "moved", "s", "--at", "earliest")
     positions = cepheid.admin.publish("moved", [b"%d" % number for number in range(6)])
@@ -126,6 +129,7 @@ def test_a_backlog_is_looked_into_and_counted(cepheid: Commands) -> None:
     assert (counted["entries"], counted["messages"], counted["aborted"]) == (2, 2, False)
 
 
+@pytest.mark.slow
 def test_messages_are_found_by_place_id_and_time(cepheid: Commands) -> None:
     cepheid("subscriptions", "create", "found", "s", "--at", "earliest")
     (first, second) = cepheid.admin.publish("found", [b"first", b"second"])
@@ -164,6 +168,7 @@ def test_why_names_the_reason_and_what_ends_it(cepheid: Commands) -> None:
         cepheid("subscriptions", "why", "why", "nobody")
 
 
+@pytest.mark.slow
 def test_what_means_every_partition_is_asked_of_every_partition(cepheid: Commands) -> None:
     cepheid("topics", "create", "parted", "--partitions", "2")
     cepheid("subscriptions", "create", "parted", "s", "--at", "earliest")
@@ -183,6 +188,7 @@ def test_what_means_every_partition_is_asked_of_every_partition(cepheid: Command
         cepheid("subscriptions", "why", "nowhere", "s")
 
 
+@pytest.mark.slow
 def test_topics_are_ended_and_trimmed(cepheid: Commands) -> None:
     cepheid("subscriptions", "create", "over", "s", "--at", "earliest")
     (*_, last) = cepheid.admin.publish("over", [b"1", b"2"])
@@ -212,6 +218,7 @@ POLICIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "value", "shown"), POLICIES)
 def test_a_policy_is_set_shown_and_unset_on_a_topic(cepheid: Commands, word: str, value: str, shown: object) -> None:
     cepheid("topics", "create", f"ruled-{word}")
@@ -222,6 +229,7 @@ def test_a_policy_is_set_shown_and_unset_on_a_topic(cepheid: Commands, word: str
     assert json.loads(cepheid("topics", "policies", f"ruled-{word}")).get(word) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", [word for word, _, _ in POLICIES])
 def test_a_policy_of_a_namespace_holds_for_its_topics(cepheid: Commands, word: str) -> None:
     value, shown = next((value, shown) for name, value, shown in POLICIES if name == word)

@@ -90,6 +90,7 @@ def asked(cluster: LocalCluster, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_cluster_from_up_to_down(shell: Shell) -> None:
     said = shell.ok("up", "--bookies", "3", "--brokers", "1", "--session-timeout", "5", "--any-ports")
@@ -158,12 +159,14 @@ def test_a_cluster_from_up_to_down(shell: Shell) -> None:
     assert not shell.directory.exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_there_yet(shell: Shell) -> None:
     for command in (["status"], ["kill", "bookie-1"], ["down"], ["add", "bookie"], ["logs", "zookeeper"]):
         assert "cepheid dev up" in shell.refused(*command), command
     assert not (shell.directory / "cluster.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -179,6 +182,7 @@ def test_bad_input_starts_nothing(shell: Shell, arguments: list[str], words: str
     assert not (shell.directory / "cluster.json").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_cluster_is_left_alone(shell: Shell) -> None:
     shell.directory.mkdir()
     (shell.directory / "cluster.json").write_text("{}")
@@ -187,6 +191,7 @@ def test_a_file_that_is_no_cluster_is_left_alone(shell: Shell) -> None:
     assert "has format 2" in shell.refused("up")
 
 
+@pytest.mark.slow
 def test_a_misspelt_setting_ends_the_start_with_its_words(shell: Shell) -> None:
     config = shell.directory.parent / "bookie.toml"
     config.write_text("[storage]\ngc_intervall_s = 5\n")
@@ -255,6 +260,7 @@ def test_the_last_lines_of_a_log(tmp_path: Path) -> None:
     assert last_lines(log, 0) == []
 
 
+@pytest.mark.slow
 def test_help_names_every_command() -> None:
     said = subprocess.run([*CEPHEID, "dev", "--help"], capture_output=True, text=True, check=True).stdout
     named = set(re.findall(r"^[│|]?\s*(\w+) ", said, re.MULTILINE))

@@ -27,6 +27,7 @@ def test_all_parts_of_the_command_line_are_looked_at() -> None:
     assert {("init",), ("bookie",), ("broker",), ("dev", "up"), ("ledgers", "verify"), ("bookies", "list")} <= set(ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_help_shows_each_option_and_its_text_as_written(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", WIDTH)  # it reads the environment once, for whichever test comes first

@@ -70,6 +70,7 @@ def cepheid(cluster: ProcessCluster) -> Commands:
     return Commands(cluster)
 
 
+@pytest.mark.slow
 def test_ledgers_and_bookies_are_shown(cepheid: Commands) -> None:
     ledger = cepheid.ledger_of("orders")
     assert TOPIC in cepheid("ledgers", "list", "--state", "open")
@@ -125,6 +126,7 @@ def flip_last_byte_of(path: Path, needle: bytes) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_verification_names_the_copy_that_decayed(tmp_path: Path) -> None:
     with ProcessCluster(tmp_path / "data", bookies=3) as cluster:
         cepheid = Commands(cluster)

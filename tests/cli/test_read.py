@@ -66,6 +66,7 @@ def lines(server: ProcessCluster, *words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_each_message_is_a_line_of_json(server: ProcessCluster) -> None:
     found = lines(server, "orders")
     assert [line["value"] for line in found] == [f"order {number}" for number in range(COUNT)]
@@ -175,6 +176,7 @@ def cepheid(*words: str) -> list[str]:
     return [sys.executable, "-m", "cepheid_cli", "read", *words]
 
 
+@pytest.mark.slow
 def test_errors_end_the_process_with_one_line_and_code_1(server: ProcessCluster) -> None:
     done = subprocess.run(cepheid("nowhere", "--url", server.service_url), capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -182,6 +184,7 @@ def test_errors_end_the_process_with_one_line_and_code_1(server: ProcessCluster)
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error_to_speak_of(server: ProcessCluster) -> None:
     reading, writing = os.pipe()
     process = subprocess.Popen(cepheid("orders", "--url", server.service_url), stdout=writing, stderr=subprocess.PIPE)
@@ -191,6 +194,7 @@ def test_a_reader_that_has_enough_is_no_error_to_speak_of(server: ProcessCluster
     assert (process.returncode, said) == (141, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet", "table"])
 def test_an_output_that_cannot_be_written_is_said_in_a_line(server: ProcessCluster, kind: str) -> None:
@@ -201,6 +205,7 @@ def test_an_output_that_cannot_be_written_is_said_in_a_line(server: ProcessClust
     assert re.fullmatch(r"cepheid: standard output cannot be written: .*No space left on device\n", done.stderr), done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_table_that_cannot_move_its_cursor(server: ProcessCluster) -> None:
     main, terminal = pty.openpty()
     process = subprocess.Popen(cepheid("binary", "--url", server.service_url), stdout=terminal, stderr=terminal)

@@ -25,6 +25,8 @@ from cepheid_rpc import BookieUnavailableError, ExplicitLac, Status
 from tests.support import free_port
 from tests.zookeeper_support import new_zookeeper_url
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")}
 CEPHEID = (sys.executable, "-m", "cepheid_cli")
 
@@ -98,6 +100,7 @@ def founded() -> str:
     return url
 
 
+@pytest.mark.slow
 def test_a_cluster_is_founded_by_many_at_once_and_again() -> None:
     url = new_zookeeper_url()
     addresses = ["--service-url", "pulsar://a:1,b:1", "--admin-url", "http://a:2"]
@@ -127,6 +130,7 @@ def metrics(port: object) -> list[str]:
         return answer.read().decode().splitlines()
 
 
+@pytest.mark.slow
 def test_roles_register_and_leave_in_good_order(founded: str, tmp_path: Path) -> None:
     with running(tmp_path / "bookie.log", *bookie_flags(founded, tmp_path / "data")) as bookie:
         flags = broker_flags(founded)
@@ -149,6 +153,7 @@ def test_roles_register_and_leave_in_good_order(founded: str, tmp_path: Path) ->
         assert {"stopping", "stopped"} <= set((tmp_path / log).read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_bookie_refuses_what_is_not_its_own(founded: str, tmp_path: Path) -> None:
     """Another cluster's directory; another bookie's; its own id on an empty disk, unless that is said to be all right."""
     data = tmp_path / "b2"
@@ -177,6 +182,7 @@ def test_the_loss_of_a_disk_is_accepted_on_the_command_line_alone(founded: str, 
     assert (code, "in the environment is not a setting" in said) == (1, True), said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits a process that runs")
 def test_a_bookie_whose_disk_fails_ends_with_its_reason(founded: str, tmp_path: Path) -> None:
     flags = bookie_flags(founded, tmp_path / "data", "b5")
@@ -205,6 +211,7 @@ def test_a_bookie_whose_disk_fails_ends_with_its_reason(founded: str, tmp_path: 
         assert "File too large" in last
 
 
+@pytest.mark.slow
 def test_ports_in_use_are_named(founded: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -221,6 +228,7 @@ def test_ports_in_use_are_named(founded: str, tmp_path: Path) -> None:
             assert f"`{flag}`" in last, said
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_reached_is_waited_for_with_a_bound(tmp_path: Path) -> None:
     nobody = free_port()
     flags = bookie_flags(f"zk://127.0.0.1:{nobody}", tmp_path / "data")
@@ -230,6 +238,7 @@ def test_a_store_that_cannot_be_reached_is_waited_for_with_a_bound(tmp_path: Pat
     assert f"127.0.0.1:{nobody}" in said.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_broker_of_the_same_id_that_lives_is_an_error(founded: str) -> None:
     flags = broker_flags(founded)
 
@@ -254,6 +263,7 @@ def test_a_broker_of_the_same_id_that_lives_is_an_error(founded: str) -> None:
     assert "(stop the other process" in last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["bookie", "broker"])
 def test_a_start_that_waits_can_be_stopped(role: str, tmp_path: Path) -> None:
     url = f"zk://127.0.0.1:{free_port()}"
@@ -266,6 +276,7 @@ def test_a_start_that_waits_can_be_stopped(role: str, tmp_path: Path) -> None:
         assert process.wait(120) == 0, process.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -292,6 +303,7 @@ def test_bad_settings_are_told_in_one_line(arguments: tuple[str, ...], words: st
     assert words in line
 
 
+@pytest.mark.slow
 def test_settings_come_from_the_flag_then_the_environment_then_the_file(tmp_path: Path) -> None:
     file = tmp_path / "bookie.toml"
     file.write_text('metadata = "zk://h:1"\nport = 1\n[storage]\nwrite_cache_bite = 5\n')
@@ -312,6 +324,7 @@ def test_settings_come_from_the_flag_then_the_environment_then_the_file(tmp_path
     assert "unknown setting 'CEPHEID_BOOKIE_PROT' in the environment; did you mean 'CEPHEID_BOOKIE_PORT'?" in said
 
 
+@pytest.mark.slow
 def test_roles_on_ipv6_tell_addresses_that_can_be_used(founded: str, tmp_path: Path) -> None:
     """Others take what is registered apart at its colons: an IPv6 address stands in brackets."""
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
@@ -336,6 +349,7 @@ def test_roles_on_ipv6_tell_addresses_that_can_be_used(founded: str, tmp_path: P
         assert "1 copies: 1 valid" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["bookie", "broker"])
 def test_what_cannot_be_listened_on_or_written_to_is_named(founded: str, tmp_path: Path, role: str) -> None:
     flags = bookie_flags(founded, tmp_path / "data", "b8") if role == "bookie" else broker_flags(founded)

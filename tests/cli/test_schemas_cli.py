@@ -33,6 +33,7 @@ def run(world: AdminWorld, *words: str, stdin: str | None = None) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_a_schema_is_uploaded_listed_shown_checked_and_deleted(world: AdminWorld, tmp_path: Path) -> None:
     file = tmp_path / "id.avsc"
     file.write_text(json.dumps(ID))

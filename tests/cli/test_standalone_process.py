@@ -22,6 +22,8 @@ from cepheid_cli.wire_client import WireClient
 from cepheid_ports import CepheidError
 from tests.support import free_port
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "persistent://public/default/t"
 
 

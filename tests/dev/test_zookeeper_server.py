@@ -20,6 +20,7 @@ def server(tmp_path: Path) -> Iterator[ZooKeeperServer]:
     made.kill()
 
 
+@pytest.mark.slow
 def test_it_starts_stops_and_starts_again_on_its_directory(server: ZooKeeperServer) -> None:
     server.start()
     first_pid = server.pid
@@ -33,6 +34,7 @@ def test_it_starts_stops_and_starts_again_on_its_directory(server: ZooKeeperServ
     assert not server.is_ready()
 
 
+@pytest.mark.slow
 def test_another_process_can_end_it_by_its_pid(server: ZooKeeperServer) -> None:
     server.start()
     assert server.pid is not None
@@ -52,6 +54,7 @@ def test_a_taken_port_is_named(server: ZooKeeperServer) -> None:
             server.start()
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_at_once_shows_its_log(server: ZooKeeperServer) -> None:
     (server.directory / "data").mkdir(parents=True)
     (server.directory / "data" / "version-2").write_text("a file where its folder belongs")

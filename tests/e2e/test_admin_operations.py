@@ -38,6 +38,7 @@ def admin(cluster: ProcessCluster) -> Iterator[Admin]:
 COMPRESSIONS = ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_peek_shows_what_any_producer_compressed(cluster: ProcessCluster, admin: Admin, topic: str, compression: str) -> None:
     admin("PUT", f"/{topic}/subscription/s", FIRST)

@@ -22,6 +22,8 @@ from tests.e2e.official_client import (
     wait_for_backlog,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("bookies", [1, 3])
 def test_a_producer_goes_on_through_a_kill_and_nothing_is_lost_or_swapped(tmp_path: Path, bookies: int) -> None:

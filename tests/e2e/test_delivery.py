@@ -48,6 +48,7 @@ def poisoned(client: pulsar.Client, topic: str, most: int) -> pulsar.Consumer:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 def test_trap_33_a_dead_letter_policy_counts_on_through_a_restart_of_the_broker(tmp_path: Path, ending: str) -> None:
     with ProcessCluster(tmp_path / "data") as cluster:
@@ -81,6 +82,7 @@ def test_trap_33_a_dead_letter_policy_counts_on_through_a_restart_of_the_broker(
             assert_silent(consumer)
 
 
+@pytest.mark.slow
 def test_trap_24_permits_are_messages_also_in_batches(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as client:
         publish(client, topic, numbered(1000), batching_enabled=True, batching_max_messages=100)
@@ -107,6 +109,7 @@ def test_trap_25_redelivered_messages_cost_permits_and_nothing_stalls(cluster: P
         assert_silent(consumer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Exclusive, Shared, Failover])
 def test_trap_26_seeks_in_the_middle_of_delivery_never_stall(
     cluster: ProcessCluster, topic: str, kind: pulsar.ConsumerType
@@ -170,6 +173,7 @@ def test_trap_28_a_reader_of_a_batch_in_entry_0_acknowledges_before_it(cluster: 
         assert payloads_of(receive(consumer, 10)) == numbered(10), "without batch-index acknowledgements the batch is whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["unsubscribed by closing", "kill"])
 def test_trap_29_and_30_parts_of_batches_stay_acknowledged(tmp_path: Path, ending: str) -> None:
     with ProcessCluster(tmp_path / "data") as cluster, client_of(cluster.service_url) as client:
@@ -219,6 +223,7 @@ def test_trap_31_whether_something_is_available_after_a_seek_by_time_and_in_an_e
         assert not reader.has_message_available()
 
 
+@pytest.mark.slow
 def test_trap_36_and_39_many_consumers_of_several_topics_on_one_connection(cluster: ProcessCluster, topic: str) -> None:
     """SEEK and GET_LAST_MESSAGE_ID name a consumer, no topic."""
     with client_of(cluster.service_url) as client:

@@ -36,6 +36,7 @@ def received_until_silent(consumer: pulsar.Consumer) -> list[pulsar.Message]:
         return received
 
 
+@pytest.mark.slow
 def test_failover_takes_over_where_acknowledgements_end(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as client, client_of(cluster.service_url) as standby_client:
         first = client.subscribe(topic, "s", Failover, consumer_name="a", initial_position=EARLIEST)
@@ -102,6 +103,7 @@ class Churn:
         return sum(map(len, self.seen.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", [False, True])
 def test_key_shared_keeps_the_order_of_each_key_while_consumers_come_and_go(
     cluster: ProcessCluster, topic: str, batching: bool
@@ -129,6 +131,7 @@ def test_key_shared_keeps_the_order_of_each_key_while_consumers_come_and_go(
         assert all(seen == list(range(per_key)) for seen in churn.seen.values())
 
 
+@pytest.mark.slow
 def test_key_shared_gives_all_messages_of_a_key_to_one_consumer(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as client:
         consumers = [client.subscribe(topic, "s", KeyShared) for _ in range(3)]
@@ -144,6 +147,7 @@ def test_key_shared_gives_all_messages_of_a_key_to_one_consumer(cluster: Process
         assert len(set.union(*owners.values())) > 1
 
 
+@pytest.mark.slow
 def test_sticky_ranges_decide_and_an_overlap_is_refused(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as client:
         low = client.subscribe(topic, "s", KeyShared, key_shared_policy=sticky((0, 32767)))
@@ -161,6 +165,7 @@ def test_sticky_ranges_decide_and_an_overlap_is_refused(cluster: ProcessCluster,
         assert sorted(map(int, payloads_of(got_low + got_high))) == list(range(40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Shared, KeyShared])
 def test_delayed_messages_come_when_it_is_time(cluster: ProcessCluster, topic: str, kind: Any) -> None:
     with client_of(cluster.service_url) as client:

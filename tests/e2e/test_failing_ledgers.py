@@ -7,10 +7,13 @@ import threading
 from typing import Any
 
 import pulsar
+import pytest
 
 from cepheid_testkit import StandaloneCluster
 from cepheid_wire import TopicName
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, assert_silent, client_of
+
+pytestmark = pytest.mark.slow
 
 TOPIC = TopicName.parse("persistent://public/default/breaking")
 FAILOVERS = 6

@@ -61,6 +61,7 @@ def works_soon(attempt: Callable[[], Any]) -> Any:
             assert time.monotonic() < deadline, "the policy was never lifted"
 
 
+@pytest.mark.slow
 def test_producers_are_limited_while_the_topic_is_open(admin: httpx.Client, client: pulsar.Client, topic: str) -> None:
     path = create(admin, topic)
     first = client.create_producer(topic)
@@ -142,6 +143,7 @@ def test_topics_are_created_as_the_namespace_says(admin: httpx.Client, client: p
         client.create_producer("persistent://public/creating/never")
 
 
+@pytest.mark.slow
 def test_policies_survive_a_restart() -> None:
     with ProcessCluster() as cluster:
         with httpx.Client(base_url=cluster.admin_url, timeout=60) as admin:

@@ -67,6 +67,7 @@ def numbers(count: int) -> list[bytes]:
 # Access modes
 
 
+@pytest.mark.slow
 def test_exclusive_refuses_everybody_else_until_it_closes(client: pulsar.Client, topic: str) -> None:
     holder = client.create_producer(topic, access_mode=MODE.Exclusive)
     with pytest.raises(pulsar.ProducerFenced):
@@ -78,6 +79,7 @@ def test_exclusive_refuses_everybody_else_until_it_closes(client: pulsar.Client,
     client.create_producer(topic, access_mode=MODE.Exclusive).send(b"next")
 
 
+@pytest.mark.slow
 def test_who_waits_for_exclusive_is_let_in_when_the_holder_closes(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as holding, client_of(cluster.service_url) as waiting:
         holder = holding.create_producer(topic, access_mode=MODE.WaitForExclusive)
@@ -106,6 +108,7 @@ def test_fencing_takes_the_topic_over_for_good(cluster: ProcessCluster, topic: s
         assert b"never" not in read_all(new_client, topic)
 
 
+@pytest.mark.slow
 def test_an_exclusive_holder_comes_back_after_a_kill_and_the_one_before_it_does_not(tmp_path: Path) -> None:
     with ProcessCluster(tmp_path / "data") as cluster:
         with client_of(cluster.service_url) as first_client, client_of(cluster.service_url) as second_client:
@@ -131,6 +134,7 @@ def test_a_producer_name_is_taken_once(client: pulsar.Client, topic: str) -> Non
     client.create_producer(topic, "mine").close()
 
 
+@pytest.mark.slow
 def test_trap_15_given_names_differ_also_after_a_restart(tmp_path: Path) -> None:
     names = []
     with ProcessCluster(tmp_path / "data") as cluster:
@@ -161,6 +165,7 @@ def test_the_same_sequence_ids_are_stored_once(client: pulsar.Client, deduplicat
     assert read_all(client, topic) == numbers(5)
 
 
+@pytest.mark.slow
 def test_an_application_that_starts_over_repeats_nothing(tmp_path: Path) -> None:
     """It knows what it sent, not what arrived: the broker is killed while it publishes, and so is the application.
 
@@ -181,6 +186,7 @@ def test_an_application_that_starts_over_repeats_nothing(tmp_path: Path) -> None
             assert read_all(client, topic)[-1] == b"2000"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -220,6 +226,7 @@ def test_trap_20_with_deduplication_a_kill_stores_every_message_once(tmp_path: P
                 assert payloads == numbers(count)
 
 
+@pytest.mark.slow
 def test_chunked_messages_arrive_once_through_a_kill(tmp_path: Path) -> None:
     count, size = 12, 12_000_000  # three chunks each
     with ProcessCluster(tmp_path / "data") as cluster:

@@ -66,6 +66,7 @@ def client(cluster: ProcessCluster) -> Iterator[pulsar.Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_messages_expire(namespace: Namespace, client: pulsar.Client) -> None:
     consumer = client.subscribe(namespace.topic("t"), "s", initial_position=EARLIEST)
     consumer.close()
@@ -80,6 +81,7 @@ def test_messages_expire(namespace: Namespace, client: pulsar.Client) -> None:
     assert namespace.stats("t")["subscriptions"]["s"]["totalMsgExpired"] >= 1
 
 
+@pytest.mark.slow
 def test_a_producer_above_the_quota_is_refused_until_the_backlog_is_small(namespace: Namespace, client: pulsar.Client) -> None:
     topic = namespace.topic("t")
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
@@ -102,6 +104,7 @@ def _is_refused(client: pulsar.Client, topic: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_quota_by_eviction_lets_the_consumer_skip_the_oldest(namespace: Namespace, client: pulsar.Client) -> None:
     topic = namespace.topic("t")
     client.subscribe(topic, "s", initial_position=EARLIEST).close()

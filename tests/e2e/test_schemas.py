@@ -52,6 +52,7 @@ def admin(cluster: ProcessCluster, method: str, path: str, body: Any = None) -> 
         return error.code, json.loads(error.read() or b"null")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AvroSchema, JsonSchema])
 def test_records_travel_and_carry_the_version_of_their_schema(client: pulsar.Client, topic: str, kind: Any) -> None:
     consumer = client.subscribe(topic, "s", schema=kind(USER_WITH_NAME), initial_position=EARLIEST)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
+import pytest
 from typer.testing import CliRunner
 
 from cepheid_cli.admin_client import AdminClient
 from cepheid_cli.app import app
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import EARLIEST, client_of, payloads_of, publish, receive
+
+pytestmark = pytest.mark.slow
 
 ENSEMBLE, WRITE_QUORUM, ACK_QUORUM = 5, 3, 2
 TOPIC = "persistent://public/striped/orders"

@@ -60,6 +60,7 @@ def namespace(cluster: ProcessCluster, name: str) -> str:
 # Growing
 
 
+@pytest.mark.slow
 def test_a_message_in_a_new_partition_is_never_missed(cluster: ProcessCluster, topic: str) -> None:
     path = f"persistent/public/default/{topic}"
     done(cluster, "PUT", f"{path}/partitions", 1)
@@ -112,6 +113,7 @@ def test_a_connected_consumer_and_producer_hear_of_new_partitions(cluster: Proce
 # Patterns
 
 
+@pytest.mark.slow
 def test_trap_35_a_pattern_subscription_finds_topics_that_come_later_and_partitions_once(
     cluster: ProcessCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def test_trap_01_connected_has_a_server_version(tapped: TappedBroker, topic: str
     assert all(frame.body.HasField("server_version") and frame.body.protocol_version == 20 for frame in connected)
 
 
+@pytest.mark.slow
 def test_trap_02_a_refusal_before_connected_is_a_timeout_for_the_client(tapped: TappedBroker, topic: str) -> None:
     """What tests of authentication have to expect. The tap refuses in the place of the broker, which has none yet."""
     tried = tapped.connections

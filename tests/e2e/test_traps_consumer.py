@@ -16,6 +16,7 @@ from tests.e2e.tapped_broker import Seen, TappedBroker
 Shared, Exclusive, Failover = pulsar.ConsumerType.Shared, pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover
 
 
+@pytest.mark.slow
 def test_trap_23_a_first_subscribe_that_has_to_wait_succeeds_later(tapped: TappedBroker, topic: str) -> None:
     """A retryable ERROR alone leaves the client waiting for its timeout, and then it fails."""
     since = len(tapped.seen)

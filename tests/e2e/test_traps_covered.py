@@ -85,6 +85,7 @@ def test_the_facts_are_read() -> None:
     assert list(rows()) == list(range(1, ROWS + 1))
 
 
+@pytest.mark.slow
 def test_every_row_has_a_test_and_every_number_a_row() -> None:
     missing = {number: text for number, text in rows().items() if not covering()[number]}
     assert not missing

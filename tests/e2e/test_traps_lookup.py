@@ -41,6 +41,7 @@ def test_trap_10_partitions_are_asked_for_and_nothing_fails(tapped: TappedBroker
     assert [(answer.response, answer.partitions) for answer in answers] == [(success, 0)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["binary", "http"])
 def test_trap_11_and_14_refusals_of_lookups_come_at_once(cluster: ProcessCluster, scheme: str) -> None:
     """An error outside of the lookup's own reply costs the whole timeout."""

@@ -39,6 +39,7 @@ def put_twice(cluster: ProcessCluster, path: str, body: Any, *, created: int = 2
     assert json.loads(answer)["reason"]
 
 
+@pytest.mark.slow
 def test_trap_43_a_partitioned_topic_is_a_bare_number_and_409_when_it_is_there(cluster: ProcessCluster, topic: str) -> None:
     put_twice(cluster, f"persistent/public/default/{topic}/partitions", "3")
     full = f"persistent://public/default/{topic}"
@@ -180,6 +181,7 @@ def test_trap_46_topics_are_made_by_use_and_redeliveries_are_counted_within_batc
         assert [(message.data(), message.redelivery_count()) for message in again] == [(b"7", 1), (b"8", 1), (b"9", 1)]
 
 
+@pytest.mark.slow
 def test_trap_46_a_consumer_holds_50_000_unacknowledged_messages(cluster: ProcessCluster, topic: str) -> None:
     limit, batch = 50_000, 1000
     with client_of(cluster.service_url) as client:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pulsar
+import pytest
 
 from cepheid_wire import TopicName
 from tests.broker.brokers_world import BrokersWorld, OneBroker
@@ -51,6 +52,7 @@ async def test_any_single_broker_is_enough_to_find_everything() -> None:
                 assert await asyncio.to_thread(use, broker.service_url, topic)
 
 
+@pytest.mark.slow
 async def test_lookups_over_http_follow_to_the_owner() -> None:
     async with BrokersWorld(admin=True) as world:
         topics = [await world.topic_on(broker) for broker in world.brokers]
@@ -101,6 +103,7 @@ async def published_while(
     return results, await asyncio.to_thread(consume)
 
 
+@pytest.mark.slow
 async def test_unloading_its_bundle_again_and_again_while_a_client_publishes() -> None:
     async with BrokersWorld() as world:
         topic = await world.topic_on(world.brokers[0])
@@ -116,6 +119,7 @@ async def test_unloading_its_bundle_again_and_again_while_a_client_publishes() -
         assert set(owners) == {"broker-1", "broker-2"}, "it went to and fro"
 
 
+@pytest.mark.slow
 async def test_owners_that_lose_their_session_while_a_client_publishes() -> None:
     """With deduplication on: receipts that were lost with their broker are no reason to store anything twice."""
     async with BrokersWorld(policies={"deduplication": True}) as world:
@@ -133,6 +137,7 @@ async def test_owners_that_lose_their_session_while_a_client_publishes() -> None
         assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
 
 
+@pytest.mark.slow
 async def test_an_owner_that_sleeps_beyond_its_session_while_a_client_publishes() -> None:
     """It goes on believing, and takes what the client sends; not one of these is confirmed (scenario 26)."""
     async with BrokersWorld(policies={"deduplication": True}) as world:
@@ -152,6 +157,7 @@ async def test_an_owner_that_sleeps_beyond_its_session_while_a_client_publishes(
         assert found == list(range(COUNT)), "in order, nothing missing, nothing twice"
 
 
+@pytest.mark.slow
 async def test_a_broker_that_stops_while_a_client_publishes() -> None:
     async with BrokersWorld() as world:
         topic = await world.topic_on(world.brokers[0])

@@ -8,9 +8,12 @@ import urllib.request
 from typing import Any
 
 import pulsar
+import pytest
 
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, assert_silent, client_of
+
+pytestmark = pytest.mark.slow
 
 KEEP = {"retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
 """A reader holds nothing: without it the ledgers that the subscription is done with may go while they are read."""

@@ -16,6 +16,8 @@ import pytest
 from cepheid_spark.java_check import NoJavaError, find_java
 from tests.support import free_port
 
+pytestmark = pytest.mark.slow
+
 
 def run_demo(directory: Path, *words: str, timeout_s: float) -> str:
     """Run a demo to its end with its data in `directory`. Returns what it printed."""

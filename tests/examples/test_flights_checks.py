@@ -117,6 +117,7 @@ def test_percentiles() -> None:
     assert percentile([], 0.5) == 0.0
 
 
+@pytest.mark.slow
 def test_the_input_is_the_year_of_flights() -> None:
     events = load_flights()
     assert len(events) == EXPECTED_FLIGHTS

@@ -30,6 +30,7 @@ def delay_rows(expected: Expected) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_expected_figures_come_from_the_file() -> None:
     found = expect()
     assert found.events == 336_776
@@ -126,6 +127,7 @@ def test_events_become_records_of_the_schema() -> None:
     )
 
 
+@pytest.mark.slow
 def test_pictures_are_png_files(tmp_path: Path, expected: Expected) -> None:
     seen = replace(GOOD, published=[(0.0, 0), (9.0, 5)], counted=[(0.0, 0), (9.0, 5)], killed_at_s=2.0, back_at_s=5.0)
     for path in plot_all(tmp_path, delay_rows(expected), seen, KILL):

@@ -16,6 +16,8 @@ from tests.history.verdict import Promises
 from tests.history.waits import longest_waits
 from tests.history.workload import Plan, run
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = "public/histories"
 
 

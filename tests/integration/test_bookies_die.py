@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.integration.chaos_cluster import ADD_TIMEOUT_S, SESSION_TIMEOUT_S, ChaosCluster
+
+pytestmark = pytest.mark.slow
 
 GAP_S = 3.0
 """Generous: these machines are shared with other work. benchmarks/bookie_kill_gap.py measures what it really is."""

@@ -9,6 +9,8 @@ import pytest
 from cepheid_cli.admin_client import AdminClient
 from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster, new_topic
 
+pytestmark = pytest.mark.slow
+
 TAKEOVER_S = 30.0
 """The session ends after 4 s. A client that knows both brokers asks the dead one again and again, with pauses that double: the
 attempt that succeeds may come after 12.7 s (benchmarks/broker_failover.py), and the next one after 25.5 s."""

@@ -10,6 +10,8 @@ import pytest
 from tests.integration.chaos_cluster import ADD_TIMEOUT_S
 from tests.integration.proxied_cluster import ProxiedCluster
 
+pytestmark = pytest.mark.slow
+
 GAP_S = 3.0
 
 

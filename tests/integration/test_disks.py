@@ -12,6 +12,8 @@ import pytest
 from cepheid_dev.local_cluster import StartFailedError
 from tests.integration.chaos_cluster import ChaosCluster
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 DISK_MIB = 512
 MOUNT = ("mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.chaos_cluster import ChaosCluster
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_process_restarted_in_turn_under_load(chaos: ChaosCluster) -> None:

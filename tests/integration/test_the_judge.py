@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.chaos_cluster import ChaosCluster
 
+pytestmark = pytest.mark.slow
+
 FORGETFUL = """
 import sys
 

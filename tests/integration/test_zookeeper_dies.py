@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.chaos_cluster import ChaosCluster, SharedCluster
 
+pytestmark = pytest.mark.slow
+
 SESSION_TIMEOUT_S = 15.0
 """A server that comes back ends the sessions of those who do not reach it for so long. Its JVM was seen to take 16 s to start, and
 more than 4 s of them to take connections: then a restart is noticed, and should be."""

@@ -20,6 +20,8 @@ from cepheid_rpc import EntryGroup
 from tests.ledger.bookie_process import BookieProcesses
 from tests.support import wait_until
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("CEPHEID_BOOKIE_KILLS", "2"))
 SLACK_S = 0.3 if "CEPHEID_BOOKIE_KILLS" in os.environ else 3.0  # beside the rest of the suite the machine itself may stand still
 LIMIT_S = 240 + 10 * KILLS  # each round starts processes, which takes many times longer on a busy machine

@@ -114,6 +114,7 @@ async def read_all(client: LedgerClient, ledger_id: int, last: int, max_bytes: i
     return payloads_of(groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over_grpc", [False, True])
 @pytest.mark.parametrize(("size", "write_quorum", "ack_quorum"), [(1, 1, 1), (3, 3, 2), (3, 2, 2), (3, 2, 1)])
 async def test_written_recovered_and_read_back_across_restarts(

@@ -148,6 +148,7 @@ def entry(entry_id: int) -> EntryGroup:
     return encode_group(7, entry_id, entry_id - 1, 0, [b"%d" % entry_id])
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_any_answers_are_decided_by_write_sets_alone(data: st.DataObject) -> None:

@@ -226,6 +226,7 @@ def run_many(seeds: int) -> list[Model]:
     return [run(*random_history(seed)) for seed in range(seeds)]
 
 
+@pytest.mark.slow
 def test_many_random_histories_hold_and_reach_what_they_should() -> None:
     models = run_many(500)
     assert sum(model.failed for model in models) < 250, "most histories go on"
@@ -322,6 +323,7 @@ MUTANTS: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MUTANTS))
 def test_the_model_finds(name: str) -> None:
     with mock.patch.multiple(WriterState, **MUTANTS[name]), pytest.raises(AssertionError):

@@ -265,6 +265,7 @@ def run_machine(examples: int, *, for_mutant: bool = False) -> None:
     run_state_machine_as_test(AppenderMachine, settings=options)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.slow
 def test_whatever_breaks_when_every_append_is_stored_and_answered_once_and_in_order() -> None:
     with mock.patch.object(appender_module, "RESEND_BYTES", 200):
         run_machine(200)

@@ -58,6 +58,7 @@ def delivered(ledger: ManagedLedger, cursor: Cursor) -> list[Position]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.deadline(60)
 async def test_fifty_thousand_and_one_holes_survive_a_crash() -> None:
     """Scenario 32: apache/pulsar#25540 dropped the holes above a limit."""

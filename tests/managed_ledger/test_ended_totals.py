@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cepheid_managed_ledger.ended_totals import EndedTotals
 from cepheid_managed_ledger.ledger_counts import Amount
+
+pytestmark = pytest.mark.slow
 
 figures = st.tuples(st.integers(0, 9), st.none() | st.integers(0, 99), st.integers(0, 999))
 

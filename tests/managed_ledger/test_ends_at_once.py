@@ -36,6 +36,7 @@ OPERATIONS: dict[str, Callable[[ManagedLedger], Awaitable[object]]] = {
 PAIRS = [(first, second) for first in OPERATIONS for second in OPERATIONS if first != second]
 
 
+@pytest.mark.slow
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=map("-".join, PAIRS))
 async def test_two_ends_at_once(first: str, second: str) -> None:

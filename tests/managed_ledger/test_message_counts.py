@@ -110,6 +110,7 @@ OPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [ONE_BOOKIE, TRIM], ids=["kept", "trimmed"])
 @given(ops=st.lists(OPS, max_size=25))
 @settings(max_examples=100, deadline=None)

@@ -207,6 +207,7 @@ async def test_an_opening_that_does_not_hear_of_its_take_over_gives_its_ledger_u
         assert lanes(broker) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.deadline(90)
 async def test_cancelled_at_every_await() -> None:
     async def opened_in(world: TopicWorld, broker: Broker, turns: int) -> bool:

@@ -147,6 +147,7 @@ def test_front_of_a_group(max_entries: int, max_bytes: int, at_least_one: bool, 
     assert front is None or front.first_entry_id == 7
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_agrees_with_a_list_of_everything(data: st.DataObject) -> None:

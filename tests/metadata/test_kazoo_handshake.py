@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from cepheid_metadata.kazoo_connection import KazooConnection, LoopInbox
 from tests.support import wait_until
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_handshake_without_answer_is_given_up_while_the_session_can_still_be_saved() -> None:

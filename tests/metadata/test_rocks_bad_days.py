@@ -11,7 +11,10 @@ from cepheid_ports import Ports
 from tests.metadata.store_process import StoreProcess
 from tests.support import run_async
 
+pytestmark = pytest.mark.slow
 
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lines_until_kill", [1, 200, 3_000])
 def test_what_was_acknowledged_survives_sigkill(tmp_path: Path, lines_until_kill: int) -> None:
     process = StoreProcess("create-for-ever", tmp_path)
@@ -55,6 +58,7 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_is_left_behind(tmp_pa
     await store.aclose()
 
 
+@pytest.mark.slow
 def test_a_failed_write_reopens_the_store_at_once_where_there_is_room(tmp_path: Path) -> None:
     process = StoreProcess("run-short-of-space", tmp_path)
     assert process.read_lines(1) == ["refused 2 CONNECTED 45"]

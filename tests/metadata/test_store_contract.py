@@ -40,6 +40,7 @@ def on_store(harness: Harness, scenario: Scenario) -> None:
     run_async(main())
 
 
+@pytest.mark.slow
 def test_versions_count_the_puts(harness: Harness) -> None:
     async def scenario(store: MetadataStore) -> None:
         assert await store.get("/a") is None
@@ -260,6 +261,7 @@ def test_only_one_of_many_creates_wins(harness: Harness) -> None:
     on_store(harness, scenario)
 
 
+@pytest.mark.slow
 def test_no_compare_and_set_is_lost_among_many(harness: Harness) -> None:
     async def scenario(store: MetadataStore) -> None:
         await store.create("/n", b"0")

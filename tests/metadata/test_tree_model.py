@@ -6,11 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cepheid_metadata import Check, Create, Delete, MemoryTree, MetadataError, Op, Put
 from cepheid_metadata.rocks_tree import RocksTree
+
+pytestmark = pytest.mark.slow
 
 KEYS = st.sampled_from(["/a", "/b", "/a/x", "/a/y", "/a/x/1", "/a/x/2", "/a-x", "/b/x"])
 VERSIONS = st.integers(0, 2)

@@ -99,6 +99,7 @@ def zookeeper_threads() -> list[threading.Thread]:
 # Outages of the server.
 
 
+@pytest.mark.slow
 async def test_a_restart_of_the_server_is_a_pause(own_server: ZooKeeperServer, root: str) -> None:
     async with opened(own_server.address, root, patience_s=15) as store:
         states = history_of(store)
@@ -116,6 +117,7 @@ async def test_a_restart_of_the_server_is_a_pause(own_server: ZooKeeperServer, r
         assert store.statistics()["sessions"] == 1
 
 
+@pytest.mark.slow
 async def test_an_outage_longer_than_the_session_timeout_ends_no_session(own_server: ZooKeeperServer, root: str) -> None:
     async with opened(own_server.address, root, session_timeout_s=OUTLIVES_S, patience_s=0.3) as store:
         states = history_of(store)
@@ -136,6 +138,7 @@ async def test_an_outage_longer_than_the_session_timeout_ends_no_session(own_ser
         assert not await store.exists("/refused")
 
 
+@pytest.mark.slow
 async def test_a_server_that_stands_still_is_noticed_and_survived(own_server: ZooKeeperServer, root: str) -> None:
     async with opened(own_server.address, root, session_timeout_s=SHORT_S) as store:
         states = history_of(store)
@@ -164,6 +167,7 @@ async def test_nobody_there_is_an_error_that_names_the_address() -> None:
 # The end of a session.
 
 
+@pytest.mark.slow
 async def test_an_expired_session_is_lost_and_then_replaced(proxy: TcpProxy, root: str) -> None:
     async with (
         opened(shared_zookeeper().address, root) as other,
@@ -191,6 +195,7 @@ async def test_an_expired_session_is_lost_and_then_replaced(proxy: TcpProxy, roo
         assert store.statistics()["sessions"] == 2
 
 
+@pytest.mark.slow
 async def test_between_two_sessions_everything_is_refused_by_name(
     proxy: TcpProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +243,7 @@ async def test_connected_waits_for_the_end_of_the_old_sessions_keys(root: str) -
         assert not await store.exists("/old")
 
 
+@pytest.mark.slow
 async def test_a_client_that_gave_up_is_replaced(root: str) -> None:
     async with opened(shared_zookeeper().address, root) as store:
         states = history_of(store)
@@ -312,6 +318,7 @@ async def test_a_write_held_up_on_the_way_cannot_happen_after_the_reading_that_d
             await store.aclose()
 
 
+@pytest.mark.slow
 async def test_silence_is_noticed_within_the_session_timeout(proxy: TcpProxy, root: str) -> None:
     async with opened(proxy.address, root, session_timeout_s=OUTLIVES_S) as store:
         states = history_of(store)
@@ -350,6 +357,7 @@ async def test_a_cancelled_caller_leaves_nothing_behind(proxy: TcpProxy, root: s
         assert not store._lane._by_age
 
 
+@pytest.mark.slow
 async def test_a_stalled_server_does_not_stall_the_loop(proxy: TcpProxy, root: str) -> None:
     async with opened(proxy.address, root) as store:
         await store.create("/n", b"")
@@ -470,6 +478,7 @@ async def test_requests_are_executed_in_the_order_of_asking(root: str) -> None:
         assert await last == Versioned(b"399", 400)
 
 
+@pytest.mark.slow
 async def test_many_creates_below_the_same_missing_parents(root: str) -> None:
     async with opened(shared_zookeeper().address, root) as one, opened(shared_zookeeper().address, root) as other:
         made = await asyncio.gather(*((one, other)[n % 2].create(f"/fresh/a/b/{n:03d}", b"") for n in range(200)))
@@ -500,6 +509,7 @@ async def test_ledger_ids_of_two_processes_never_meet(proxy: TcpProxy, root: str
 # The end of the store.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breakage", ["nothing", "stall", "refuse"])
 def test_closing_is_prompt_and_leaves_no_thread(proxy: TcpProxy, root: str, breakage: str) -> None:
     async def main() -> None:
@@ -575,6 +585,7 @@ def test_what_a_user_makes_is_for_that_user_and_its_password_is_nowhere(root: st
     assert "s3cret" not in caplog.text
 
 
+@pytest.mark.slow
 def test_without_a_root_zookeepers_own_nodes_are_not_listed(tmp_path: Path) -> None:
     server = ZooKeeperServer(tmp_path, free_port())
     server.start()

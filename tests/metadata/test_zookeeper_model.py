@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from cepheid_metadata.zookeeper_store import ZooKeeperStore
 from cepheid_ports import Ports
 from tests.support import run_async
 from tests.zookeeper_support import new_chroot, shared_zookeeper
+
+pytestmark = pytest.mark.slow
 
 KEYS = ("/a", "/b", "/a/x", "/a/y", "/a/x/1", "/a/x/2", "/a-x", "/b/x")
 KEY, VERSION = st.sampled_from(KEYS), st.integers(0, 2)

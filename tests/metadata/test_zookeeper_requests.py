@@ -56,6 +56,7 @@ class Tree:
                 self.nodes[key] = node
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sets(KEYS, max_size=4), OPS)
 def test_a_plan_does_what_a_store_that_makes_parents_does(keys: set[str], ops: list[Op]) -> None:

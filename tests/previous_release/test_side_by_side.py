@@ -24,6 +24,8 @@ from tests.previous_release.old_code import OldCode
 from tests.previous_release.recorded_files import EXPECTED, load_json
 from tests.previous_release.traffic import Traffic
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = "public/releases"
 FOREVER = {"retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
 QUORUMS = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}

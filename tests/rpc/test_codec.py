@@ -116,6 +116,7 @@ CODECS: dict[str, Codec] = {
 every_codec = pytest.mark.parametrize("name", CODECS)
 
 
+@pytest.mark.slow
 @every_codec
 @given(data=st.data())
 def test_a_message_comes_back_as_it_was(name: str, data: st.DataObject) -> None:
@@ -124,6 +125,7 @@ def test_a_message_comes_back_as_it_was(name: str, data: st.DataObject) -> None:
     assert decode(encode(value)) == value
 
 
+@pytest.mark.slow
 @every_codec
 @given(data=st.data())
 def test_hostile_bytes_are_refused_or_understood_but_never_crash(name: str, data: st.DataObject) -> None:

@@ -270,6 +270,7 @@ def test_limits_of_the_transport_are_ten_seconds_by_default() -> None:
     assert (LedgerSettings().silent_stream_s, LedgerSettings().silent_call_s) == (10.0, 10.0)
 
 
+@pytest.mark.slow
 async def test_an_idle_stream_outlives_the_add_timeout() -> None:
     bookie, source = MemoryBookie(), QueueSource()
     async with served(bookie, timeout_s=1.0) as (_, connection):

@@ -22,6 +22,8 @@ from cepheid_scan.scan_reader import ScanReader
 from tests.scan.scan_bookies import piece_of
 from tests.support import free_port
 
+pytestmark = pytest.mark.slow
+
 PATIENT = ScanSpec(ReadMode.ENTRIES, ("entry_id",), settings=ReadSettings(read_timeout_s=60.0, unreachable_s=60.0))
 SOON_S = 10.0  # "at once", on a busy machine; pauses and limits have 60 s here
 
@@ -90,6 +92,7 @@ def test_nobody_waits_for_a_bookie_that_is_down(down: str, threads: int) -> None
     assert not scan_threads()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_nobody_waits_for_a_bookie_that_says_nothing(paused: str, threads: int) -> None:
     took_s, error = close_while_it_is_read(reader_of(paused, threads), 1.0)
@@ -98,12 +101,14 @@ def test_nobody_waits_for_a_bookie_that_says_nothing(paused: str, threads: int) 
     assert not scan_threads()
 
 
+@pytest.mark.slow
 def test_who_is_closed_blames_no_bookie(paused: str, caplog: pytest.LogCaptureFixture) -> None:
     close_while_it_is_read(reader_of(paused, 2), 1.0)
     assert "scan.replica_failed" not in caplog.text
     assert not module._suspects.among(["a"], time.monotonic())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["down", "paused"])
 def test_an_interrupted_read_ends_at_once(request: pytest.FixtureRequest, kind: str, threads: int) -> None:
@@ -115,6 +120,7 @@ def test_an_interrupted_read_ends_at_once(request: pytest.FixtureRequest, kind: 
     assert not scan_threads()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["down", "paused"])
 def test_a_signal_handler_that_closes_it_ends_the_read_at_once(request: pytest.FixtureRequest, kind: str, threads: int) -> None:

@@ -81,6 +81,7 @@ def test_it_is_named_with_its_bookies_and_what_to_do(two: ScanBookies) -> None:
     assert all(part in first_line for part in ("a: BAD_DIGEST", "b: BAD_DIGEST", "onBadRecord=skip"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [[42], [0], [59], [10, 11, 12, 30, 31, 40], list(range(20, 50))])
 def test_it_is_left_out_and_counted(two: ScanBookies, bad: list[int], caplog: pytest.LogCaptureFixture) -> None:
     store(two, dict.fromkeys(bad, "ab"))
@@ -142,6 +143,7 @@ def test_a_copy_that_is_only_away_is_not_left_out(two: ScanBookies) -> None:
     assert not isinstance(caught.value, DamagedEntryError)
 
 
+@pytest.mark.slow
 def test_the_metadata_is_asked_before_it_is_left_out(two: ScanBookies, monkeypatch: pytest.MonkeyPatch) -> None:
     """By now somebody else may have a good copy. One question is enough for a damaged block."""
     store(two, dict.fromkeys(range(40, 50), "ab"))
@@ -164,6 +166,7 @@ def test_the_metadata_is_asked_before_it_is_left_out(two: ScanBookies, monkeypat
     assert len(read(two, spec)) == 50
 
 
+@pytest.mark.slow
 def test_of_a_damaged_block_only_that_is_left_out_whose_other_copy_is_damaged_too(two: ScanBookies, tmp_path: Path) -> None:
     """On the one the whole block, on the other an entry of it: which is all that is lost."""
     store(two, {234: "b"}, count=400)
@@ -175,6 +178,7 @@ def test_of_a_damaged_block_only_that_is_left_out_whose_other_copy_is_damaged_to
     assert [row["entry_id"] for row in rows] == [number for number in range(400) if number != 234]
 
 
+@pytest.mark.slow
 def test_of_a_damaged_block_on_disk_only_what_is_damaged_is_left_out(two: ScanBookies, tmp_path: Path) -> None:
     """A bit is another in the files of both: the block's checksum fails there, its other entries' digests do not."""
     store(two, {}, count=400)

@@ -91,6 +91,7 @@ def mutated(chance: random.Random, record: bytes) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.message.__name__)
 @settings(max_examples=40, deadline=None)
 @given(st.data())
@@ -99,6 +100,7 @@ def test_any_record_reads_as_protobuf_reads_it(kind: RecordKind, data: st.DataOb
     assert_read_as_protobuf_reads(records, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.message.__name__)
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.randoms(use_true_random=False))
@@ -215,6 +217,7 @@ def any_messages() -> st.SearchStrategy[tuple[pb.SingleMessageMetadata, bytes]]:
     return st.tuples(messages(pb.SingleMessageMetadata), st.binary(max_size=20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["seek", "lanes", "hop"])
 @settings(max_examples=30, deadline=None)
 @given(batches=st.lists(st.lists(any_messages(), min_size=1, max_size=5), min_size=1, max_size=4))
@@ -247,6 +250,7 @@ def _outcome(read: Callable[[list[bytes]], list[dict[str, Any]]], tail: bytes) -
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_entry_is_refused_or_reads_as_protobuf_reads_it(seed: int) -> None:
     chance = random.Random(seed)

@@ -13,6 +13,8 @@ from cepheid_scan import scan
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import client_of
 
+pytestmark = pytest.mark.slow
+
 COUNT = 60
 COLUMNS = ("key", "value", "message_id", "publish_time", "event_time", "producer_name", "properties", "batch_index")
 CODECS = {

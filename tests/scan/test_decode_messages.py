@@ -268,6 +268,7 @@ def test_a_piece_of_one_entry_may_begin_and_end_inside_it() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [pb.NONE, pb.ZSTD])
 def test_a_filter_keeps_the_rows_that_the_same_conditions_keep(compression: int) -> None:
     tails = [

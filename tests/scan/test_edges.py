@@ -75,6 +75,7 @@ def topics(draw: st.DrawFn) -> tuple[HistoryPlan, ScriptedProbe]:
     return plan_of(*ledgers), ScriptedProbe(times, frozenset(unreadable))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(topics(), st.data())
 def test_no_message_of_the_range_is_outside_of_the_positions(topic: tuple[HistoryPlan, ScriptedProbe], data: st.DataObject) -> None:

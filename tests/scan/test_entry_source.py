@@ -174,6 +174,7 @@ def test_damage_goes_unnoticed_where_checks_are_off(two: ScanBookies) -> None:
     assert len(group) == 10
 
 
+@pytest.mark.slow
 def test_a_bookie_that_stops_in_the_middle_costs_nothing(two_elsewhere: ScanBookies) -> None:
     for group in groups_of(30_000, per_group=500):
         two_elsewhere.add(group)
@@ -190,6 +191,7 @@ def test_a_bookie_that_stops_in_the_middle_costs_nothing(two_elsewhere: ScanBook
     assert counters.retries >= 1
 
 
+@pytest.mark.slow
 def test_a_bookie_of_this_machine_that_stops_in_the_middle_costs_nothing_either(two: ScanBookies) -> None:
     for group in groups_of(30_000, per_group=500):
         two.add(group)
@@ -203,6 +205,7 @@ def test_a_bookie_of_this_machine_that_stops_in_the_middle_costs_nothing_either(
     assert two.bookies[other].statistics().scan_shared_bytes > 1_000_000
 
 
+@pytest.mark.slow
 def test_all_replicas_may_be_down_for_five_seconds(two: ScanBookies) -> None:
     for group in groups_of(100):
         two.add(group)
@@ -280,6 +283,7 @@ def test_a_ledger_that_moved_is_followed(tmp_path: Path) -> None:
         assert asked == [piece], "once"
 
 
+@pytest.mark.slow
 def test_a_ledger_that_moves_in_the_middle_of_a_read_is_followed_from_there(tmp_path: Path) -> None:
     """Its bookies are gone for good; what they had was copied to one that the plan knew nothing of."""
     with ScanBookies(tmp_path, "abc", share_logs=False) as bookies:
@@ -327,6 +331,7 @@ def test_a_ledger_that_metadata_still_has_where_nobody_knows_it_is_no_loss(two: 
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ensemble", "quorum", "down"),
     [("abc", 2, ""), ("abc", 2, "b"), ("abcd", 2, ""), ("abcd", 3, "ad"), ("abcde", 2, "c")],
@@ -366,6 +371,7 @@ def test_a_ticket_is_shown_and_its_refusal_ends_the_read(two: ScanBookies) -> No
     assert sum(bookie.statistics().scans_unauthorized for bookie in two.bookies.values()) >= 2
 
 
+@pytest.mark.slow
 def test_an_overloaded_bookie_is_asked_again_when_it_says(tmp_path: Path) -> None:
     with ScanBookies(tmp_path, "a", open_scans=1, scan_retry_s=0.3, share_logs=False) as bookies:
         for group in groups_of(20_000, per_group=500):
@@ -395,6 +401,7 @@ def test_an_overloaded_bookie_is_asked_again_when_it_says(tmp_path: Path) -> Non
         assert counters.retries == refused
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_leaves_no_scan_behind(two_elsewhere: ScanBookies) -> None:
     for group in groups_of(30_000, per_group=500):
         two_elsewhere.add(group)
@@ -410,6 +417,7 @@ def test_a_reader_that_goes_away_leaves_no_scan_behind(two_elsewhere: ScanBookie
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("scan-")]
 
 
+@pytest.mark.slow
 def test_a_slow_reader_holds_the_bookie_back(two_elsewhere: ScanBookies) -> None:
     """Read-ahead, what HTTP/2 has under way, and a chunk: not the ledger."""
     for group in groups_of(60_000, per_group=500):

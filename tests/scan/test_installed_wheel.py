@@ -10,6 +10,8 @@ from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import client_of
 from tests.installed_wheel import run
 
+pytestmark = pytest.mark.slow
+
 SCAN = """
 import importlib.util, sys
 from cepheid_scan import scan

@@ -96,6 +96,7 @@ def test_a_bookie_that_hangs_takes_no_time_from_ledgers_that_are_asked_later(mon
         newest_ends(ledgers_of(4), {"a": "a:1"}, 0.05, calls)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_watch_of_many_ledgers_begins_with_a_few() -> None:
     watch = EndWatch()
     watch._calls = calls = ParkedCalls()  # type: ignore[assignment]

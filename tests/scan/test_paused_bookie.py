@@ -18,6 +18,8 @@ from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.replica_order import Suspects
 from tests.scan.scan_bookies import ScanBookies, groups_of, piece_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Popen[str]]]:

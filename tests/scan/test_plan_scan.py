@@ -95,6 +95,7 @@ def planned(request: ScanRequest) -> list[Place]:
     return read(tasks, spec)
 
 
+@pytest.mark.slow
 def test_the_whole_of_a_topic(world: World) -> None:
     places = world.publish("whole", 30, 1, 40)
     assert planned(world.request("whole")) == places

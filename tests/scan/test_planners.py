@@ -69,6 +69,7 @@ def entries_of(plan: HistoryPlan) -> list[tuple[str, int, int, bytes]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_partitioned_topic_whoever_serves_its_parts(world: ScanCluster, planner: Planner) -> None:
     name = f"parted-{type(planner).__name__}"
     world.admin.request("PUT", f"{ADMIN}/{name}/partitions", body=6)
@@ -98,6 +99,7 @@ def test_a_partitioned_topic_whoever_serves_its_parts(world: ScanCluster, planne
     assert single == plan.topics[2]
 
 
+@pytest.mark.slow
 def test_planners_agree(world: ScanCluster) -> None:
     for _ in range(3):
         world.publish("agreed", [bytes(500)] * 7)
@@ -111,6 +113,7 @@ def test_planners_agree(world: ScanCluster) -> None:
         assert again.topics == told.topics, "closed ledgers from memory, the open one anew"
 
 
+@pytest.mark.slow
 def test_planners_agree_on_topics_that_are_called_like_partitions(world: ScanCluster) -> None:
     """Of a topic that is not there, and of one that is not partitioned."""
     names = ["odd-none-partition-0", "odd-none-partition-1", "odd-plain", "odd-plain-partition-0", "odd-plain-partition-1"]
@@ -258,6 +261,7 @@ def test_the_protocol_port_sends_to_the_admin_port(world: ScanCluster) -> None:
     assert sent == [(307, f"{url}{path}") for url in world.cluster.admin_urls]
 
 
+@pytest.mark.slow
 def test_the_open_ledgers_end_comes_from_the_bookies(world: ScanCluster) -> None:
     world.publish("open", [b"a"] * 5)
     with closing(open_planner(world.source())) as planner:
@@ -272,6 +276,7 @@ def test_the_open_ledgers_end_comes_from_the_bookies(world: ScanCluster) -> None
         newest_end(wrong_key, plan.bookies, 1.0)
 
 
+@pytest.mark.slow
 def test_a_watch_tells_from_memory(world: ScanCluster) -> None:
     world.publish("watched", [b"a"] * 2)
     topic = f"{FULL}/watched"
@@ -300,6 +305,7 @@ def test_a_watch_tells_from_memory(world: ScanCluster) -> None:
         assert (topic, ledger_id) not in watch.ends(), "it has ended: the plan tells where"
 
 
+@pytest.mark.slow
 def test_a_watch_that_hears_nothing_says_so(world: ScanCluster) -> None:
     world.publish("unheard", [b"a"])
     with closing(open_planner(world.source())) as planner:
@@ -322,6 +328,7 @@ def test_a_watch_that_hears_nothing_says_so(world: ScanCluster) -> None:
         eventually(lambda: not has_failed())
 
 
+@pytest.mark.slow
 def test_zookeeper_plans_while_no_broker_runs(world: ScanCluster) -> None:
     """What was acknowledged and has had its LAC told is read from the bookies, and nothing is recovered or fenced for it."""
     topic = f"{FULL}/orphan"
@@ -348,6 +355,7 @@ def test_zookeeper_plans_while_no_broker_runs(world: ScanCluster) -> None:
     assert world.publish("orphan", [b"after"])[0] > stored[-1]
 
 
+@pytest.mark.slow
 def test_bookies_that_come_back_are_waited_for(world: ScanCluster) -> None:
     world.publish("waiting", [b"a"] * 3)
     topic = f"{FULL}/waiting"
@@ -377,6 +385,7 @@ def test_addresses_of_metadata(metadata: str, said: str) -> None:
         open_planner(PlanSource(metadata=metadata))
 
 
+@pytest.mark.slow
 def test_nobody_at_zookeepers_address() -> None:
     with pytest.raises(PlanUnavailableError, match=r"127\.0\.0\.1:1"):
         open_planner(PlanSource(metadata="zk://127.0.0.1:1", retry_s=1))

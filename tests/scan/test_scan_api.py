@@ -71,6 +71,7 @@ def numbers(reader: ScanReader) -> list[int]:
     return [int(value.as_py()[:6]) for value in reader.read_all()["value"]]
 
 
+@pytest.mark.slow
 def test_rows_are_what_was_published_in_order_over_several_ledgers(server: ProcessCluster) -> None:
     counters = ScanCounters()
     table = scan("orders", service_url=server.service_url, counters=counters).read_all()
@@ -295,6 +296,7 @@ def reading_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("cepheid-scan-", "scan-"))]
 
 
+@pytest.mark.slow
 def test_bookies_that_are_gone_are_an_error_and_not_the_end(tmp_path: Path) -> None:
     with ProcessCluster(tmp_path / "data") as cluster:
         with client_of(cluster.service_url) as client:

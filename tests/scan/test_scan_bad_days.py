@@ -29,6 +29,8 @@ from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task
 from tests.scan.scan_cluster import FULL, ScanCluster, running_cluster
 
+pytestmark = pytest.mark.slow
+
 COUNT = 48
 SMALL = ReadSettings(chunk_bytes=1 << 20, decode_bytes=1 << 20, read_timeout_s=2.0, unreachable_s=30.0)
 

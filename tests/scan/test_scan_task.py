@@ -154,6 +154,7 @@ def test_a_ledger_trimmed_under_the_reader(
     assert ("gone" in line.outcome) is fail  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_bookie_that_came_up_at_another_address_is_found(bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch) -> None:
     store(bookies, [b"x"] * 10)
     piece = piece_of(0, 9, (0, "a"))

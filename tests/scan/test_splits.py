@@ -99,6 +99,7 @@ def expected_of(wanted: list[TopicRange]) -> list[tuple[str, int, int]]:
     ]
 
 
+@pytest.mark.slow
 @given(ranges(), st.integers(1, 20_000), st.integers(1, 9))
 def test_every_entry_is_in_one_piece_in_order(wanted: list[TopicRange], target_bytes: int, min_tasks: int) -> None:
     plan = plan_of(*(each.history for each in wanted))
@@ -107,6 +108,7 @@ def test_every_entry_is_in_one_piece_in_order(wanted: list[TopicRange], target_b
     assert all(task.pieces for task in tasks)
 
 
+@pytest.mark.slow
 @given(ranges(), st.sampled_from([1, 7, 40, 400, 4000]))
 def test_a_cut_by_entries_repeats_wherever_the_entries_lie_by_then(wanted: list[TopicRange], cut: int) -> None:
     plan = plan_of(*(each.history for each in wanted))
@@ -130,6 +132,7 @@ def test_a_cut_by_entries_repeats_wherever_the_entries_lie_by_then(wanted: list[
     assert [entries_of([task]) for task in again] == [entries_of([task]) for task in tasks]
 
 
+@pytest.mark.slow
 @given(ranges(), st.integers(1, 20_000))
 def test_bounds_inside_a_batch_are_at_the_ends_alone(wanted: list[TopicRange], target_bytes: int) -> None:
     for each in wanted:
@@ -148,6 +151,7 @@ def test_an_end_inside_a_batch_is_that_of_the_last_piece_alone() -> None:
     assert [(p.first_batch_index, p.end_batch_index) for p in pieces] == [(4, -1), (0, -1), (0, 3)]
 
 
+@pytest.mark.slow
 @given(ranges(), st.integers(1, 5_000))
 def test_pieces_know_where_their_entries_and_those_before_lie(wanted: list[TopicRange], target_bytes: int) -> None:
     tasks = cut_ranges(wanted, plan_of(*(each.history for each in wanted)), target_bytes=target_bytes)
@@ -265,6 +269,7 @@ def test_min_tasks_does_not_lead_to_too_many() -> None:
     assert 35 <= len(cut_ranges([whole(history)], plan_of(history), target_bytes=12_000, min_tasks=50, max_tasks=50)) <= 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ledgers", "entries"), [(1, 1000), (7, 143), (1000, 1)])
 def test_a_stream_is_never_refused_for_its_tasks_and_gets_the_same_ones_again(ledgers: int, entries: int) -> None:
     """Its cut is in the checkpoint: an error would come at every restart."""

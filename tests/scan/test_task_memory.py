@@ -108,6 +108,7 @@ libc.malloc_stats()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 @pytest.mark.parametrize("share", [True, False])
 def test_threads_of_a_worker_share_one_heap(share: bool) -> None:

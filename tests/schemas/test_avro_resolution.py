@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 import fastavro
+import pytest
 from fastavro.read import SchemaResolutionError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,6 +173,7 @@ def pairs(draw: st.DrawFn) -> tuple[Any, Any]:
 VERDICTS: Counter[bool] = Counter()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(pairs())
 def test_the_verdict_is_what_a_decoder_does(pair: tuple[Any, Any]) -> None:

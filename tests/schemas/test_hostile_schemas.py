@@ -7,6 +7,7 @@ import json
 import struct
 from typing import Any
 
+import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +60,7 @@ def taken(schema: Schema) -> Definition | None:
     return None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=250)
 @given(SCHEMAS, SCHEMAS)
 def test_a_schema_is_taken_or_refused(one: Schema, other: Schema) -> None:

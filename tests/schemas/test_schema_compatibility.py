@@ -313,6 +313,7 @@ def test_what_means_the_same_has_one_hash() -> None:
     assert content_hash(documented[0]) != content_hash(documented[1])  # a default is data, whatever it is called
 
 
+@pytest.mark.slow
 def test_a_comparison_is_bounded() -> None:
     """Of the reader's records the last fits every one of the writer's, and none by name: that square is not worked off."""
     unions = [[record(field(f"{side}{index}", "int"), name=f"{side}{index}") for index in range(400)] for side in "ab"]

@@ -285,6 +285,7 @@ EVOLVING = [user(field("id", "long"), *(field(f"f{n}", "int", default=0) for n i
 CANDIDATES = st.sampled_from([*EVOLVING, ID_TEXT, STRING])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 1 << 30),
@@ -321,6 +322,7 @@ def test_registries_that_race_give_one_history(seed: int, wanted: list[Schema], 
     run_async(main())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 1 << 30), forces=st.lists(st.booleans(), min_size=1, max_size=3), whole=st.booleans())
 def test_deletions_that_race_with_large_schemas_leave_nothing_half(seed: int, forces: list[bool], whole: bool) -> None:

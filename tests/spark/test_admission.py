@@ -34,6 +34,7 @@ def cost(taken: dict[str, int], of: list[Backlog]) -> float:
     return sum(each.size_of(taken.get(each.topic, 0)) for each in of)
 
 
+@pytest.mark.slow
 @given(backlogs, st.integers(1, 10**8))
 def test_a_budget_in_bytes_is_kept_but_for_one_entry(found: list[Backlog], max_bytes: int) -> None:
     taken = admit(found, Limits(max_bytes=max_bytes))
@@ -49,6 +50,7 @@ def test_a_budget_in_bytes_is_kept_but_for_one_entry(found: list[Backlog], max_b
         assert min(waiting, key=lambda each: (each.waiting_since_ms, each.topic)).topic in taken
 
 
+@pytest.mark.slow
 @given(backlogs, st.integers(1, 10_000))
 def test_a_budget_in_entries_is_used_up(found: list[Backlog], max_entries: int) -> None:
     taken = admit(found, Limits(max_entries=max_entries))
@@ -58,11 +60,13 @@ def test_a_budget_in_entries_is_used_up(found: list[Backlog], max_entries: int) 
         assert len(taken) == len(waiting), "one entry of each at least"
 
 
+@pytest.mark.slow
 @given(backlogs)
 def test_without_limits_all_of_it_is_taken(found: list[Backlog]) -> None:
     assert admit(found, NO_LIMITS) == {each.topic: each.entries for each in found if each.entries}
 
 
+@pytest.mark.slow
 @given(backlogs, st.integers(1, 10**8), st.integers(1, 10_000))
 def test_both_limits_hold_together(found: list[Backlog], max_bytes: int, max_entries: int) -> None:
     taken = admit(found, Limits(max_bytes, max_entries))

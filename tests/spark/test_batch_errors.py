@@ -31,6 +31,7 @@ def said(action: Callable[[], Any]) -> str:
     return lines[-1]
 
 
+@pytest.mark.slow
 def test_an_unknown_topic(topic: str, client: pulsar.Client, load: Load) -> None:
     publish(client, topic, [b"x"])
     message = said(load(topic + "s").count)
@@ -40,16 +41,19 @@ def test_an_unknown_topic(topic: str, client: pulsar.Client, load: Load) -> None
     assert load(f"{topic},{topic}s", failOnMissingTopic="false").count() == 1
 
 
+@pytest.mark.slow
 def test_a_misspelt_option(topic: str, load: Load) -> None:
     assert "did you mean readMode?" in said(lambda: load(topic, readMod="entries"))
 
 
+@pytest.mark.slow
 def test_an_option_whose_stack_is_no_news(topic: str, load: Load) -> None:
     with pytest.raises(PySparkException) as caught:
         load(topic, startingTimestamp="yesterday")
     assert str(caught.value).count('File "') == 1, "a user's mistake comes without our stack"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
@@ -66,12 +70,14 @@ def test_a_schema_that_the_rows_do_not_have(schema: str, why: str, topic: str, l
     assert why in message
 
 
+@pytest.mark.slow
 def test_a_column_that_is_not_there(topic: str, load: Load) -> None:
     message = said(lambda: load(topic, columns="value,produser_name"))
     assert "did you mean producer_name?" in message
     assert "replicated_from" in message, "all columns are listed"
 
 
+@pytest.mark.slow
 def test_nobody_answers(topic: str, spark: SparkSession) -> None:
     frame = spark.read.format("cepheid").options(topic=topic, serviceUrl="pulsar://127.0.0.1:1", metadataRetry="200ms").load()
     message = said(frame.count)
@@ -79,6 +85,7 @@ def test_nobody_answers(topic: str, spark: SparkSession) -> None:
     assert "127.0.0.1:1" in message
 
 
+@pytest.mark.slow
 def test_a_sink_is_not_served_yet(spark: SparkSession, server: Any, topic: str) -> None:
     writing = spark.range(1).write.format("cepheid").option("serviceUrl", server.service_url).option("topic", topic)
     message = said(writing.mode("append").save)

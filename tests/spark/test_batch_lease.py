@@ -73,6 +73,7 @@ def test_one_that_cannot_be_held_on_all_topics_leaves_nothing(monkeypatch: pytes
     assert not broker.stands
 
 
+@pytest.mark.slow
 def test_a_long_read_is_held_under_a_name_of_its_own(
     topic: str, client: pulsar.Client, server: ProcessCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def subscriptions(server: ProcessCluster, topic: str) -> dict[str, Any]:
         return dict(json.load(answer)["subscriptions"])
 
 
+@pytest.mark.slow
 def test_a_named_lease_is_a_subscription_with_the_backlog_of_the_read(
     topic: str, client: pulsar.Client, server: ProcessCluster, load: Load
 ) -> None:

@@ -93,12 +93,14 @@ def test_rows_equal_what_the_official_client_consumes(kind: str, topic: str, cli
     assert read_facts(load(topic)) == consumed(client, topic, 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batched", "single"])
 def test_large_rows_come_to_spark_in_several_portions(kind: str, topic: str, client: pulsar.Client, load: Load) -> None:
     publish_variety(client, topic, 300, padding=bytes(range(256)) * 80, **PRODUCERS[kind])
     assert read_facts(load(topic)) == consumed(client, topic, 300)
 
 
+@pytest.mark.slow
 def test_messages_in_chunks_are_rows_wherever_tasks_are_cut(topic: str, client: pulsar.Client, load: Load) -> None:
     """A task reads back for the chunks before its first entry; a message is a row of the task that has its last chunk."""
     producer = client.create_producer(topic, batching_enabled=False, chunking_enabled=True, max_pending_messages=100)
@@ -113,6 +115,7 @@ def test_messages_in_chunks_are_rows_wherever_tasks_are_cut(topic: str, client: 
         assert [(bytes(row.value), row.key, row.properties) for row in rows] == expected, size
 
 
+@pytest.mark.slow
 def test_rows_of_a_partitioned_topic(topic: str, client: pulsar.Client, server: Any, load: Load) -> None:
     path = f"/admin/v2/persistent/public/default/{topic}/partitions"
     request = urllib.request.Request(server.admin_url + path, data=b"3", method="PUT", headers={"Content-Type": "application/json"})
@@ -127,11 +130,13 @@ def test_rows_of_a_partitioned_topic(topic: str, client: pulsar.Client, server: 
     assert load(f"{topic}-partition-2").count() == sum(fact[1] == 2 for fact in facts)
 
 
+@pytest.mark.slow
 def test_a_topic_without_messages_has_no_rows(topic: str, client: pulsar.Client, load: Load) -> None:
     client.create_producer(topic).close()
     assert load(topic).count() == 0
 
 
+@pytest.mark.slow
 def test_columns_on_request(topic: str, client: pulsar.Client, load: Load) -> None:
     publish(client, topic, [b"a", b"b"], batching_enabled=False)
     assert load(topic, "value binary").collect() == [Row(value=bytearray(b"a")), Row(value=bytearray(b"b"))]
@@ -142,6 +147,7 @@ def test_columns_on_request(topic: str, client: pulsar.Client, load: Load) -> No
     assert [row.message_id for row in frame.collect()] == [f"{place.ledger_id}:{entry}:-1:-1" for entry in range(2)]
 
 
+@pytest.mark.slow
 def test_one_row_an_entry_with_its_bytes(topic: str, client: pulsar.Client, load: Load) -> None:
     publish(client, topic, [b"message %d" % number for number in range(100)], batching_enabled=True, batching_max_messages=25)
     rows = load(topic, readMode="entries").collect()
@@ -150,6 +156,7 @@ def test_one_row_an_entry_with_its_bytes(topic: str, client: pulsar.Client, load
     assert all(b"message" in bytes(row.entry) for row in rows)
 
 
+@pytest.mark.slow
 def test_names_and_types_of_pulsar_spark(topic: str, client: pulsar.Client, load: Load) -> None:
     publish_variety(client, topic, 20, batching_enabled=True)
     frame = load(topic, columnStyle="pulsar-spark")
@@ -164,6 +171,7 @@ def test_names_and_types_of_pulsar_spark(topic: str, client: pulsar.Client, load
     assert keys == [None if row.key is None else bytearray(row.key.encode()) for row in places]
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_left_out(topic: str, client: pulsar.Client, load: Load) -> None:
     publish_variety(client, topic, 200, batching_enabled=True)
     everything = read_facts(load(topic))
@@ -178,6 +186,7 @@ def test_what_is_left_out_is_left_out(topic: str, client: pulsar.Client, load: L
     ]
 
 
+@pytest.mark.slow
 def test_a_range_of_positions_starts_with_the_first_and_ends_before_the_second(
     topic: str, client: pulsar.Client, load: Load
 ) -> None:
@@ -189,6 +198,7 @@ def test_a_range_of_positions_starts_with_the_first_and_ends_before_the_second(
     assert [int(row.value) for row in frame.collect()] == list(range(7, 33))
 
 
+@pytest.mark.slow
 def test_tasks_are_cut_by_bytes_and_rows_keep_their_order(topic: str, client: pulsar.Client, load: Load) -> None:
     publish(client, topic, [b"%d " % number + b"x" * 50_000 for number in range(100)], batching_enabled=False)
     frame = load(topic, targetPartitionBytes="1mb")
@@ -198,6 +208,7 @@ def test_tasks_are_cut_by_bytes_and_rows_keep_their_order(topic: str, client: pu
     assert load(topic).rdd.getNumPartitions() == 1
 
 
+@pytest.mark.slow
 def test_several_topics_and_patterns(
     topic: str, client: pulsar.Client, load: Load, spark: SparkSession, server: ProcessCluster
 ) -> None:
@@ -211,6 +222,7 @@ def test_several_topics_and_patterns(
     assert reader.option("topicsPattern", f"{topic}-.-other").load().count() == 2
 
 
+@pytest.mark.slow
 def test_a_dataframe_is_a_snapshot_and_another_load_sees_more(topic: str, client: pulsar.Client, load: Load) -> None:
     publish(client, topic, [b"1"])
     frame = load(topic)

@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def table(spark: SparkSession) -> Iterator[str]:

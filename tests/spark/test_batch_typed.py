@@ -16,6 +16,8 @@ from pyspark.sql import DataFrame, Row
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
+pytestmark = pytest.mark.slow
+
 Load = Callable[..., DataFrame]
 
 

@@ -18,6 +18,8 @@ from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 from tests.spark.standalone_master import SPARK_HOME, Started, spark_environment
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = list(range(300))
 CLIENT = Path(__file__).with_name("connect_client.py")
 CLIENT_S = 800.0

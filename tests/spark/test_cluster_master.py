@@ -18,6 +18,8 @@ from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 from tests.spark.standalone_master import StandaloneMaster
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).with_name("cluster_job.py")
 NUMBERS = list(range(800))
 

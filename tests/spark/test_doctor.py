@@ -20,6 +20,7 @@ from tests.scan.scan_bookies import ScanBookies
 from tests.support import free_port
 
 
+@pytest.mark.slow
 def test_a_healthy_session(
     topic: str, client: pulsar.Client, server: ProcessCluster, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,6 +34,7 @@ def test_a_healthy_session(
     assert f"Python {platform.python_version()}" in shown
 
 
+@pytest.mark.slow
 def test_settings_that_cost_are_said_with_what_they_should_be(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
@@ -44,6 +46,7 @@ def test_settings_that_cost_are_said_with_what_they_should_be(spark: SparkSessio
     assert "set it to false" in bad[0].text
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_a_finding(spark: SparkSession) -> None:
     findings = doctor(spark, {"service.url": "pulsar://127.0.0.1:1", "topic": "t", "metadataRetry": "100ms"})
     assert any(finding.what == "cluster" and finding.is_good is False and "127.0.0.1:1" in finding.text for finding in findings)

@@ -34,6 +34,7 @@ def read(**given: str) -> Iterator[pa.RecordBatch]:
     return read_partition(task, (), choose_columns(schema, options), schema, freeze_gc=options.freeze_gc)
 
 
+@pytest.mark.slow
 def test_modules_are_frozen_with_the_first_batch_of_a_worker_and_once() -> None:
     rows = read()
     assert gc.get_freeze_count() == 0

@@ -66,6 +66,7 @@ def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert "skipped" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_spark_says_without_java_is_in_the_documentation(tmp_path: Path) -> None:
     """It comes before anything of ours runs."""
     for tool in Path("/usr/bin").iterdir():

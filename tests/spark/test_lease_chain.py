@@ -7,12 +7,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from cepheid_broker.topics import lease_expiry
 from cepheid_scan import MessagePosition, PlanSource
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_spark.lease import LEASE_PROPERTY, Lease
 from cepheid_spark.lease_keeper import LeaseKeeper
 from tests.admin.admin_world import NAMESPACE, AdminWorld, running_admin
+
+pytestmark = pytest.mark.slow
 
 TOPIC = "persistent://public/default/chain"
 TTL_S = 1.5

@@ -180,6 +180,7 @@ def disturb(course: Course) -> None:
         raise ProcessDied
 
 
+@pytest.mark.slow
 def test_whatever_becomes_of_leases_nothing_is_left_out_without_a_word() -> None:
     losses = 0
     for seed in range(COURSES):

@@ -44,6 +44,7 @@ def test_every_offset_of_an_older_format_is_read_and_says_nothing_that_it_did_no
     assert StreamOffset.from_json(document).to_json() == {**document, "v": 3}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(GOLDEN), st.randoms(use_true_random=False))
 def test_the_order_of_keys_decides_nothing(line: str, random: Any) -> None:
     document = json.loads(line)
@@ -55,6 +56,7 @@ ends = st.builds(EntryPosition, st.integers(0, 2**62), st.integers(-1, 2**62))
 topics = st.text(min_size=1, max_size=20)
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(topics, ends),
     st.dictionaries(topics, positions),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pyarrow as pa
+import pytest
 
 from cepheid_spark.partitions import LARGE_ROW_BYTES, PORTION_BYTES, portions
 
@@ -34,6 +35,7 @@ def sent(batches: list[pa.RecordBatch]) -> pa.Table:
     return table
 
 
+@pytest.mark.slow
 def test_large_rows_are_the_same_in_portions() -> None:
     batch = batch_of(10_001, 1000)
     parts = list(portions(batch))
@@ -49,6 +51,7 @@ def test_a_row_larger_than_a_portion_is_one() -> None:
     assert sent(parts).to_pylist() == batch.to_pylist()
 
 
+@pytest.mark.slow
 def test_small_rows_stay_together() -> None:
     batch = batch_of(50_000, 100)
     assert batch.nbytes > 5 * PORTION_BYTES

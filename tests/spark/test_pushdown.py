@@ -95,6 +95,7 @@ def test_columns_of_the_schema_are_not_those_of_the_message() -> None:
     assert request.start == Edge(publish_time_ms=NOON_MS)
 
 
+@pytest.mark.slow
 def test_filters_give_the_rows_that_spark_would_have_kept(topic: str, client: pulsar.Client, load: Load, pushing: None) -> None:
     producer = client.create_producer(topic)
     for number in range(30):
@@ -115,6 +116,7 @@ def test_filters_give_the_rows_that_spark_would_have_kept(topic: str, client: pu
     assert rows("publish_time > '2100-01-01'", filterPushdown="true") == []
 
 
+@pytest.mark.slow
 def test_fields_of_a_schema_that_are_called_like_columns_of_messages_are_filtered_by_their_own_values(
     topic: str, client: pulsar.Client, load: Load, pushing: None
 ) -> None:
@@ -128,6 +130,7 @@ def test_fields_of_a_schema_that_are_called_like_columns_of_messages_are_filtere
         assert rows[0] == rows[1] > 0, condition
 
 
+@pytest.mark.slow
 def test_partitions_that_no_topic_has_give_no_rows(
     topic: str, server: ProcessCluster, client: pulsar.Client, load: Load, pushing: None
 ) -> None:
@@ -144,12 +147,14 @@ def test_partitions_that_no_topic_has_give_no_rows(
     assert count("partition in (0, 1)", partitions="1-2") == 2
 
 
+@pytest.mark.slow
 def test_spark_refuses_it_where_its_own_setting_is_off(topic: str, client: pulsar.Client, load: Load) -> None:
     publish(client, topic, [b"x"])
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
         load(topic, filterPushdown="true").count()
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="Spark 4.1.4 to 4.3.0 keep the filters of a DataFrame's first query for its later ones")
 def test_filters_of_one_query_do_not_reach_the_next(topic: str, client: pulsar.Client, load: Load, pushing: None) -> None:
     """The day this passes, pushing filters may become the default for Sparks from then on."""

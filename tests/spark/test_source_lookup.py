@@ -24,6 +24,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_the_lookup_imports_nothing_heavy() -> None:
     ran = run(BLOCKING_IMPORT + "print(pyspark_cepheid.DefaultSource.name())")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "cepheid\n", "")

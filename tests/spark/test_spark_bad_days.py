@@ -17,6 +17,8 @@ from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import client_of, publish
 from tests.spark.streams import StreamedTopic, Streams
 
+pytestmark = pytest.mark.slow
+
 Load = Callable[..., DataFrame]
 EVERYTHING = {"startingOffsets": "earliest"}
 

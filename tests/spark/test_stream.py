@@ -16,6 +16,8 @@ from cepheid_spark import ProgressListener
 from cepheid_testkit import ProcessCluster
 from tests.spark.streams import Streams
 
+pytestmark = pytest.mark.slow
+
 EVERYTHING = {"startingOffsets": "earliest"}
 IDLE_S = 10.0  # many looks at the topic, and many questions of Spark
 

@@ -157,6 +157,7 @@ def courses(
             raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_batches_together_are_the_topic_whenever_the_process_dies(part: int) -> None:
     """The lease is all that keeps what is not read yet; nothing is lost, nothing is said to be."""
@@ -168,6 +169,7 @@ def test_batches_together_are_the_topic_whenever_the_process_dies(part: int) -> 
     courses(part, trim_some, judge)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_start_by_time_is_that_of_the_checkpoint_though_each_process_gives_another(part: int) -> None:
     left_out = 0
@@ -182,6 +184,7 @@ def test_a_start_by_time_is_that_of_the_checkpoint_though_each_process_gives_ano
     assert left_out, "some were older than the start"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_without_a_lease_nothing_is_left_out_without_a_word(part: int) -> None:
     losses = 0
@@ -206,6 +209,7 @@ def test_without_a_lease_nothing_is_left_out_without_a_word(part: int) -> None:
     assert 0 < losses < COURSES // PARTS, "some have losses, not all"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_without_a_lease_idle_topics_whose_brokers_restart_end_no_query(part: int) -> None:
     """Each restart takes the empty ledger away that the position is in; nothing is trimmed."""
@@ -264,6 +268,7 @@ def test_topics_are_read_without_a_hole_to_their_end_or_to_a_loss_that_is_said(p
     courses(part, make_some_anew, judge, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", ["none", "auto"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_where_losses_are_accepted_what_is_left_is_read_once_and_to_its_end(part: int, lease: str) -> None:

@@ -225,6 +225,7 @@ def test_sightings_stay_bounded_and_late_rather_than_early() -> None:
     assert sum(map(len, sightings._ends.values())) <= 512
 
 
+@pytest.mark.slow
 def test_arithmetic_over_ten_thousand_ledgers_takes_no_time() -> None:
     looked = view(*(ledger(number, 100) for number in range(10_000)), ledger(10_000, 1, is_open=True))
     began = time.perf_counter()

@@ -45,6 +45,7 @@ def one_batch(query: StreamQuery) -> StreamOffset:
     return end
 
 
+@pytest.mark.slow
 def test_its_consumers_get_every_message_while_the_stream_reads_and_commits(
     server: ProcessCluster, client: pulsar.Client, streamed: StreamedTopic
 ) -> None:
@@ -66,6 +67,7 @@ def test_its_consumers_get_every_message_while_the_stream_reads_and_commits(
     consumer.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_names_it_as_the_lease_gives_it_back(server: ProcessCluster, streamed: StreamedTopic) -> None:
     """Earlier versions took the subscription of the start for the lease."""
     streamed.send(range(10))
@@ -147,6 +149,7 @@ def test_what_its_consumers_acknowledge_before_the_lease_is_made_is_behind_the_s
     assert world.cursors[A, BILLING] == MessagePosition(reached, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_batches_together_are_the_topic_though_its_consumers_go_on_and_all_they_leave_is_trimmed(part: int) -> None:
     for seed in range(part * 40, (part + 1) * 40):

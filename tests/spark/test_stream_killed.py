@@ -28,6 +28,8 @@ from cepheid_spark.java_check import NoJavaError, find_java
 from cepheid_testkit import ProcessCluster
 from tests.spark.streams import StreamedTopic
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 300.0  # a JVM start on a busy machine takes its time
 SEND_PAUSE_S = 0.05
 SOURCE_KILLS = 20

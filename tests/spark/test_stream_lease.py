@@ -19,6 +19,8 @@ from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_testkit import ProcessCluster
 from tests.spark.streams import StreamedTopic
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def streamed(server: ProcessCluster, client: pulsar.Client, topic: str) -> Iterator[StreamedTopic]:

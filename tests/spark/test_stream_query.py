@@ -366,6 +366,7 @@ def test_one_slow_look_does_not_close_the_eyes_for_long() -> None:
     assert pause_after(30.0, None, is_moving=False) == pause_after(30.0, 30.0, is_moving=False) == 30.0
 
 
+@pytest.mark.slow
 def test_a_look_that_breaks_ends_the_query_instead_of_showing_an_old_picture_for_ever() -> None:
     class Broken(Known):
         def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
@@ -770,6 +771,7 @@ def test_a_topic_that_is_new_begins_where_it_did_when_the_lease_held_it() -> Non
     assert bench.read(start, end) == [("a", 7, 5, 5), ("b", 21, 0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tasks", "least"), [("50000", 30_000), ("40000", 30_000), ("1", 1)])  # tasks are of whole entries
 def test_a_batch_has_no_more_tasks_than_are_planned_whatever_is_asked_for(tasks: str, least: int) -> None:
     """They are refused where they are planned: after the offset is written."""
@@ -781,6 +783,7 @@ def test_a_batch_has_no_more_tasks_than_are_planned_whatever_is_asked_for(tasks:
     assert sum(120_000 / cut for cut in end.cut.values()) <= 50_000
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_batch_has_too_many_tasks_is_read_on() -> None:
     bench = Bench(targetPartitionBytes="1gb")
     bench.known.chains[A] = [ledger(7, 120_000, is_open=True)]

@@ -17,6 +17,8 @@ from cepheid_spark.source import CepheidDataSource
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
+pytestmark = pytest.mark.slow
+
 OLD = {"type": "record", "name": "Visit", "fields": [{"name": "id", "type": "int"}]}
 DEFAULTED = {"name": "page", "type": "string", "default": "none"}
 NEW = {**OLD, "fields": [*OLD["fields"], DEFAULTED]}

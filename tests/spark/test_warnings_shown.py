@@ -9,10 +9,13 @@ import urllib.request
 from collections.abc import Callable
 
 import pulsar
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
+
+pytestmark = pytest.mark.slow
 
 Load = Callable[..., DataFrame]
 SETTING = "spark.sql.pyspark.worker.logging.enabled"

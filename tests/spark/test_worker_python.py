@@ -10,6 +10,7 @@ import pytest
 from cepheid_spark.worker_python import find_fault
 
 
+@pytest.mark.slow
 def test_an_environment_that_has_everything_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     assert find_fault() is None

@@ -9,6 +9,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from tests.wire.strategies import messages
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(messages(pb.SingleMessageMetadata), st.binary(max_size=20)), max_size=5))
 def test_a_batch_survives(batch: list[tuple[pb.SingleMessageMetadata, bytes]]) -> None:
     payload = encode_batch(batch)

@@ -39,6 +39,7 @@ def test_a_body_alone_makes_the_same_frame(command: pb.BaseCommand) -> None:
     assert encode_body(body) == encode_command(command)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_order_and_unknown_fields_make_no_difference(data: st.DataObject) -> None:
     command = data.draw(commands())

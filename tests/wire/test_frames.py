@@ -75,6 +75,7 @@ class CountingSplitter(FrameSplitter):
         super()._cut(chunk, start, frames, stream_end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece_bytes", [1, 100, 5000])
 def test_a_frame_in_many_pieces_is_looked_at_twice_at_most(piece_bytes: int) -> None:
     stream = frame(SEND, bytes(200_000)) * 2

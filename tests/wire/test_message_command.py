@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_a_header_and_its_tail_are_what_protobuf_writes(
     assert header + tail == encode_command(pb.BaseCommand(type=Type.MESSAGE, message=body), tail)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(ids, st.binary(max_size=20)), max_size=5))
 def test_messages_written_one_after_the_other_are_read_as_frames(entries: list[tuple[int, bytes]]) -> None:
     written = b"".join(encode_message_header(7, 12, entry_id, len(tail)) + tail for entry_id, tail in entries)

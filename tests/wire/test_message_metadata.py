@@ -35,6 +35,7 @@ def metadata_with(**fields: Any) -> pb.MessageMetadata:
     return pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2, **fields)
 
 
+@pytest.mark.slow
 @given(st.data(), st.binary(max_size=30), st.booleans())
 def test_what_is_read_equals_the_whole_metadata(data: st.DataObject, payload: bytes, checksum: bool) -> None:
     metadata = data.draw(messages(pb.MessageMetadata))

@@ -22,6 +22,7 @@ positions = st.integers(-1, 300) | st.integers(-1, 2**63 - 1)
 receipts = st.builds(Receipt, ids, ids, positions, positions, st.none() | ids)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_parse_send_equals_protobuf(data: st.DataObject) -> None:
     send = data.draw(messages(pb.CommandSend))

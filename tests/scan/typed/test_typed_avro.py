@@ -112,6 +112,7 @@ def shown(schema: Any, value: Any) -> Any:
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flat", [True, False])
 @settings(max_examples=60)
 @given(data=st.data())
@@ -129,6 +130,7 @@ def test_columns_are_what_was_written(flat: bool, data: st.DataObject) -> None:
     assert some == [{name: row[name] for name in wanted} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flat", [True, False])
 @settings(max_examples=60)
 @given(data=st.data())

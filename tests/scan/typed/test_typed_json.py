@@ -147,6 +147,7 @@ def test_two_objects_in_one_value_and_half_of_one_in_another_do_not_cancel_out(p
     assert hours[:10] + hours[12:] == [*range(10), *range(12, 2 * MIN_ROWS)], "the neighbours are where they were"
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), values=st.lists(VALUES, min_size=3, max_size=8))
 def test_mutated_bytes_give_what_one_by_one_gives(seed: int, values: list[dict[str, Any]]) -> None:

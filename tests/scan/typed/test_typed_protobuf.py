@@ -153,6 +153,7 @@ VALUES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
 @settings(max_examples=50)
 @given(values=st.lists(VALUES, min_size=1, max_size=6))

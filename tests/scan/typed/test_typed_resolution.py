@@ -183,6 +183,7 @@ KINDS: list[tuple[Any, st.SearchStrategy[Any]]] = [
 NAMES = ("a", "b", "c", "d")
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(data=st.data())
 def test_as_fastavro_resolves(data: st.DataObject) -> None:
