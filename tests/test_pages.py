@@ -1,4 +1,4 @@
-"""Pages and docstrings name only files that exist, and the READMEs of the broker's parts name every module."""
+"""Pages and docstrings name only files and commands that exist, and the pages that list others list all of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ pytestmark = pytest.mark.page
 MODULE = re.compile(r"[\w*./-]*[\w*]\.py\b")
 """A module as pages name it: `frames.py`, `protocol/connection_*.py`, `core/cepheid_wire/frames.py`."""
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+PATH = re.compile(r"`(\.?\w[\w.*/-]*)`")
+"""A word of code, which is a path if it has a slash or the ending of a module."""
+MAKE = re.compile(r"(?:`|^|\$ )make ([a-z][a-z-]*)", re.MULTILINE)
+RUN = re.compile(r"python -m ((?:tests|benchmarks|cepheid_\w+)(?:\.\w+)*)")
 LISTED = ("broker_service/cepheid_managed_ledger", "broker_service/cepheid_broker/*")
 """Packages whose README lists all of their modules."""
 
@@ -61,10 +65,13 @@ def test_a_readme_names_modules_of_its_own_folder_or_by_their_path() -> None:
     assert not missing
 
 
+def pages() -> list[Path]:
+    return [*readmes(), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/**/README.md")]
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    pages = [*readmes(), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     missing = [
-        f"{page}: {target}" for page in pages for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()
+        f"{page}: {target}" for page in pages() for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()
     ]
     assert not missing
 
@@ -77,3 +84,32 @@ def test_a_readme_lists_every_module_of_its_package() -> None:
             f"{package.name}: {path.name}" for path in sorted(package.glob("*.py")) if path.name not in {*named, "__init__.py"}
         ]
     assert not missing
+
+
+def test_contributors_are_told_of_files_that_exist() -> None:
+    """CONTRIBUTING.md writes paths from the root."""
+    named = [name for name in PATH.findall((ROOT / "CONTRIBUTING.md").read_text()) if "/" in name or MODULE.fullmatch(name)]
+    assert len(named) > 30
+    assert [name for name in named if not any(ROOT.glob(name)) and not exists(name)] == []
+
+
+def test_commands_on_pages_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    missing = []
+    for page in pages():
+        text = page.read_text()
+        missing += [f"{page}: make {name}" for name in MAKE.findall(text) if name not in targets]
+        missing += [f"{page}: python -m {name}" for name in RUN.findall(text) if not is_runnable(name)]
+    assert not missing
+
+
+def is_runnable(name: str) -> bool:
+    path = name.replace(".", "/")
+    return exists(f"{path}.py") or exists(f"{path}/__main__.py")
+
+
+def test_the_index_lists_every_page_once() -> None:
+    docs = ROOT / "docs"
+    listed = [docs / target for target in LINK.findall((docs / "index.md").read_text())]
+    there = sorted(page for page in docs.rglob("*.md") if page.name != "index.md")
+    assert sorted(page for page in listed if docs in page.resolve().parents) == there

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 
 from cepheid_broker import errors as broker_errors
-from cepheid_broker.admin import document
-from cepheid_broker.admin.document import Endpoint, endpoints, shape, with_tables
 from cepheid_broker.admin.errors import HTTP_STATUSES, AdminError, http_status_of
 from cepheid_broker.admin.unserved import unserved
 from cepheid_broker.protocol import PortInUseError
 from cepheid_ports import CepheidError
+from tests.admin import admin_page
+from tests.admin.admin_page import PAGE, Endpoint, endpoints, shape, with_tables
 
-TABLE = Path(__file__).parents[1] / "reference" / "pulsar-admin" / "endpoints.csv"
-DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
 OURS = ("/cepheid/", "/health", "/ready")  # probes of every role are alike
 
 
 @cache
 def routes() -> list[APIRoute]:
-    return document.routes()
+    return admin_page.routes()
 
 
 @cache
@@ -37,7 +34,7 @@ def served() -> dict[tuple[str, str], APIRoute]:
 
 @cache
 def listed() -> dict[tuple[str, str], Endpoint]:
-    return {endpoint.call: endpoint for endpoint in endpoints(TABLE)}
+    return {endpoint.call: endpoint for endpoint in endpoints()}
 
 
 @pytest.mark.parametrize("call", served(), ids=" ".join)
@@ -48,7 +45,7 @@ def test_each_route_is_one_of_pulsars_with_its_success_status(call: tuple[str, s
 
 def test_everything_of_pulsars_api_is_served_or_has_a_reason_why_not() -> None:
     have = served()
-    succeeds = [endpoint for endpoint in endpoints(TABLE) if endpoint.success_status is not None]
+    succeeds = [endpoint for endpoint in endpoints() if endpoint.success_status is not None]
     missing = [endpoint for endpoint in succeeds if endpoint.call not in have and unserved(endpoint.path) is None]
     assert not missing
 
@@ -83,8 +80,8 @@ def test_no_route_is_shadowed_by_one_before_it() -> None:
 
 @pytest.mark.page
 def test_the_page_is_what_the_routes_are() -> None:
-    page = DOCS.read_text()
-    assert with_tables(page, TABLE) == page, "run: python -m cepheid_broker.admin.document docs/admin.md " + str(TABLE)
+    page = PAGE.read_text()
+    assert with_tables(page) == page, "run: python -m tests.admin.admin_page"
 
 
 def test_handlers_run_in_the_loop() -> None:

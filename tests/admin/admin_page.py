@@ -1,8 +1,6 @@
-"""The tables of docs/admin.md, from the routes and from the table of Pulsar's API.
+"""Write the tables of docs/admin.md from the routes and from the table of Pulsar's API: `python -m tests.admin.admin_page`.
 
-    python -m cepheid_broker.admin.document docs/admin.md tests/reference/pulsar-admin/endpoints.csv
-
-rewrites what lies between `<!-- NAME: generated -->` and `<!-- /NAME -->`; a test compares. A route's note is the docstring of its
+It rewrites what is between `<!-- NAME: generated -->` and `<!-- /NAME -->`; a test compares. A route's note is the docstring of its
 function, which /openapi.json has too.
 """
 
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,8 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.openapi import routes_of
 from cepheid_broker.admin.unserved import unserved
 
+PAGE = Path(__file__).parents[2] / "docs" / "admin.md"
+TABLE = Path(__file__).parents[1] / "reference" / "pulsar-admin" / "endpoints.csv"
 METHODS = ("GET", "PUT", "POST", "DELETE")
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 _SECTIONS = (
@@ -63,9 +62,10 @@ def routes() -> list[APIRoute]:
     return [route for router in ROUTERS for route in routes_of(router(no_context))]
 
 
-def endpoints(table: Path) -> list[Endpoint]:
+def endpoints() -> list[Endpoint]:
+    """Return the rows of the table of Pulsar's API."""
     found: list[Endpoint] = []
-    with table.open(newline="") as rows:
+    with TABLE.open(newline="") as rows:
         for row in csv.DictReader(rows):
             status = re.match(r"\d+", row["success_status"])
             path = row["path"].rstrip("/")  # a slash at the end means nothing
@@ -117,10 +117,10 @@ def unserved_list(endpoints: Sequence[Endpoint], routes: Iterable[APIRoute]) -> 
     return "\n".join(lines)
 
 
-def with_tables(page: str, table: Path) -> str:
-    """The page with its generated parts made anew."""
+def with_tables(page: str) -> str:
+    """Return the page with its generated parts replaced."""
     found = routes()
-    for name, text in (("served", served_tables(found)), ("unserved", unserved_list(endpoints(table), found))):
+    for name, text in (("served", served_tables(found)), ("unserved", unserved_list(endpoints(), found))):
         start, end = f"<!-- {name}: generated -->", f"<!-- /{name} -->"
         assert page.count(start) == page.count(end) == 1, f"the page has no {start} … {end}"
         before, rest = page.split(start)
@@ -128,9 +128,5 @@ def with_tables(page: str, table: Path) -> str:
     return page
 
 
-def main(page_path: Path, table: Path) -> None:
-    page_path.write_text(with_tables(page_path.read_text(), table))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    PAGE.write_text(with_tables(PAGE.read_text()))
