@@ -48,7 +48,6 @@ class BrokerFigures:
     publish_pauses: int
     read_ahead_bytes: int
     requests_running: int
-    refusals: int
     published: TrafficFigures
     delivered: TrafficFigures
     repeated_entries: int
@@ -94,7 +93,6 @@ class Broker:
         self.schemas = SchemaRegistry(store, ports)
         self.topics.on_deleting.append(self.schemas.on_topic_deleting)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
-        self._refusals = RefusalLog()
         services = Services(
             settings=settings,
             catalog=self.catalog,
@@ -103,7 +101,7 @@ class Broker:
             schemas=self.schemas,
             topic_watches=self.topic_watches,
             publish_budget=self._publish_budget,
-            refusals=self._refusals,
+            refusals=RefusalLog(),
             tasks=self._tasks,
             ports=ports,
             listening_port=lambda: self._listener.port,
@@ -150,19 +148,18 @@ class Broker:
 
     def statistics(self) -> BrokerFigures:
         return BrokerFigures(
-            len(self._listener.connections),
-            self._listener.accepted,
-            self._listener.refused,
-            len(list(self.topics.loaded())),
-            self.topics.failures,
-            self._publish_budget.used_bytes,
-            self._publish_budget.pauses,
-            self.topics.read_ahead_budget.used_bytes,
-            len(self._tasks),
-            self._refusals.refusals,
-            self.topics.totals.published.figures(),
-            self.topics.totals.delivered.figures(),
-            self.topics.totals.repeated.entries,
+            connections=len(self._listener.connections),
+            connections_accepted=self._listener.accepted,
+            connections_refused=self._listener.refused,
+            topics_open=len(list(self.topics.loaded())),
+            topic_failures=self.topics.failures,
+            publish_buffer_bytes=self._publish_budget.used_bytes,
+            publish_pauses=self._publish_budget.pauses,
+            read_ahead_bytes=self.topics.read_ahead_budget.used_bytes,
+            requests_running=len(self._tasks),
+            published=self.topics.totals.published.figures(),
+            delivered=self.topics.totals.delivered.figures(),
+            repeated_entries=self.topics.totals.repeated.entries,
         )
 
     def _schedule_tick(self) -> None:

@@ -28,11 +28,9 @@ class RefusalLog:
         self._seen: OrderedDict[tuple[str, Hashable], tuple[float, int]] = OrderedDict()  # logged at; repeated since
         self._window_from = 0.0
         self._lines = self._unlogged = 0  # since then
-        self.refusals = 0
 
     def note(self, event: str, key: Hashable, *, level: int = logging.INFO, **extra: Any) -> None:
         """`key` says what counts as the same: a topic and a code, say."""
-        self.refusals += 1
         now = asyncio.get_running_loop().time()
         logged_at, repeated = self._seen.get((event, key), (-WINDOW_S, 0))
         if now - logged_at < WINDOW_S:
