@@ -12,7 +12,7 @@ BENCH  ?= all
 # Without compiled modules on disk every process that a test starts compiles the product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-spark run test test-all check bench simulate proto clean
+.PHONY: help install demo demo-spark run test test-all check bench simulate clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
@@ -41,10 +41,11 @@ run: $(STAMP)
 	$(BIN)/cepheid standalone --data $(DATA)
 
 test: $(STAMP)
+	@$(BIN)/python -m cepheid_spark --install-java  # as root on Debian; otherwise the tests of Spark are skipped, and say so
 	$(SUITE) fast
 
 test-all: $(STAMP)
-	@$(BIN)/python -m cepheid_spark --install-java  # as root on Debian; otherwise the tests of Spark are skipped, and say so
+	@$(BIN)/python -m cepheid_spark --install-java
 	$(SUITE) all
 
 check: $(STAMP)

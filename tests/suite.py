@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,17 +22,14 @@ NO_TESTS = 5  # exit code of pytest when a ring has no test below the given path
 MAX_REPEATED = 10
 """When more tests fail, the code is broken, not a test."""
 RINGS = {"fast": ("not slow",), "slow": ("slow",), "all": ("not slow", "slow")}
-LAST_FAILED = Path(__file__).parents[1] / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
-def pytest(*arguments: str) -> int:
-    """Run pytest in a process of its own and return its exit code."""
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments]).returncode
-
-
-def failed_tests() -> list[str]:
-    """Node ids of the tests that failed in the last run; [] when it ended before any test ran."""
-    return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+def pytest(*arguments: str) -> tuple[int, list[str]]:
+    """Run pytest in a process of its own. Return its exit code and the node ids of the tests that failed."""
+    with tempfile.TemporaryDirectory() as cache:  # not that of the clone: another pytest may write there meanwhile
+        code = subprocess.run([sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache}", *arguments]).returncode
+        failed = Path(cache) / "v" / "cache" / "lastfailed"
+        return code, sorted(json.loads(failed.read_text())) if failed.exists() else []
 
 
 def parts_of(paths: Sequence[str]) -> list[list[str]]:
@@ -50,16 +48,14 @@ def run_ring(selection: str, paths: Sequence[str], *, repeat: bool) -> tuple[boo
     """Return whether the ring passed, and which tests passed only when they were repeated."""
     passed, flaky = True, []
     for part in parts_of(paths):
-        LAST_FAILED.unlink(missing_ok=True)
-        code = pytest("-m", selection, "-n", str(PROCESSES), *part)
+        code, failed = pytest("-m", selection, "-n", str(PROCESSES), *part)
         if code in (0, NO_TESTS):
             continue
-        failed = failed_tests()
         if not repeat or code != 1 or not 0 < len(failed) <= MAX_REPEATED:
             passed = False
             continue
         print(f"\n{len(failed)} failed; each runs once more, alone", flush=True)
-        recovered = [test for test in failed if pytest("-p", "no:cacheprovider", test) == 0]
+        recovered = [test for test in failed if pytest(test)[0] == 0]
         flaky += recovered
         passed = passed and len(recovered) == len(failed)
     return passed, flaky

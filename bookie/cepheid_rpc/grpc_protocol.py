@@ -23,6 +23,10 @@ MAX_GRPC_MESSAGE_BYTES = 16 << 20
 KEEPALIVE_TIME_MS = 10_000
 """A peer that vanished without a word is noticed after about twice this long, also on an idle connection."""
 
+MAX_STREAMS = 10_000
+"""RPCs that one connection may have open. A ledger client has one for adds, one for each read, and one for each wait for a LAC.
+Further ones wait at the client until one has ended."""
+
 
 def method_path(method: str) -> str:
     return f"/{SERVICE}/{method}"
@@ -55,5 +59,6 @@ def server_options() -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIME_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),  # else clients' keepalives count as abuse
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent share of another bookie's traffic
     ]

@@ -52,7 +52,7 @@ def positions_by_liking(
 
 
 def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Positions in the ensemble that hold this entry (docs/ledger-protocol.md)."""
+    """Positions in the ensemble that hold this entry (docs/reference/ledger-protocol.md)."""
     return tuple((entry_id + i) % ensemble_size for i in range(write_quorum))
 
 

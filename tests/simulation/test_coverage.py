@@ -139,6 +139,7 @@ def test_every_branch_of_the_cores_is_taken_or_excused() -> None:
     assert not missed, f"take them, or say in {UNREACHED.name} why not:\n" + "\n".join(missed)
 
 
+@pytest.mark.page
 def test_the_page_tells_how_many_branches_are_excused() -> None:
     """In round numbers: a tenth off is near enough."""
     told = re.search(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.simulation.campaign import Hunt
 from tests.simulation.mutants import medians
 from tests.simulation.mutants.catalogue import MUTANTS, RULES
@@ -90,6 +92,7 @@ def test_the_code_of_a_mutant_is_what_its_seeds_run() -> None:
     assert codes[ONE] == codes[OTHER] != codes[THIRD]  # those are of one module
 
 
+@pytest.mark.page
 def test_the_file_and_the_page_name_no_mutant_that_is_no_more() -> None:
     """That the page tells what the file has, and all mutants is looked at in test_scenario_language.py."""
     assert load().keys() <= MUTANTS.keys()

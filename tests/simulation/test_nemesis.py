@@ -54,6 +54,7 @@ def test_each_kind_that_is_dealt_out_is_in_the_table() -> None:
     assert set(dealt) <= set(KINDS)
 
 
+@pytest.mark.page
 def test_the_readme_has_the_table() -> None:
     assert table() in (HERE / "README.md").read_text()
 

@@ -149,6 +149,7 @@ def test_every_step_is_used() -> None:
     assert not STEPS.keys() - used
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("path", pages.pages(), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_pages_tell_every_step_and_every_scenario(path: Path) -> None:
     page = path.read_text(encoding="utf-8")

@@ -57,6 +57,7 @@ def run_console(text: str) -> None:
         assert [line.split() for line in result.output.splitlines()] == [line.split() for line in shown.splitlines()], command
 
 
+@pytest.mark.page
 def test_the_table_of_options_has_each_option_once() -> None:
     table = PAGE.partition("## Options")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -73,6 +74,7 @@ def option_rows() -> Iterator[tuple[list[str], str, str]]:
             yield re.findall(r"`(\w+)`", names), defaults, kinds
 
 
+@pytest.mark.page
 def test_other_names_of_options_are_told() -> None:
     assert not {name for name in OTHER_NAMES if f"`{name}`" not in PAGE}
 
@@ -105,6 +107,7 @@ def defaults_of(options: SourceOptions) -> dict[str, Any]:
     }
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_defaults_in_the_table_are_those_of_the_code(streaming: bool) -> None:
     found = defaults_of(parse_options({"service.url": URL, "topics": "t"}, streaming=streaming))
@@ -126,6 +129,7 @@ def parse_default(text: str, like: Any) -> Any:
     return size()("default", text) if isinstance(like, int) else text
 
 
+@pytest.mark.page
 def test_every_column_is_named() -> None:
     rows = PAGE.partition("## Rows")[2].partition("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", rows))
