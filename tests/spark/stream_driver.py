@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-SLICE_ENTRIES = 60
+SLICE_ENTRIES = 300
 
 
 def main(service_url: str, topic: str, directory: Path) -> None:
