@@ -1,6 +1,7 @@
 """Runs the rings of the test suite: `python -m tests.suite fast`, `slow`, or `all` (fast, then slow if fast passed).
 
-The fast ring is everything that is not marked `slow`. Tests run in two processes, a file at a time.
+The fast ring is everything that is not marked `slow`. Tests run in two processes, a file at a time; slow tests outside of the
+simulator and Spark in three, because they wait for other processes half of their time.
 
 With `--repeat-failed` each failed test runs once more, alone. A test that passes then is flaky: it is named in the last lines, and
 more than two of them fail the run. So a landing does not depend on luck, and no flaky test goes unnoticed.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROCESSES = 2
+PROCESSES_OF_WAITING_TESTS = 3
 MAX_FLAKY = 2
 NO_TESTS = 5  # exit code of pytest when a ring has no test below the given paths
 MAX_REPEATED = 10
@@ -32,23 +34,25 @@ def pytest(*arguments: str) -> tuple[int, list[str]]:
         return code, sorted(json.loads(failed.read_text())) if failed.exists() else []
 
 
-def parts_of(paths: Sequence[str]) -> list[list[str]]:
+def parts_of(paths: Sequence[str], selection: str) -> list[list[str]]:
     """Return the arguments of each pytest run.
 
     The simulator's seeds are balanced test by test; all other tests share servers per file. Tests of Spark run in processes of
     their own: a JVM that is started from a process in which gRPC has run may end at once (gRPC's handlers run in the forked child).
     """
+    two = ["-n", str(PROCESSES), "--dist"]
     if paths:
-        return [["--dist", "loadfile", *paths]]
-    others = ["tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"]
-    return [["--dist", "worksteal", "tests/simulation"], ["--dist", "loadfile", "tests/spark"], ["--dist", "loadfile", *others]]
+        return [[*two, "loadfile", *paths]]
+    waiting = ["-n", str(PROCESSES_OF_WAITING_TESTS if selection == "slow" else PROCESSES), "--dist", "loadfile"]
+    others = [*waiting, "tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"]
+    return [[*two, "worksteal", "tests/simulation"], [*two, "loadfile", "tests/spark"], others]
 
 
 def run_ring(selection: str, paths: Sequence[str], *, repeat: bool) -> tuple[bool, list[str]]:
     """Return whether the ring passed, and which tests passed only when they were repeated."""
     passed, flaky = True, []
-    for part in parts_of(paths):
-        code, failed = pytest("-m", selection, "-n", str(PROCESSES), *part)
+    for part in parts_of(paths, selection):
+        code, failed = pytest("-m", selection, *part)
         if code in (0, NO_TESTS):
             continue
         if not repeat or code != 1 or not 0 < len(failed) <= MAX_REPEATED:

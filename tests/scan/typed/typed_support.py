@@ -10,6 +10,7 @@ from typing import Any
 import fastavro
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cepheid_scan import OnBadRecord, ScanCounters, SchemaVersion
 from cepheid_scan.typed import TypedColumns, TypedResult
@@ -94,4 +95,6 @@ def lengths(array: pa.Array) -> list[int | None]:
 
 
 def bits(array: pa.Array) -> pa.Array:
+    """Bits of floats, to tell -0.0 from 0.0. All NaNs are one: a signaling NaN has other bits after Python's conversion to 64."""
+    array = pc.if_else(pc.is_nan(array), pa.scalar(float("nan"), array.type), array)
     return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
