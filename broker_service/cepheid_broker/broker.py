@@ -93,6 +93,7 @@ class Broker:
         self.schemas = SchemaRegistry(store, ports)
         self.topics.on_deleting.append(self.schemas.on_topic_deleting)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
+        self._refusals = RefusalLog()
         services = Services(
             settings=settings,
             catalog=self.catalog,
@@ -101,7 +102,7 @@ class Broker:
             schemas=self.schemas,
             topic_watches=self.topic_watches,
             publish_budget=self._publish_budget,
-            refusals=RefusalLog(),
+            refusals=self._refusals,
             tasks=self._tasks,
             ports=ports,
             listening_port=lambda: self._listener.port,
