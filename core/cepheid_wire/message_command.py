@@ -52,13 +52,14 @@ def encode_message_header(
 
 
 class SharedMessage:
-    """A plain entry as MESSAGE for any consumer: all but the consumer's id, and its tail, is encoded once. For fan-out."""
+    """A plain entry as MESSAGE for any consumer: everything but the consumer's id is encoded once. For fan-out."""
 
-    __slots__ = ("_entry_id", "_ledger_id", "_parts", "_tail")
+    __slots__ = ("_entry_id", "_ledger_id", "_partition", "_parts", "_tail")
 
-    def __init__(self, ledger_id: int, entry_id: int, tail: bytes) -> None:
+    def __init__(self, ledger_id: int, entry_id: int, tail: bytes, partition: int = -1) -> None:
         self._ledger_id = ledger_id
         self._entry_id = entry_id
+        self._partition = partition
         self._tail = tail
         self._parts: dict[int, tuple[bytes, bytes]] = {}  # around the consumer's id, by the size of that id
 
@@ -67,7 +68,7 @@ class SharedMessage:
         consumer = varint(consumer_id)
         parts = self._parts.get(len(consumer))
         if parts is None:
-            header = encode_message_header(consumer_id, self._ledger_id, self._entry_id, len(self._tail))
+            header = encode_message_header(consumer_id, self._ledger_id, self._entry_id, len(self._tail), partition=self._partition)
             parts = header[:_CONSUMER_ID_AT], header[_CONSUMER_ID_AT + len(consumer) :] + self._tail
             self._parts[len(consumer)] = parts
         return parts[0] + consumer + parts[1]

@@ -376,6 +376,20 @@ async def last_ids(client: ScriptedClient) -> tuple[tuple[int, int], tuple[int, 
     return (signed[0], signed[1]), (signed[2], signed[3])
 
 
+async def test_every_id_of_a_partition_has_its_index() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t-partition-2")
+        await client.subscribe("t-partition-2", "s", subType=SHARED, permits=10)
+        (receipt,) = await client.publish(1)
+        first = await client.expect_message()
+        client.send(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=0))
+        again = await client.expect_message()
+        assert first.position == again.position == receipt.position
+        assert (again.body.redelivery_count, again.body.message_id.partition, first.body.message_id.partition) == (1, 2, 2)
+        last = await client.ask(pb.CommandGetLastMessageId(consumer_id=0, request_id=1), pb.CommandGetLastMessageIdResponse)
+        assert last.last_message_id.partition == 2
+
+
 async def test_trap_31_a_fresh_latest_reader_and_one_after_a_seek_by_time_can_tell_whether_something_is_available() -> None:
     """Clients compare the mark-delete position with the last message: equal for a latest reader, and before the first match
     after a seek by time."""

@@ -83,7 +83,7 @@ def test_delivered_frames_are_the_stored_bytes_behind_a_header() -> None:
     tails = [message(n, b"x" * n, messages=3) for n in range(6)]
     group = count_group(encode_group(9, 200, -1, 0, tails))
     send = Send(1, group, [(201, 202), (204, 204)], 9, {202: 3})
-    buffers, entries, size_bytes = encode_send(77, send, lambda position: (-1, 5) if position == (9, 204) else None)
+    buffers, entries, size_bytes = encode_send(77, send, lambda at: (-1, 5) if at == (9, 204) else None, partition=6)
     stream = b"".join(buffers)
     assert (entries, size_bytes) == (3, sum(len(tails[n]) for n in (1, 2, 4)))
     frames = FrameSplitter(1 << 20).feed(stream)
@@ -94,6 +94,7 @@ def test_delivered_frames_are_the_stored_bytes_behind_a_header() -> None:
         (77, 9, 202),
         (77, 9, 204),
     ]
+    assert [m.message_id.partition for m in messages] == [6, 6, 6]
     assert [m.redelivery_count for m in messages] == [0, 3, 0]
     assert [list(m.ack_set) for m in messages] == [[], [], [-1, 5]]
     assert isinstance(messages[0], pb.CommandMessage)

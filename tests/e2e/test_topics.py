@@ -84,6 +84,24 @@ def test_a_message_in_a_new_partition_is_never_missed(cluster: ProcessCluster, t
         assert ask(cluster, "POST", f"{path}/partitions", 2)[0] == 422
 
 
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+def test_a_message_of_a_partition_has_the_same_id_for_its_producer_and_its_consumers(
+    cluster: ProcessCluster, topic: str, domain: str
+) -> None:
+    name = f"{domain}://public/default/{topic}"
+    done(cluster, "PUT", f"{domain}/public/default/{topic}/partitions", 3)
+    with client_of(cluster.service_url) as client:
+        consumers = [client.subscribe(name, subscription) for subscription in ("one", "two")]
+        producer = client.create_producer(name, batching_enabled=False)
+        for n in range(6):
+            sent = producer.send(b"%d" % n)
+            for consumer in consumers:
+                (message,) = receive(consumer, 1)
+                assert message.data() == b"%d" % n
+                assert message.message_id() == sent
+                assert message.message_id().partition() == sent.partition() >= 0
+
+
 @pytest.mark.slow
 def test_a_connected_consumer_and_producer_hear_of_new_partitions(cluster: ProcessCluster, topic: str) -> None:
     """They ask every 60 s (C++: partitionsUpdateInterval; the Python client cannot set it)."""

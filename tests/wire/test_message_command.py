@@ -65,10 +65,14 @@ def test_words_of_an_ack_set_may_be_given_unsigned() -> None:
 @given(
     ledger_id=st.integers(0, 2**63 - 1),
     entry_id=st.integers(0, 2**63 - 1),
+    partition=st.integers(-1, 2**31 - 1),
     consumer_ids=st.lists(st.sampled_from([0, 1, 127, 128, 16383, 16384, 2**21, 2**32, 2**64 - 1]), min_size=1),
     tail=st.binary(max_size=300),
 )
-def test_a_message_for_many_is_the_frame_of_each(ledger_id: int, entry_id: int, consumer_ids: list[int], tail: bytes) -> None:
-    shared = SharedMessage(ledger_id, entry_id, tail)
+def test_a_message_for_many_is_the_frame_of_each(
+    ledger_id: int, entry_id: int, partition: int, consumer_ids: list[int], tail: bytes
+) -> None:
+    shared = SharedMessage(ledger_id, entry_id, tail, partition)
     for consumer_id in consumer_ids:
-        assert shared.frame(consumer_id) == encode_message_header(consumer_id, ledger_id, entry_id, len(tail)) + tail
+        header = encode_message_header(consumer_id, ledger_id, entry_id, len(tail), partition=partition)
+        assert shared.frame(consumer_id) == header + tail

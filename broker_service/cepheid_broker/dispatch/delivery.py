@@ -22,11 +22,12 @@ UnackedWords = Callable[[Position], Sequence[int] | None]
 
 
 def encode_send(
-    consumer_id: int, send: Send, unacked_words: UnackedWords, epoch: int | None = None
+    consumer_id: int, send: Send, unacked_words: UnackedWords, *, partition: int, epoch: int | None = None
 ) -> tuple[list[Buffer], int, int]:
-    """Buffers for one `writelines`, how many entries they are, and how many bytes these have, as their producers sent them.
+    """Return buffers for one `writelines`, the number of entries in them, and their size in bytes as their producers sent them.
 
-    `epoch`: of a consumer that gave one; its client drops what has a smaller one (protocol.md §14)."""
+    `partition` is the topic's index, -1 when it is not a partition; clients copy it into the message id (protocol.md §14).
+    `epoch`: of a consumer that gave one; its client drops messages with a smaller one (protocol.md §14)."""
     counted, counts = send.counted, send.redelivery_counts
     group = counted.group
     ledger_id, base, ends = group.ledger_id, group.first_entry_id, group.ends
@@ -40,7 +41,7 @@ def encode_send(
         and send.runs == [(counted.first, counted.last)]
     ):
         if counted.shared is None:
-            counted.shared = [SharedMessage(ledger_id, base + i, bytes(tail)) for i, tail in enumerate(group.payloads())]
+            counted.shared = [SharedMessage(ledger_id, base + i, bytes(tail), partition) for i, tail in enumerate(group.payloads())]
         return [shared.frame(consumer_id) for shared in counted.shared], len(ends), len(view) - HEADER_BYTES * len(ends)
     buffers: list[Buffer] = []
     entries = size_bytes = 0
@@ -51,13 +52,14 @@ def encode_send(
             end = ends[entry_id - base]
             start += HEADER_BYTES
             if plain:
-                header = encode_message_header(consumer_id, ledger_id, entry_id, end - start)
+                header = encode_message_header(consumer_id, ledger_id, entry_id, end - start, partition=partition)
             else:
                 header = encode_message_header(
                     consumer_id,
                     ledger_id,
                     entry_id,
                     end - start,
+                    partition=partition,
                     redelivery_count=counts.get(entry_id, 0),
                     consumer_epoch=epoch,
                     ack_set=[word & _WORD for word in unacked_words(Position(ledger_id, entry_id)) or ()],

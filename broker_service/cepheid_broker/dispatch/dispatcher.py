@@ -81,11 +81,13 @@ class Dispatcher:
         tasks: TaskOwner,
         *,
         with_hashes: bool,
+        partition_index: int,
         on_sent: Callable[[int, int, int], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.core = core
         self._with_hashes = with_hashes  # of keys, of all that is read
+        self._partition_index = partition_index
         self._wall_ms = ledger.wall_ms
         self._ledger = ledger
         self._consumers = consumers
@@ -196,7 +198,9 @@ class Dispatcher:
 
     def _send(self, send: Send) -> int:
         consumer = self._consumers[send.consumer]
-        buffers, entries, size_bytes = encode_send(consumer.consumer_id, send, self._cursor.unacked_words, consumer.epoch)
+        buffers, entries, size_bytes = encode_send(
+            consumer.consumer_id, send, self._cursor.unacked_words, partition=self._partition_index, epoch=consumer.epoch
+        )
         consumer.peer.write_buffers(buffers)
         consumer.traffic.count(entries, send.messages, size_bytes)
         consumer.activity.on_sent(self._now_ms)

@@ -248,6 +248,8 @@ class ConsumerCommands:
             raise _not_open(ask.consumer_id)
         position, batch_index = await last_message(self._topic_of(consumer).ledger)
         answer = pb.CommandGetLastMessageIdResponse(request_id=ask.request_id, last_message_id=message_id(position))
+        if (partition := consumer.subscription.topic.partition_index) >= 0:
+            answer.last_message_id.partition = partition
         if batch_index is not None:
             answer.last_message_id.batch_index = batch_index
         mark_delete = consumer.subscription.cursor.mark_delete

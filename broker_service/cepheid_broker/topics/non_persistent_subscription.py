@@ -66,6 +66,7 @@ class NonPersistentSubscription(Subscription):
         self.drop_rate_per_s = 0.0
         self._last_dropped = 0
         self._kept = durable
+        self._partition_index = topic.partition_index
         self._dispatch = NonPersistentDispatch()
         self._announced: int | None = None
 
@@ -83,7 +84,10 @@ class NonPersistentSubscription(Subscription):
             messages = size_bytes = 0
             for index in indexes:
                 payload = arrived.payloads[index]
-                buffers += (encode_message_header(consumer.consumer_id, *ID, len(payload)), payload)
+                buffers += (
+                    encode_message_header(consumer.consumer_id, *ID, len(payload), partition=self._partition_index),
+                    payload,
+                )
                 messages += arrived.messages[index]
                 size_bytes += len(payload)
             consumer.traffic.count(len(indexes), messages, size_bytes)

@@ -338,6 +338,7 @@ class Subscription:
             self._budget,
             self._tasks,
             with_hashes=kind == KEY_SHARED,
+            partition_index=self.topic.partition_index,
             on_sent=self.delivered.count,
             on_failed=self._on_dispatch_failed,
         )
