@@ -354,12 +354,12 @@ class ManagedLedger:
         self._check_usable()
         await self._cursors.delete(name)
 
-    def new_non_durable_cursor(self, name: str, mark_delete: Position) -> Cursor:
+    def new_non_durable_cursor(self, name: str, mark_delete: Position, *, properties: Mapping[str, str] | None = None) -> Cursor:
         """Raises CursorExistsError. Give it back by `drop_cursor`."""
         if name in self._readers:
             raise CursorExistsError(f"{self.topic} has a reader {name} already", cursor=name)
         ack_set = AckSet(self._ledgers, self._ledgers.normalise(mark_delete))
-        cursor = self._readers[name] = Cursor(name, ack_set, self._ledgers, None, {})
+        cursor = self._readers[name] = Cursor(name, ack_set, self._ledgers, None, dict(properties or {}))
         return cursor
 
     def drop_cursor(self, cursor: Cursor) -> None:

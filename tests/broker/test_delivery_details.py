@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from cepheid_broker.dispatch.key_hash import hash_of_key
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError
 from cepheid_broker.topics.subscription import Subscription
 from cepheid_metadata import Position, cursor_records
-from cepheid_wire import ServerError, TopicName
+from cepheid_wire import ServerError, TopicName, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import PUBLISH_TIME_MS, ScriptedClient, ident, message, subscribe
@@ -167,6 +168,56 @@ async def test_subscription_properties_come_with_the_first_subscribe_and_can_be_
         await world.broker.topics.unload(TOPIC)
         topic = await world.broker.topics.get(TOPIC, may_create=False)
         assert topic.subscriptions["s"].cursor.properties == {"owner": "ü"}
+
+
+async def test_properties_of_a_readers_subscription_are_kept_while_it_lives() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        first = [pb.KeyValue(key="team", value="a")]
+        await client.subscribe("t", "r", durable=False, subscription_properties=first)
+        assert subscription(world, "r").cursor.properties == {"team": "a"}
+        await world.topic("t").set_subscription_properties("r", {"owner": "b"})
+        assert subscription(world, "r").figures().properties == {"owner": "b"}
+        await client.ask(pb.CommandCloseConsumer(consumer_id=0, request_id=5), pb.CommandSuccess)
+        await client.subscribe("t", "r", durable=False)
+        assert subscription(world, "r").cursor.properties == {}
+
+
+# Readers of some keys
+
+
+def key_hash_range(first: int, last: int) -> pb.KeySharedMeta:
+    """As `keyHashRange` of a Java reader."""
+    return pb.KeySharedMeta(keySharedMode=pb.STICKY, hashRanges=[pb.IntRange(start=first, end=last)])
+
+
+@pytest.mark.parametrize("topic", ["t", "non-persistent://public/default/t"])
+async def test_readers_of_hash_ranges_share_a_topic_without_gap_or_overlap(topic: str) -> None:
+    """Some keys come before the readers, which read them from storage (a topic that stores nothing has none), the others after."""
+    middle, keys = 30_000, [b"key-%d" % n for n in range(40)]
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on(topic)
+
+        async def publish(first: int) -> None:
+            for n in range(first, first + 20):
+                client.send_message(n, tail=message(n, keys[n], partition_key=keys[n].decode()))
+                await client.expect(pb.CommandSendReceipt)
+
+        if topic == "t":
+            await publish(0)
+        readers = [await world.client(), await world.client()]
+        for reader, (first, last) in zip(readers, [(0, middle - 1), (middle, 65_535)], strict=True):
+            sharing = key_hash_range(first, last)
+            name = f"reader-{first}"
+            await reader.subscribe(topic, name, durable=False, start_message_id=ident(EARLIEST), keySharedMeta=sharing, permits=100)
+        await publish(20)
+        expected = keys if topic == "t" else keys[20:]
+        for reader, is_lower in zip(readers, (True, False), strict=True):
+            mine = [key for key in expected if (hash_of_key(key) < middle) is is_lower]
+            assert mine
+            got = await reader.expect_messages(len(mine))
+            assert [bytes(split_tail(each.tail)[1]) for each in got] == mine
+            await reader.ping()
+            await reader.close()
 
 
 # Counts

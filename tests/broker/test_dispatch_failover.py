@@ -95,6 +95,28 @@ def test_a_full_socket_stops_the_consumer_and_names_itself() -> None:
     assert len(world.sent) == 5
 
 
+def test_a_reader_of_some_keys_gets_only_those_in_its_ranges_and_passes_over_the_others() -> None:
+    world = World(new_core)
+    hashes = [5, 10, 19, 20, 15, 70, 60, 65, 3, 10]
+    for key_hash in hashes:
+        world.append(key_hash=key_hash)
+    world.core.on_consumer_joined(1, hash_ranges=[(10, 19), (60, 65)])
+    world.core.on_permits(1, 3)
+    world.settle()
+    assert sent_entries(world) == [1, 2, 4], "permits pay for what is sent only"
+    world.core.on_permits(1, 100)
+    world.settle()
+    assert sent_entries(world) == [1, 2, 4, 6, 7, 9]
+    assert (world.idle, world.core.hash_ranges(1)) == (Idle.AT_END, ((10, 19), (60, 65)))
+    for key_hash in (59, 60):
+        world.append(key_hash=key_hash)
+        world.settle()
+    assert sent_entries(world)[6:] == [11], "appended entries too"
+    world.core.on_redeliver(1, None)
+    world.settle()
+    assert sent_entries(world)[7:] == [1, 2, 4, 6, 7, 9, 11]
+
+
 def names(world: World, *consumers: tuple[int, int, str]) -> None:
     for key, priority, name in consumers:
         world.core.on_consumer_joined(key, priority=priority, name=name)

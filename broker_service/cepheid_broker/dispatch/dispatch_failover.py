@@ -12,16 +12,20 @@ Rules
    for partition p the one at index p modulo their number, so that the partitions of a topic spread over them (protocol.md §12.3).
 5. Everybody hears who is active when that changes, and a newcomer hears what it is; nothing of it delays delivery.
 
+6. A consumer that chose hash ranges gets only entries whose key has a hash in them; the others are passed over, and stay
+   unacknowledged (protocol.md §12.3). Only readers choose ranges, and they are alone on their subscription.
+
 An Exclusive subscription is one that lets a single consumer in: it needs no announcements.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cepheid_broker.dispatch.counted_group import CountedGroup
+from cepheid_broker.dispatch.counted_group import CountedGroup, Run
 from cepheid_broker.dispatch.effects import (
     AckView,
     Announce,
@@ -47,6 +51,7 @@ class _Candidate:
     key: int
     name: str
     priority: int
+    ranges: tuple[HashRange, ...] = ()  # in order; empty: all keys
     permits: int = 0
     writable: bool = True
 
@@ -74,7 +79,7 @@ class FailoverDispatch:
     def on_consumer_joined(
         self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
     ) -> None:
-        self._candidates[consumer] = _Candidate(consumer, name, priority)
+        self._candidates[consumer] = _Candidate(consumer, name, priority, tuple(hash_ranges or ()))
         if not self._choose() and self._announces:
             self._news.append(Announce(consumer, is_active=False))
 
@@ -109,7 +114,9 @@ class FailoverDispatch:
 
     def on_appended(self, tail: CountedGroup | None = None) -> Send | None:
         active, forward = self._active, self._forward
-        if tail is not None and active is not None and active.writable and not self._news and forward.stands_before(tail):
+        takes_all = active is not None and active.writable and not active.ranges
+        if tail is not None and takes_all and not self._news and forward.stands_before(tail):
+            assert active is not None
             messages = tail.messages
             if active.permits >= messages:
                 whole = self._acks.unacknowledged_runs(tail.ledger_id, tail.first, tail.last)
@@ -164,6 +171,8 @@ class FailoverDispatch:
         while (head := self._forward.head()) is not None:
             counted = head.counted
             runs = list(self._acks.unacknowledged_runs(counted.ledger_id, head.next_entry_id, counted.last))
+            if active.ranges:
+                runs = _runs_within(active.ranges, counted, runs)
             taken, messages = counted.take(runs, active.permits, _NO_LIMIT)
             self._forward.advance(counted.last + 1 if taken == runs else taken[-1][1] + 1)
             if taken:
@@ -197,6 +206,8 @@ class FailoverDispatch:
             return Why(Idle.AT_END)
         until = f"an entry is appended; what was sent comes again on {COMES_AGAIN_ON}"
         details = "what it was sent from this entry on is not acknowledged"
+        if active.ranges:
+            details += ", or the hash of its key is outside of the ranges that this reader chose"
         return Why(Idle.AT_END, consumer=active.name, position=first, until=until, details=details)
 
     def _why_active(self, idle: Idle, details: str) -> Why:
@@ -224,7 +235,8 @@ class FailoverDispatch:
         return None if consumer == self.active else 0
 
     def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
-        return ()
+        candidate = self._candidates.get(consumer)
+        return () if candidate is None else candidate.ranges
 
     def is_active(self, consumer: int) -> bool:
         return consumer == self.active
@@ -247,3 +259,21 @@ class FailoverDispatch:
     @property
     def pending_bytes(self) -> int:
         return self._forward.pending_bytes
+
+
+def _runs_within(ranges: Sequence[HashRange], counted: CountedGroup, runs: Sequence[Run]) -> list[Run]:
+    """The parts of `runs` whose keys have a hash in one of `ranges`, which are in order and do not overlap."""
+    assert counted.hashes is not None, "the driver counts groups with hashes where a consumer chose ranges"
+    starts = [first for first, _ in ranges]
+    within: list[Run] = []
+    for first, last in runs:
+        for entry_id in range(first, last + 1):
+            key_hash = counted.hashes[entry_id - counted.first]
+            at = bisect_right(starts, key_hash) - 1
+            if at < 0 or key_hash > ranges[at][1]:
+                continue
+            if within and within[-1][1] == entry_id - 1:
+                within[-1] = within[-1][0], entry_id
+            else:
+                within.append((entry_id, entry_id))
+    return within

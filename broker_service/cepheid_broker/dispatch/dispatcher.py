@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 READ_ENTRIES = 10_000
 SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
 RETRY_MAX_S = 30.0
+READS_PER_PASS = 4  # answered from the tail cache; a reader of some keys may send nothing of what it reads
 MAX_SLEEP_S = 30.0  # until the clock is looked at again: it may be set meanwhile
 
 
@@ -161,9 +162,10 @@ class Dispatcher:
             self._now_ms = self._wall_ms()
             self.core.on_clock(self._now_ms)
             sent_bytes = 0
+            reads_before = self.cached_reads
             while (effect := self.core.next_effect()) is not None:
                 sent_bytes += self._perform(effect)
-                if sent_bytes >= self._settings.pass_bytes:
+                if sent_bytes >= self._settings.pass_bytes or self.cached_reads - reads_before >= READS_PER_PASS:
                     self.wake()  # others first
                     break
             self._set_alarm()

@@ -181,7 +181,7 @@ class DispatchCore(Protocol):
     def on_consumer_joined(
         self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
     ) -> None:
-        """`hash_ranges`: of a consumer that chose them itself (Key_Shared, sticky)."""
+        """`hash_ranges`: of a consumer that chose them itself (Key_Shared, sticky; Exclusive). In order, without overlaps."""
 
     def on_consumer_left(self, consumer: int) -> None: ...
 

@@ -1,4 +1,7 @@
-"""What a consumer of a Key_Shared subscription asks for: `keySharedMeta` of SUBSCRIBE, checked (protocol.md §12.3)."""
+"""What a consumer asks for that gets only some keys: `keySharedMeta` of SUBSCRIBE, checked (protocol.md §12.3).
+
+Consumers of a Key_Shared subscription share keys by it. A reader, which is alone on an Exclusive one, gets only keys in its ranges.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def _overlap(ours: tuple[HashRange, ...], theirs: tuple[HashRange, ...]) -> tupl
 
 
 def key_sharing_of(ask: pb.CommandSubscribe) -> KeySharing:
-    """Raises ConsumerAssignError. Without the field, as old clients send it: auto-split, in order."""
+    """Raises ConsumerAssignError. Without the field, as old clients send it, and for types that do not look at keys: auto-split,
+    in order."""
+    if ask.subType not in (pb.CommandSubscribe.Key_Shared, pb.CommandSubscribe.Exclusive):
+        return KeySharing()
     meta = ask.keySharedMeta
     sticky = ask.HasField("keySharedMeta") and meta.keySharedMode == pb.STICKY
     ranges: tuple[HashRange, ...] = ()

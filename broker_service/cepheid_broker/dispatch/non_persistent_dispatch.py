@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cepheid_broker.dispatch.dispatch_kinds import EXCLUSIVE, FAILOVER, KEY_SHARED
 from cepheid_broker.dispatch.effects import HashRange
@@ -35,6 +36,9 @@ class Plan:
 
 class NonPersistentDispatch:
     """Of one subscription, while consumers of one type are connected. This one is for Exclusive and Failover."""
+
+    by_key: ClassVar[bool] = False
+    """`plan` needs the hashes of keys."""
 
     def __init__(self, partition_index: int = -1) -> None:
         self.consumers: dict[int, Holder] = {}
@@ -118,6 +122,8 @@ class NonPersistentShared(NonPersistentDispatch):
 class NonPersistentKeyShared(NonPersistentDispatch):
     """A key may move at any moment: nothing of it is under way that the new owner could overtake in the broker."""
 
+    by_key: ClassVar[bool] = True
+
     def __init__(self, owners: KeyOwners) -> None:
         super().__init__()
         self._owners = owners
@@ -139,6 +145,6 @@ class NonPersistentKeyShared(NonPersistentDispatch):
 
 
 def new_dispatch(kind: int, partition_index: int, sharing: KeySharing) -> NonPersistentDispatch:
-    if kind in (EXCLUSIVE, FAILOVER):
-        return NonPersistentDispatch(partition_index)
-    return NonPersistentKeyShared(sharing.new_owners()) if kind == KEY_SHARED else NonPersistentShared()
+    if kind == KEY_SHARED or sharing.sticky:  # an Exclusive reader of some keys is the only owner of any
+        return NonPersistentKeyShared(sharing.new_owners())
+    return NonPersistentDispatch(partition_index) if kind in (EXCLUSIVE, FAILOVER) else NonPersistentShared()

@@ -163,15 +163,15 @@ class ConsumerCommands:
         return consumer
 
     async def _find_or_create(self, topic: Topic, ask: pb.CommandSubscribe) -> Subscription:
+        properties = {pair.key: pair.value for pair in ask.subscription_properties}
         if ask.durable:
             position = EARLIEST if ask.initialPosition == pb.CommandSubscribe.Earliest else LATEST
-            properties = {pair.key: pair.value for pair in ask.subscription_properties}
             return await topic.create_subscription(ask.subscription, position, properties=properties)
         start: Position | None = position_of(ask.start_message_id) if ask.HasField("start_message_id") else None
         if ask.start_message_rollback_duration_sec > 0:
             since_ms = self._services.ports.wall_ms() - 1000 * ask.start_message_rollback_duration_sec
             start = await position_at_time(topic.ledger, since_ms)
-        return await topic.open_reader(ask.subscription, start)
+        return await topic.open_reader(ask.subscription, start, properties=properties)
 
     def _refuse(self, ask: pb.CommandSubscribe, error: BaseException) -> None:
         code = server_error_of(error)

@@ -75,6 +75,10 @@ class NonPersistentSubscription(Subscription):
         """Here: it outlives its consumers, in memory."""
         return self._kept
 
+    @property
+    def needs_hashes(self) -> bool:
+        return self._dispatch.by_key
+
     def deliver(self, arrived: Arrived) -> None:
         plan = self._dispatch.plan(arrived.messages, arrived.hashes)
         self.dropped_messages += plan.dropped_messages

@@ -10,10 +10,10 @@ which Pulsar reports that does not occur.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from cepheid_broker.dispatch import KEY_SHARED, hash_of_metadata
+from cepheid_broker.dispatch import hash_of_metadata
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TooManyError
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
@@ -50,7 +50,7 @@ class NonPersistentTopic(Topic):
             return
         listening = [found for found in self._subscriptions_here() if found.consumers]
         if listening:
-            by_key = any(found.kind == KEY_SHARED for found in listening)
+            by_key = any(found.needs_hashes for found in listening)
             hashes = [hash_of_metadata(parse_metadata(memoryview(payload))) for payload in payloads] if by_key else ()
             arrived = Arrived(payloads, messages or [1] * len(payloads), hashes)
             for subscription in listening:
@@ -63,7 +63,9 @@ class NonPersistentTopic(Topic):
         """It lasts until it is deleted or the topic is unloaded; `position` and `properties` have no meaning here."""
         return self._find_or_create(name, durable=True)
 
-    async def open_reader(self, name: str, position: Position | None) -> Subscription:
+    async def open_reader(
+        self, name: str, position: Position | None, *, properties: Mapping[str, str] | None = None
+    ) -> Subscription:
         return self._find_or_create(name, durable=False)
 
     def _find_or_create(self, name: str, *, durable: bool) -> Subscription:

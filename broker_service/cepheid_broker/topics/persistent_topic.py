@@ -162,8 +162,10 @@ class PersistentTopic(Topic):
             raise NotAllowedError(f"{found.name!r} of {self.name} is a reader's; a durable subscription needs another name")
         return found
 
-    async def open_reader(self, name: str, position: Position | None) -> Subscription:
-        """The non-durable subscription of this name; one that is alive keeps its position (protocol.md §17)."""
+    async def open_reader(
+        self, name: str, position: Position | None, *, properties: Mapping[str, str] | None = None
+    ) -> Subscription:
+        """The non-durable subscription of this name; one that is alive keeps its position and properties (protocol.md §17)."""
         async with self._changing:
             self.check_open()
             if (found := self.subscriptions.get(name)) is not None:
@@ -171,7 +173,9 @@ class PersistentTopic(Topic):
                     raise NotAllowedError(f"subscription {name!r} of {self.name} is durable; a reader needs another name")
                 return found
             self._check_room()
-            return self._adopt(name, self.ledger.new_non_durable_cursor(name, self._before(position or LATEST)))
+            check_properties(properties or {})
+            mark_delete = self._before(position or LATEST)
+            return self._adopt(name, self.ledger.new_non_durable_cursor(name, mark_delete, properties=properties))
 
     async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
         """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers."""

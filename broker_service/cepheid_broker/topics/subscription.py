@@ -337,7 +337,7 @@ class Subscription:
             dispatch,
             self._budget,
             self._tasks,
-            with_hashes=kind == KEY_SHARED,
+            with_hashes=kind == KEY_SHARED or sharing.sticky,
             partition_index=self.topic.partition_index,
             on_sent=self.delivered.count,
             on_failed=self._on_dispatch_failed,

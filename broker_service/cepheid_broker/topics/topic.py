@@ -164,8 +164,10 @@ class Topic(ABC):
         """The durable subscription of this name; a new one starts at `position` (of the first entry that it gets)."""
 
     @abstractmethod
-    async def open_reader(self, name: str, position: Position | None) -> Subscription:
-        """The non-durable subscription of this name; one that is alive keeps its position (protocol.md §17)."""
+    async def open_reader(
+        self, name: str, position: Position | None, *, properties: Mapping[str, str] | None = None
+    ) -> Subscription:
+        """The non-durable subscription of this name; one that is alive keeps its position and properties (protocol.md §17)."""
 
     @abstractmethod
     async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
