@@ -25,6 +25,10 @@ def wire(schema: Schema) -> pb.Schema:
     return wire_schema("User", schema)
 
 
+def wire_type(name: str) -> Any:
+    return pb.Schema.Type.Value(name)
+
+
 def bare(kind: int) -> pb.Schema:
     return pb.Schema(name="", schema_data=b"", type=kind)  # type: ignore[arg-type]
 
@@ -80,6 +84,20 @@ async def test_a_schema_that_is_not_there_is_told_in_its_own_reply(topic: str, v
         assert answer.error_code == int(code)
         assert answer.error_message
         assert not answer.HasField("schema")
+
+
+async def test_the_empty_version_of_a_topic_without_a_schema_is_the_type_none() -> None:
+    """Go asks for it with each message of a `NewBytesSchema`. The latest schema is still none: AUTO_CONSUME relies on that."""
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await world.create_topic("split", 2)
+        for topic in ("t", "split-partition-1"):
+            answer = await asked(client, topic, b"")
+            assert not answer.HasField("error_code")
+            assert answer.schema == pb.Schema(name=topic.removesuffix("-partition-1"), schema_data=b"", type=wire_type("None"))
+            assert answer.schema_version == b""
+            assert (await asked(client, topic)).error_code == int(ServerError.TOPIC_NOT_FOUND)
+        assert (await asked(client, "nothing", b"")).error_code == int(ServerError.TOPIC_NOT_FOUND)
 
 
 async def test_get_or_create_is_held_to_the_rules_of_producers() -> None:

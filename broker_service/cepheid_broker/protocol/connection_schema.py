@@ -15,7 +15,7 @@ from cepheid_broker.peer import Peer
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.wire_errors import error_text, server_error_of
-from cepheid_broker.schemas import asked_schema, decode_version, encode_version, wire_schema
+from cepheid_broker.schemas import Schema, SchemaType, asked_schema, decode_version, encode_version, wire_schema
 from cepheid_wire import CommandType, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 
@@ -39,12 +39,27 @@ class SchemaCommands:
     async def _get(self, ask: pb.CommandGetSchema, answer: pb.CommandGetSchemaResponse) -> None:
         topic, schemas = TopicName.parse(ask.topic), self._services.schemas
         # Absent: the latest. Empty is not absent: it is the version of a message without a schema (protocol.md §20).
-        if ask.HasField("schema_version"):
-            found = await schemas.get(topic, decode_version(ask.schema_version))
-        else:
+        if not ask.HasField("schema_version"):
             found = await schemas.latest(topic)
+        elif not ask.schema_version and await self._has_no_schema(topic):
+            answer.schema.CopyFrom(wire_schema(topic.base.local_name, Schema(SchemaType.NONE, b"", {})))
+            answer.schema_version = b""
+            return
+        else:
+            found = await schemas.get(topic, decode_version(ask.schema_version))
         answer.schema.CopyFrom(wire_schema(topic.base.local_name, found.schema))
         answer.schema_version = encode_version(found.version)
+
+    async def _has_no_schema(self, topic: TopicName) -> bool:
+        """True for a topic without a schema: Go asks for the empty version of its messages (`NewBytesSchema`). Where there is a
+        schema, the empty version is refused. Raises SchemaNotFoundError when there is no such topic."""
+        try:
+            await self._services.schemas.latest(topic)
+        except SchemaNotFoundError:
+            if await self._services.catalog.find(topic) is None:
+                raise
+            return True
+        return False
 
     def _on_get_or_create(self, ask: pb.CommandGetOrCreateSchema) -> None:
         answer = pb.CommandGetOrCreateSchemaResponse(request_id=ask.request_id)
