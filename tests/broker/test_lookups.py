@@ -137,8 +137,17 @@ async def test_trap_35_topics_of_a_namespace_are_listed_with_each_partition() ->
         ask.topics_hash = answer.topics_hash
         again = await client.ask(ask, pb.CommandGetTopicsOfNamespaceResponse)
         assert (list(again.topics), again.changed) == ([], False)
-        ask.namespace = "public/nowhere"
+        ask.namespace = "public"
         assert (await client.ask(ask, pb.CommandError)).request_id == 4
+
+
+@pytest.mark.parametrize("namespace", ["public/nowhere", "nobody/default"])
+async def test_a_namespace_that_does_not_exist_has_no_topics(namespace: str) -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        for mode in pb.CommandGetTopicsOfNamespace.Mode.values():
+            ask = pb.CommandGetTopicsOfNamespace(request_id=4, namespace=namespace, mode=mode)
+            answer = await client.ask(ask, pb.CommandGetTopicsOfNamespaceResponse)
+            assert (list(answer.topics), answer.topics_hash, answer.changed) == ([], topics_hash([]), True)
 
 
 def test_the_hash_of_a_topic_list_is_that_of_the_reference() -> None:

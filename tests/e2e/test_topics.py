@@ -13,6 +13,7 @@ import urllib.request
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import pulsar
 import pytest
@@ -131,19 +132,24 @@ def test_a_connected_consumer_and_producer_hear_of_new_partitions(cluster: Proce
 # Patterns
 
 
-@pytest.mark.slow
-def test_trap_35_a_pattern_subscription_finds_topics_that_come_later_and_partitions_once(
-    cluster: ProcessCluster, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where = namespace(cluster, "patterns")
+def ask_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the topics of a pattern: subscribe() takes the period, and forgets it (client 3.13)."""
     configuration = pulsar._pulsar.ConsumerConfiguration
 
-    def asks_every_second() -> Any:  # subscribe() takes the period, and forgets it (client 3.13)
+    def asks_every_second() -> Any:
         made = configuration()
         made.pattern_auto_discovery_period(1)
         return made
 
     monkeypatch.setattr(pulsar._pulsar, "ConsumerConfiguration", asks_every_second)
+
+
+@pytest.mark.slow
+def test_trap_35_a_pattern_subscription_finds_topics_that_come_later_and_partitions_once(
+    cluster: ProcessCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = namespace(cluster, "patterns")
+    ask_every_second(monkeypatch)
     with client_of(cluster.service_url) as client:
         publish(client, f"{where}/red-1", [b"1"])
         done(cluster, "PUT", f"persistent/{where}/red-split/partitions", 2)
@@ -153,6 +159,17 @@ def test_trap_35_a_pattern_subscription_finds_topics_that_come_later_and_partiti
         publish(client, f"{where}/red-2", [b"3"])
         assert sorted(payloads_of(receive(consumer, 3))) == [b"1", b"2", b"3"]
         assert_silent(consumer)
+
+
+@pytest.mark.slow
+def test_a_pattern_subscription_may_come_before_its_namespace(cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_every_second(monkeypatch)
+    where = f"public/{uuid4().hex}"
+    with client_of(cluster.service_url) as client:
+        consumer = client.subscribe(re.compile(f"persistent://{where}/.*"), "s", initial_position=EARLIEST)
+        done(cluster, "PUT", f"namespaces/{where}", {})
+        publish(client, f"{where}/t", [b"first"])
+        assert payloads_of(receive(consumer, 1)) == [b"first"]
 
 
 # Deletion beside others

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError
 from cepheid_broker.ownership import KEEPS_CONNECTION, Here, There
 from cepheid_broker.peer import Peer
 from cepheid_broker.protocol.advertised import advertised_url, check_listener
@@ -115,7 +115,7 @@ class LookupCommands:
         try:
             pattern = TopicPattern(ask.topics_pattern) if ask.topics_pattern else None
             for domain in _DOMAINS[ask.mode]:
-                found = await self._services.catalog.shown_topics_of(NamespaceName.parse(ask.namespace), domain)
+                found = await self._topics_of(NamespaceName.parse(ask.namespace), domain)
                 if pattern is not None:
                     found = [topic for topic in found if pattern.matches(topic)]
                     answer.filtered = True
@@ -129,6 +129,14 @@ class LookupCommands:
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
         else:
             self._peer.send(answer)
+
+    async def _topics_of(self, namespace: NamespaceName, domain: str) -> list[TopicName]:
+        """None of a namespace that does not exist: a subscription to a pattern may come before it, and an error would end it
+        (protocol.md §21)."""
+        try:
+            return await self._services.catalog.shown_topics_of(namespace, domain)
+        except NamespaceNotFoundError:
+            return []
 
 
 def check_frame(answer: Message, namespace: str, limit_bytes: int) -> None:
