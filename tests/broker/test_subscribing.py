@@ -140,7 +140,8 @@ async def test_the_type_may_change_when_nobody_is_connected() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"read_compacted": True}, "compacted"),
+        ({"read_compacted": True, "subType": SHARED}, "read_compacted is for Exclusive and Failover"),
+        ({"read_compacted": True, "topic": "non-persistent://public/default/t"}, "stores nothing to compact"),
         ({"subscription": ""}, "needs a name"),
     ],
 )
@@ -150,6 +151,20 @@ async def test_what_consumers_cannot_have_yet_is_refused_at_once(fields: dict[st
         assert error.error == ServerError.NOT_ALLOWED_ERROR
         assert text in error.message
         await client.expect_nothing(0.05)
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, pb.CommandSubscribe.Failover])
+async def test_a_topic_that_was_never_compacted_is_read_as_it_is(kind: Any) -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        for sequence_id in range(4):
+            client.send_message(sequence_id, tail=message(sequence_id, b"", partition_key="same"))
+            await client.expect(pb.CommandSendReceipt)
+        for consumer_id, durable in enumerate((True, False)):
+            start = {} if durable else {"start_message_id": ident((-1, -1))}
+            name = f"s{consumer_id}"
+            await client.subscribe("t", name, consumer_id, subType=kind, durable=durable, read_compacted=True, permits=10, **start)
+            assert [got.position[1] for got in await client.skim_messages(4)] == [0, 1, 2, 3]
 
 
 async def test_trap_23_a_first_subscribe_that_may_succeed_later_is_told_to_try_again() -> None:

@@ -22,6 +22,7 @@ from tests.e2e.official_client import (
     payloads_of,
     publish,
     receive,
+    wait_for,
     wait_for_backlog,
 )
 
@@ -258,12 +259,16 @@ def test_trap_37_and_38_consumers_of_a_partitioned_topic_share_a_name(cluster: P
         assert sorted(payloads_of(receive(consumer, 30))) == sorted(numbered(30))
 
 
-def test_read_compacted_is_refused_with_a_reason(cluster: ProcessCluster, topic: str) -> None:
+def test_a_topic_that_was_never_compacted_can_be_read_compacted(cluster: ProcessCluster, topic: str) -> None:
+    """A TableView always asks so."""
     with client_of(cluster.service_url) as client:
-        started = time.monotonic()
-        with pytest.raises(pulsar.NotAllowedError):
-            client.subscribe(topic, "s", is_read_compacted=True)
-        assert time.monotonic() - started < AT_ONCE_S
+        view = client.create_table_view(topic)
+        producer = client.create_producer(topic)
+        for payload in (b"1", b"2"):
+            producer.send(payload, partition_key="k")
+        wait_for(lambda: view.get("k") == b"2", "the view has the last value")
+        consumer = client.subscribe(topic, "s", is_read_compacted=True, initial_position=EARLIEST)
+        assert payloads_of(receive(consumer, 2)) == [b"1", b"2"]
 
 
 def test_trap_23_a_subscription_that_may_not_be_made_by_use_fails_at_once(cluster: ProcessCluster) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from cepheid_broker.errors import NotAllowedError, SubscriptionNotFoundError, TooManyError
 from cepheid_broker.topics import Subscription, Topic
+from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 
 MAX_NAME_BYTES = 1000
@@ -19,12 +20,21 @@ can be named there."""
 MAX_METADATA_BYTES = 64 << 10  # kept in memory as long as the consumer lives
 
 
+_IN_ORDER = (pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Failover)
+
+
 def check_served(ask: pb.CommandSubscribe) -> None:
     check_subscription_name(ask.subscription)
     if (size_bytes := len(ask.consumer_name.encode())) > MAX_NAME_BYTES:
         raise NotAllowedError(f"a consumer's name has {size_bytes} bytes, {MAX_NAME_BYTES} are possible")
-    if ask.read_compacted:
-        raise NotAllowedError("reading compacted topics is not supported yet; subscribe without read_compacted")
+    # Without effect: no topic is compacted yet, so that reading it compacted is reading it. A TableView always asks so.
+    if ask.read_compacted and ask.subType not in _IN_ORDER:
+        message = f"read_compacted is for Exclusive and Failover subscriptions, not for {_type_of(ask)} ones: subscribe without it"
+        raise NotAllowedError(message)
+    if ask.read_compacted and not TopicName.parse(ask.topic).is_persistent:
+        raise NotAllowedError(
+            f"topic {ask.topic[:300]} is non-persistent: it stores nothing to compact; subscribe without read_compacted"
+        )
     size_bytes = sum(len(pair.key.encode()) + len(pair.value.encode()) for pair in ask.metadata)
     if size_bytes > MAX_METADATA_BYTES:
         raise NotAllowedError(f"a consumer's metadata may have {MAX_METADATA_BYTES} bytes, not {size_bytes}")
