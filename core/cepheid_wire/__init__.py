@@ -40,13 +40,14 @@ from cepheid_wire.send_command import (
     parse_send,
 )
 from cepheid_wire.server_errors import ServerError
-from cepheid_wire.topic_name import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
+from cepheid_wire.topic_name import NON_PERSISTENT, PATH_STEPS, PERSISTENT, NamespaceName, TopicName, check_tenant
 from cepheid_wire.varint import signed64
 
 __all__ = [
     "BODY_FIELDS",
     "MAX_MESSAGE_ID",
     "NON_PERSISTENT",
+    "PATH_STEPS",
     "PERSISTENT",
     "PING_FRAME",
     "PONG_FRAME",
@@ -68,6 +69,7 @@ __all__ = [
     "TopicName",
     "WireError",
     "add_checksum",
+    "check_tenant",
     "count_messages",
     "decode_batch",
     "decompress",

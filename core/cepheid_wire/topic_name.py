@@ -20,10 +20,14 @@ DOMAINS = (PERSISTENT, NON_PERSISTENT)
 
 MAX_NAME_BYTES = 1024  # of the full name: it becomes a key in metadata and part of listings whose size is bounded
 PARTITION_MARK = "-partition-"
+PATH_STEPS = (".", "..")
+"""No tenant, namespace or topic has such a name: HTTP clients and proxies resolve them, and a path with one leads elsewhere."""
 
 _ENTITY = re.compile(r"[-=:.A-Za-z0-9_]+")  # tenants and namespaces, as C++ clients allow (NamedEntity.cc)
 _PARTITION_INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
+_WHY_NO_PATH_STEP = "`.` and `..` cannot be names, choose another one"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PARTITION_SUFFIX = re.compile(r"(?:-partition-[0-9]+)+\Z")
 _MAX_PARTITION_INDEX = (1 << 31) - 1  # MessageIdData.partition is an int32
 
 
@@ -126,10 +130,17 @@ class TopicName:
         return replace(self, local_name=f"{self.local_name}{PARTITION_MARK}{index}")
 
 
+def check_tenant(name: str) -> str:
+    """Return `name` if it may name a tenant. Raises InvalidTopicNameError."""
+    return _entity("tenant", name, name)
+
+
 def _entity(kind: str, value: str, name: str) -> str:
     if not _ENTITY.fullmatch(value):
         why = f"its {kind} is empty" if not value else f"its {kind} may have only letters, digits and -=:._"
         raise InvalidTopicNameError(f"{_shown(name)}: {why}", name=_shown(name))
+    if value in PATH_STEPS:
+        raise InvalidTopicNameError(f"{_shown(name)}: its {kind} is {value!r}; {_WHY_NO_PATH_STEP}", name=_shown(name))
     return value
 
 
@@ -138,6 +149,8 @@ def _local_name(value: str, name: str) -> str:
         raise InvalidTopicNameError(f"topic {_shown(name)}: its last part is empty", name=_shown(name))
     if _CONTROL.search(value):
         raise InvalidTopicNameError(f"topic {_shown(name)} has a control character", name=_shown(name))
+    if _PARTITION_SUFFIX.sub("", value) in PATH_STEPS:  # also a partition: its topic could not exist
+        raise InvalidTopicNameError(f"topic {_shown(name)}: its last part is {value!r}; {_WHY_NO_PATH_STEP}", name=_shown(name))
     return value
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from cepheid_ports import CepheidError
-from cepheid_wire import NamespaceName, TopicName
+from cepheid_wire import NamespaceName, TopicName, check_tenant
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _MAX_REDIRECTS = 5
@@ -125,6 +125,11 @@ def topic_parts(admin: AdminClient, topic: str) -> list[str]:
             raise AdminError(f"topic {topic} does not exist", status=error.status) from None
         raise
     return [str(name.partition(index)) for index in range(partitions)] or [str(name)]
+
+
+def tenant_path(tenant: str) -> str:
+    """`/admin/v2/tenants/TENANT`. Raises InvalidTopicNameError."""
+    return f"/admin/v2/tenants/{quoted(check_tenant(tenant))}"
 
 
 def namespace_path(namespace: str) -> str:

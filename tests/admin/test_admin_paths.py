@@ -45,7 +45,9 @@ def test_a_topic_may_have_any_name(admin: AdminWorld, segment: str, local_name: 
     assert f"{FULL}/{local_name}" not in admin.get(NAMESPACE).json()
 
 
-@pytest.mark.parametrize("segment", ["a%2Fpartitions", "a%2Fb", "%00", "a%0Ab", "%FF", "x" * 1100, "a%2Fsubscription%2Fs"])
+@pytest.mark.parametrize(
+    "segment", ["a%2Fpartitions", "a%2Fb", "%00", "a%0Ab", "%FF", "x" * 1100, "a%2Fsubscription%2Fs", "%2E", "%2E%2E"]
+)
 def test_a_name_that_no_topic_can_have_is_412_and_reaches_no_other_route(admin: AdminWorld, segment: str) -> None:
     """Decoded before routing, the first would be a call on the partitions of `a`."""
     before = admin.get(NAMESPACE).json()

@@ -63,7 +63,15 @@ async def test_a_missing_topic_is_not_found_when_it_may_not_be_created(asks_not_
 
 @pytest.mark.parametrize(
     "topic",
-    ["persistent://public/default/", "nonsense://a/b/c", "a/b", "persistent://a/b/c/d/e", "persistent://public/def ault/x", ""],
+    [
+        "persistent://public/default/",
+        "nonsense://a/b/c",
+        "a/b",
+        "persistent://a/b/c/d/e",
+        "persistent://public/def ault/x",
+        "",
+        "..",
+    ],
 )
 async def test_trap_11_invalid_names_fail_at_once_in_the_reply_of_each_command(topic: str) -> None:
     """An ERROR would be ignored by C++ and cost its whole timeout. NotAllowed, since code 17 is retried (§24)."""

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from cepheid_cli.app import app
 from cepheid_ports import CepheidError
+from cepheid_wire import InvalidTopicNameError
 from tests.admin.admin_world import AdminWorld, running_admin
 
 
@@ -264,3 +265,13 @@ def test_the_other_policies_have_forms_of_their_own(cepheid: Commands, word: str
 def test_a_refusal_has_the_servers_reason(cepheid: Commands) -> None:
     with pytest.raises(CepheidError, match=r"(?i)does not exist .*404"):
         cepheid("tenants", "show", "nobody")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("tenants", "create", ".."), ("namespaces", "create", "public/."), ("topics", "create", ".."), ("namespaces", "list", ".")],
+)
+def test_a_name_that_paths_cannot_have_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
+    arguments = [*words, "--admin-url", "http://127.0.0.1:9"]  # where nothing listens
+    with pytest.raises(InvalidTopicNameError, match="choose another"):
+        raise CliRunner().invoke(app, arguments).exception or AssertionError

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cepheid_wire import InvalidTopicNameError, NamespaceName, TopicName
 
-entities = st.text("abcXYZ019-=:._", min_size=1, max_size=8)
+entities = st.text("abcXYZ019-=:._", min_size=1, max_size=8).filter(lambda name: name not in (".", ".."))
 local_names = st.text("ab-partition-019 :?%&é✈\x80", min_size=1, max_size=20)
 
 
@@ -57,6 +57,11 @@ def test_a_full_name_has_its_parts(domain: str, tenant: str, namespace: str, loc
         ("t t/ns/x", "its tenant may have only letters"),
         ("t/ns\n/x", "its namespace may have only letters"),
         ("té/ns/x", "its tenant may have only letters"),
+        (".", r"its last part is '\.'; .* choose another"),
+        ("..", r"its last part is '\.\.'"),
+        ("..-partition-0", "its last part is"),
+        ("./ns/x", r"its tenant is '\.'"),
+        ("t/../x", r"its namespace is '\.\.'"),
         ("a\x00b", "has a control character"),
         ("a\udcff", "is not UTF-8"),
         ("x" * 1025, "longer than 1024 bytes"),

@@ -14,7 +14,7 @@ from cepheid_broker.admin.errors import PreconditionError
 from cepheid_broker.admin.raw_path import decode_once, decode_twice
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.protocol import check_subscription_name
-from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
+from cepheid_wire import NON_PERSISTENT, PATH_STEPS, PERSISTENT, NamespaceName, TopicName
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
 MAX_NAME_BYTES = 255  # of a tenant, namespace or cluster; each is one key segment in metadata
@@ -23,7 +23,9 @@ MAX_NAME_BYTES = 255  # of a tenant, namespace or cluster; each is one key segme
 def check_name(kind: str, name: str) -> str:
     """`name` if it may name a cluster, tenant or namespace."""
     if not _NAME.fullmatch(name):
-        raise PreconditionError(f"{name[:200]!r} is no name for a {kind}: letters, digits and -=:._ only")
+        raise PreconditionError(f"{name[:200]!r} cannot name a {kind}: use letters, digits and -=:._ only")
+    if name in PATH_STEPS:
+        raise PreconditionError(f"{name!r} cannot name a {kind}: paths with it lead elsewhere, choose another name")
     if len(name) > MAX_NAME_BYTES:
         raise PreconditionError(f"the name of the {kind} has {len(name)} bytes, {MAX_NAME_BYTES} are possible")
     return name

@@ -9,6 +9,7 @@ import typer
 from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Namespace, done, print_json, print_lines, sub_app
 from cepheid_cli.admin.policy_words import WORDS, set_policy, unset_policy
 from cepheid_cli.admin_client import namespace_path, quoted
+from cepheid_wire import check_tenant
 
 app = sub_app("namespaces", "Namespaces: topics under one set of policies.")
 
@@ -19,7 +20,7 @@ Policy = Annotated[str, typer.Argument(help=f"One of: {', '.join(WORDS)}.")]
 @app.command("list")
 def list_namespaces(tenant: Annotated[str, typer.Argument(help="Tenant.")] = "public", admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Namespaces of a tenant."""
-    print_lines(AdminClient(admin_url).get(f"/admin/v2/namespaces/{quoted(tenant)}"))
+    print_lines(AdminClient(admin_url).get(f"/admin/v2/namespaces/{quoted(check_tenant(tenant))}"))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, done, print_json, print_lines, sub_app
-from cepheid_cli.admin_client import quoted
+from cepheid_cli.admin_client import tenant_path
 
 app = sub_app("tenants", "Tenants: the first part of a topic's name.")
 
@@ -24,20 +24,20 @@ def list_tenants(admin_url: AdminUrl = DEFAULT_URL) -> None:
 @app.command()
 def show(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """What a tenant may do, and where."""
-    print_json(AdminClient(admin_url).get(f"/admin/v2/tenants/{quoted(tenant)}"))
+    print_json(AdminClient(admin_url).get(tenant_path(tenant)))
 
 
 @app.command()
 def create(tenant: Tenant, clusters: Clusters = None, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Make a tenant."""
-    admin = AdminClient(admin_url)
+    admin, path = AdminClient(admin_url), tenant_path(tenant)
     allowed = clusters or admin.get("/admin/v2/clusters")
-    admin.put(f"/admin/v2/tenants/{quoted(tenant)}", {"adminRoles": [], "allowedClusters": allowed})
+    admin.put(path, {"adminRoles": [], "allowedClusters": allowed})
     done(f"tenant {tenant} created")
 
 
 @app.command()
 def delete(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Delete a tenant that has no namespaces."""
-    AdminClient(admin_url).delete(f"/admin/v2/tenants/{quoted(tenant)}")
+    AdminClient(admin_url).delete(tenant_path(tenant))
     done(f"tenant {tenant} deleted")
