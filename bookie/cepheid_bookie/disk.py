@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from cepheid_ports import CepheidError
+from cepheid_ports import CepheidError, make_private
 from cepheid_rpc import Buffer
 
 _MAX_BUFFERS = 1024  # IOV_MAX on Linux and macOS
+_OURS = ("VERSION", "LIFE", "LOCK", "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
 
 
 class DirectoryInUseError(CepheidError):
@@ -142,7 +143,7 @@ class RealDisk:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         new = [path for path in (self.root, *self.root.parents) if not path.exists()]
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(0o750, parents=True, exist_ok=True)
         for path in reversed(new):
             _sync_dir(path.parent)
         self._lock_fd: int | None = None
@@ -167,7 +168,7 @@ class RealDisk:
         return sorted(os.listdir(self.root / path))
 
     def mkdir(self, path: str) -> None:
-        (self.root / path).mkdir(parents=True, exist_ok=True)
+        (self.root / path).mkdir(0o750, parents=True, exist_ok=True)
 
     def rename(self, old: str, new: str) -> None:
         (self.root / old).rename(self.root / new)
@@ -190,6 +191,7 @@ class RealDisk:
             os.close(fd)
             raise DirectoryInUseError(f"data directory {self.root} is in use by another process", path=str(self.root)) from None
         self._lock_fd = fd
+        make_private(self.root, _OURS)  # what an older release, or the index's database, left open to others
 
     def unlock(self) -> None:
         if self._lock_fd is not None:

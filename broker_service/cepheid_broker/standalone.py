@@ -25,7 +25,7 @@ from cepheid_broker.settings import BrokerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig
 from cepheid_metadata import found_cluster
 from cepheid_metadata.rocks_store import RocksStore
-from cepheid_ports import Ports, Role, TaskOwner, host_port
+from cepheid_ports import Ports, Role, TaskOwner, host_port, make_private
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -100,6 +100,8 @@ class Standalone(Role):
     async def _start(self) -> None:
         """Returns when clients are served; the admin API follows within a second."""
         settings, ports, opened = self.settings, self._ports, self._opened
+        settings.data_dir.mkdir(0o750, parents=True, exist_ok=True)
+        make_private(settings.data_dir, ())  # metadata and each bookie do it for their own directories
         store = await RocksStore.open(settings.data_dir / "metadata", ports)
         opened.push_async_callback(store.aclose)
         identity = await found_cluster(store, CLUSTER, ports)

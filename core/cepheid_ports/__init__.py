@@ -4,6 +4,7 @@ from cepheid_ports.addresses import HOST_PATTERN, host_port
 from cepheid_ports.errors import CepheidError
 from cepheid_ports.first_failure import ProcessFailedError
 from cepheid_ports.ports import Ports
+from cepheid_ports.private_files import PRIVATE_UMASK, make_new_files_private, make_private
 from cepheid_ports.process_heap import keep_large_buffers, share_one_arena
 from cepheid_ports.refusal_log import RefusalLog
 from cepheid_ports.role import Role
@@ -14,6 +15,7 @@ from cepheid_ports.worker import OnDone, ThreadWorker, Worker
 
 __all__ = [
     "HOST_PATTERN",
+    "PRIVATE_UMASK",
     "CepheidError",
     "OnDone",
     "Ports",
@@ -28,5 +30,7 @@ __all__ = [
     "host_port",
     "iso_time",
     "keep_large_buffers",
+    "make_new_files_private",
+    "make_private",
     "share_one_arena",
 ]

@@ -32,6 +32,7 @@ from cepheid_metadata.errors import (
 )
 from cepheid_metadata.store import Delete, Op, OpResult, Versioned
 from cepheid_metadata.tree import EMPTY_NODE, NOBODY, ROOT, Node, TreeBatch
+from cepheid_ports import make_private
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class RocksTree:
             self._commits = self._read_number(_COMMIT_KEY)
             self.is_writable = True
             self._delete_ephemeral_nodes()
+            make_private(self.directory)
         except Exception as error:
             self.close()
             raise _open_error(error, self.directory) from error

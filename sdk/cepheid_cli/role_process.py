@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from cepheid_cli.log_lines import start_logging
-from cepheid_ports import Role
+from cepheid_ports import Role, make_new_files_private
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ def run_role(name: str, make: Callable[[], R], facts: Callable[[R], Sequence[str
     `started`: `time.monotonic()` when the command began. Raises CepheidError when the role cannot start or has to give up.
     """
     start_logging()
+    make_new_files_private()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     allow_open_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

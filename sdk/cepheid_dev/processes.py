@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cepheid_ports import PRIVATE_UMASK
+
 POLL_S = 0.01
 
 
@@ -57,18 +59,22 @@ class DetachedProcess:
 def spawn(command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> DetachedProcess:
     """Starts `command` in a session of its own, so that neither Ctrl-C nor the end of a terminal reaches it."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    # Not subprocess: its objects insist on being waited for, and this process is to be left alone.
-    pid = os.posix_spawn(
-        command[0],
-        list(command),
-        environment,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log_path), append, 0o644),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-    )
+    before = os.umask(PRIVATE_UMASK)  # it is inherited: ZooKeeper has no setting for the modes of its files
+    try:
+        # Not subprocess: its objects insist on being waited for, and this process is to be left alone.
+        pid = os.posix_spawn(
+            command[0],
+            list(command),
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log_path), append, 0o640),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.umask(before)
     return DetachedProcess(pid, _look(pid)[1])
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cepheid_dev.java import find_java
-from cepheid_ports import CepheidError
+from cepheid_ports import PRIVATE_UMASK, CepheidError, make_private
 
 TICK_MS = 500  # sessions can be as short as two ticks
 POLL_S = 0.02
@@ -89,9 +89,10 @@ class ZooKeeperServer:
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
         }
-        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        (self.directory / "data").mkdir(0o750, parents=True, exist_ok=True)
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
         (self.directory / "zookeeper.cfg").write_text(text)
+        make_private(self.directory)  # records of ledgers hold their master keys
 
     def start(self, timeout_s: float = 60.0) -> float:
         """Returns after how many seconds it answered. Raises ZooKeeperServerError, with the end of its log."""
@@ -99,9 +100,14 @@ class ZooKeeperServer:
         began = time.monotonic()
         self._check_port_is_free()  # else the answer could be another server's
         self.write_config()
-        with self.log_path.open("ab") as output:
+        with open(self.log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o640)) as output:
             self._process = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=PRIVATE_UMASK,
             )
         self.pid = self._process.pid
         while not self.is_ready():

@@ -122,6 +122,27 @@ def test_what_was_acknowledged_is_there_after_sigkill(tmp_path: Path) -> None:
         assert received == stored
 
 
+def open_to_others(directory: Path) -> list[str]:
+    """Paths with more than 0640 (files) or 0750 (directories)."""
+    return [
+        f"{path} {path.lstat().st_mode:o}"
+        for path in (directory, *directory.rglob("*"))
+        if path.lstat().st_mode & (0o777 & ~(0o750 if path.is_dir() else 0o640))
+    ]
+
+
+def test_no_other_user_can_read_the_data_directory(tmp_path: Path) -> None:
+    """Its databases hold the master keys of all ledgers."""
+    data = tmp_path / "data"
+    with running(data) as server:
+        assert open_to_others(data) == []
+        server.end()
+    for path in (data, *data.rglob("*")):  # as an older release left them
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    with running(data):
+        assert open_to_others(data) == []
+
+
 def test_settings_of_file_and_environment_reach_the_process(tmp_path: Path) -> None:
     """Those of the broker, of the admin API, and of the bookies; an old name is accepted with a warning."""
     file = tmp_path / "settings.toml"

@@ -35,6 +35,16 @@ def test_it_starts_stops_and_starts_again_on_its_directory(server: ZooKeeperServ
 
 
 @pytest.mark.slow
+def test_no_other_user_can_read_its_data(server: ZooKeeperServer) -> None:
+    """Records of ledgers hold their master keys."""
+    server.start()
+    server.stop()
+    found = {path: path.stat().st_mode & 0o777 for path in (server.directory, *server.directory.rglob("*"))}
+    assert any(path.name.startswith("snapshot") for path in found)
+    assert [(path, oct(mode)) for path, mode in found.items() if mode & ~(0o750 if path.is_dir() else 0o640)] == []
+
+
+@pytest.mark.slow
 def test_another_process_can_end_it_by_its_pid(server: ZooKeeperServer) -> None:
     server.start()
     assert server.pid is not None
