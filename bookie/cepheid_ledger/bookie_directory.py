@@ -11,6 +11,7 @@ counts as writable, though not yet registered again.
 Rule 5: a connection remembers its failures for a second, and refuses at once what it is asked meanwhile. A bookie that runs anew
 gets a new one, or it would fail for the first ledger that it is given; except one that carries a stream, which found the new
 process by itself or is about to break.
+Rule 6: a registration that cannot be read says nothing new of its bookie, and nothing of the others.
 """
 
 from __future__ import annotations
@@ -24,16 +25,14 @@ from typing import Protocol
 
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import (
-    BookieRegistration,
     MetadataError,
     MetadataStore,
-    Records,
     SessionState,
     StoreClosedError,
     Watch,
     available_bookies,
     keys,
-    list_names,
+    list_records,
     readonly_bookies,
 )
 from cepheid_ports import Ports, TaskOwner
@@ -194,10 +193,12 @@ class BookieDirectory:
             watch = await self._store.watch_children(key)
             watch.call_when_settled(self._due.set)
             self._watches.append(watch)
-        readonly = await self._read_place(keys.READONLY_BOOKIES_KEY, readonly_bookies(self._store))
+        store = self._store
+        readonly, unreadable = await list_records(store, keys.READONLY_BOOKIES_KEY, readonly_bookies(store))
         # Read last, and it wins: a bookie that changes its place is in both for a moment.
-        available = await self._read_place(keys.AVAILABLE_BOOKIES_KEY, available_bookies(self._store))
-        known = {name: bookie if self._settled is not None else _gone(bookie) for name, bookie in self._known.items()}
+        available, more = await list_records(store, keys.AVAILABLE_BOOKIES_KEY, available_bookies(store))
+        kept = self._known if self._settled is not None else dict.fromkeys([*unreadable, *more])  # rule 6
+        known = {name: bookie if name in kept else _gone(bookie) for name, bookie in self._known.items()}
         for registrations, writable in ((readonly, False), (available, True)):
             for name, record in registrations.items():
                 if (address := record.addresses.get("grpc")) is not None:
@@ -217,13 +218,6 @@ class BookieDirectory:
     def _is_back(self, bookie: KnownBookie) -> bool:
         before = self._known.get(bookie.bookie_id)
         return bookie.writable and (before is None or not before.writable or before.process != bookie.process)
-
-    async def _read_place(self, parent: str, records: Records[str, BookieRegistration]) -> dict[str, BookieRegistration]:
-        found: dict[str, BookieRegistration] = {}
-        for name in await list_names(self._store, parent):
-            if (registration := await records.get(name)) is not None:
-                found[name] = registration.record
-        return found
 
     def _tell_changes(self, known: Mapping[str, KnownBookie]) -> None:
         for name, bookie in known.items():

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ID = "bookie-"
+
 
 class LocalBookies:
     """Made by `open`; closes what it opened. Implements `BookieConnections` of the ledger client."""
@@ -63,7 +65,7 @@ class LocalBookies:
         """Opens bookies 1..`count` below `data_dir` and registers them. Closes those that opened when one does not."""
         opened = await asyncio.gather(
             *(
-                _open_bookie(data_dir, BookieIdentity(f"bookie-{number}", cluster_id), settings, store, ports)
+                _open_bookie(data_dir, BookieIdentity(f"{_ID}{number}", cluster_id), settings, store, ports)
                 for number in range(1, count + 1)
             ),
             return_exceptions=True,
@@ -145,3 +147,9 @@ async def _open_bookie(
     index = RocksBlockIndex(directory / "index")
     cookies = MetadataCookies(store, {"data": (str(directory),)})
     return await Bookie.open(identity, settings, disk, index, ports, cookies=cookies)
+
+
+def bookies_with_data(data_dir: Path) -> list[str]:
+    """Ids of the bookies whose directories below `data_dir` are not empty. Reads only."""
+    found = (path.name for path in data_dir.glob(f"{_ID}[0-9]*") if path.is_dir() and any(path.iterdir()))
+    return sorted(found)

@@ -3,6 +3,8 @@
     metadata ─► cluster identity, first objects ─► bookies ─► ledger client ─► broker (protocol port) ─► bookie ports, admin API
                                                                                   ready ▲
 
+Rule 0: metadata and the bookies' data belong together. Where bookies have data and metadata has no cluster, the start is refused
+before anything is written: a new cluster beside the old data would make the mistake harder to undo.
 Rule 1: the protocol port opens before gRPC and the web framework are imported: those take longer than everything else.
 Rule 2: a part that fails for good ends the process with its reason; a start that fails closes what it had opened, in reverse.
 """
@@ -12,20 +14,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
-from cepheid_broker.local_bookies import LocalBookies
+from cepheid_broker.local_bookies import LocalBookies, bookies_with_data
 from cepheid_broker.serving import Serving
 from cepheid_broker.settings import BrokerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig
-from cepheid_metadata import found_cluster
+from cepheid_metadata import cluster_identity, found_cluster
 from cepheid_metadata.rocks_store import RocksStore
-from cepheid_ports import Ports, Role, TaskOwner, host_port, make_private
+from cepheid_ports import CepheidError, Ports, Role, TaskOwner, host_port, make_private
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -33,6 +35,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLUSTER = "standalone"
+_METADATA = "metadata"
+
+
+class MetadataMissingError(CepheidError):
+    """The data directory holds what bookies stored, and not the metadata that says what it is."""
+
+    hint: ClassVar[str] = (
+        "nothing was written: put the metadata directory back, from a copy if need be; to start empty, use another data directory"
+    )
 
 
 class StandaloneSettings(BrokerSettings):
@@ -100,10 +111,13 @@ class Standalone(Role):
     async def _start(self) -> None:
         """Returns when clients are served; the admin API follows within a second."""
         settings, ports, opened = self.settings, self._ports, self._opened
+        check_metadata_is_there(settings.data_dir)
         settings.data_dir.mkdir(0o750, parents=True, exist_ok=True)
         make_private(settings.data_dir, ())  # metadata and each bookie do it for their own directories
-        store = await RocksStore.open(settings.data_dir / "metadata", ports)
+        store = await RocksStore.open(settings.data_dir / _METADATA, ports)
         opened.push_async_callback(store.aclose)
+        if await cluster_identity(store).get(None) is None:
+            refuse_old_data(settings.data_dir)
         identity = await found_cluster(store, CLUSTER, ports)
         self.bookies = bookies = await LocalBookies.open(
             settings.data_dir, settings.bookies, settings.storage, identity.cluster_id, store, ports, self._failure.report
@@ -140,3 +154,16 @@ class Standalone(Role):
 
         for bookie in self.bookies.bookies():
             yield from bookie_families(bookie.bookie_id, bookie.statistics())
+
+
+def check_metadata_is_there(data_dir: Path) -> None:
+    """Rule 0, without opening the database, which would create one. Raises MetadataMissingError."""
+    if not (data_dir / _METADATA / "CURRENT").exists():  # each RocksDB database has this file
+        refuse_old_data(data_dir)
+
+
+def refuse_old_data(data_dir: Path) -> None:
+    """Raises MetadataMissingError where bookies have data."""
+    if found := bookies_with_data(data_dir):
+        message = f"{data_dir / _METADATA} holds no cluster, but there is data of {', '.join(found)} in {data_dir}"
+        raise MetadataMissingError(message, path=str(data_dir / _METADATA))

@@ -107,6 +107,8 @@ class CorruptRecordError(MetadataError):
     """A key holds bytes that are not the record that belongs there."""
 
     hint: ClassVar[str] = "do not delete it: restore the record from a backup, or report it with the key and its bytes"
+    version: int | None = None
+    """Of the key, where it was read from a store."""
 
 
 class LedgerIdsRolledBackError(MetadataError):

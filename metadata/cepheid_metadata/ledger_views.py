@@ -1,21 +1,26 @@
 """Ledgers and bookies for people and tools, as plain values: what the admin API answers, and what a tool reads when no broker runs.
 
 ledger   {"ledger": the record} and, when it is deleted, "deleted_at_ms", "purge_after_ms"
-bookie   {"bookie_id", "state": writable | readonly | down, "incarnation", "limbo_below", "addresses": by protocol}
+bookie   {"bookie_id", "state", "incarnation", "limbo_below", "addresses": by protocol}
+         state: writable, readonly, down, or damaged: its cookie or registration cannot be read
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from cepheid_metadata import keys
+from cepheid_metadata.cluster_records import BookieCookie, BookieRegistration
 from cepheid_metadata.deleted_ledgers import DeletedLedgers
+from cepheid_metadata.errors import CorruptRecordError, NewerFormatError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
 from cepheid_metadata.repositories import (
+    Found,
     available_bookies,
     bookie_cookies,
     deleted_ledger_records,
@@ -23,6 +28,8 @@ from cepheid_metadata.repositories import (
     readonly_bookies,
 )
 from cepheid_metadata.store import MetadataStore
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 100
 
@@ -61,11 +68,19 @@ async def bookie_views(store: MetadataStore) -> list[View]:
 
 
 async def _bookie_view(store: MetadataStore, name: str, state: str) -> View:
-    registered = await (readonly_bookies if state == "readonly" else available_bookies)(store).get(name)
-    cookie = await bookie_cookies(store).get(name)
+    """A damaged record is the bookie's state, and the other bookies are listed all the same."""
+    cookie: Found[BookieCookie] | None = None
+    registered: Found[BookieRegistration] | None = None
+    try:
+        cookie = await bookie_cookies(store).get(name)
+        registered = await (readonly_bookies if state == "readonly" else available_bookies)(store).get(name)
+        state = state if registered is not None else "down"
+    except (CorruptRecordError, NewerFormatError) as error:
+        log.error("record.unreadable", extra={"error": str(error)})
+        state = "damaged"
     return {
         "bookie_id": name,
-        "state": state if registered is not None else "down",
+        "state": state,
         "incarnation": "" if cookie is None else cookie.record.incarnation,
         "limbo_below": (cookie.record.limbo_below or 0) if cookie is not None else 0,
         "addresses": {} if registered is None else dict(registered.record.addresses),

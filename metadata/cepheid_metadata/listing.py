@@ -6,17 +6,46 @@ A parent that is not there has no children. Keys that come or go during the walk
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 from cepheid_metadata import keys
-from cepheid_metadata.errors import CorruptRecordError, NoSuchKeyError
+from cepheid_metadata.errors import CorruptRecordError, NewerFormatError, NoSuchKeyError
+from cepheid_metadata.record import Record
+from cepheid_metadata.repositories import Records
 from cepheid_metadata.store import MetadataStore
 from cepheid_wire import NamespaceName, TopicName
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+_REGISTRATION_HINT = "a process of this release replaces its own damaged registration; if it stays, restart that process"
 
 
 async def list_names(store: MetadataStore, parent_key: str) -> list[str]:
     """Decoded names below `parent_key`, sorted; empty when the parent is not there."""
     return sorted(map(keys.decode_name, await _children(store, parent_key)))
+
+
+async def list_records(store: MetadataStore, parent_key: str, records: Records[str, R]) -> tuple[dict[str, R], list[str]]:
+    """Return the records below `parent_key` by name, and the names of those that this release cannot read.
+
+    Those are logged, and hide none of the others. For registrations: what a process says of itself concerns nobody else's.
+    """
+    found: dict[str, R] = {}
+    unreadable: list[str] = []
+    for name in await list_names(store, parent_key):
+        try:
+            one = await records.get(name)
+        except (CorruptRecordError, NewerFormatError) as error:
+            log.error("record.unreadable", extra={"key": records.key_of(name), "error": error.args[0], "hint": _REGISTRATION_HINT})
+            unreadable.append(name)
+        else:
+            if one is not None:
+                found[name] = one.record
+    return found, unreadable
 
 
 async def list_tenants(store: MetadataStore) -> list[str]:

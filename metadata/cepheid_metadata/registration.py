@@ -8,6 +8,8 @@
 Rule 1: a record is an earlier process's only where `is_past` proves that this process has ended; else its session may still live.
 Rule 2: the new place is taken before the old one is left, so that a process that moves is never nowhere.
 Rule 3: an outage of the store changes nothing: what was registered counts as registered until the session is lost.
+Rule 4: bytes that are not a record are nobody's registration. They are replaced, and logged with their key: no process writes such,
+and another one that lives under this name finds ours then, and ends. A record of a newer release is another process's.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from typing import ClassVar, Generic, TypeVar
 
 from cepheid_metadata.errors import (
     BadVersionError,
+    CorruptRecordError,
     KeyExistsError,
     MetadataError,
+    NewerFormatError,
     NoSuchKeyError,
     SessionLostError,
     StoreClosedError,
@@ -158,7 +162,14 @@ class Registration(Generic[R]):
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
             watch = self._arm(await self._store.watch(key))
-            found = await place.get(self._name)
+            try:
+                found = await place.get(self._name)
+            except CorruptRecordError as error:
+                await self._delete_damaged(place, error)
+                continue
+            except NewerFormatError as error:
+                await self._wait_for(watch, key, str(error), deadline)
+                continue
             if found is None:
                 await self._create(place)
             elif found.record == self._record:
@@ -167,13 +178,25 @@ class Registration(Generic[R]):
             elif self._is_past(found.record):
                 await self._delete(place, found.version)
             else:
-                log.warning("registration.waits", extra={"key": key, "found": str(found.record), "patience_s": self._patience_s})
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await watch.wait()
-                except TimeoutError:
-                    message = f"{key} is held by another process after {self._patience_s:g} s: {found.record}"
-                    raise RegistrationTakenError(message, key=key) from None
+                await self._wait_for(watch, key, str(found.record), deadline)
+
+    async def _wait_for(self, watch: Watch, key: str, found: str, deadline: float) -> None:
+        """Returns when another process's record has changed."""
+        log.warning("registration.waits", extra={"key": key, "found": found, "patience_s": self._patience_s})
+        try:
+            async with asyncio.timeout_at(deadline):
+                await watch.wait()
+        except TimeoutError:
+            message = f"{key} is held by another process after {self._patience_s:g} s: {found}"
+            raise RegistrationTakenError(message, key=key) from None
+
+    async def _delete_damaged(self, place: Records[str, R], error: CorruptRecordError) -> None:
+        """Rule 4."""
+        key = place.key_of(self._name)
+        hint = "it is replaced; find out what wrote there, and keep everything but Cepheid from writing in this metadata store"
+        log.error("registration.damaged", extra={"key": key, "error": error.args[0], "hint": hint})
+        assert error.version is not None, f"{key} was read"
+        await self._delete(place, error.version)
 
     def _arm(self, watch: Watch) -> Watch:
         self._disarm()
@@ -192,7 +215,13 @@ class Registration(Generic[R]):
             pass  # whose it is shows the next look
 
     async def _leave(self, place: Records[str, R]) -> None:
-        found = await place.get(self._name)
+        try:
+            found = await place.get(self._name)
+        except CorruptRecordError as error:
+            await self._delete_damaged(place, error)
+            return
+        except NewerFormatError:
+            return  # another process's
         if found is not None and (found.record == self._record or self._is_past(found.record)):
             await self._delete(place, found.version)
 

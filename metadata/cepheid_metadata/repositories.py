@@ -21,6 +21,7 @@ from cepheid_metadata.cluster_records import (
     NamespaceRecord,
     TenantRecord,
 )
+from cepheid_metadata.errors import CorruptRecordError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.record import Record
 from cepheid_metadata.schema_records import SchemaHistory
@@ -50,7 +51,13 @@ class Records(Generic[N, R]):
         """None: there is none (certain). Raises NewerFormatError, CorruptRecordError."""
         key = self.key_of(noun)
         found = await self.store.get(key)
-        return None if found is None else Found(self._record_type.decode(found.value, key), found.version)
+        if found is None:
+            return None
+        try:
+            return Found(self._record_type.decode(found.value, key), found.version)
+        except CorruptRecordError as error:
+            error.version = found.version
+            raise
 
     async def exists(self, noun: N) -> bool:
         return await self.store.exists(self.key_of(noun))

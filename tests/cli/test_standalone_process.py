@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from cepheid_cli.wire_client import WireClient
+from cepheid_metadata.rocks_tree import RocksTree
 from cepheid_ports import CepheidError
 from tests.support import free_port
 
@@ -227,6 +229,34 @@ def test_a_data_directory_of_another_version_is_refused_and_left_alone(tmp_path:
     assert "bookie-1" in line
     assert "format 99" in line
     assert version.read_text() == newer
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty directory", "a new database"])
+def test_data_without_its_metadata_is_refused_and_nothing_is_written(tmp_path: Path, left: str) -> None:
+    data = tmp_path / "data"
+    with running(data) as server:
+        server.end()
+    shutil.rmtree(data / "metadata")
+    if left == "an empty directory":
+        (data / "metadata").mkdir()
+    elif left == "a new database":
+        tree = RocksTree(data / "metadata")
+        tree.open()
+        tree.close()
+    looked_at = data / "bookie-1" if left == "a new database" else data  # opening a database writes to its log
+    before = contents(looked_at)
+    server = Server(data)
+    assert server.process.wait(120) == 1
+    assert server.end() == 1
+    (line,) = [line for line in server.err if line.startswith("cepheid: ")]
+    assert "metadata holds no cluster, but there is data of bookie-1" in line
+    assert "put the metadata directory back" in line
+    assert "Traceback" not in server.text()
+    assert contents(looked_at) == before
 
 
 def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:

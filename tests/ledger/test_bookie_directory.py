@@ -156,6 +156,19 @@ async def test_a_bookie_that_runs_anew_gets_a_connection_that_knows_no_failures(
         await wait_until(lambda: connection.abandoned == "bookie b1 runs anew")
 
 
+async def test_a_registration_that_cannot_be_read_hides_no_other_bookie(caplog: pytest.LogCaptureFixture) -> None:
+    async with started("b1", "b2") as (world, sessions):
+        key = "/bookies/available/b1"
+        await sessions["b1"].put(key, b"garbage", 0)
+        await MemoryStore(world.tree).create("/bookies/available/b9", b"garbage", ephemeral=True)
+        await world.bookie("b3")
+        await wait_until(lambda: world.directory.writable() == ["b1", "b2", "b3"], what="the newcomer")
+        assert "b9" not in world.directory.known()
+        assert {record.key for record in caplog.records if record.message == "record.unreadable"} == {key, "/bookies/available/b9"}
+        sessions["b1"].expire_session()
+        await wait_until(lambda: world.directory.writable() == ["b2", "b3"], what="b1 gone")
+
+
 async def test_a_bookie_whose_disk_fills_takes_no_new_ledgers_and_comes_back() -> None:
     async with started("b1", "b2") as (world, sessions):
         session = sessions["b1"]

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepheid_metadata import (
+    BookieRegistration,
     CorruptRecordError,
     InvalidNameError,
     MemoryStore,
     MemoryTree,
     StoreUnavailableError,
+    available_bookies,
     keys,
     largest_ledger_id,
     list_chains,
@@ -24,6 +26,7 @@ from cepheid_metadata import (
     list_tenants,
     list_topics,
 )
+from cepheid_metadata.ledger_views import bookie_views
 from cepheid_metadata.store import check_key
 from cepheid_wire import NamespaceName, TopicName
 
@@ -176,3 +179,16 @@ async def test_an_error_in_the_middle_is_never_a_short_list() -> None:
     assert [await anext(walk) for _ in range(40)] == list(range(0, 200_000, 5_000))
     with pytest.raises(StoreUnavailableError):
         await anext(walk)
+
+
+async def test_a_bookie_with_a_damaged_record_is_listed_among_the_others() -> None:
+    store = MemoryStore(MemoryTree())
+    for name in ("a", "b", "c"):
+        await available_bookies(store).create(name, BookieRegistration(bookie_id=name, incarnation="i", addresses={}))
+    await store.put(keys.available_bookie_key("b"), b"garbage", 0)
+    await store.create(keys.bookie_cookie_key("c"), b"garbage")
+    assert [(view["bookie_id"], view["state"]) for view in await bookie_views(store)] == [
+        ("a", "writable"),
+        ("b", "damaged"),
+        ("c", "damaged"),
+    ]

@@ -183,6 +183,43 @@ async def test_a_stranger_that_comes_after_a_lost_session_ends_the_process() -> 
     await registration.aclose()
 
 
+GARBAGE = [b"", b"\xff\x00", b"{}", b"[1]", b'{"format": "x"}']
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_a_registration_that_becomes_garbage_is_replaced_and_named(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    async with started(world) as registration:
+        key = f"/bookies/available/{NAME}"
+        for _ in range(2):
+            await MemoryStore(world.tree).put(key, garbage, 0)
+            await wait_until(lambda: key in world.tree.nodes and world.tree.nodes[key].value != garbage, what="replaced")
+        assert await world.found() == ("p1", None)
+        assert registration.registered
+    assert world.failures == []
+    (first, _) = [record for record in caplog.records if record.message == "registration.damaged"]
+    assert (first.levelname, first.key) == ("ERROR", f"/bookies/available/{NAME}")
+    assert "replaced" in first.hint
+
+
+async def test_garbage_that_was_there_before_does_not_keep_a_process_from_starting() -> None:
+    world = World()
+    other = MemoryStore(world.tree)
+    for place in ("available", "readonly"):
+        await other.create(f"/bookies/{place}/{NAME}", b"garbage", ephemeral=True)
+    async with started(world):
+        assert await world.found() == ("p1", None)
+
+
+async def test_a_registration_of_a_newer_release_is_another_process_s() -> None:
+    world = World()
+    await MemoryStore(world.tree).create(f"/bookies/available/{NAME}", b'{"format": 99}', ephemeral=True)
+    registration = world.registration(patience_s=0.05)
+    with pytest.raises(RegistrationTakenError, match=r"format 99.*stop the other process"):
+        await registration.start()
+    await registration.aclose()
+
+
 async def test_an_outage_at_the_start_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cepheid_metadata.registration._RETRY_S", 0.001)
     world = World()

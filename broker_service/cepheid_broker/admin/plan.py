@@ -40,7 +40,7 @@ from cepheid_metadata import (
     chain_records,
     keys,
     ledger_records,
-    list_names,
+    list_records,
     list_topics,
     readonly_bookies,
     topic_records,
@@ -240,10 +240,8 @@ async def _bookies(context: AdminContext) -> list[BookieRegistration]:
         (keys.AVAILABLE_BOOKIES_KEY, available_bookies(context.store)),
         (keys.READONLY_BOOKIES_KEY, readonly_bookies(context.store)),
     ):
-        for bookie in await list_names(context.store, parent_key):
-            found = await records.get(bookie)
-            if found is not None and "grpc" in found.record.addresses:
-                serving.append(found.record)
+        found, _ = await list_records(context.store, parent_key, records)
+        serving += [record for record in found.values() if "grpc" in record.addresses]
     return serving
 
 

@@ -2,7 +2,9 @@
 
     start ──► watch the children of /brokers ──► read them ──► brokers            a watch that fired or failed: the same again
 
-Rule: when the store cannot be reached what was known stays, and it is asked again every second.
+Rules:
+1. When the store cannot be reached what was known stays, and it is asked again every second.
+2. A registration that cannot be read says nothing new of its broker, and nothing of the others.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from cepheid_metadata import (
     BrokerRegistration,
     MetadataError,
     MetadataStore,
-    NoSuchKeyError,
     StoreClosedError,
     broker_records,
     keys,
+    list_records,
 )
 from cepheid_ports import TaskOwner
 
@@ -68,12 +70,8 @@ class BrokerDirectory:
         self._tasks.start(self._read_again(), name="read-brokers")
 
     async def _read_all(self) -> dict[str, BrokerRegistration]:
-        try:
-            names = await self._store.children(keys.BROKERS_KEY)
-        except NoSuchKeyError:
-            return {}
-        found = await asyncio.gather(*(self._records.get(keys.decode_name(name)) for name in names))
-        brokers = [one.record for one in found if one is not None]
+        found, unreadable = await list_records(self._store, keys.BROKERS_KEY, self._records)
+        brokers = [*found.values(), *(self._brokers[name] for name in unreadable if name in self._brokers)]
         return {record.broker_id: record for record in sorted(brokers, key=lambda record: record.broker_id)}
 
     async def _read_again(self) -> None:
