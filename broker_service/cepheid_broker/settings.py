@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -24,6 +24,8 @@ FRAME_PADDING_BYTES = 10 * KIB
 
 RENAMED: Mapping[str, str] = {"topic_creation": "topic_creation.allowed"}
 """Settings that were renamed since the release before this one: the old names are accepted in this release, with a warning."""
+
+HostOrDomain = Annotated[str, Field(pattern=r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}$")]
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
@@ -206,6 +208,12 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     advertised_port: NonNegativeInt | None = Field(
         None, le=65535, description="Port that clients are told to connect to. Unset: the port that is listened on."
+    )
+    admin_allowed_hosts: tuple[HostOrDomain, ...] = Field(
+        (),
+        description="Further names under which the admin API may be called, such as that of a proxy or of a Kubernetes service; "
+        "`.x.org` stands for all names below x.org. Addresses, localhost, the name of the machine, `host` and `advertised_host` "
+        "are always accepted, other names are refused. Web pages of the listed hosts may call the API as well.",
     )
     max_connections: PositiveInt = Field(
         50_000, description="Client connections at one time. Beyond it new ones are closed at once."

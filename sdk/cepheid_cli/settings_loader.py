@@ -231,7 +231,8 @@ def _allowed_by(schema: Mapping[str, Any], number: Callable[[float], str]) -> st
         return f"one of {', '.join(schema['enum'])}"
     kind = schema["type"]
     if kind == "array":
-        return f"a list of {', '.join(schema['items']['enum'])}, separated by commas in the environment"
+        items = ", ".join(schema["items"]["enum"]) if "enum" in schema["items"] else "texts"
+        return f"a list of {items}, separated by commas in the environment"
     if kind == "string":
         return _allowed_text(schema)
     if kind == "boolean":

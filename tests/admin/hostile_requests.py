@@ -71,12 +71,15 @@ class Request:
     target: str
     body: bytes | None = None
     content_type: str = ""
+    host: str = "127.0.0.1"
+    headers: tuple[tuple[str, str], ...] = ()
 
     def encode(self) -> bytes:
         """As it is on the wire: a library would mend it."""
-        lines = [f"{self.method} {self.target} HTTP/1.1", "Host: x", "Connection: close"]
+        lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {self.host}", "Connection: close"]
         if self.content_type:
             lines.append(f"Content-Type: {self.content_type}")
+        lines += [f"{name}: {value}" for name, value in self.headers]
         if self.body is not None:
             lines.append(f"Content-Length: {len(self.body)}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + (self.body or b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, cast
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 
 from cepheid_broker.admin.app import create_app
 from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.cross_site import AdminHosts
+from cepheid_broker.settings import BrokerSettings
 from cepheid_ports import CepheidError
 from tests.admin.admin_world import AdminWorld, running_admin
 from tests.admin.hostile_requests import Answer, Request, requests_for, send
@@ -107,6 +110,109 @@ def test_requests_at_the_same_time_do_not_harm_each_other(fuzzed: AdminWorld) ->
 
     ask()
     assert fuzzed.get("/status.html").status_code == 200
+
+
+DRAINED = "/admin/v2/persistent/public/fuzzed/plain/subscription/s/skip_all"
+ALLOWED = ("admin.example.org", ".svc.cluster.local")
+
+
+@pytest.fixture(scope="module")
+def with_names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminWorld]:
+    with running_admin(tmp_path_factory.mktemp("names") / "data", admin_allowed_hosts=ALLOWED) as world:
+        make_objects(world)
+        yield world
+
+
+def ask_once(world: AdminWorld, request: Request) -> Answer:
+    address = urlsplit(world.standalone.admin_url)
+    return world.run(send("127.0.0.1", int(address.port or 0), request))
+
+
+@pytest.mark.parametrize(
+    ("status", "browser"),
+    [
+        (403, {"headers": (("Origin", "http://evil.example"),)}),
+        (403, {"headers": (("Origin", "null"),)}),
+        (403, {"headers": (("Origin", "http://127.0.0.1:3000"),)}),
+        (403, {"headers": (("Origin", "http://127.0.0.1"), ("Origin", "http://evil.example"))}),
+        (403, {"headers": (("Origin", "http://evil.svc.cluster.local.evil.example"),)}),
+        (403, {"headers": (("Sec-Fetch-Site", "cross-site"),)}),
+        (403, {"host": "evil.example"}),
+        (403, {"host": "evil.example:8080", "headers": (("Origin", "http://evil.example:8080"),)}),
+        (403, {"host": "127.0.0.1.evil.example"}),
+        (403, {"host": "admin.example.org@evil.example"}),
+        (403, {"host": "svc.cluster.local"}),
+        (400, {"headers": (("Host", "localhost"),)}),
+        (415, {"content_type": "text/plain", "body": b"{}"}),
+        (415, {"content_type": "Text/Plain;charset=UTF-8", "body": b"{}"}),
+        (415, {"content_type": "application/x-www-form-urlencoded", "body": b""}),
+        (415, {"content_type": "multipart/form-data; boundary=x", "body": b"{}"}),
+    ],
+    ids=str,
+)
+def test_what_a_browser_sends_for_another_site_changes_nothing(
+    with_names: AdminWorld, status: int, browser: dict[str, Any]
+) -> None:
+    for method, path in (
+        ("POST", DRAINED),
+        ("PUT", "/admin/v2/tenants/planted"),
+        ("DELETE", "/admin/v2/tenants/public?force=true"),
+    ):
+        answer = ask_once(with_names, Request(method, path, **browser))
+        assert answer.status == status, f"{method} {path}: {answer}"
+        assert json.loads(answer.content)["reason"]
+    stats = with_names.get("/admin/v2/persistent/public/fuzzed/plain/stats").json()
+    assert stats["subscriptions"]["s"]["msgBacklog"] == 2
+    assert sorted(with_names.get("/admin/v2/tenants").json()) == ["public", "pulsar"]
+
+
+@pytest.mark.parametrize("browser", [{"host": "evil.example"}, {"headers": (("Sec-Fetch-Site", "cross-site"),)}], ids=str)
+def test_a_page_of_another_site_reads_no_message(with_names: AdminWorld, browser: dict[str, Any]) -> None:
+    path = "/admin/v2/persistent/public/fuzzed/plain/subscription/s/position/1"
+    assert ask_once(with_names, Request("GET", path, **browser)).status == 403
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        *(
+            {"host": host}
+            for host in (
+                *(
+                    "127.0.0.1:1234",
+                    "10.1.2.3",
+                    "[::1]:8080",
+                    "[fe80::1]",
+                    "localhost",
+                    "LOCALHOST.:80",
+                ),
+                *("admin.example.org", "broker.cepheid.svc.cluster.local:8080", socket.gethostname(), ""),
+            )
+        ),
+        {"headers": (("Origin", "http://127.0.0.1"),)},  # the page is the broker's own
+        {"headers": (("Origin", "https://admin.example.org"),)},
+        {"headers": (("Sec-Fetch-Site", "same-origin"),)},
+        {"headers": (("Sec-Fetch-Site", "none"),)},
+        {"content_type": "application/json"},
+        {"content_type": "application/vnd.partitioned-topic-metadata+json"},
+        {"content_type": ""},
+    ],
+    ids=str,
+)
+def test_what_tools_send_is_served(with_names: AdminWorld, tool: dict[str, Any]) -> None:
+    request = Request("POST", "/admin/v2/namespaces/public/fuzzed/messageTTL", b"60", **tool)
+    assert ask_once(with_names, request).status == 204
+
+
+def test_the_names_that_others_are_told_are_accepted() -> None:
+    hosts = AdminHosts.of(BrokerSettings(host="broker-1", advertised_host="Broker-1.example.org"))
+    assert all(map(hosts.accepts, ("broker-1", "broker-1.example.org", socket.gethostname().lower())))
+    assert not hosts.accepts("example.org")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/status.html"])
+def test_probes_are_answered_under_every_name(with_names: AdminWorld, path: str) -> None:
+    assert ask_once(with_names, Request("GET", path, host="load-balancer.example.org")).status == 200
 
 
 def check(request: Request, answer: Answer) -> None:

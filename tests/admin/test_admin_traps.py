@@ -309,8 +309,8 @@ def test_many_requests_travel_on_one_connection(admin: AdminWorld) -> None:
     async def ask() -> bytes:
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         for path in ("/status.html", f"{NAMESPACE}/none/stats", "/admin/v2/brokers/version"):
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        writer.write(b"GET /status.html HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        writer.write(b"GET /status.html HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answered = await reader.read()
         while more := await reader.read():
             answered += more

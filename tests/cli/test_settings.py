@@ -23,6 +23,7 @@ EVERY_SETTING = [(role, name) for role in ROLES for name in settings_of(role.mod
 SAMPLES: dict[str, Any] = {
     "metadata": "zk://127.0.0.1:2182/elsewhere",
     "write_quorum": 2,  # at most the ensemble size
+    "admin_allowed_hosts": ["admin.example.org", ".svc.cluster.local"],
     "host": "0.0.0.0",
     "http_host": "::1",
     "advertised_host": "broker-1.example.org",

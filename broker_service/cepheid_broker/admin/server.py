@@ -106,10 +106,11 @@ class AdminServer:
         from uvicorn import Config, Server
 
         from cepheid_broker.admin.app import create_app
+        from cepheid_broker.admin.cross_site import AdminHosts, CrossSiteGuard
 
         settings = self._context.settings
         config = Config(
-            create_app(self._context),
+            CrossSiteGuard(create_app(self._context), AdminHosts.of(self._context.broker.settings)),
             http="httptools",
             ws="none",
             lifespan="off",
