@@ -51,7 +51,7 @@ class Copy(enum.IntEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Entries `first..last` (inclusive) at one bookie, all with the same ailment. `valid`: the fewest valid copies that one of
-    them has elsewhere; 0: nobody could show a valid copy."""
+    them has elsewhere; 0: no bookie showed a valid copy."""
 
     bookie: str
     first_entry_id: int
@@ -63,8 +63,12 @@ class Finding:
 
 @dataclass(slots=True)
 class LedgerReport:
-    """`last_entry_id`: what was checked to; of an open ledger its LAC. Copies are counted, entries times replicas.
+    """What was found in one ledger. Copies are entries times replicas: wanted = valid + bad + unknown.
 
+    `last_entry_id`: the last entry that was checked; of an open ledger its LAC.
+    `copies_bad`: missing, corrupt or divergent for certain. `copies_unknown`: their bookie could not say.
+    `lost_entries`: entries of which no copy is valid, for certain. `unknown_entries`: no valid copy was seen, but a bookie that
+    could not say may have one.
     `end_unknown_for`: bookies of an open ledger that told no LAC, if entries may lie behind `last_entry_id` that only they have.
     """
 
@@ -74,13 +78,21 @@ class LedgerReport:
     ack_quorum: int
     copies_wanted: int = 0
     copies_valid: int = 0
+    copies_bad: int = 0
+    copies_unknown: int = 0
     lost_entries: int = 0
+    unknown_entries: int = 0
     end_unknown_for: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
         return not self.findings and not self.end_unknown_for
+
+    @property
+    def is_bad(self) -> bool:
+        """Something is wrong for certain, whatever the bookies that could not say have."""
+        return self.copies_bad > 0
 
 
 async def verify_ledger(
@@ -201,8 +213,16 @@ def _judge(replicas: Sequence[_Replica], report: LedgerReport) -> None:
                 replica.reasons[index] = f"valid, and another than elsewhere (digest {replica.digests[index]:#010x})"
             holders = []
         valid_of[index] = len(holders)
-        report.copies_valid += len(holders)
-        report.lost_entries += not holders
+        if not holders:
+            copies = [replica.copies[index] for replica in replicas]
+            # Copies that contradict each other are no less so for what a bookie that is away has.
+            is_unknown = Copy.UNREADABLE in copies and Copy.DIVERGENT not in copies
+            report.unknown_entries += is_unknown
+            report.lost_entries += not is_unknown
+    valid, unknown = (sum(replica.copies.count(copy) for replica in replicas) for copy in (Copy.VALID, Copy.UNREADABLE))
+    report.copies_valid += valid
+    report.copies_unknown += unknown
+    report.copies_bad += sum(here) - valid - unknown
     for replica in replicas:
         report.findings += _findings_at(replica, valid_of, first)
 

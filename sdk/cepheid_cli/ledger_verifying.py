@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +17,16 @@ from cepheid_ledger.verification import Copy, Finding, LedgerReport, verify_ledg
 _MAX_LOOKS = 5  # of a ledger whose bookies are replaced each time
 
 
-async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, as_json: bool) -> bool:
-    """Prints what is wrong as it is found, and a summary. True: everything is sound."""
+class Verdict(enum.IntEnum):
+    """The outcome of a verification, which is the exit code of the command. 2 is that of wrong usage."""
+
+    SOUND = 0
+    BAD = 1
+    NOT_KNOWN = 3
+
+
+async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, as_json: bool) -> Verdict:
+    """Print what is wrong as it is found, and a summary."""
     reports: list[LedgerReport] = []
     async with bookie_reach(source) as reach:
         for view in views:
@@ -31,7 +41,14 @@ async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, a
         print_json([_plain(report) for report in reports])
     else:
         print(summary(reports))
-    return all(report.is_sound for report in reports)
+    return verdict_on(reports)
+
+
+def verdict_on(reports: Sequence[LedgerReport]) -> Verdict:
+    """BAD if any copy is bad for certain, else NOT_KNOWN if any could not be checked."""
+    if any(report.is_bad for report in reports):
+        return Verdict.BAD
+    return Verdict.SOUND if all(report.is_sound for report in reports) else Verdict.NOT_KNOWN
 
 
 async def _verified(source: LedgerSource, view: dict[str, Any], reach: BookieReach) -> LedgerReport:
@@ -52,15 +69,25 @@ async def _verified(source: LedgerSource, view: dict[str, Any], reach: BookieRea
     return report
 
 
-def summary(reports: list[LedgerReport]) -> str:
+def summary(reports: Sequence[LedgerReport]) -> str:
+    """Return the line that ends a verification: copies and entries, with what is certain apart from what is not known."""
     wanted, valid = sum(report.copies_wanted for report in reports), sum(report.copies_valid for report in reports)
-    bad, lost = sum(not report.is_sound for report in reports), sum(report.lost_entries for report in reports)
-    text = f"{len(reports)} {'ledger' if len(reports) == 1 else 'ledgers'}, {wanted} copies: {valid} valid"
-    if unknown := sum(bool(report.end_unknown_for) for report in reports):
-        text += f"; the end of {unknown} open {'ledger' if unknown == 1 else 'ledgers'} is not known"
-    if wanted == valid:
-        return text
-    return f"{text}, {wanted - valid} not, in {bad} {'ledger' if bad == 1 else 'ledgers'}; {lost} entries without a valid copy"
+    bad, unknown = sum(report.copies_bad for report in reports), sum(report.copies_unknown for report in reports)
+    lost, unseen = sum(report.lost_entries for report in reports), sum(report.unknown_entries for report in reports)
+    text = f"{_counted(len(reports), 'ledger', 'ledgers')}, {_counted(wanted, 'copy', 'copies')}: "
+    text += f"{valid} valid, {bad} bad or missing, {unknown} not known"
+    if not_sound := sum(not report.is_sound for report in reports):
+        text += f", in {_counted(not_sound, 'ledger', 'ledgers')}"
+    text += f"; {_counted(lost, 'entry', 'entries')} without a valid copy"
+    if unseen:
+        text += f", {_counted(unseen, 'entry', 'entries')} of which only bookies that did not say can have one"
+    if open_ends := sum(bool(report.end_unknown_for) for report in reports):
+        text += f"; the end of {open_ends} open {'ledger' if open_ends == 1 else 'ledgers'} is not known"
+    return text
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def cure(finding: Finding, ack_quorum: int) -> str:
@@ -70,7 +97,7 @@ def cure(finding: Finding, ack_quorum: int) -> str:
     if finding.ailment is Copy.UNREADABLE:
         return f"start {finding.bookie} or look into its log, then verify again: nothing is known of these copies"
     if finding.valid == 0:
-        return "bring back the bookies or disks that are away; no valid copy was seen"
+        return "no valid copy was seen: bring back the bookies or disks that are away, if there are any"
     if finding.valid < ack_quorum:
         return (
             f"{finding.valid} valid elsewhere, fewer than an acknowledgement asks for: lose no other bookie before they are copied"

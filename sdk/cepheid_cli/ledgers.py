@@ -114,18 +114,21 @@ def verify(
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
-    """Read every copy of every entry, check it, and compare it with the others. Exit code 1 when something is wrong."""
+    """Read every copy of every entry, check it, and compare it with the others.
+
+    Exit code 0: every copy is valid. 1: copies are bad or missing for certain. 3: none is, but bookies did not say what they have.
+    """
     if (ledger is None) is not every:
         raise typer.BadParameter("name one ledger, or say --all")
     from cepheid_cli.ledger_verifying import verify_ledgers
 
-    async def main() -> bool:
+    async def main() -> int:
         async with ledger_source(admin_url, metadata) as source:
             views = await _all(source, deleted=False) if ledger is None else [await source.one(ledger)]
             return await verify_ledgers(source, views, as_json=as_json)
 
-    if not asyncio.run(main()):
-        raise typer.Exit(1)
+    if verdict := asyncio.run(main()):
+        raise typer.Exit(verdict)
 
 
 @app.command()

@@ -16,9 +16,9 @@ from cepheid_cli import ledger_verifying
 from cepheid_cli.app import app
 from cepheid_cli.ledger_reading import lines_of
 from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
-from cepheid_cli.ledger_verifying import cure
+from cepheid_cli.ledger_verifying import Verdict, cure, summary, verdict_on
 from cepheid_cli.wire_client import WireClient
-from cepheid_ledger.verification import Copy, Finding
+from cepheid_ledger.verification import Copy, Finding, LedgerReport
 from cepheid_metadata import ClusterNotFoundedError, Fragment, LedgerMetadata, LedgerState
 from cepheid_ports import CepheidError
 from cepheid_rpc import BookieConnection, encode_group
@@ -195,7 +195,7 @@ def ledger_on(*fragments: tuple[int, str], last: int = 5) -> LedgerMetadata:
 
 def verified(
     monkeypatch: pytest.MonkeyPatch, source: ChangingSource, bookies: dict[str, MemoryBookie], listed: LedgerMetadata
-) -> bool:
+) -> Verdict:
     class Reach:
         def get(self, name: str) -> BookieConnection:
             return bookies[name].connection()
@@ -224,14 +224,16 @@ def test_an_ensemble_that_changed_since_the_listing_is_no_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed, now = ledger_on((0, "ab"), last=-1), ledger_on((0, "ab"), (3, "ac"), last=-1)
-    assert verified(monkeypatch, ChangingSource(now), bookies_holding("ab", "ac"), listed), capsys.readouterr().out
+    verdict = verified(monkeypatch, ChangingSource(now), bookies_holding("ab", "ac"), listed)
+    assert verdict is Verdict.SOUND, capsys.readouterr().out
 
 
 def test_an_ensemble_that_changes_during_the_reading_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, now = ledger_on((0, "ab")), ledger_on((0, "ab"), (3, "ac"))
-    assert verified(monkeypatch, ChangingSource(before, now), bookies_holding("ab", "ac"), before), capsys.readouterr().out
+    verdict = verified(monkeypatch, ChangingSource(before, now), bookies_holding("ab", "ac"), before)
+    assert verdict is Verdict.SOUND, capsys.readouterr().out
 
 
 def test_a_ledger_that_went_for_good_since_the_listing_is_no_loss(
@@ -240,9 +242,30 @@ def test_a_ledger_that_went_for_good_since_the_listing_is_no_loss(
     listed = ledger_on((0, "ab"))
     bookies = {name: MemoryBookie(name) for name in "ab"}  # and its entries were collected
     for source in (ChangingSource(None), ChangingSource(listed, None)):
-        assert verified(monkeypatch, source, bookies, listed), capsys.readouterr().out
+        assert verified(monkeypatch, source, bookies, listed) is Verdict.SOUND, capsys.readouterr().out
     assert "0 ledgers" in capsys.readouterr().out
-    assert not verified(monkeypatch, ChangingSource(listed), bookies, listed)  # one that is still there lost them
+    assert verified(monkeypatch, ChangingSource(listed), bookies, listed) is Verdict.BAD  # one that is still there lost them
+
+
+def test_copies_of_a_bookie_that_did_not_answer_are_neither_bad_nor_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, bookies = ledger_on((0, "ab")), bookies_holding("ab", "ab")
+    bookies["b"].down = True
+    assert verified(monkeypatch, ChangingSource(ledger), bookies, ledger) is Verdict.NOT_KNOWN
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == ("1 ledger, 12 copies: 6 valid, 0 bad or missing, 6 not known, in 1 ledger; 0 entries without a valid copy")
+    del bookies["a"].entries[5][5]
+    assert verified(monkeypatch, ChangingSource(ledger), bookies, ledger) is Verdict.BAD
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert "5 valid, 1 bad or missing, 6 not known" in last_line
+    assert "0 entries without a valid copy, 1 entry of which only bookies that did not say can have one" in last_line
+
+
+def test_an_open_ledger_whose_end_is_not_known_is_not_sound() -> None:
+    report = LedgerReport(5, "OPEN", 3, 1, end_unknown_for=("a",))
+    assert verdict_on([report]) is Verdict.NOT_KNOWN
+    assert summary([report]).endswith("the end of 1 open ledger is not known")
 
 
 def test_what_a_producer_named_its_keys_is_no_command_to_a_terminal() -> None:

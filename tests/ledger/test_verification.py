@@ -71,7 +71,7 @@ def test_a_missing_run_is_one_finding_with_its_place() -> None:
         Finding("b", 3, 5, Copy.MISSING, "NO_ENTRY", 2),
         Finding("b", 8, 8, Copy.MISSING, "NO_ENTRY", 2),
     ]
-    assert (report.copies_valid, report.lost_entries) == (26, 0)
+    assert (report.copies_valid, report.copies_bad, report.copies_unknown, report.lost_entries) == (26, 4, 0, 0)
 
 
 def test_an_entry_that_nobody_has_is_lost() -> None:
@@ -109,6 +109,22 @@ def test_a_bookie_that_cannot_say_is_unreadable_not_missing(switch: str) -> None
         ("b", Copy.UNREADABLE, 0, 9)
     ]
     assert report.lost_entries == 0
+    assert (report.copies_valid, report.copies_bad, report.copies_unknown) == (20, 0, 10)
+    assert not report.is_bad
+
+
+def test_what_only_a_silent_bookie_can_have_is_not_known_instead_of_lost() -> None:
+    bookies = bookies_with(written(), "abc")
+    for name in "ab":
+        del bookies[name].entries[LEDGER][9]
+    bookies["c"].down = True
+    report = report_of(bookies, ledger_of((0, "abc")))
+    assert (report.lost_entries, report.unknown_entries) == (0, 1)
+    assert (report.copies_wanted, report.copies_valid, report.copies_bad, report.copies_unknown) == (30, 18, 2, 10)
+    bookies["c"].down = False
+    del bookies["c"].entries[LEDGER][9]
+    report = report_of(bookies, ledger_of((0, "abc")))
+    assert (report.lost_entries, report.unknown_entries, report.copies_bad) == (1, 0, 3)
 
 
 def test_each_fragment_is_looked_for_at_its_own_bookies() -> None:
