@@ -126,6 +126,23 @@ async def test_a_cumulative_acknowledgement_inside_a_batch() -> None:
         assert [list(m.body.ack_set) for m in again] == [[0b1100], []]
 
 
+@pytest.mark.parametrize("how", [pb.CommandAck.Individual, pb.CommandAck.Cumulative])
+async def test_every_word_counts_that_acknowledges_a_part_of_a_batch_of_more_than_64_messages(how: pb.CommandAck.AckType) -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await client.publish(2, messages=70)
+        await client.subscribe("t", "s", permits=1000)
+        batch = (await client.expect_messages(2))[0].position
+        for left in ([0b110, 0b100001], [0, 0b100000]):
+            client.send(pb.CommandAck(consumer_id=0, ack_type=how, message_id=[ident(batch, ack_set=left)]))
+            await reconnect(client)
+            again = await client.expect_messages(2)
+            assert [list(m.body.ack_set) for m in again] == [left, []]
+        client.send(pb.CommandAck(consumer_id=0, ack_type=how, message_id=[ident(batch, ack_set=[-1, 0b011111])]))
+        await reconnect(client)
+        assert entries(await client.expect_messages(1)) == [1]
+
+
 async def test_trap_25_and_33_redelivery_on_shared_sends_just_those_and_counts() -> None:
     """Traps 25 and 33: counts start absent and grow by one; redelivered messages cost permits."""
     async with BrokerWorld() as world, await world.client() as client:

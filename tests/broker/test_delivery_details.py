@@ -300,6 +300,21 @@ async def test_a_seek_into_a_batch_with_words_hides_earlier_messages_and_with_an
             assert [list(m.body.ack_set) for m in again] == [words, []]
 
 
+@pytest.mark.parametrize("words", [[0b1100, 0b111111], [0, 0b100000]])
+async def test_a_seek_into_a_batch_of_more_than_64_messages_hides_none_of_the_later_ones(words: list[int]) -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await client.publish(2, messages=70)
+        await client.subscribe("t", "s", permits=1000)
+        batch = (await client.expect_messages(2))[0].position
+        client.send(pb.CommandSeek(consumer_id=0, request_id=7, message_id=ident(batch, ack_set=words)))
+        await client.expect(pb.CommandCloseConsumer)
+        await client.expect(pb.CommandSuccess)
+        await client.subscribe("t", "s", permits=1000)
+        again = await client.expect_messages(2)
+        assert [list(m.body.ack_set) for m in again] == [words, []]
+
+
 # Acknowledgements that mean nothing
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cepheid_wire import TopicName
+from cepheid_wire import TopicName, signed64
 from tests.history.events import Event, Position
 from tests.simulation.checks.history import History
 
@@ -90,3 +90,8 @@ def mask_of(words: Iterable[int]) -> int:
     for index, word in enumerate(words):
         mask |= (word & ((1 << 64) - 1)) << (64 * index)
     return mask
+
+
+def words_of(mask: int) -> list[int]:
+    """The signed 64-bit words with which clients send a mask, without those at the end that are zero."""
+    return [signed64(mask >> start & ((1 << 64) - 1)) for start in range(0, mask.bit_length(), 64)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cepheid_metadata import Chain, CursorRecord, Position, keys
+from tests.simulation.checks.client_notes import mask_of
 from tests.simulation.checks.history import History
 from tests.simulation.checks.topic_model import DEDUP, WHOLE, Acked, CursorModel, TopicModel
 from tests.simulation.checks.trim import TrimChecks, check_positions
@@ -234,7 +235,7 @@ def acked_messages(cursor: Any, position: Position) -> int:
     if cursor.is_acknowledged(position):
         return WHOLE
     words = cursor.unacked_words(position)
-    return 0 if words is None else WHOLE & ~(words[0] & WHOLE)
+    return 0 if words is None else WHOLE & ~mask_of(words)
 
 
 def check_entry(history: History, topic: TopicModel, position: Position, payload: bytes) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cepheid_managed_ledger import Retention
 from cepheid_metadata import Position
 
-BATCH_MESSAGES = 8
+BATCH_MESSAGES = 72  # more than a word of the protocol has bits
 WHOLE = (1 << BATCH_MESSAGES) - 1
 NOWHERE = Position(-1, -1)
 DEDUP = "pulsar.dedup"

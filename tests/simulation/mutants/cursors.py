@@ -36,6 +36,19 @@ def save_no_part_of_a_batch() -> Iterator[None]:
         yield
 
 
+@mutant("C4", "C2", "C3", "H6", "H13")
+@contextlib.contextmanager
+def reset_within_the_first_64_messages_of_a_batch_alone() -> Iterator[None]:
+    """A reset into a batch counts 64 messages in it, however many words say what is left: those after them are acknowledged."""
+    starting_at = AckSet.starting_at
+
+    def of_64(ledgers: LedgerList, position: Position, unacked_words: Sequence[int] = ()) -> AckSet:
+        return starting_at(ledgers, position, unacked_words[:1])
+
+    with mock.patch.object(AckSet, "starting_at", of_64):
+        yield
+
+
 @mutant("C2", "H7")
 @contextlib.contextmanager
 def drop_holes_when_saving_a_cursor() -> Iterator[None]:

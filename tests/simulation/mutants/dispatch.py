@@ -228,6 +228,33 @@ def take_a_part_of_a_batch_for_all_of_it() -> Iterator[None]:
 
 @mutant("H5", "H6", "H8", "M6")
 @contextlib.contextmanager
+def hear_the_first_64_messages_of_a_batch_alone() -> Iterator[None]:
+    """Of the words that acknowledge a part of a batch only the first is read: what comes after it counts as acknowledged."""
+    words_of = consumer_acks.words_of
+
+    def first_word(ident: Any) -> tuple[int, ...]:
+        return words_of(ident)[:1]
+
+    with mock.patch.object(consumer_acks, "words_of", first_word):
+        yield
+
+
+@mutant("H6", "C3", "C4", "C2")
+@contextlib.contextmanager
+def tell_the_first_64_messages_of_a_batch_alone() -> Iterator[None]:
+    """A partly acknowledged batch is delivered with one word: the client takes what comes after it for acknowledged."""
+    unacked_words = Cursor.unacked_words
+
+    def first_word(self: Cursor, position: Position) -> tuple[int, ...] | None:
+        words = unacked_words(self, position)
+        return None if words is None else words[:1]
+
+    with mock.patch.object(Cursor, "unacked_words", first_word):
+        yield
+
+
+@mutant("H5", "H6", "H8", "M6")
+@contextlib.contextmanager
 def acknowledge_all_of_a_batch_up_to_whose_middle_it_is() -> Iterator[None]:
     """A cumulative acknowledgement that ends inside a batch takes the rest of it along."""
     acknowledge_cumulative = Subscription.acknowledge_cumulative

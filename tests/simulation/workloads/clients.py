@@ -50,6 +50,10 @@ _TERMINATED = 0.25
 """Of orderly worlds have a topic that is terminated at the end. Where brokers fight, one that was deposed never hears of it: nobody
 can write to make it notice."""
 _DELAYS_MS = (50, 400, 3_000)
+_LARGE_BATCH = 70
+"""Messages: more than one word of an acknowledgement has bits."""
+_LARGE = 0.05
+"""Of batches are large. Each costs as many events as all other messages of its producer in a second."""
 _DAMAGED = 0.02
 """Of what producers send, chunks apart, has a wrong checksum: it is refused, and nothing else."""
 
@@ -177,6 +181,7 @@ class ClientWorkload:
     async def _produce(self, producer: SimProducer) -> None:
         rng, chunked = self._random, str(producer.topic) == self.deduplicated
         damage = random.Random(f"{self._world.seed}/damage/{producer.name}")
+        large = random.Random(f"{self._world.seed}/large batches/{producer.name}")
         pace_s = rng.choice((0.01, 0.02, 0.08))
         while not self._may_rest(producer):
             await asyncio.sleep(rng.random() * 2 * pace_s)
@@ -188,7 +193,8 @@ class ClientWorkload:
             key = f"k{rng.randrange(_KEYS)}" if rng.random() < 0.9 else ""
             kind, damaged = rng.random(), damage.random() < _DAMAGED
             if kind < 0.25:
-                producer.publish(rng.choice((1, 2, 3, 5)), key, batch=True, damaged=damaged)
+                messages = _LARGE_BATCH if large.random() < _LARGE else rng.choice((1, 2, 3, 5))
+                producer.publish(messages, key, batch=True, damaged=damaged)
             elif kind < 0.4 and chunked:
                 producer.publish(1, key, batch=False, chunks=3)
             elif kind < 0.5 and not key:
@@ -269,6 +275,7 @@ class ClientWorkload:
         """What an application does with messages that it has seen."""
         rng, draw = self._random, self._random.random()
         some = rng.sample(held, rng.randrange(1, len(held) + 1))
+        large = next((delivery for delivery in held if delivery.left >> 64), None)
         response = rng.random() < 0.3
         answer: Any = None
         if draw < 0.2:
@@ -279,11 +286,11 @@ class ClientWorkload:
             if consumer.ordered:
                 held[:] = [delivery for delivery in held if delivery.position > last.position or (keep and delivery is last)]
                 last.left = keep or last.left
-        elif draw < 0.3 and some[0].is_batch:
-            keep = some[0].left & rng.randrange(1, 1 << some[0].messages)
+        elif draw < (0.3 if large is None else 0.7) and (batch := large or some[0]).is_batch:
+            keep = batch.left & rng.randrange(1, 1 << batch.messages)
             if keep:
-                answer = consumer.acknowledge(some[:1], keep=keep, response=response)
-                some[0].left &= keep
+                answer = consumer.acknowledge([batch], keep=keep, response=response)
+                batch.left &= keep
         elif draw < 0.38:
             consumer.give_back(some)
             held[:] = [delivery for delivery in held if delivery not in some]

@@ -24,6 +24,7 @@ from cepheid_managed_ledger import (
 )
 from cepheid_metadata import Position, keys
 from cepheid_wire import TopicName
+from tests.simulation.checks.client_notes import words_of
 from tests.simulation.checks.cursors import check_saved
 from tests.simulation.checks.history import History
 from tests.simulation.checks.topic import acked_messages, check_backlog, check_backlog_told, check_entry, check_opened
@@ -44,6 +45,8 @@ _RETENTIONS = (
     (Retention(time_ms=_KEPT_MS, size_bytes=-1),) * 2 + (_FOR_EVER,),
 )
 """Between which policies a topic changes; often those that a clock or the size decides about."""
+_EVERY_EIGHTH = WHOLE // 0xFF
+"""Bit 0 of each byte of a mask. Eight random bits, repeated in each byte, decide about a batch: parts of it often add up to all."""
 _NO_LEDGER_BYTES = 30
 """State that is surely kept in a cursor's record (half of the settings' `cursor_inline_bytes`): a position and little else."""
 
@@ -331,7 +334,7 @@ class TopicWorkload:
         if kind == "cumulative":
             asked = Acked(upto=rng.choice(near[: max(1, len(near) // 2)]))
         elif kind == "messages":
-            asked = Acked(messages={rng.choice(near): rng.randrange(1, WHOLE + 1)})
+            asked = Acked(messages={rng.choice(near): rng.randrange(1, 256) * _EVERY_EIGHTH})
         else:
             asked = Acked(entries=dict.fromkeys(rng.sample(near, min(len(near), 1 if kind == "single" else 4))))
         self.acknowledge_these(cursor, model, asked)
@@ -499,7 +502,7 @@ class TopicWorkload:
         if model is None or not targets:
             return
         target = self._random.choice(targets)
-        left = WHOLE & -(1 << target.entry_id % BATCH_MESSAGES)  # into the batch, at a message that differs from entry to entry
+        left = WHOLE & -(1 << 7 * target.entry_id % BATCH_MESSAGES)  # into the batch, at a message that differs from entry to entry
         before, resetting = cursor.ack_set, self.reset_to(managed_ledger, cursor, model, target, left)
         if self._random.random() < 0.5:
             await resetting
@@ -522,7 +525,7 @@ class TopicWorkload:
         self._history.note(f"{cursor!r} is reset to {position}, messages {left:#b}")
         resets = model.resets
         try:
-            await cursor.reset(position, () if left == WHOLE else (left,))
+            await cursor.reset(position, () if left == WHOLE else words_of(left))
         except BaseException:
             self._unheard.add((managed_ledger, cursor.name))
             raise
@@ -576,7 +579,7 @@ class TopicWorkload:
 def _acknowledge(cursor: Any, asked: Acked) -> bool:
     """False: refused."""
     for position, messages in asked.messages.items():
-        return bool(cursor.acknowledge_indexes(position, (WHOLE & ~messages,), BATCH_MESSAGES))
+        return bool(cursor.acknowledge_indexes(position, words_of(WHOLE & ~messages), BATCH_MESSAGES))
     if asked.entries:
         return not cursor.acknowledge(asked.entries)
     return bool(cursor.acknowledge_cumulative(asked.upto))

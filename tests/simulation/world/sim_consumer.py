@@ -17,7 +17,7 @@ from typing import Any
 from cepheid_broker.dispatch.key_hash import hash_of_metadata
 from cepheid_wire import CommandType, TopicName, count_messages, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
-from tests.simulation.checks.client_notes import mask_of
+from tests.simulation.checks.client_notes import mask_of, words_of
 from tests.simulation.world.sim_client import CLIENT_ERRORS, ClientConnection, SimClient
 from tests.simulation.world.sim_producer import BACKOFF_S
 
@@ -200,7 +200,7 @@ class SimConsumer:
         for delivery in deliveries:
             ident = ack.message_id.add(ledgerId=delivery.ledger_id, entryId=delivery.entry_id)
             if keep:
-                ident.ack_set.append(keep)
+                ident.ack_set.extend(words_of(keep))
         if response:
             return connection.ask(ack)
         connection.send(ack)
@@ -222,7 +222,7 @@ class SimConsumer:
         ask = pb.CommandSeek(consumer_id=self._id, request_id=0)
         ask.message_id.ledgerId, ask.message_id.entryId = position
         if index:
-            ask.message_id.ack_set.append((1 << messages) - (1 << index))
+            ask.message_id.ack_set.extend(words_of((1 << messages) - (1 << index)))
         return await self._seek(ask)
 
     async def seek_time(self, publish_time_ms: int) -> bool:
