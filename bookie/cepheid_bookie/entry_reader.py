@@ -5,7 +5,8 @@
 
 Rule 1: the cache is looked at first, in one turn, then the index: a half leaves the cache only after the index has it, so an entry
 that exists is seen in one of the two.
-Rule 2: three answers: here, certainly never acknowledged, unknown. An unreadable or damaged block makes its entries unknown.
+Rule 2: three answers: here, certainly never acknowledged, unknown. Of a damaged block the entries that match their own digests are
+given, and the others are unknown (BAD_DIGEST). A block that cannot be read makes all its entries unknown.
 Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them.
 Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`): they are neither taken apart nor checked here, which the
 reader does anyway. Only blocks of which every entry was asked for, and only many bytes of them in one place.
@@ -27,7 +28,16 @@ from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.errors import BlockCorruptError
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Worker
-from cepheid_rpc import MAX_MESSAGE_BYTES, EntryGroup, MissingEntries, ReadAnswer, ReadRequest, Status
+from cepheid_rpc import (
+    MAX_MESSAGE_BYTES,
+    DigestMismatchError,
+    EntryGroup,
+    MalformedGroupError,
+    MissingEntries,
+    ReadAnswer,
+    ReadRequest,
+    Status,
+)
 
 log = logging.getLogger(__name__)
 
@@ -340,8 +350,21 @@ def _read_chunk(
         if group is None:
             unreadable += 1
             until = min(last, block.last_entry_id)
-            missing.append(MissingEntries(position, until, status))
-            position = until + 1
+            for whole in _whole_entries(logs, block, position, until) if status is Status.BAD_DIGEST else ():
+                if whole.first_entry_id > position:
+                    missing.append(MissingEntries(position, whole.first_entry_id - 1, status))
+                    position = whole.first_entry_id
+                if left <= 0:
+                    break
+                part = cut_group(whole, position, until, left)
+                groups.append(part)
+                left -= len(part.data)
+                position = part.last_entry_id + 1
+            if left <= 0 and position <= until:  # cut for size
+                break
+            if position <= until:
+                missing.append(MissingEntries(position, until, status))
+                position = until + 1
         else:
             room = max(left, min(block.length, _WHOLE_BLOCK_BYTES)) if whole_blocks else left
             part = cut_group(group, position, last, room)
@@ -397,6 +420,24 @@ def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool) -> tuple[
         return Status.BAD_DIGEST, None
     except OSError:
         return Status.IO_ERROR, None
+
+
+def _whole_entries(logs: EntryLogReader, block: BlockRef, first: int, last: int) -> Iterator[EntryGroup]:
+    """Yield the entries `first..last` of a damaged block that match their own digests, as runs without gaps."""
+    try:
+        group = logs.read_block(block, check=False).slice(first, last)
+    except (BlockCorruptError, OSError):
+        return
+    run_first = first
+    for entry_id in range(first, last + 1):
+        try:
+            group.slice(entry_id, entry_id).verify()
+        except (DigestMismatchError, MalformedGroupError):
+            if entry_id > run_first:
+                yield group.slice(run_first, entry_id - 1)
+            run_first = entry_id + 1
+    if run_first <= last:
+        yield group.slice(run_first, last)
 
 
 def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> EntryGroup:

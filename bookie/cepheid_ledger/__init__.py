@@ -15,6 +15,7 @@ from cepheid_ledger.errors import (
     LedgerError,
     LedgerFencedError,
     LedgerLostError,
+    LedgerTooShortError,
     LedgerWriteError,
     NoSuchEntryError,
     NoSuchLedgerError,
@@ -22,6 +23,7 @@ from cepheid_ledger.errors import (
     RecoveryFailedError,
     TailDamagedError,
     UnauthorizedLedgerError,
+    is_entry_gone,
 )
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter, WriterPhase
@@ -50,6 +52,7 @@ __all__ = [
     "LedgerLostError",
     "LedgerReader",
     "LedgerSettings",
+    "LedgerTooShortError",
     "LedgerWriteError",
     "LedgerWriter",
     "NoSuchEntryError",
@@ -63,6 +66,7 @@ __all__ = [
     "WriterPhase",
     "assert_legal_change",
     "check_end",
+    "is_entry_gone",
     "master_key_of",
     "readable_end",
 ]

@@ -9,7 +9,7 @@ kept in ledger 9, and that were written again to the next one. Read past the rec
 
 from __future__ import annotations
 
-from cepheid_ledger.errors import LedgerLostError
+from cepheid_ledger.errors import LedgerTooShortError
 
 
 def readable_end(recorded_entries: int | None, last_add_confirmed: int) -> int:
@@ -22,9 +22,9 @@ def readable_end(recorded_entries: int | None, last_add_confirmed: int) -> int:
 
 
 def check_end(ledger_id: int, recorded_entries: int | None, closed_at: int) -> int:
-    """`readable_end` of a closed ledger. Raises LedgerLostError when the chain records more than the ledger has."""
+    """`readable_end` of a closed ledger. Raises LedgerTooShortError when the chain records more than the ledger has."""
     end = readable_end(recorded_entries, closed_at)
     if end > closed_at:
         message = f"the chain records {recorded_entries} entries of ledger {ledger_id}, which is closed at entry {closed_at}"
-        raise LedgerLostError(message, ledger_id=ledger_id, recorded_entries=recorded_entries, closed_at=closed_at)
+        raise LedgerTooShortError(message, ledger_id=ledger_id, recorded_entries=recorded_entries, closed_at=closed_at)
     return end

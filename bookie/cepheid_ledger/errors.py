@@ -60,6 +60,10 @@ class LedgerLostError(LedgerError):
     hint: ClassVar[str] = "data was lost or deleted by mistake; do not delete the metadata, look for the bookies' disks"
 
 
+class LedgerTooShortError(LedgerLostError):
+    """The chain records more entries of a ledger than its closed record has. Entries below that end may be whole."""
+
+
 class NoSuchEntryError(LedgerError):
     """Every replica says with certainty that it never acknowledged this entry."""
 
@@ -103,3 +107,8 @@ class BookieProtocolError(LedgerError):
 
 class LedgerClientClosedError(LedgerError):
     """The client was closed by its owner."""
+
+
+def is_entry_gone(error: BaseException) -> bool:
+    """Return whether a read failed because its first entry has no valid copy, for certain: asking again finds the same."""
+    return isinstance(error, EntryDamagedError | NoSuchEntryError | LedgerLostError) and not isinstance(error, LedgerTooShortError)

@@ -51,6 +51,7 @@ class BrokerFigures:
     published: TrafficFigures
     delivered: TrafficFigures
     repeated_entries: int
+    subscriptions_unreadable: int
 
 
 class Broker:
@@ -161,6 +162,9 @@ class Broker:
             published=self.topics.totals.published.figures(),
             delivered=self.topics.totals.delivered.figures(),
             repeated_entries=self.topics.totals.repeated.entries,
+            subscriptions_unreadable=sum(
+                subscription.is_unreadable for topic in self.topics.loaded() for subscription in topic.subscriptions.values()
+            ),
         )
 
     def _schedule_tick(self) -> None:

@@ -186,6 +186,17 @@ class AckSet:
     def first_unacknowledged(self) -> Position:
         return self._ledgers.next_position(self.mark_delete)  # rule 1
 
+    def unacknowledged_from(self, position: Position) -> Position:
+        """Return the first entry at or after `position` that is not (wholly) acknowledged; it may not be written yet."""
+        position = self._ledgers.next_position(self._ledgers.previous_position(position))
+        while True:
+            if position <= self.mark_delete:
+                return self.first_unacknowledged()
+            acked = self._acked.get(position.ledger_id)
+            if acked is None or position.entry_id not in acked:
+                return position
+            position = self._ledgers.next_position(Position(position.ledger_id, _end_of_run(acked, position.entry_id)))
+
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
         """What of the entries `first..last` (inclusive) of a ledger is not (wholly) acknowledged, as runs."""
         first = max(first, self._floor(ledger_id) + 1)

@@ -133,6 +133,10 @@ class Cursor:
     def is_acknowledged(self, position: Position) -> bool:
         return self.ack_set.is_acknowledged(position)
 
+    def unacknowledged_from(self, position: Position) -> Position:
+        """Return the first entry at or after `position` that is still to be delivered. It may be one that is not written yet."""
+        return self.ack_set.unacknowledged_from(position)
+
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
         """What of the entries `first..last` (inclusive) is still to be delivered."""
         return self.ack_set.unacknowledged_runs(ledger_id, first, last)

@@ -31,7 +31,7 @@ def test_a_group_is_cut_to_range_and_budget(first: int, last: int, max_bytes: in
     assert (part.first_entry_id, part.last_entry_id) == expected
 
 
-async def test_a_damaged_block_makes_its_entries_unknown_and_hides_no_neighbour() -> None:
+async def test_a_damaged_entry_is_unknown_and_hides_no_neighbour_in_its_block() -> None:
     """And never absent: recovery would truncate."""
     machine = Machine()
     async with machine.bookie() as bookie:
@@ -39,13 +39,36 @@ async def test_a_damaged_block_makes_its_entries_unknown_and_hides_no_neighbour(
         await added(bookie, *groups)
         await bookie.checkpoint()
         block = next(block for block in machine.index.blocks() if block.first_entry_id <= 7 <= block.last_entry_id)
-        machine.disk.flip_bit(log_path(block.log_id), block.offset + 200)
-        hurt = range(block.first_entry_id, block.last_entry_id + 1)
+        for hurt in (block.first_entry_id + 1, block.last_entry_id):
+            machine.disk.flip_bit(log_path(block.log_id), block.offset + block.length - 936 * (block.last_entry_id - hurt) - 10)
+        hurt_ids = (block.first_entry_id + 1, block.last_entry_id)
         for fence in (False, True):
             entries, missing = await read_all(bookie, 7, 0, 21, fence=fence)
-            assert missing == {**dict.fromkeys(hurt, Status.BAD_DIGEST), 20: Status.NO_ENTRY, 21: Status.NO_ENTRY}
-            assert entries == {i: entry for i, entry in entries_of(groups).items() if i not in hurt}
+            assert missing == {**dict.fromkeys(hurt_ids, Status.BAD_DIGEST), 20: Status.NO_ENTRY, 21: Status.NO_ENTRY}
+            assert entries == {i: entry for i, entry in entries_of(groups).items() if i not in hurt_ids}
         assert bookie.statistics().read_unreadable_blocks == 2
+        for max_bytes in (1, 1000, 3000):  # what is cut for size is neither here nor missing
+            entries, missing, position = {}, {}, 0
+            while position <= 21:
+                async for answer in bookie.read(ReadRequest(7, position, 21, max_bytes)):
+                    entries |= entries_of(answer.groups)
+                    missing |= {i: gap.status for gap in answer.missing for i in range(gap.first_entry_id, gap.last_entry_id + 1)}
+                    position = answer.next_entry_id
+            assert (len(entries), sorted(missing)) == (18, [*hurt_ids, 20, 21])
+
+
+async def test_a_block_whose_table_of_entries_is_damaged_makes_all_its_entries_unknown() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        groups = [group_of(7, first, 5, size=900) for first in range(0, 20, 5)]
+        await added(bookie, *groups)
+        await bookie.checkpoint()
+        block = next(block for block in machine.index.blocks() if block.first_entry_id <= 7 <= block.last_entry_id)
+        machine.disk.flip_bit(log_path(block.log_id), block.offset)  # its magic
+        entries, missing = await read_all(bookie, 7, 0, 19)
+        hurt = range(block.first_entry_id, block.last_entry_id + 1)
+        assert missing == dict.fromkeys(hurt, Status.BAD_DIGEST)
+        assert sorted(entries) == [i for i in range(20) if i not in hurt]
 
 
 async def test_a_highest_entry_that_cannot_be_read_makes_the_lac_unknown() -> None:

@@ -155,6 +155,15 @@ def test_subscription_properties_are_replaced(cepheid: Commands) -> None:
     assert json.loads(cepheid("subscriptions", "properties", "marked", "s")) == {"owner": "billing", "note": "a=b"}
 
 
+def test_skipping_what_is_unreadable_skips_nothing_that_can_be_read(cepheid: Commands) -> None:
+    cepheid("subscriptions", "create", "readable", "s", "--at", "earliest")
+    cepheid.admin.publish("readable", [b"whole"])
+    assert cepheid.lines("subscriptions", "skip", "readable", "s", "--unreadable") == []
+    assert json.loads(cepheid("subscriptions", "why", "readable", "s", "--json"))["backlog_entries"] == 1
+    with pytest.raises(CepheidError, match="one of --count N, --all and --unreadable"):
+        cepheid("subscriptions", "skip", "readable", "s", "--unreadable", "--all")
+
+
 def test_why_names_the_reason_and_what_ends_it(cepheid: Commands) -> None:
     cepheid("subscriptions", "create", "why", "s", "--at", "earliest")
     cepheid.admin.publish("why", [b"waiting"])

@@ -288,6 +288,10 @@ class AckSetHistories(RuleBasedStateMachine):
                 listed = [Position(ledger_id, entry) for run_first, run_last in runs for entry in range(run_first, run_last + 1)]
                 assert listed == [position for position in backlog if position.ledger_id == ledger_id]
                 assert all(a[1] + 1 < b[0] for a, b in pairwise(runs)), "runs are maximal"
+                for entry in (0, count // 2, count):
+                    following = [position for position in backlog if position >= (ledger_id, entry)]
+                    found = self.acks.unacknowledged_from(Position(ledger_id, entry))
+                    assert found == following[0] if following else not self.ledgers.is_valid(found)
         assert self.acks.acked_entries == sum(map(len, self.acks.acked.values()))
         assert all(self.acks.acked.values()), "no empty bitmaps"
         assert all(self.acks.batches.values()), "no empty batches"

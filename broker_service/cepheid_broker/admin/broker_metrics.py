@@ -39,6 +39,11 @@ def broker_families(broker: Broker) -> Iterator[Family]:
         figures.publish_pauses,
     )
     yield gauge("cepheid_broker_read_ahead_bytes", "Bytes read for consumers and not sent yet.", figures.read_ahead_bytes)
+    yield gauge(
+        "cepheid_broker_subscriptions_unreadable",
+        "Subscriptions that wait for an entry that has no valid copy on any bookie.",
+        figures.subscriptions_unreadable,
+    )
     yield gauge("cepheid_broker_policy_watches", "Records watched for the policies of open topics.", broker.policies.watches)
     yield counter("cepheid_broker_schemas_registered_total", "Versions of schemas added.", broker.schemas.registered)
     yield counter(

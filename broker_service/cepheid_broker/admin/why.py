@@ -1,4 +1,5 @@
-"""Why a subscription is not delivering: from its dispatcher's own state, with the event that ends it. Ours, not Pulsar's."""
+"""Why a subscription is not delivering: from its dispatcher's own state, with the event that ends it; and skipping what cannot
+be read. Ours, not Pulsar's."""
 
 from __future__ import annotations
 
@@ -21,6 +22,14 @@ def why(context: AdminContext) -> APIRouter:
         """Ours, not Pulsar's: what holds delivery up, whom, since when, and which event ends it"""
         opened = await open_plain(context, topic)
         return answer(opened, subscription_of(opened, sub))
+
+    @router.post("/subscription/{sub}/skip_unreadable")
+    async def skip_unreadable(topic: AnyTopicPath, sub: SubscriptionPath) -> dict[str, Any]:
+        """Ours, not Pulsar's: gives up entries that have no valid copy for certain, where delivery waits. `more`: ask again"""
+        opened = await open_plain(context, topic)
+        found = await subscription_of(opened, sub).skip_unreadable()
+        skipped = [{"first": str(first), "last": str(last), "reason": reason} for first, last, reason in found.runs()]
+        return {"skipped": skipped, "entries": len(found.positions), "more": found.may_be_more}
 
     return router
 

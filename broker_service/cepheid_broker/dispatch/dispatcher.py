@@ -3,7 +3,8 @@
     event ──wake──► call_soon(_pass), once ──► core.next_effect() ─┬► Send: headers and stored bytes to the consumer's socket
                                                                    └► Read: tail cache in the same turn, else one read task
     core.wake_at_ms ──► one timer ──► wake
-One forward read and one read back are under way at most, whatever the core is told meanwhile.
+One forward read and one read back are under way at most, whatever the core is told meanwhile. A failed read is tried again after
+pauses that double. What is acknowledged need not be readable: a forward read that fails there goes on after it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cepheid_broker.dispatch.counted_group import CountedGroup, count_group
 from cepheid_broker.dispatch.delivery import encode_send
-from cepheid_broker.dispatch.effects import Announce, DispatchCore, Effect, Read, ReadBack, Send, SendAll, Why
+from cepheid_broker.dispatch.effects import Announce, DispatchCore, Effect, Idle, Read, ReadBack, Send, SendAll, Why
 from cepheid_broker.peer import Peer
 from cepheid_broker.settings import DispatchSettings
 from cepheid_broker.traffic import Activity, Traffic
+from cepheid_ledger import is_entry_gone
 from cepheid_metadata import Position
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import EntryGroup
@@ -32,6 +35,7 @@ READ_ENTRIES = 10_000
 SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
 RETRY_MAX_S = 30.0
 READS_PER_PASS = 4  # answered from the tail cache; a reader of some keys may send nothing of what it reads
+_AT_READS = (Idle.READING, Idle.READ_FAILED)
 MAX_SLEEP_S = 30.0  # until the clock is looked at again: it may be set meanwhile
 
 
@@ -44,6 +48,25 @@ class ReadAheadBudget:
 
     def __repr__(self) -> str:
         return f"<ReadAheadBudget {self.used_bytes} of {self.limit_bytes} B>"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailure:
+    """Why the entry at `position` could not be read since `since_s` (loop time). `asked`: what was asked for, that or before it."""
+
+    asked: Position
+    position: Position
+    error: CepheidError
+    since_s: float
+
+    @property
+    def is_unreadable(self) -> bool:
+        """The entry has no valid copy, for certain."""
+        return is_entry_gone(self.error)
+
+    def why(self, now_s: float) -> Why:
+        idle = Idle.UNREADABLE if self.is_unreadable else Idle.READ_FAILED
+        return Why(idle, position=self.position, since_s=now_s - self.since_s, details=str(self.error))
 
 
 class Receiver(Protocol):
@@ -83,12 +106,14 @@ class Dispatcher:
         *,
         with_hashes: bool,
         partition_index: int,
+        log_fields: Mapping[str, str],
         on_sent: Callable[[int, int, int], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.core = core
         self._with_hashes = with_hashes  # of keys, of all that is read
         self._partition_index = partition_index
+        self._log_fields = log_fields
         self._wall_ms = ledger.wall_ms
         self._ledger = ledger
         self._consumers = consumers
@@ -106,6 +131,7 @@ class Dispatcher:
         self._keeps_up = False  # reads from the tail cache, which therefore keeps what comes next
         self._running: dict[type, Read | ReadBack] = {}  # by kind: at most one each
         self._next: dict[type, Read | ReadBack] = {}  # asked for while another of the kind runs
+        self._failures: dict[type, ReadFailure] = {}  # by kind of read, until one of that kind succeeds or is for another place
         self._retry_delay_s = settings.read_retry_s
         self._retry: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -117,7 +143,26 @@ class Dispatcher:
 
     def why(self) -> list[Why]:
         self.core.on_clock(self._wall_ms())
-        return self.core.why()
+        reasons = self.core.why()
+        if not self._failures or not any(why.idle in _AT_READS for why in reasons):
+            return reasons
+        now_s = self._loop.time()
+        return [
+            *(failure.why(now_s) for failure in self._failures.values()),
+            *(why for why in reasons if why.idle not in _AT_READS),
+        ]
+
+    @property
+    def read_failures(self) -> list[ReadFailure]:
+        """What could not be read, and is still waited for."""
+        return list(self._failures.values())
+
+    def retry_reads(self) -> None:
+        """What failed is read again at once: something changed that may let it succeed."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry_delay_s = self._settings.read_retry_s
+            self._try_again()
 
     def on_appended(self, tail: CountedGroup | None, now_ms: int) -> None:
         """`tail`: what was appended, if it is one group."""
@@ -215,6 +260,8 @@ class Dispatcher:
 
     def _read(self, read: Read | ReadBack) -> None:
         position, max_entries, max_bytes = self._range_of(read)
+        if self._failures and (failure := self._failures.get(type(read))) is not None and failure.asked != position:
+            del self._failures[type(read)]
         groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
         if groups is not None:
             self.cached_reads += 1
@@ -238,10 +285,11 @@ class Dispatcher:
         self.storage_reads += 1
         self._keeps_up = False
         try:
-            groups = await self._ledger.read(position, max_entries=max_entries, max_bytes=max_bytes)
+            groups = await self._read_unacknowledged(position, max_entries, max_bytes, may_pass=isinstance(read, Read))
         except CepheidError as error:
-            self._on_read_failed(read, error)
+            self._on_read_failed(read, position, error)
         else:
+            self._failures.pop(type(read), None)
             self._retry_delay_s = self._settings.read_retry_s
             if not self._closed:
                 self._answer(read, self._count(groups))
@@ -250,6 +298,18 @@ class Dispatcher:
         if (following := self._next.pop(type(read), None)) is not None and not self._closed:
             self._read(following)
         self.wake()
+
+    async def _read_unacknowledged(
+        self, position: Position, max_entries: int, max_bytes: int, *, may_pass: bool
+    ) -> list[EntryGroup]:
+        while True:
+            try:
+                return await self._ledger.read(position, max_entries=max_entries, max_bytes=max_bytes)
+            except CepheidError:
+                further = self._cursor.unacknowledged_from(position)
+                if not may_pass or further == position:
+                    raise
+                position = further
 
     def _range_of(self, read: Read | ReadBack) -> tuple[Position, int, int]:
         has_room = self._budget.used_bytes < self._budget.limit_bytes
@@ -265,12 +325,20 @@ class Dispatcher:
         to_end = not groups or (groups[-1].ledger_id, groups[-1].last) >= self._ledger.last_confirmed
         self.core.on_read(read, groups, to_end=to_end)
 
-    def _on_read_failed(self, read: Read | ReadBack, error: CepheidError) -> None:
+    def _on_read_failed(self, read: Read | ReadBack, position: Position, error: CepheidError) -> None:
         must_retry = self.core.on_read_failed(read)
         if not must_retry or self._closed:
             return
-        extra = {"position": str(self._range_of(read)[0]), "retry_s": self._retry_delay_s, "error": str(error)}
-        log.warning("dispatch.read_failed", extra=extra)
+        before = self._failures.get(type(read))
+        since_s = self._loop.time() if before is None else before.since_s
+        entry = self._cursor.unacknowledged_from(position)
+        failure = self._failures[type(read)] = ReadFailure(position, entry, error, since_s)
+        extra = {**self._log_fields, "position": str(entry), "retry_s": self._retry_delay_s, "error": str(error)}
+        if not failure.is_unreadable:
+            log.warning("dispatch.read_failed", extra=extra)
+        elif before is None or not before.is_unreadable:
+            hint = "it waits there: cepheid subscriptions skip TOPIC SUBSCRIPTION --unreadable gives up what has no valid copy"
+            log.error("dispatch.unreadable", extra={**extra, "hint": hint})
         if self._retry is None:
             self._retry = self._loop.call_later(self._retry_delay_s, self._try_again)
             self._retry_delay_s = min(2 * self._retry_delay_s, RETRY_MAX_S)

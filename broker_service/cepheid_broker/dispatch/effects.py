@@ -105,6 +105,10 @@ class Idle(enum.Enum):
     SUBSCRIPTION_UNACKED = ("the subscription reached its limit of unacknowledged messages", "acknowledgements arrive")
     READING = ("entries are being read from storage", "the read ends")
     READ_FAILED = ("the last read from storage failed", "the pause before the next attempt ends")
+    UNREADABLE = (
+        "the next entry has no valid copy",
+        "a bookie has a valid copy again, or an operator skips it: cepheid subscriptions skip TOPIC SUBSCRIPTION --unreadable",
+    )
     CHUNKS_RESERVED = ("only chunks for a consumer that cannot take them are left", "that consumer can take messages again")
     KEY_DRAINING = (
         "the key moved to another consumer while an earlier one still holds messages of it",

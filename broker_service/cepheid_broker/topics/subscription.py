@@ -41,6 +41,7 @@ from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics.ack_saver import AckSaver
 from cepheid_broker.topics.backlog import known_backlog
 from cepheid_broker.topics.subscription_figures import ConsumerFigures, SubscriptionFigures
+from cepheid_broker.topics.unreadable_entries import UnreadableEntries, find_unreadable
 from cepheid_broker.traffic import Activity, BrokerTraffic, Traffic
 from cepheid_metadata import Position
 from cepheid_ports import TaskOwner
@@ -339,6 +340,7 @@ class Subscription:
             self._tasks,
             with_hashes=kind == KEY_SHARED or sharing.sticky,
             partition_index=self.topic.partition_index,
+            log_fields={"topic": str(self.topic), "subscription": self.name},
             on_sent=self.delivered.count,
             on_failed=self._on_dispatch_failed,
         )
@@ -485,6 +487,34 @@ class Subscription:
             self.announce_end()
         await self.cursor.saved()
         return moved
+
+    async def skip_unreadable(self) -> UnreadableEntries:
+        """Give up the entries that have no valid copy for certain, where delivery waits for them. Durable when it returns.
+
+        Raises CepheidError: what is read there fails in another way, and nothing was skipped.
+        """
+        self._check_at_rest()
+        failures = [] if self._dispatcher is None else self._dispatcher.read_failures
+        starts = [failure.position for failure in failures] or [self.cursor.first_unacknowledged()]
+        found = await find_unreadable(self._ledger, self.cursor, starts)
+        if not found.positions:
+            return found
+        self._check_at_rest()
+        self.cursor.acknowledge(found.positions)
+        extra = {"topic": str(self.topic), "subscription": self.name, "entries": len(found.positions), "runs": str(found)}
+        log.warning("subscription.unreadable_skipped", extra=extra)
+        self.on_cursor_moved()
+        if self._dispatcher is not None:
+            self._dispatcher.retry_reads()
+        self._note_mark_delete()
+        self.announce_end()
+        await self.cursor.saved()
+        return found
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Delivery waits for an entry that has no valid copy."""
+        return self._dispatcher is not None and any(failure.is_unreadable for failure in self._dispatcher.read_failures)
 
     def _check_at_rest(self) -> None:
         if self._seek_done is not None or self.closed:

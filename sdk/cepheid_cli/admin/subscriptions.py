@@ -62,14 +62,37 @@ def skip(
     name: Subscription,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="So many entries.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole backlog.")] = False,
+    unreadable: Annotated[
+        bool, typer.Option("--unreadable", help="What has no valid copy on any bookie, where the subscription waits for it.")
+    ] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Count entries at the front of the backlog as acknowledged."""
-    if everything == (count is not None):
-        raise BadValueError("say how much to skip: either --count N or --all")
+    if (count is not None) + everything + unreadable != 1:
+        raise BadValueError("say how much to skip: one of --count N, --all and --unreadable")
+    if unreadable:
+        _skip_unreadable(AdminClient(admin_url), topic, name)
+        return
     admin, path = AdminClient(admin_url), subscription_path(topic, name)
     admin.post(f"{path}/skip_all" if everything else f"{path}/skip/{count}")
     done(f"skipped {'everything' if everything else f'{count} entries'}")
+
+
+def _skip_unreadable(admin: AdminClient, topic: str, name: str) -> None:
+    entries = 0
+    for part in topic_parts(admin, topic):
+        more = True
+        while more:
+            found = admin.post(_own_path(part, name) + "/skip_unreadable")
+            for run in found["skipped"]:
+                place = run["first"] if run["first"] == run["last"] else f"{run['first']} to {run['last']}"
+                print_lines([f"{part}: skipped {place}: {run['reason']}"])
+            entries += found["entries"]
+            more = found["more"]
+    if entries:
+        done(f"skipped {counted(entries, 'entry', 'entries')} without a valid copy")
+    else:
+        done(f"nothing skipped: what comes next for {name} can be read")
 
 
 @app.command()
@@ -146,7 +169,7 @@ def properties(
 def why(topic: Topic, name: Subscription, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Why a subscription is not delivering: from the dispatcher's own state, with what ends it. Of each partition."""
     admin = AdminClient(admin_url)
-    answers = [(part, admin.get(_why_path(part, name))) for part in topic_parts(admin, topic)]
+    answers = [(part, admin.get(_own_path(part, name) + "/why")) for part in topic_parts(admin, topic)]
     if as_json:
         print_json(answers[0][1] if len(answers) == 1 else [answer for _, answer in answers])
     else:
@@ -154,9 +177,10 @@ def why(topic: Topic, name: Subscription, as_json: Json = False, admin_url: Admi
             print_lines(why_lines(part, name, answer))
 
 
-def _why_path(topic: str, name: str) -> str:
+def _own_path(topic: str, name: str) -> str:
+    """Return the path of a subscription for calls that Pulsar does not have."""
     own_path = topic_path(topic).replace("/admin/v2/", "/cepheid/v1/topics/", 1)
-    return own_path + subscription_path(topic, name).removeprefix(topic_path(topic)) + "/why"
+    return own_path + subscription_path(topic, name).removeprefix(topic_path(topic))
 
 
 _MAX_CONSUMERS = 20  # shown
