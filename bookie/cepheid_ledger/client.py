@@ -184,6 +184,19 @@ class LedgerClient:
             except NoSuchKeyError:
                 raise NoSuchLedgerError(f"ledger {ledger_id} was deleted already", ledger_id=ledger_id) from None
 
+    async def end_for_deletion(self, ledger_id: int) -> None:
+        """Close the ledger, so that `delete` of it needs nothing but metadata. What is gone or was brought back stays so.
+
+        Raises RecoveryFailedError, CorruptRecordError and what else recovering it raises: it cannot be deleted now.
+        """
+        self._check_open()
+        try:
+            ledger = (await read_ledger(self._records, ledger_id)).record
+            if not ledger.is_closed and UNDELETED not in ledger.custom:
+                await self._end_before_deletion(ledger_id)
+        except NoSuchLedgerError:
+            pass
+
     async def _end_before_deletion(self, ledger_id: int) -> None:
         try:
             await self.recover(ledger_id)

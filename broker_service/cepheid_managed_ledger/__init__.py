@@ -5,6 +5,7 @@ from cepheid_managed_ledger.appender import AppendDone, SplitPosition
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_managed_ledger.errors import (
     ChainDamagedError,
+    ChainNotDeletableError,
     CursorExistsError,
     CursorLedgerError,
     CursorStateDamagedError,
@@ -34,6 +35,7 @@ __all__ = [
     "AckSet",
     "AppendDone",
     "ChainDamagedError",
+    "ChainNotDeletableError",
     "Cursor",
     "CursorExistsError",
     "CursorLedgerError",

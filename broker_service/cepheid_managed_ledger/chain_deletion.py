@@ -4,7 +4,10 @@ Rules:
 1. A ledger is deleted only after a committed record says that it left the chain (the deletion queue is part of that record).
 2. Deleting is repeated until it succeeds; "already gone" is success. What a crash leaves is finished at the next opening. The
    queue may name what is long deleted: what an operator brought back since stays.
-3. A topic goes in this order: the chain is taken over and emptied, cursors, ledgers, the chain's record last.
+3. A topic goes in this order: the chain is taken over, all its ledgers and those of its cursors are closed, the chain is emptied,
+   cursors, ledgers, the chain's record last.
+4. Closing a ledger needs its bookies, and its record. What cannot be closed is found before anything is deleted, so that such a
+   topic keeps all that it has. From then on only metadata is needed.
 """
 
 from __future__ import annotations
@@ -14,15 +17,26 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from cepheid_ledger import LedgerClient, NoSuchLedgerError
+from cepheid_ledger import LedgerClient, LedgerError, NoSuchLedgerError
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
-from cepheid_metadata import Chain, Delete, MetadataStore, Op, cursor_records, list_cursors
+from cepheid_managed_ledger.errors import ChainNotDeletableError
+from cepheid_metadata import (
+    Chain,
+    CorruptRecordError,
+    Delete,
+    MetadataStore,
+    NewerFormatError,
+    Op,
+    cursor_records,
+    list_cursors,
+)
 from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
 
 _CURSORS_AT_ONCE = 500
+_LEDGERS_AT_ONCE = 100
 
 
 async def delete_waiting(keeper: ChainKeeper, client: LedgerClient, turns: asyncio.Semaphore) -> None:
@@ -40,14 +54,16 @@ async def delete_waiting(keeper: ChainKeeper, client: LedgerClient, turns: async
 async def delete_chain(topic: TopicName, keeper: ChainKeeper, store: MetadataStore, client: LedgerClient) -> None:
     """Rule 3, for a chain that `keeper` has loaded; whoever serves it is shut out by the first step.
 
-    Raises what the stores and bookies raise: call it again.
+    Raises ChainNotDeletableError: nothing was deleted (rule 4). After whatever else the stores raise, call it again.
     """
     records = cursor_records(store)
     chain = keeper.chain
     ledger_ids = tuple(ledger.ledger_id for ledger in chain.ledgers)
-    emptied = chain.replace(epoch=chain.epoch + 1, ledgers=(), terminated_at=None, deletions=chain.deletions + ledger_ids)
-    await keeper.take_over(emptied)
+    taken = chain.replace(epoch=chain.epoch + 1)
+    await keeper.take_over(taken)
     names = await list_cursors(store, topic)
+    await _end_ledgers(topic, [*keeper.waiting_deletions(), *ledger_ids, *await _cursor_ledgers(topic, names, store)], client)
+    await keeper.take_over(taken.replace(ledgers=(), terminated_at=None, deletions=taken.deletions + ledger_ids))
     for start in range(0, len(names), _CURSORS_AT_ONCE):
         deletes: list[Op] = []
         cursor_ledgers: dict[int, None] = {}
@@ -62,6 +78,32 @@ async def delete_chain(topic: TopicName, keeper: ChainKeeper, store: MetadataSto
         await _delete(client, ledger_id)
         keeper.note_deleted(ledger_id)
     await keeper.delete()
+
+
+async def _cursor_ledgers(topic: TopicName, names: Sequence[str], store: MetadataStore) -> list[int]:
+    records, ledger_ids = cursor_records(store), []
+    for start in range(0, len(names), _CURSORS_AT_ONCE):
+        found = await asyncio.gather(*(records.get((topic, name)) for name in names[start : start + _CURSORS_AT_ONCE]))
+        ledger_ids += [one.record.cursor_ledger_id for one in found if one is not None and one.record.cursor_ledger_id is not None]
+    return ledger_ids
+
+
+async def _end_ledgers(topic: TopicName, ledger_ids: Sequence[int], client: LedgerClient) -> None:
+    """Rule 4."""
+
+    async def end(ledger_id: int) -> None:
+        try:
+            await client.end_for_deletion(ledger_id)
+        except (LedgerError, CorruptRecordError, NewerFormatError, TimeoutError) as error:
+            message = (
+                f"nothing of topic {topic} was deleted: its ledger {ledger_id} cannot be closed now: {error or 'no answer in time'}"
+            )
+            raise ChainNotDeletableError(message, topic=str(topic), ledger_id=ledger_id) from error
+
+    for start in range(0, len(ledger_ids), _LEDGERS_AT_ONCE):
+        outcomes = await asyncio.gather(*map(end, ledger_ids[start : start + _LEDGERS_AT_ONCE]), return_exceptions=True)
+        if (failure := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            raise failure
 
 
 def _without_cursors(deletes: Sequence[Op], cursor_ledgers: Iterable[int], chain: Chain) -> tuple[Chain, Sequence[Op]]:

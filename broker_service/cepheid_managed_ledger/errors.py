@@ -46,6 +46,16 @@ class ManagedLedgerDeletedError(ManagedLedgerError):
     """Deleted or being deleted."""
 
 
+class ChainNotDeletableError(ManagedLedgerError):
+    """A ledger of the topic can be neither closed nor read, so the topic was not deleted: it has all that it had."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = (
+        "bring back the bookies or restore the record named here, or close the ledger at what one bookie holds "
+        "(cepheid ledgers recover-from); then delete the topic again"
+    )
+
+
 class TopicTerminatedError(ManagedLedgerError):
     """The topic was terminated: it is read, never appended to."""
 

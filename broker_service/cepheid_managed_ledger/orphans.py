@@ -19,7 +19,17 @@ from collections.abc import Mapping
 
 from cepheid_managed_ledger.errors import ManagedLedgerError
 from cepheid_managed_ledger.managed_ledger import ManagedLedger
-from cepheid_metadata import UNDELETED, Chain, LedgerMetadata, MetadataError, MetadataStore, ledger_records, list_ledgers
+from cepheid_metadata import (
+    UNDELETED,
+    Chain,
+    CorruptRecordError,
+    LedgerMetadata,
+    MetadataError,
+    MetadataStore,
+    NewerFormatError,
+    ledger_records,
+    list_ledgers,
+)
 from cepheid_wire import InvalidTopicNameError, TopicName
 
 log = logging.getLogger(__name__)
@@ -49,7 +59,11 @@ class OrphanScan:
         number = 0
         try:
             async for ledger_id in list_ledgers(self._store):
-                found = await records.get(ledger_id)
+                try:
+                    found = await records.get(ledger_id)
+                except (CorruptRecordError, NewerFormatError) as error:  # the others are looked at all the same
+                    log.warning("ledger.record_unreadable", extra={"ledger_id": ledger_id, "error": str(error)})
+                    found = None
                 if found is not None:
                     await self._look_at(found.record)
                 number += 1

@@ -1,6 +1,7 @@
 """Ledgers and bookies for people and tools, as plain values: what the admin API answers, and what a tool reads when no broker runs.
 
 ledger   {"ledger": the record} and, when it is deleted, "deleted_at_ms", "purge_after_ms"
+damaged  {"ledger_id", "error"}: a ledger whose record cannot be read
 bookie   {"bookie_id", "state", "incarnation", "limbo_below", "addresses": by protocol}
          state: writable, readonly, down, or damaged: its cookie or registration cannot be read
 """
@@ -11,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from cepheid_metadata import keys
 from cepheid_metadata.cluster_records import BookieCookie, BookieRegistration
@@ -19,8 +20,10 @@ from cepheid_metadata.deleted_ledgers import DeletedLedgers
 from cepheid_metadata.errors import CorruptRecordError, NewerFormatError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
+from cepheid_metadata.record import Record
 from cepheid_metadata.repositories import (
     Found,
+    Records,
     available_bookies,
     bookie_cookies,
     deleted_ledger_records,
@@ -34,21 +37,40 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 100
 
 View = dict[str, Any]
+R = TypeVar("R", bound=Record)
 
 
 async def ledger_page(store: MetadataStore, *, above: int, limit: int, deleted: bool) -> View:
-    """The first `limit` ledgers with larger ids than `above`; `next`: the `above` of the following page, None at the end."""
+    """Return the first `limit` ledgers with larger ids than `above`.
+
+    `damaged`: those of them whose record cannot be read, apart. `next`: the `above` of the following page, None at the end.
+    """
     ids = await _first((list_deleted_ledgers if deleted else list_ledgers)(store, above=above), limit)
     ledgers: list[View] = []
+    damaged: list[View] = []
     for first in range(0, len(ids), _AT_ONCE):
         part = ids[first : first + _AT_ONCE]
         if deleted:
-            gone = await asyncio.gather(*map(deleted_ledger_records(store).get, part))
-            ledgers += [_deleted_view(one.record) for one in gone if one is not None]
+            gone = await _read_all(deleted_ledger_records(store), part, damaged)
+            ledgers += [_deleted_view(record) for record in gone]
         else:
-            living = await asyncio.gather(*map(ledger_records(store).get, part))
-            ledgers += [_view(one.record) for one in living if one is not None]  # else it was deleted meanwhile
-    return {"ledgers": ledgers, "next": ids[-1] if len(ids) == limit else None}
+            living = await _read_all(ledger_records(store), part, damaged)
+            ledgers += [_view(record) for record in living]
+    return {"ledgers": ledgers, "damaged": damaged, "next": ids[-1] if len(ids) == limit else None}
+
+
+async def _read_all(records: Records[int, R], ids: list[int], damaged: list[View]) -> list[R]:
+    """Return the records that are still there; one that cannot be read is noted in `damaged`, and hides no other."""
+
+    async def read(ledger_id: int) -> R | None:
+        try:
+            found = await records.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError) as error:
+            damaged.append({"ledger_id": ledger_id, "error": str(error)})
+            return None
+        return None if found is None else found.record
+
+    return [record for record in await asyncio.gather(*map(read, ids)) if record is not None]
 
 
 async def ledger_view(store: MetadataStore, ledger_id: int) -> View | None:

@@ -25,8 +25,10 @@ class Verdict(enum.IntEnum):
     NOT_KNOWN = 3
 
 
-async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, as_json: bool) -> Verdict:
-    """Print what is wrong as it is found, and a summary."""
+async def verify_ledgers(
+    source: LedgerSource, views: list[dict[str, Any]], damaged: list[dict[str, Any]], *, as_json: bool
+) -> Verdict:
+    """Print what is wrong as it is found, and a summary. `damaged`: ledgers whose record cannot be read, as listed."""
     reports: list[LedgerReport] = []
     async with bookie_reach(source) as reach:
         for view in views:
@@ -38,10 +40,14 @@ async def verify_ledgers(source: LedgerSource, views: list[dict[str, Any]], *, a
             if not as_json:
                 _print(report)
     if as_json:
-        print_json([_plain(report) for report in reports])
+        print_json([*map(_plain, reports), *({"damaged": record} for record in damaged)])
     else:
-        print(summary(reports))
-    return verdict_on(reports)
+        for record in damaged:
+            print(f"ledger {record['ledger_id']}: its record in metadata is damaged, its copies cannot be looked for:")
+            print(f"      {record['error']}")
+        tail = f"; {_counted(len(damaged), 'record', 'records')} of ledgers damaged" if damaged else ""
+        print(summary(reports) + tail)
+    return Verdict.BAD if damaged else verdict_on(reports)
 
 
 def verdict_on(reports: Sequence[LedgerReport]) -> Verdict:

@@ -34,23 +34,29 @@ def list_all(
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
-    """List ledgers, oldest id first. Entries and bytes of an open one are known to its writer only."""
+    """List ledgers, oldest id first. Entries and bytes of an open one are known to its writer only.
+
+    Ledgers whose record in metadata cannot be read come last, with the reason.
+    """
     if state is not None and state.upper() not in STATES:
         raise typer.BadParameter(f"{state!r} is no state of a ledger; there are {', '.join(STATES)}")
 
-    async def main() -> list[dict[str, Any]]:
+    async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         async with ledger_source(admin_url, metadata) as source:
             return await _all(source, deleted=deleted)
 
-    found = [view for view in asyncio.run(main()) if _is_wanted(view["ledger"], topic, state, bookie)]
+    listed, damaged = asyncio.run(main())
+    found = [view for view in listed if _is_wanted(view["ledger"], topic, state, bookie)]
     if as_json:
-        print_json(found)
+        print_json([*found, *({"damaged": record} for record in damaged)])
         return
     columns = ["ledger", "state", "entries", "bytes", "E/Qw/Qa", "fragments", "created", "owner"]
     rows = [_row(view["ledger"]) for view in found]
     if deleted:
         columns.append("until")
         rows = [[*row, shown_time(view["purge_after_ms"])] for row, view in zip(rows, found, strict=True)]
+    # Whose they are is not known, so they are shown whatever was asked for.
+    rows += [[str(record["ledger_id"]), "DAMAGED", *["-"] * (len(columns) - 3), record["error"]] for record in damaged]
     print_table(columns, rows)
 
 
@@ -124,8 +130,8 @@ def verify(
 
     async def main() -> int:
         async with ledger_source(admin_url, metadata) as source:
-            views = await _all(source, deleted=False) if ledger is None else [await source.one(ledger)]
-            return await verify_ledgers(source, views, as_json=as_json)
+            views, damaged = await _all(source, deleted=False) if ledger is None else ([await source.one(ledger)], [])
+            return await verify_ledgers(source, views, damaged, as_json=as_json)
 
     if verdict := asyncio.run(main()):
         raise typer.Exit(verdict)
@@ -168,14 +174,17 @@ def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metad
     print_table(("bookie", "state", "grpc", "http", "in limbo"), rows)
 
 
-async def _all(source: LedgerSource, *, deleted: bool) -> list[dict[str, Any]]:
+async def _all(source: LedgerSource, *, deleted: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the views of all ledgers, and of those whose record cannot be read."""
     found: list[dict[str, Any]] = []
+    damaged: list[dict[str, Any]] = []
     above: int | None = -1
     while above is not None:
         page = await source.page(above, deleted=deleted)
         found += page["ledgers"]
+        damaged += page.get("damaged", [])  # a broker of an older release answers with an error instead
         above = page["next"]
-    return found
+    return found, damaged
 
 
 def _is_wanted(record: dict[str, Any], topic: str | None, state: str | None, bookie: str | None) -> bool:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cepheid_cli.app import app
+from cepheid_metadata import keys
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
 LEDGERS = "/cepheid/v1/ledgers"
@@ -45,6 +51,35 @@ def test_an_empty_ledger_of_a_deleted_topic_is_gone_and_others_come_back(admin: 
     assert admin.delete(topic, params={"force": True}).status_code == 204
     assert admin.get(f"{LEDGERS}/{ledger}").status_code == 404  # nothing was in it
     assert ledger not in all_ids(admin, 100, deleted=True)
+
+
+def test_a_damaged_record_is_listed_as_that_and_hides_no_other_ledger(admin: AdminWorld) -> None:
+    for name in ("damaged-record", "whole-record"):
+        admin.put(f"{NAMESPACE}/{name}")
+        admin.put(f"{NAMESPACE}/{name}/subscription/s")
+    before = all_ids(admin, 1000)
+    key, store = keys.ledger_key(before[-2]), admin.standalone.broker.store
+    found = admin.run(store.get(key))
+    assert found is not None
+    admin.run(store.put(key, b"garbage", None))
+    try:
+        assert all_ids(admin, 1000) == [*before[:-2], before[-1]]
+        assert all_ids(admin, 1) == [*before[:-2], before[-1]]
+        (damaged,) = admin.get(LEDGERS).json()["damaged"]
+        assert damaged["ledger_id"] == before[-2]
+        assert key in damaged["error"]
+
+        def commands() -> list[Result]:
+            words = [["list"], ["verify", "--all"], ["verify", "--all", "--json"]]
+            return [CliRunner().invoke(app, ["ledgers", *each, "--admin-url", admin.standalone.admin_url]) for each in words]
+
+        listed, verified, as_json = admin.in_thread(commands)
+        assert any(line.split()[:2] == [str(before[-2]), "DAMAGED"] for line in listed.stdout.splitlines())
+        assert (listed.exit_code, verified.exit_code, as_json.exit_code) == (0, 1, 1)
+        assert "1 record of ledgers damaged" in verified.stdout.splitlines()[-1]
+        assert json.loads(as_json.stdout)[-1]["damaged"]["ledger_id"] == before[-2]
+    finally:
+        admin.run(store.put(key, found.value, None))
 
 
 def test_bookies_are_listed_with_their_state(admin: AdminWorld) -> None:

@@ -206,7 +206,7 @@ def verified(
 
     monkeypatch.setattr(ledger_verifying, "bookie_reach", reach_of)
     view = {"ledger": listed.model_dump(mode="json")}
-    return run_async(ledger_verifying.verify_ledgers(cast(LedgerSource, source), [view], as_json=False))
+    return run_async(ledger_verifying.verify_ledgers(cast(LedgerSource, source), [view], [], as_json=False))
 
 
 def bookies_holding(first: str, then: str) -> dict[str, MemoryBookie]:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cepheid_managed_ledger import (
+    ChainNotDeletableError,
     ManagedLedger,
     ManagedLedgerConfig,
     ManagedLedgerDeletedError,
@@ -15,13 +16,14 @@ from cepheid_managed_ledger import (
     State,
     TopicTerminatedError,
 )
-from cepheid_metadata import MemoryStore, Position, chain_records, list_cursors
+from cepheid_metadata import MemoryStore, Position, chain_records, keys, list_cursors
 from cepheid_wire import TopicName
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes
 from tests.managed_ledger.test_opening import assert_nothing_dangles
 from tests.managed_ledger.topic_world import (
     ONE_BOOKIE,
     SETTINGS,
+    THREE_BOOKIES,
     TOPIC,
     TRIM,
     TopicWorld,
@@ -301,6 +303,38 @@ async def test_a_deletion_that_fails_in_the_middle_is_finished_by_repeating_it()
             except TimeoutError:
                 await broker.ledgers.delete(TOPIC)
             await assert_deleted(world)
+
+
+@pytest.mark.parametrize("damage", ["bookies are away", "a record is damaged"])
+async def test_a_topic_of_which_a_ledger_cannot_be_closed_is_deleted_wholly_or_not_at_all(damage: str) -> None:
+    async with topic_world("a", "b", "c") as world:
+        broker = world.broker()
+        ledger = await broker.open(THREE_BOOKIES)
+        cursor = await ledger.create_cursor("sub", ledger.first_position())
+        positions = await append_all(ledger, 3)
+        cursor.acknowledge(positions[:1])
+        await cursor.saved()
+        await broker.crash()
+        key, store = keys.ledger_key(positions[0].ledger_id), MemoryStore(world.tree)
+        found = await store.get(key)
+        assert found is not None
+        if damage == "a record is damaged":
+            await store.put(key, b"garbage", None)
+        else:
+            world.cluster["a"].down = world.cluster["b"].down = True
+        for _ in range(2):
+            with pytest.raises(ChainNotDeletableError, match=f"nothing .* was deleted: its ledger {positions[0].ledger_id} cannot"):
+                await world.broker().ledgers.delete(TOPIC)
+
+        world.cluster["a"].down = world.cluster["b"].down = False
+        if damage == "a record is damaged":
+            await store.put(key, found.value, None)
+        heir = world.broker(seed=2)
+        ledger = await heir.open(THREE_BOOKIES)
+        assert await read_all(ledger) == [b"m0", b"m1", b"m2"]
+        assert ledger.cursors["sub"].backlog_entries == 2
+        await heir.ledgers.delete(TOPIC)
+        await assert_deleted(world)
 
 
 async def test_deleting_shuts_out_whoever_serves_the_topic() -> None:

@@ -25,7 +25,8 @@ def ledgers(context: AdminContext) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
         deleted: bool = False,
     ) -> dict[str, Any]:
-        """The first `limit` ledgers with larger ids than `above`; `next` is the `above` of the following page, or null"""
+        """The first `limit` ledgers with larger ids than `above`; `damaged`: those with a record that cannot be read; `next` is the
+        `above` of the following page, or null"""
         return await ledger_page(context.store, above=above, limit=limit, deleted=deleted)
 
     @router.get("/ledgers/{ledger}")

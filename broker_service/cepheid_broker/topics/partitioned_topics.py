@@ -33,7 +33,7 @@ from cepheid_broker.publishing import DEDUP_CURSOR
 from cepheid_broker.topics.topic import Topic
 from cepheid_broker.topics.topic_catalog import TopicCatalog, being_deleted
 from cepheid_broker.topics.topics import Topics
-from cepheid_managed_ledger import finish
+from cepheid_managed_ledger import ChainNotDeletableError, finish
 from cepheid_metadata import (
     BadVersionError,
     Found,
@@ -265,6 +265,9 @@ class PartitionedTopics:
 
         outcomes = await asyncio.gather(*map(remove, parts), return_exceptions=True)
         if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            if isinstance(error, ChainNotDeletableError):
+                message = f"the deletion of topic {topic} has begun, and others of its partitions may be gone: {error}"
+                raise ChainNotDeletableError(message, **error.facts) from error
             raise error
 
     async def _require_elsewhere(self, parts: Iterable[TopicName], condition: Condition) -> list[TopicName]:
