@@ -186,6 +186,11 @@ class Bookie:
         """Takes regular adds, as far as disk space goes."""
         return self.state is BookieState.SERVING and not self._space.full
 
+    @property
+    def read_only_reason(self) -> str:
+        """Why it takes no regular adds; empty while it does."""
+        return self._space.reason if self.state is BookieState.SERVING else f"it is {self.state.value}"
+
     def _on_batch(self, completions: Sequence[Any], error: BaseException | None) -> None:
         """A journal batch is done: the only place where an add is answered OK."""
         if error is None:

@@ -23,6 +23,7 @@ from cepheid_bookie.bookie_metrics import bookie_families
 from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.disk import RealDisk
+from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.errors import DirectoryUnusableError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
@@ -94,6 +95,11 @@ class BookieRole(Role):
         serves = self._phase == "serving" and self.bookie.failure is None
         return serves and self._registration is not None and self._registration.registered
 
+    @property
+    def read_only_reason(self) -> str:
+        """Why it takes no new entries; empty while it does, or has not opened yet."""
+        return self.bookie.read_only_reason if self._phase == "serving" else ""
+
     async def _start(self) -> None:
         settings, ports, opened = self.settings, self._ports, self._opened
         await self._health.start()
@@ -131,13 +137,16 @@ class BookieRole(Role):
                 RealDisk(Path(directory)).mkdir("")
             except OSError as error:
                 raise DirectoryUnusableError(f"{directory} cannot be the {setting} directory: {error}") from None
+        data = RealDisk(data_dir)
+        journal = RealDisk(journal_dir) if journal_dir is not None else None
+        check_disk_size(journal or data, data, settings.storage)
         return await Bookie.open(
             BookieIdentity(self.bookie_id, cluster_id),
             settings.storage,
-            RealDisk(data_dir),
+            data,
             RocksBlockIndex(data_dir / "index"),
             self._ports,
-            journal_disk=RealDisk(journal_dir) if journal_dir is not None else None,
+            journal_disk=journal,
             cookies=MetadataCookies(store, directories),
             accept_empty_disk=self._accept_empty_disk,
         )
@@ -206,8 +215,9 @@ class BookieRole(Role):
     def _ready_page(self) -> Page:
         session = "none" if self._store is None else self._store.session_state.value
         registered = self._registration is not None and self._registration.registered
-        text = f"{self._phase}, metadata session {session}, {'registered' if registered else 'not registered'}\n"
-        return Page(text, HTTPStatus.OK if self.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        text = f"{self._phase}, metadata session {session}, {'registered' if registered else 'not registered'}"
+        text += f", read-only: {reason}" if (reason := self.read_only_reason) else ""
+        return Page(f"{text}\n", HTTPStatus.OK if self.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _metrics_page(self) -> Page:
         return Page(encode(self._families()), content_type=CONTENT_TYPE)

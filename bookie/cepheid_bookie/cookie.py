@@ -108,6 +108,11 @@ def load_cookie(disk: Disk, where: str) -> Cookie | None:
         file.close()
 
 
+def is_stamped(disk: Disk) -> bool:
+    """A bookie has started on it before."""
+    return disk.exists(_FILE)
+
+
 def save_cookie(disk: Disk, cookie: Cookie) -> None:
     file = disk.open(_FILE + ".new", create=True)
     try:

@@ -183,6 +183,11 @@ class RealDisk:
         status = os.statvfs(self.root)
         return status.f_bavail * status.f_frsize
 
+    def size_bytes(self) -> int:
+        """Of the whole file system, used or not; 0 where it does not say."""
+        status = os.statvfs(self.root)
+        return status.f_blocks * status.f_frsize
+
     def lock(self) -> None:
         fd = os.open(self.root / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:

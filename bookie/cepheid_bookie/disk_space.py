@@ -11,7 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from cepheid_bookie.disk import Disk
+from cepheid_bookie.cookie import is_stamped
+from cepheid_bookie.disk import Disk, RealDisk
+from cepheid_bookie.errors import DiskTooSmallError
 from cepheid_bookie.settings import StorageSettings
 from cepheid_ports import Worker
 
@@ -37,6 +39,25 @@ class DiskSpace:
         self.full = False
         self.free_journal_bytes = 0
         self.free_data_bytes = 0
+
+    @property
+    def reason(self) -> str:
+        """Why adds are refused; empty while they are not."""
+        if not self.full:
+            return ""
+        settings = self._settings
+        disks = (
+            ("journal", self.free_journal_bytes, settings.min_free_journal_bytes),
+            ("data", self.free_data_bytes, settings.min_free_data_bytes),
+        )
+        low = [
+            f"its {use} disk has {free:,} bytes free, fewer than storage.min_free_{use}_bytes ({minimum:,})"
+            for use, free, minimum in disks
+            if free < minimum
+        ]
+        if self._journal is self._data:
+            del low[1:]  # one disk: once is enough
+        return " and ".join(low) or "a write found its disk full"
 
     def look_now(self) -> None:
         """At start, blocking."""
@@ -105,3 +126,24 @@ class DiskSpace:
         else:
             log.info("bookie.writable", extra=facts)
         self._on_change(full)
+
+
+def check_disk_size(journal: RealDisk, data: RealDisk, settings: StorageSettings) -> None:
+    """Refuse a new bookie on disks that could not take one entry, however empty they are. Raises DiskTooSmallError.
+
+    A bookie that has data starts, read-only: others need what it holds.
+    """
+    if is_stamped(data):
+        return
+    segment, log = ("journal_segment_bytes", settings.journal_segment_bytes), ("block_bytes", settings.block_bytes)
+    for use, disk, minimum, (name, needed) in (
+        ("journal", journal, settings.min_free_journal_bytes, segment),
+        ("data", data, settings.min_free_data_bytes, log),
+    ):
+        size = disk.size_bytes()
+        if 0 < size < minimum + needed:  # 0: the file system does not say
+            message = (
+                f"the {use} disk of {disk.root} has {size:,} bytes, and a bookie needs {minimum + needed:,} there: "
+                f"storage.min_free_{use}_bytes ({minimum:,}) and storage.{name} ({needed:,})"
+            )
+            raise DiskTooSmallError(message, path=str(disk.root), size_bytes=size, needed_bytes=minimum + needed)

@@ -58,6 +58,12 @@ class DirectoryUnusableError(BookieError):
     hint = "name another one (`--data`, `--journal`), or mend its permissions"
 
 
+class DiskTooSmallError(BookieError):
+    """The bookie could not take a single entry on this disk."""
+
+    hint = "use a larger disk, or lower these settings"
+
+
 class LogUnreadableError(BookieError):
     """An entry log does not give what the index says it has."""
 

@@ -3,7 +3,7 @@
 from cepheid_ledger.bookie_channel import ChannelStatistics
 from cepheid_ledger.chain_end import check_end, readable_end
 from cepheid_ledger.change_slots import EnsembleChangeStatistics
-from cepheid_ledger.client import BookieConnections, LedgerClient
+from cepheid_ledger.client import BookieConnections, BookieStates, LedgerClient
 from cepheid_ledger.errors import (
     BookieProtocolError,
     EntryBeyondEndError,
@@ -36,6 +36,7 @@ from cepheid_ledger.unconfirmed import GroupDone
 __all__ = [
     "BookieConnections",
     "BookieProtocolError",
+    "BookieStates",
     "ChannelStatistics",
     "ClosedLedger",
     "EnsembleChangeStatistics",

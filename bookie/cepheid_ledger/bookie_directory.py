@@ -126,6 +126,20 @@ class BookieDirectory:
         """Ids of the bookies that take new ledgers."""
         return [name for name, bookie in self._known.items() if bookie.writable]
 
+    def registered(self) -> list[str]:
+        """Ids of the bookies that run, writable or not."""
+        return [name for name, bookie in self._known.items() if bookie.registered]
+
+    def problems(self) -> list[str]:
+        """A sentence for people about each bookie that takes no new ledgers."""
+        return [
+            f"{name} is read-only: its disk is full, its log and /ready say which"
+            if bookie.registered
+            else f"{name} is not registered"
+            for name, bookie in self._known.items()
+            if not bookie.writable
+        ]
+
     def known(self) -> Mapping[str, KnownBookie]:
         """By id; those that were registered once are kept."""
         return self._known

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
@@ -49,6 +49,19 @@ class BookieConnections(Protocol):
 
     def get(self, bookie_id: str) -> BookieConnection:
         """The present one. Asked for each stream and request. Raises BookieUnavailableError when the bookie is not known."""
+
+
+class BookieStates(Protocol):
+    """How the bookies of the cluster are, as far as this process knows."""
+
+    def writable(self) -> Sequence[str]:
+        """Ids of the bookies that take new ledgers."""
+
+    def registered(self) -> Collection[str]:
+        """Ids of the bookies that run, writable or not."""
+
+    def problems(self) -> list[str]:
+        """A sentence for people about each bookie that takes no new ledgers."""
 
 
 class LedgerClient:

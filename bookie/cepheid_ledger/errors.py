@@ -28,6 +28,12 @@ class NotEnoughBookiesError(LedgerError):
     hint: ClassVar[str] = "start more bookies, or lower the ensemble size and quorums"
 
 
+class BookiesUnusableError(NotEnoughBookiesError):
+    """There would be enough bookies, if those that are known took new ledgers."""
+
+    hint: ClassVar[str] = "free space on the disks of these bookies, start those that are down, or start further ones"
+
+
 class LedgerFencedError(LedgerError):
     """Somebody recovers or has recovered the ledger: this writer is out, whatever it sent unconfirmed is undecided."""
 

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from cepheid_ledger.errors import NotEnoughBookiesError
+from cepheid_ledger.errors import BookiesUnusableError, NotEnoughBookiesError
+
+_NAMED = 5  # bookies in the text of an error
 
 
 class Placement(Protocol):
@@ -41,7 +43,10 @@ class _Quarantine:
 
 
 class RandomPlacement:
-    """Every available bookie is as good as another. `available` is asked at each choice; it returns writable bookies."""
+    """Every available bookie is as good as another. `available` is asked at each choice; it returns writable bookies.
+
+    `problems` says for people what is wrong with the others.
+    """
 
     def __init__(
         self,
@@ -49,8 +54,10 @@ class RandomPlacement:
         rng: random.Random,
         quarantine_s: float = 10.0,
         quarantine_max_s: float = 60.0,
+        problems: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._available = available
+        self._problems = problems
         self._rng = rng
         self._quarantine_s = quarantine_s
         self._quarantine_max_s = max(quarantine_s, quarantine_max_s)
@@ -73,6 +80,10 @@ class RandomPlacement:
         if len(healthy) + len(doubtful) < size:
             found = len(healthy) + len(doubtful)
             message = f"a ledger needs {size} bookies, {found} are available"
+            problems = self._problems()
+            if problems:
+                message += f": {'; '.join(problems[:_NAMED])}{f'; and {len(problems) - _NAMED} more' * (len(problems) > _NAMED)}"
+                raise BookiesUnusableError(message, wanted=size, available=found)
             raise NotEnoughBookiesError(message, wanted=size, available=found)
         chosen = healthy + self._rng.sample(doubtful, size - len(healthy))
         self._rng.shuffle(chosen)

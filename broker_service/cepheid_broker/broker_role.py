@@ -109,7 +109,6 @@ class BrokerRole(Role):
             identity.name,
             store,
             bookies,
-            bookies.writable,
             settings.ledger_config,
             ports,
             ownership=ownership,
@@ -129,8 +128,9 @@ class BrokerRole(Role):
         """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""
         writable, wanted = len(self._bookies.writable()), self.settings.ensemble_size
         if writable < wanted:
-            hint = "start more bookies, or brokers with a smaller ensemble: --ensemble-size, --write-quorum, --ack-quorum"
-            log.warning("broker.too_few_bookies", extra={"writable": writable, "ensemble_size": wanted, "hint": hint})
+            hint = "mend or start bookies, or start brokers with a smaller ensemble: --ensemble-size, --write-quorum, --ack-quorum"
+            facts = {"writable": writable, "ensemble_size": wanted, "error": "; ".join(self._bookies.problems())}
+            log.warning("broker.too_few_bookies", extra={**facts, "hint": hint})
 
     def _families(self) -> Iterator[Family]:
         from cepheid_ports.prometheus import gauge

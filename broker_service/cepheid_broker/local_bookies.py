@@ -24,6 +24,7 @@ from cepheid_bookie import (
     RealDisk,
     StorageSettings,
 )
+from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_metadata import (
     BookieRegistration,
@@ -100,6 +101,14 @@ class LocalBookies:
         """Ids of the bookies that take new ledgers."""
         return [name for name, bookie in self._bookies.items() if bookie.writable]
 
+    def registered(self) -> list[str]:
+        """Ids of the bookies of this process."""
+        return list(self._bookies)
+
+    def problems(self) -> list[str]:
+        """A sentence for people about each bookie that takes no new ledgers."""
+        return [f"{name} is read-only: {reason}" for name, bookie in self._bookies.items() if (reason := bookie.read_only_reason)]
+
     def bookies(self) -> list[Bookie]:
         return list(self._bookies.values())
 
@@ -144,6 +153,7 @@ async def _open_bookie(
 
     directory = data_dir / identity.bookie_id
     disk = RealDisk(directory)
+    check_disk_size(disk, disk, settings)
     index = RocksBlockIndex(directory / "index")
     cookies = MetadataCookies(store, {"data": (str(directory),)})
     return await Bookie.open(identity, settings, disk, index, ports, cookies=cookies)

@@ -8,21 +8,25 @@ Rule: the protocol port opens before the web framework is imported: that takes l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
 from cepheid_broker.ownership import Ownership
 from cepheid_broker.settings import BrokerSettings
-from cepheid_ledger import BookieConnections, LedgerClient, RandomPlacement
+from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RandomPlacement
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
-from cepheid_metadata import LedgerIds, MetadataStore, ledger_records
+from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
 from cepheid_ports import Ports
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
+
+
+class Bookies(BookieConnections, BookieStates, Protocol):
+    """Connections to bookies, and how they are."""
 
 
 class Serving:
@@ -33,8 +37,7 @@ class Serving:
         settings: BrokerSettings,
         cluster: str,
         store: MetadataStore,
-        connections: BookieConnections,
-        writable: Callable[[], Sequence[str]],
+        bookies: Bookies,
         ledger_config: ManagedLedgerConfig,
         ports: Ports,
         *,
@@ -44,10 +47,12 @@ class Serving:
         on_failed: Callable[[BaseException], None],
     ) -> None:
         opened = self._opened = AsyncExitStack()
+        self._bookies, self._store = bookies, store
         self._more_families = families
         self._ledger_ids = LedgerIds(store)
-        placement = RandomPlacement(writable, ports.random, settings.ledger.quarantine_s, settings.ledger.quarantine_max_s)
-        self.ledger_client = LedgerClient(connections, ledger_records(store), self._ledger_ids, placement, settings.ledger, ports)
+        quarantine_s, quarantine_max_s = settings.ledger.quarantine_s, settings.ledger.quarantine_max_s
+        placement = RandomPlacement(bookies.writable, ports.random, quarantine_s, quarantine_max_s, bookies.problems)
+        self.ledger_client = LedgerClient(bookies, ledger_records(store), self._ledger_ids, placement, settings.ledger, ports)
         opened.push_async_callback(self.ledger_client.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)
         self.managed_ledgers = ManagedLedgers(self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports)
@@ -55,7 +60,9 @@ class Serving:
         self.broker = Broker(
             settings, cluster, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership
         )
-        context = AdminContext(self.broker, settings.admin, families=(self._families,), is_ready=is_ready)
+        context = AdminContext(
+            self.broker, settings.admin, families=(self._families,), is_ready=is_ready, bookies=bookies, problems=self.problems
+        )
         self._admin = AdminServer(context, settings.host, settings.admin_port, on_failed=on_failed)
         self.broker.admin_port = lambda: self._admin.port
         opened.push_async_callback(self._admin.aclose)
@@ -66,6 +73,12 @@ class Serving:
     @property
     def admin_port(self) -> int:
         return self._admin.port
+
+    def problems(self) -> list[str]:
+        """Sentences for people about what is wrong while clients are served."""
+        state = self._store.session_state
+        away = [] if state is SessionState.CONNECTED else [f"the session with the metadata store is {state.value}"]
+        return [*away, *self._bookies.problems()]
 
     def listen(self) -> None:
         """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""

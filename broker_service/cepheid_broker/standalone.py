@@ -105,6 +105,11 @@ class Standalone(Role):
     def _shown_host(self) -> str:
         return self.settings.advertised_host or self.settings.host
 
+    @property
+    def problems(self) -> list[str]:
+        """Sentences for people about what is wrong while it serves."""
+        return self._serving.problems()
+
     def _service_url(self, port: int) -> str:
         return f"pulsar://{host_port(self._shown_host, self.settings.advertised_port or port)}"
 
@@ -128,7 +133,6 @@ class Standalone(Role):
             CLUSTER,
             store,
             bookies,
-            bookies.writable,
             settings.ledger_config,
             ports,
             families=self._families,

@@ -31,6 +31,7 @@ def run_bookie(flags: Mapping[str, Any], config: Path | None, *, accept_empty_di
             f"grpc      {role.address}",
             f"health    {role.http_url}/ready",
             f"data      {settings.data_dir.resolve()}",
+            *([f"read-only {role.read_only_reason}"] if role.read_only_reason else []),
         ]
 
     run_role("bookie", lambda: BookieRole(settings, Ports(), accept_empty_disk=accept_empty_disk), facts, started)

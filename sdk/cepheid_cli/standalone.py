@@ -28,6 +28,7 @@ def run_standalone(flags: Mapping[str, Any], config: Path | None) -> None:
             f"clients   {standalone.service_url}",
             f"admin     {standalone.admin_url}",
             f"data      {settings.data_dir.resolve()} ({bookies})",
+            *(f"problem   {problem}" for problem in standalone.problems),
         ]
 
     run_role("standalone", lambda: Standalone(settings, Ports()), facts, started)

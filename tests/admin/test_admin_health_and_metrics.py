@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cepheid_bookie import RealDisk
 from cepheid_ports.prometheus import Family, Sample, counter, encode, gauge, histogram
-from tests.admin.admin_world import NAMESPACE, AdminWorld
+from tests.admin.admin_world import NAMESPACE, AdminWorld, running_admin
 
 DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
 IN_A_CLUSTER = (  # tests of the roles (tests/bookie, tests/cli) and tests/broker/test_two_brokers_admin.py see them
@@ -226,3 +227,19 @@ def test_series_of_subscriptions_are_bounded(admin: AdminWorld, monkeypatch: pyt
     assert values["cepheid_broker_metrics_subscriptions_left_out"] >= 2
     assert values["cepheid_broker_metrics_topics_left_out"] >= 1
     assert "pulsar_msg_backlog{" not in text
+
+
+def test_a_bookie_that_takes_no_entries_is_called_read_only_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk has less than what must stay free."""
+    monkeypatch.setattr(RealDisk, "free_bytes", lambda disk: 1_000)
+    with running_admin(tmp_path / "data") as admin:
+        reason = "bookie-1 is read-only: its journal disk has 1,000 bytes free, fewer than storage.min_free_journal_bytes"
+        (ready, problem) = admin.get("/ready").text.splitlines()
+        assert ready == "ok", "what is stored can be read: restarting would not help"
+        assert problem.startswith(reason)
+        assert [bookie["state"] for bookie in admin.get("/cepheid/v1/bookies").json()["bookies"]] == ["readonly"]
+        assert scraped(admin.get("/metrics").text)["cepheid_bookie_writable"] == 0
+        answer = admin.get("/admin/v2/brokers/health")
+        assert answer.status_code == 500
+        assert reason in answer.text
+        assert "start more bookies" not in answer.text

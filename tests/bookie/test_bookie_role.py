@@ -13,7 +13,7 @@ import pytest
 from cepheid_bookie import bookie_role
 from cepheid_bookie.bookie_role import BookieRole
 from cepheid_bookie.bookie_role_settings import BookieNameError, BookieRoleSettings
-from cepheid_bookie.errors import CookieError, PortInUseError
+from cepheid_bookie.errors import CookieError, DiskTooSmallError, PortInUseError
 from cepheid_bookie.scans import accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
@@ -129,9 +129,17 @@ async def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world
 
 async def test_a_disk_that_is_full_at_the_start_takes_no_ledgers(world: World) -> None:
     await world.found()
-    async with world.running(storage={"min_free_data_bytes": 2**60}) as role:
+    too_much = {"min_free_data_bytes": 2**60}
+    with pytest.raises(DiskTooSmallError, match="b1 has"):  # a new bookie would never be of use
+        await world.role(storage=too_much).start()
+    async with world.running():
+        pass
+    async with world.running(storage=too_much) as role:
         await wait_until(lambda: world.places() == (False, True), what="registered as read-only")
         assert role.ready
+        status, text = await page(role, "/ready")
+        assert (status, text.partition(", read-only: ")[0]) == (200, "serving, metadata session connected, registered")
+        assert "fewer than storage.min_free_data_bytes" in text
 
 
 async def test_a_lost_session_makes_it_unready_until_it_is_registered_again(world: World) -> None:

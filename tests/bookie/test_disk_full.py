@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 
-from cepheid_bookie import Bookie, BookieState
+from cepheid_bookie import Bookie, BookieState, RealDisk, StorageSettings
+from cepheid_bookie.disk_space import check_disk_size
+from cepheid_bookie.errors import DiskTooSmallError
+from cepheid_bookie.settings import MiB
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import (
     IDENTITY,
@@ -34,6 +38,8 @@ async def test_below_the_minimum_regular_adds_are_refused_and_everything_else_go
         machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
         await wait_until_refused(bookie, Status.NO_SPACE)
         assert not bookie.writable
+        assert "its data disk has" in bookie.read_only_reason
+        assert "fewer than storage.min_free_data_bytes (524,288)" in bookie.read_only_reason
         await added(bookie, group_of(7, 0), recovery=True)
         assert (await bookie.read_lac(LacRequest(7, KEY, fence=True))).status is Status.OK
         assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
@@ -42,6 +48,29 @@ async def test_below_the_minimum_regular_adds_are_refused_and_everything_else_go
         await wait_until(lambda: bookie.writable)
         await added(bookie, group_of(9, 0))
         assert changes == [False, True]
+        assert bookie.read_only_reason == ""
+
+
+@pytest.mark.parametrize(("use", "setting"), [("journal", "journal_segment_bytes"), ("data", "block_bytes")])
+def test_a_disk_that_could_not_take_one_entry_is_refused_with_the_settings_that_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str, setting: str
+) -> None:
+    small, large = RealDisk(tmp_path / "small"), RealDisk(tmp_path / "large")
+    settings = StorageSettings()
+    needed = 128 * MiB + getattr(settings, setting)
+    sizes = {small: needed - 1, large: 1 << 40}
+    monkeypatch.setattr(RealDisk, "size_bytes", lambda disk: sizes[disk])
+    journal, data = (small, large) if use == "journal" else (large, small)
+    words = rf"the {use} disk of .*small has .*needs {needed:,} .*storage\.{setting}.*larger disk"
+    with pytest.raises(DiskTooSmallError, match=words):
+        check_disk_size(journal, data, settings)
+    sizes[small] = needed
+    check_disk_size(journal, data, settings)
+    sizes[small] = 0  # as some network file systems say
+    check_disk_size(journal, data, settings)
+    sizes[small] = 1
+    data.open("VERSION", create=True).close()  # it has data, which others read
+    check_disk_size(journal, data, settings)
 
 
 async def wait_until_refused(bookie: Bookie, status: Status) -> None:

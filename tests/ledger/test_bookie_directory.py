@@ -179,6 +179,16 @@ async def test_a_bookie_whose_disk_fills_takes_no_new_ledgers_and_comes_back() -
         assert world.directory.known()["b1"].registered
 
 
+async def test_it_says_what_is_wrong_with_each_bookie() -> None:
+    async with started("b1", "b2") as (world, sessions):
+        await world.bookie("b3", writable=False)
+        sessions["b1"].expire_session()
+        await wait_until(lambda: len(world.directory.problems()) == 2, what="both known")
+        gone, read_only = world.directory.problems()
+        assert (gone, read_only.partition(":")[0]) == ("b1 is not registered", "b3 is read-only")
+        assert world.directory.registered() == ["b2", "b3"]
+
+
 async def test_an_outage_changes_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cepheid_ledger.bookie_directory.SETTLE_S", 0.01)
     async with started("b1", "b2") as (world, sessions):

@@ -30,7 +30,7 @@ def test_the_same_generator_chooses_the_same() -> None:
 
 
 def test_too_few_bookies_are_an_error_with_numbers() -> None:
-    with pytest.raises(NotEnoughBookiesError, match="needs 3 bookies, 2 are available"):
+    with pytest.raises(NotEnoughBookiesError, match=r"needs 3 bookies, 2 are available \(start more bookies"):
         placement("ab").new_ensemble(3)
 
 
@@ -92,3 +92,15 @@ def test_what_is_no_longer_registered_is_never_chosen() -> None:
     registered.remove("d")
     assert all("d" not in chooser.new_ensemble(3) for _ in range(20))
     assert chooser.replacement("abc", ()) is None
+
+
+async def test_what_is_wrong_with_the_other_bookies_is_said() -> None:
+    problems = [f"b{number} is read-only: its disk is full" for number in range(7)]
+    chooser = RandomPlacement(lambda: ["a"], random.Random(1), problems=lambda: problems)
+    words = r"1 are available: b0 is read-only: its disk is full; .*and 2 more \(free space"
+    with pytest.raises(NotEnoughBookiesError, match=words) as caught:
+        chooser.new_ensemble(2)
+    assert "b5" not in str(caught.value)
+    del problems[1:]
+    with pytest.raises(NotEnoughBookiesError, match=r"available: b0 is read-only: its disk is full \(free space"):
+        chooser.new_ensemble(2)

@@ -27,6 +27,7 @@ from cepheid_wire import NamespaceName, TopicName
 
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker
+    from cepheid_ledger import BookieStates
     from cepheid_ports.prometheus import Family
 
 
@@ -43,6 +44,9 @@ class AdminContext:
     families: Sequence[Callable[[], Iterable[Family]]] = ()
     authorize_history: Callable[[TopicName], Awaitable[None]] = field(default=allow_all)
     is_ready: Callable[[], bool] = field(default=lambda: True)
+    bookies: BookieStates | None = None
+    problems: Callable[[], Sequence[str]] = field(default=tuple)
+    """Sentences for people about what is wrong while the broker serves."""
 
     @property
     def store(self) -> MetadataStore:

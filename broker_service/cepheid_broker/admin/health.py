@@ -1,7 +1,8 @@
 """Health: what load balancers, probes and people ask.
 
 /health                 the process answers: cheap
-/status.html, ready     the broker serves, and is registered: cheap
+/status.html, ready     the broker serves, and is registered: cheap; `/ready` says besides what is wrong elsewhere, and stays 200:
+                        restarting the broker, or sending clients elsewhere, would not mend it
 brokers/health          one message is published to this broker's own topic, and read back
 """
 
@@ -38,8 +39,10 @@ def health(context: AdminContext) -> APIRouter:
 
     @router.get("/ready")
     async def serves() -> PlainTextResponse:
-        """`ok` once clients are served, else 503"""
-        return PlainTextResponse("ok") if context.is_ready() else PlainTextResponse("starting or stopping", 503)
+        """`ok` once clients are served, then a line about each thing that is wrong, such as a bookie that is down; else 503"""
+        if not context.is_ready():
+            return PlainTextResponse("starting or stopping", 503)
+        return PlainTextResponse("\n".join(["ok", *context.problems()]))
 
     @router.get("/admin/v2/brokers/ready")
     async def ready() -> PlainTextResponse:
@@ -55,7 +58,8 @@ def health(context: AdminContext) -> APIRouter:
             async with asyncio.timeout(context.settings.health_timeout_s):
                 await _publish_and_read(context)
         except TimeoutError:
-            raise HealthCheckError(f"No message came back within {context.settings.health_timeout_s:g} s") from None
+            problems = "".join(f"; {problem}" for problem in context.problems())
+            raise HealthCheckError(f"No message came back within {context.settings.health_timeout_s:g} s{problems}") from None
         except CepheidError as error:
             raise HealthCheckError(f"A message could not be published and read back: {error}") from error
         return PlainTextResponse("ok")

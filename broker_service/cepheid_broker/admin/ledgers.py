@@ -47,7 +47,12 @@ def ledgers(context: AdminContext) -> APIRouter:
 
     @router.get("/bookies")
     async def list_bookies() -> dict[str, Any]:
-        """Those that run (writable, readonly) and those that should (down), with their addresses by protocol"""
-        return {"bookies": await bookie_views(context.store)}
+        """Those that run (writable, readonly) and those that should (down, damaged), with their addresses by protocol"""
+        views = await bookie_views(context.store)
+        if (here := context.bookies) is not None:
+            # A standalone process registers its bookies once: that one takes no entries now, only it knows.
+            read_only = set(here.registered()) - set(here.writable())
+            views = [{**view, "state": "readonly"} if view["bookie_id"] in read_only else view for view in views]
+        return {"bookies": views}
 
     return router
