@@ -103,8 +103,14 @@ class Serving:
 
     def _families(self) -> Iterator[Family]:
         """What is counted beside the broker."""
-        from cepheid_broker.admin.broker_metrics import ensemble_change_families, ledger_client_families, tail_cache_families
+        from cepheid_broker.admin.broker_metrics import (
+            admin_server_families,
+            ensemble_change_families,
+            ledger_client_families,
+            tail_cache_families,
+        )
 
+        yield from admin_server_families(self._admin.statistics())
         yield from tail_cache_families(self._tail_cache.statistics())
         yield from ledger_client_families(self.ledger_client.statistics())
         yield from ensemble_change_families(self.ledger_client.ensemble_change_statistics())

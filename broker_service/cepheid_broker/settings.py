@@ -184,7 +184,25 @@ class AdminSettings(BaseModel, frozen=True, extra="forbid"):
 
     max_partitions: PositiveInt = Field(10_000, description="Partitions that one topic may be given.")
     max_connections: PositiveInt = Field(
-        1024, description="Connections to the admin port at one time. Beyond it requests are answered with 503."
+        1024,
+        description="Connections to the admin port at one time. Beyond it requests are answered with 503, except the probes "
+        "`/health`, `/ready` and `/status.html`.",
+    )
+    max_connections_per_address: PositiveInt = Field(
+        128,
+        description="Connections to the admin port from one address, except loopback. Beyond it as above. Raise it where many "
+        "clients come through one address, such as that of a proxy.",
+    )
+    header_timeout_s: PositiveFloat = Field(
+        10.0, description="Time that the request line and the headers of a request may take. After it the connection is closed."
+    )
+    transfer_timeout_s: PositiveFloat = Field(
+        30.0,
+        description="Time that the body of a request may take, and time for which a client may leave an answer unread. After it "
+        "the connection is closed.",
+    )
+    keepalive_s: PositiveFloat = Field(
+        5.0, description="Time for which a connection may stay open without a request. After it the connection is closed."
     )
     health_timeout_s: PositiveFloat = Field(
         10.0, description="Time that the health check may take to publish a message and to read it back."

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from cepheid_broker.admin.backlog_quotas import namespace_backlog_quotas, topic_backlog_quotas
@@ -102,6 +103,7 @@ def create_app(context: AdminContext) -> ASGIApp:
     app.openapi = cache(lambda: complete(described(), routers))  # type: ignore[method-assign]
     app.add_exception_handler(CepheidError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ClientDisconnect, _broken_off)
     app.add_exception_handler(HTTPException, _not_routed)
     app.add_exception_handler(Exception, _unexpected)
     return RawPathMiddleware(app)
@@ -132,6 +134,11 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     return _reason(HTTPStatus.BAD_REQUEST, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+
+async def _broken_off(_request: Request, _error: Exception) -> Response:
+    """The client left, or was too slow, before its body was complete: nothing was done, and no answer reaches it."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 async def _not_routed(request: Request, error: Exception) -> JSONResponse:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cepheid_ports.prometheus import Family, Sample, counter, gauge
 
 if TYPE_CHECKING:
+    from cepheid_broker.admin.connection_limits import AdminServerStatistics
     from cepheid_broker.broker import Broker
     from cepheid_ledger import ChannelStatistics, EnsembleChangeStatistics
     from cepheid_managed_ledger import TailCacheStatistics
@@ -70,6 +71,20 @@ def ownership_families(broker: Broker) -> Iterator[Family]:
     )
     yield counter("cepheid_broker_peer_calls_total", "Admin calls made to other brokers.", broker.peers.made)
     yield counter("cepheid_broker_peer_calls_failed_total", "Those that were refused or not answered.", broker.peers.failed)
+
+
+def admin_server_families(server: AdminServerStatistics) -> Iterator[Family]:
+    yield gauge("cepheid_broker_admin_connections", "Open connections to the admin port.", server.connections)
+    yield counter(
+        "cepheid_broker_admin_connections_limited_total",
+        "Connections to the admin port above a limit: only probes were answered.",
+        server.limited,
+    )
+    yield counter(
+        "cepheid_broker_admin_timeouts_total",
+        "Requests to the admin port that arrived too slowly, and answers that were not read.",
+        server.timed_out,
+    )
 
 
 def tail_cache_families(cache: TailCacheStatistics) -> Iterator[Family]:

@@ -16,12 +16,15 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cepheid_broker.admin.connection_limits import AdminServerStatistics, ConnectionLimits
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.protocol import PortInUseError
 from cepheid_ports import TaskOwner
 
 if TYPE_CHECKING:
     from uvicorn import Server
+
+    from cepheid_broker.admin.admin_protocol import AdminProtocol
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +47,17 @@ class AdminServer:
         self.port = port
         self._tasks = TaskOwner("admin", on_failed)
         self._server: Server | None = None
+        settings = context.settings
+        self._limits: ConnectionLimits[AdminProtocol] = ConnectionLimits(
+            settings.max_connections, settings.max_connections_per_address
+        )
         self._listening: socket.socket | None = None
 
     def __repr__(self) -> str:
         return f"<AdminServer {self._host}:{self.port}{'' if self._server is None else ', serving'}>"
+
+    def statistics(self) -> AdminServerStatistics:
+        return self._limits.statistics()
 
     def listen(self) -> None:
         """Takes the port; requests wait in its backlog. Called by `start` unless it was before. Raises PortInUseError."""
@@ -105,24 +115,24 @@ class AdminServer:
         """In a thread: imports and routes take hundreds of milliseconds."""
         from uvicorn import Config, Server
 
+        from cepheid_broker.admin.admin_protocol import ProtocolFactory
         from cepheid_broker.admin.app import create_app
         from cepheid_broker.admin.cross_site import AdminHosts, CrossSiteGuard
 
         settings = self._context.settings
         config = Config(
             CrossSiteGuard(create_app(self._context), AdminHosts.of(self._context.broker.settings)),
-            http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=settings.max_connections + 1,  # uvicorn refuses the one that reaches its limit
             timeout_graceful_shutdown=max(1, round(settings.stop_grace_s)),
         )
         config.load()
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it has a line for each request that is one too many
+        config.http_protocol_class = ProtocolFactory(settings, self._limits)  # type: ignore[assignment]  # it is only called
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it has a line for each request that is not HTTP
         server = Server(config)
         server.lifespan = config.lifespan_class(config)  # what Server.serve does, which would take the process's signals too
         return server

@@ -1,0 +1,204 @@
+"""One HTTP connection of the admin port: uvicorn's protocol with time limits, and with a place in the connection limits.
+
+    made ──header_timeout_s──► head complete ──transfer_timeout_s──► body complete ──► answered ──keepalive_s──► next request
+                                                                     └─ answer not read for transfer_timeout_s: aborted
+
+Rule: a connection that waits for its client always has a timer. uvicorn alone has one only after an answer, and any byte ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from cepheid_broker.admin.connection_limits import ConnectionLimits
+from cepheid_broker.admin.cross_site import PROBES, send_reason
+from cepheid_broker.settings import AdminSettings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MAX_HEAD_BYTES = 64 << 10
+"""Request line and headers. The longest names in a path have some kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolFactory:
+    """Make the protocol of each new connection; uvicorn calls it in the place of its own class."""
+
+    settings: AdminSettings
+    limits: ConnectionLimits[AdminProtocol] = field()
+
+    def __call__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> AdminProtocol:
+        return AdminProtocol(self, config, server_state, app_state, _loop)
+
+
+class AdminProtocol(HttpToolsProtocol):
+    """See the module for its timers."""
+
+    def __init__(
+        self,
+        factory: ProtocolFactory,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._settings = factory.settings
+        self._limits = factory.limits
+        self._waiting: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._head_bytes = 0
+        self.timeout_keep_alive = factory.settings.keepalive_s  # type: ignore[assignment]  # its timer takes fractions, too
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        admission = self._limits.admit(self, self.client[0] if self.client else "")
+        if admission.dropped is not None:
+            admission.dropped.transport.abort()
+        if admission.limited_by is not None:
+            self.app = ProbesOnly(self.app, admission.limited_by)
+        self._wait(self._settings.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._stop_watching_writes()
+        self._limits.release(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of a request has {MAX_HEAD_BYTES:,} bytes at most"
+                )
+        elif self._waiting is None and self._is_idle() and self.timeout_keep_alive_task is None:
+            self._wait(self._settings.keepalive_s)  # an empty line between requests ended uvicorn's timer
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self._wait(self._settings.header_timeout_s)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._wait(self._settings.transfer_timeout_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_writes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop_watching_writes()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self, timeout_s: float) -> None:
+        """Limit the time until the next step of the client."""
+        self._stop_waiting()
+        self._waiting = self.loop.call_later(timeout_s, self._on_timeout)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _watch_writes(self) -> None:
+        """Limit the time in which the client reads what is written."""
+        self._stop_watching_writes()
+        self._writing = self.loop.call_later(self._settings.transfer_timeout_s, self._on_unread)
+
+    def _stop_watching_writes(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _on_timeout(self) -> None:
+        self._waiting = None
+        if self.flow.read_paused:  # the client may have sent it: an earlier request is still at work
+            self._wait(self._settings.transfer_timeout_s)
+        elif self._in_head:
+            self._limits.timed_out += 1
+            self._refuse(
+                HTTPStatus.REQUEST_TIMEOUT, f"the head of the request took more than {self._settings.header_timeout_s:g} s"
+            )
+        elif not self._is_idle():
+            self._limits.timed_out += 1
+            self._refuse(
+                HTTPStatus.REQUEST_TIMEOUT, f"the body of the request took more than {self._settings.transfer_timeout_s:g} s"
+            )
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection when the client has read the answer, and in any case after some time."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._watch_writes()
+
+    def _on_unread(self) -> None:
+        self._writing = None
+        self._limits.timed_out += 1
+        self.transport.abort()
+
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        """Answer before the application can, and close the connection."""
+        if self.transport.is_closing():
+            return
+        if self._is_idle() or not self.cycle.response_started:
+            body = b'{"reason": "%s"}' % reason.encode()
+            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self._close()
+
+
+class ProbesOnly:
+    """What a connection above the limits gets: probes are answered, everything else is 503."""
+
+    def __init__(self, app: ASGIApp, reason: str) -> None:
+        self._app = app
+        self._reason = reason
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["raw_path"] not in PROBES:
+            await send_reason(send, HTTPStatus.SERVICE_UNAVAILABLE, self._reason)
+            return
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
