@@ -3,7 +3,8 @@
     plan_trim ──► cursors leave what goes, durably ──► chain without them, deletion queue with them ──► ledgers deleted
 
 Rules:
-1. The decision and the positions of cursors are under one lock: what is decided on stays true until it is recorded.
+1. The decision and the positions of cursors are under one lock: what is decided on stays true until it is recorded. Only reads may
+   begin meanwhile: they are looked for again in the step in which the record is written.
 2. First the record (and the list in memory with it), then any data: a crash in between leaves the deletion queue.
 3. The clock that decides never runs faster than the loop's since opening: a wall clock that jumps ahead expires nothing.
 """
@@ -75,13 +76,20 @@ class Trimmer:
             await asyncio.gather(*(cursor.saved() for cursor in moved))  # of these alone: another one's failure holds nothing
             if self.plan(retention()) < count:  # the policy changed meanwhile, or somebody reads there
                 return 0
+            is_read = False
 
-            def plan(chain: Chain) -> tuple[Chain, Sequence[Op]]:
+            def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
+                nonlocal is_read
+                is_read = any(self._is_in_use(ledger.ledger_id) for ledger in going)
+                if is_read:  # begun while another write of the chain was under way
+                    return None, ()
                 assert chain.ledgers[:count] == going, f"the head of the chain changed: {chain.ledgers}"
                 deletions = chain.deletions + tuple(ledger.ledger_id for ledger in going)
                 return chain.replace(ledgers=chain.ledgers[count:], deletions=deletions), ()
 
             await self._keeper.commit(plan)
+            if is_read:
+                return 0
             for cursor in self._readers():
                 cursor.leave_trimmed(edge)
         self.trimmed += count

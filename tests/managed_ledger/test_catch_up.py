@@ -10,7 +10,7 @@ import pytest
 from cepheid_ledger import EntryUnavailableError, LedgerLostError
 from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFailedError, ManagedLedgerSettings
 from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
-from cepheid_metadata import ChainLedger, MemoryTree, Op, OpResult, Position, Put, chain_records, keys
+from cepheid_metadata import ChainLedger, Check, MemoryTree, Op, OpResult, Position, Put, chain_records, keys
 from tests.managed_ledger.topic_world import (
     SETTINGS,
     TOPIC,
@@ -201,7 +201,7 @@ async def test_a_budget_that_runs_short_ends_reading_ahead_and_nothing_else() ->
 
 
 class SlowTrim(MortalStore):
-    """Once `slow` is set, a write of the chain waits until `go`."""
+    """Once `slow` is set, a write of the chain, or with a check of it, waits until `go`."""
 
     def __init__(self, tree: MemoryTree) -> None:
         super().__init__(tree)
@@ -209,10 +209,49 @@ class SlowTrim(MortalStore):
         self.reached, self.go = asyncio.Event(), asyncio.Event()
 
     async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
-        if self.slow and any(isinstance(op, Put) and op.key == keys.chain_key(TOPIC) for op in ops):
+        if self.slow and any(isinstance(op, Put | Check) and op.key == keys.chain_key(TOPIC) for op in ops):
             self.reached.set()
             await self.go.wait()
         return await super().multi(ops)
+
+
+async def test_a_ledger_leaves_the_chain_when_what_reads_it_has_ended() -> None:
+    async with topic_world(settings=small_steps(ledger_max_entries=20)) as world:
+        ledger = await world.broker().open()
+        await append_all(ledger, 20)
+        await wait_until(lambda: len(ledger.chain.ledgers) == 2)
+        ledger.config = TRIM
+        world.cluster["a"].delay_s = 0.05
+        reading = asyncio.ensure_future(ledger.read(ledger.first_position(), max_entries=20, max_bytes=1 << 20))
+        await asyncio.sleep(0.01)
+        assert await ledger.trim() == 0
+        assert payloads_of(await reading) == [b"m%d" % number for number in range(20)]
+        assert await ledger.trim() == 1
+
+
+@pytest.mark.parametrize("waits_for", ["a cursor that moves", "another write of the chain"])
+async def test_a_read_that_begins_while_a_trim_waits_keeps_its_ledger(waits_for: str) -> None:
+    async with topic_world(settings=small_steps(ledger_max_entries=20)) as world:
+        store = SlowTrim(world.tree)
+        ledger = await world.broker(store=store).open()
+        await append_all(ledger, 20)
+        await wait_until(lambda: len(ledger.chain.ledgers) == 2)
+        if waits_for == "a cursor that moves":
+            await ledger.create_cursor("s", ledger.last_confirmed)
+        store.slow, ledger.config = True, TRIM
+        if waits_for == "another write of the chain":
+            writing = asyncio.ensure_future(ledger.save_topic_epoch(3))
+        trimming = asyncio.ensure_future(ledger.trim())
+        await store.reached.wait()
+        world.cluster["a"].delay_s = 0.05
+        reading = asyncio.ensure_future(ledger.read(ledger.first_position(), max_entries=20, max_bytes=1 << 20))
+        await asyncio.sleep(0.01)
+        store.go.set()
+        assert await trimming == 0
+        assert len(payloads_of(await reading)) == 20
+        assert await ledger.trim() == 1
+        if waits_for == "another write of the chain":
+            await writing
 
 
 async def test_what_was_read_ahead_of_a_ledger_that_left_is_nobodys_next_entry() -> None:

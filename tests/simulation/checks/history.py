@@ -86,6 +86,7 @@ class History:
         self.deleted: dict[int, LedgerMetadata] = {}
         self.restorable: dict[int, None] = {}  # deleted, and may be brought back
         self.departed: dict[int, dict[str, None]] = {}  # bookies that left an ensemble while its writer lived
+        self.reads: dict[tuple[str, int], int] = {}  # under way, by process and ledger
         self.ends: dict[int, tuple[int, int]] = {}  # (last, length) that somebody reported as the end
         self.bookies: dict[str, BookieFacts] = {}
         self.recoverers: dict[tuple[str, int], RecovererFacts] = {}

@@ -56,7 +56,7 @@ class LedgerClientProbe:
         return end
 
     async def open_reader(self, ledger_id: int) -> ReaderProbe:
-        return ReaderProbe(await self._client.open_reader(ledger_id), ledger_id, self._history)
+        return ReaderProbe(await self._client.open_reader(ledger_id), ledger_id, self._history, self._process)
 
     async def delete(self, ledger_id: int, **options: Any) -> None:
         await self._client.delete(ledger_id, **options)
@@ -122,8 +122,9 @@ class WriterProbe:
 
 
 class ReaderProbe:
-    def __init__(self, reader: Any, ledger_id: int, history: History) -> None:
+    def __init__(self, reader: Any, ledger_id: int, history: History, process: str) -> None:
         self._reader = reader
+        self._process = process
         self._ledger_id = ledger_id
         self._history = history
         self._lac = -1
@@ -132,7 +133,12 @@ class ReaderProbe:
         return getattr(self._reader, name)
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
-        groups: list[EntryGroup] = await self._reader.read(first, last, max_bytes=max_bytes)
+        reads, place = self._history.reads, (self._process, self._ledger_id)
+        reads[place] = reads.get(place, 0) + 1
+        try:
+            groups: list[EntryGroup] = await self._reader.read(first, last, max_bytes=max_bytes)
+        finally:
+            reads[place] -= 1
         expected = first
         for group in groups:
             self._check_group(group, expected)

@@ -1,6 +1,7 @@
-"""Checks of how processes use the metadata store (O2, O3): what they had read when they wrote, and in which session.
+"""Checks of how processes use the metadata store (O2, O3, M6): what they had read when they wrote, and in which session.
 
 get, answers of its own writes ──► versions that a process has learned ──► a write names one of them, or makes the key (O2)
+a write of a chain begins ──► the process reads none of the ledgers that leave it (M6)
 a session ends ──► its ephemeral keys are gone ──► the same process makes others in the next one (O3)
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cepheid_metadata import Check, Create, Delete, Op, Put, keys
+from cepheid_metadata import Chain, Check, Create, Delete, Op, Put, keys
 from tests.simulation.checks.history import History
+from tests.simulation.checks.trim import check_not_read
 
 
 class StoreChecks:
@@ -20,11 +22,19 @@ class StoreChecks:
         self._history = history
         self._nodes = nodes
         self._learned: dict[tuple[str, str], dict[int, None]] = {}  # by process and key
+        self._asked: dict[tuple[str, str], Put] = {}  # by process and key: the last write of a chain
         self._companions: dict[tuple[str, str, int], list[tuple[str, int]]] = {}  # made in one write by a process: one tells of all
 
     def learned(self, process: str, key: str, version: int) -> None:
         for companion, its_version in self._companions.get((process, key, version), ((key, version),)):
             self._learned.setdefault((process, companion), {})[its_version] = None
+
+    def asks(self, process: str, ops: Sequence[Op]) -> None:
+        """A process begins a write. One that it repeats was decided on before."""
+        for op in ops:
+            if isinstance(op, Put) and op.key.startswith(f"{keys.CHAINS_KEY}/") and self._asked.get((process, op.key)) != op:
+                self._asked[process, op.key] = op
+                check_not_read(self._history, op.key, Chain.decode(op.value, op.key), process)
 
     def answered(self, process: str, ops: Sequence[Op], results: Sequence[Any]) -> None:
         """A process hears that its write was done: it knows the versions that it made."""

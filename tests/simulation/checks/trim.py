@@ -1,5 +1,5 @@
 """What leaves a chain (M6): a prefix, consumed, and no longer to be kept by the formula of retention, recomputed here from what was
-sent and from the policies that the topic had. And that no cursor stays in it (M7)."""
+sent and from the policies that the topic had. That its owner does not read it. And that no cursor stays in it (M7)."""
 
 from __future__ import annotations
 
@@ -95,6 +95,17 @@ class TrimChecks:
                     record.mark_delete >= last,
                     lambda n=name, r=record: f"{n} is saved at {r.mark_delete}, everything up to {last} leaves the chain",
                 )
+
+
+def check_not_read(history: History, key: str, chain: Chain, process: str) -> None:
+    """M6, of a write that begins: its process reads no ledger that leaves the chain. Reads that begin later may fail."""
+    before = history.chains.get(key)
+    if before is None or (before.incarnation, before.epoch) != (chain.incarnation, chain.epoch):
+        return  # an opening, or a deletion: whoever was reading there is deposed
+    kept = [ledger.ledger_id for ledger in chain.ledgers]
+    gone = [ledger.ledger_id for ledger in before.ledgers if ledger.ledger_id not in kept]
+    is_read = [ledger_id for ledger_id in gone if history.reads.get((process, ledger_id))]
+    history.check("M6", not is_read, lambda: f"{process} takes ledgers {is_read} out of {key} while it reads them")
 
 
 def check_positions(history: History, process: str, managed_ledger: Any) -> None:

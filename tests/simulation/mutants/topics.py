@@ -16,6 +16,7 @@ from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.writer_state import Confirm, WriterState
 from cepheid_managed_ledger import ManagedLedgerFailedError, ManagedLedgers, chain_keeper, opening, rollover, trimmer
 from cepheid_managed_ledger.appender import Appender
+from cepheid_managed_ledger.catch_up import CatchUpReads
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_managed_ledger.cursor_store import CursorStore
@@ -256,7 +257,7 @@ def trim_by_a_size_that_grows() -> Iterator[None]:
             ledgers = self._keeper.chain.ledgers
             for ledger in ledgers[:-1]:
                 entries += ledger.entries or 0
-                if acknowledged is not None and entries > acknowledged:
+                if (acknowledged is not None and entries > acknowledged) or self._is_in_use(ledger.ledger_id):
                     break
                 if may_go(self, ledger, self._ledgers.total_bytes - gone_bytes - ledger.size_bytes, retention()):
                     going.append(ledger)
@@ -290,6 +291,14 @@ def trim_whatever_the_size() -> Iterator[None]:
         return plan_trim(ledgers, retention=limited, **options)
 
     with mock.patch.object(trimmer, "plan_trim", greedy):
+        yield
+
+
+@mutant("M6")
+@contextlib.contextmanager
+def trim_what_is_being_read() -> Iterator[None]:
+    """A ledger leaves its chain, and is deleted, under a read that is under way."""
+    with mock.patch.object(CatchUpReads, "is_reading", return_value=False):
         yield
 
 

@@ -1,6 +1,7 @@
 """Operators of topics that clients use: what the admin API does, at whichever broker serves, and what is to be expected of it.
 
 unload, trim, hand over  clients notice a pause; of a topic that is handed over, another broker
+examine                  the oldest messages are read, over and over, also while retention trims
 delete a topic           with force: its clients come again, and make it anew; what was in it is gone
 reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
 limit                    policies of the topic change: how much may be unacknowledged
@@ -69,6 +70,7 @@ class TopicOperators:
         self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
             self._unload: 2.0,
             self._trim: 1.0,
+            self._examine: 1.5,
             self._reset: 1.5,
             self._skip: 1.5,
             self._delete: 0.5,
@@ -105,6 +107,16 @@ class TopicOperators:
         topic = broker.topics.find(subscribed.topic)
         if topic is not None:
             await topic.ledger.trim()
+
+    async def _examine(self, broker: Broker, subscribed: Subscribed) -> None:
+        """Looks at the oldest messages for a while, as a peek does: read from bookies, also while retention trims the topic."""
+        topic = broker.topics.find(subscribed.topic)
+        for _ in range(self._random.choice((1, 10, 30))):
+            if topic is None or self.stopped:
+                return
+            self._history.did("examine")
+            await topic.ledger.read(topic.ledger.first_position(), max_entries=5, max_bytes=2_000)
+            await asyncio.sleep(self._random.choice((0.0, 0.001, 0.02)))
 
     def _find(self, broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Subscription] | None:
         found = _found(broker, subscribed)

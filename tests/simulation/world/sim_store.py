@@ -190,6 +190,8 @@ class SimStore:
 
     async def _write(self, ops: Sequence[Op], act: Callable[[], Awaitable[T]]) -> T:
         checks = self._tree.checks
+        if checks is not None:
+            checks.asks(self._process, ops)
 
         async def write() -> tuple[T, bool]:
             result = await act()
