@@ -9,18 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
 from cepheid_ledger.change_slots import ChangeSlots, EnsembleChangeStatistics
-from cepheid_ledger.errors import InvalidQuorumsError, LedgerClientClosedError, NoSuchLedgerError, TailDamagedError
+from cepheid_ledger.errors import (
+    EntryUnavailableError,
+    InvalidQuorumsError,
+    LedgerClientClosedError,
+    NoSuchLedgerError,
+    RecoveryFailedError,
+    TailDamagedError,
+)
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
 from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, read_ledger
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery import Recovery
+from cepheid_ledger.recovery_from_one import RecoveryFromOne, RecoveryPreview
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import (
     UNDELETED,
@@ -151,6 +159,28 @@ class LedgerClient:
         self._check_open()
         return await self._recoveries.run((ledger_id, despite_damage), self._recover)
 
+    async def preview_recovery_from(self, ledger_id: int, bookie: str) -> RecoveryPreview:
+        """Return what `recover_from` would do. Changes nothing. Raises NoSuchLedgerError, RecoveryFailedError, MetadataError."""
+        self._check_open()
+        return await RecoveryFromOne(ledger_id, *self._shared_with_recoveries(), bookie=bookie).preview()
+
+    async def recover_from(self, ledger_id: int, bookie: str, *, at_least: int) -> ClosedLedger:
+        """Close the ledger as `recover` does, or else by the word of one bookie, because an operator decided so.
+
+        What was confirmed above the end is lost. `at_least`: the ledger does not end below this entry. Raises NoSuchLedgerError,
+        RecoveryFailedError: nothing was closed, and what else `recover` raises.
+        """
+        try:
+            return await self.recover(ledger_id)
+        except (RecoveryFailedError, EntryUnavailableError, TimeoutError) as error:
+            log.info("ledger.recovery_needs_decision", extra={"ledger_id": ledger_id, "error": str(error)})
+        async with self._recovery_slots:
+            recovery = RecoveryFromOne(ledger_id, *self._shared_with_recoveries(), bookie=bookie, at_least=at_least)
+            end = await recovery.run()
+        extra = {"ledger_id": ledger_id, "bookie": bookie, "last_entry_id": end.last_entry_id}
+        log.warning("ledger.closed_by_one_bookie", extra=extra)
+        return end
+
     def has_healthy_bookies(self, count: int) -> bool:
         """A new ledger would get so many bookies that have not failed a moment ago."""
         found: list[str] = []
@@ -264,10 +294,14 @@ class LedgerClient:
 
     async def _recover(self, key: tuple[int, bool]) -> ClosedLedger:
         ledger_id, despite_damage = key
-        shared = self._records, self._connections.get, self._channel_of, self._placement, self._settings
-        recovery = Recovery(ledger_id, *shared, despite_damage=despite_damage)
+        recovery = Recovery(ledger_id, *self._shared_with_recoveries(), despite_damage=despite_damage)
         async with self._recovery_slots:
             return await recovery.run()
+
+    def _shared_with_recoveries(
+        self,
+    ) -> tuple[LedgerRecords, Callable[[str], BookieConnection], Callable[[str], BookieChannel], Placement, LedgerSettings]:
+        return self._records, self._connections.get, self._channel_of, self._placement, self._settings
 
 
 def _closed_error() -> LedgerClientClosedError:

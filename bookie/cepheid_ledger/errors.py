@@ -96,7 +96,10 @@ class RecoveryFailedError(LedgerError):
     """Too few bookies answered to decide where the ledger ends. It stays in recovery; the next attempt continues."""
 
     retriable: ClassVar[bool] = True
-    hint: ClassVar[str] = "bring the bookies named here back; nothing was decided or lost"
+    hint: ClassVar[str] = (
+        "bring the bookies named here back; nothing was decided or lost. "
+        "If their disks are lost for good: cepheid ledgers recover-from"
+    )
 
 
 class TailDamagedError(RecoveryFailedError):

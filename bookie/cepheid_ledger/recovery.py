@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from cepheid_ledger.bookie_calls import BookieCalls
 from cepheid_ledger.bookie_channel import BookieChannel
@@ -32,6 +33,7 @@ from cepheid_rpc import (
     BookieConnection,
     BookieUnavailableError,
     DigestMismatchError,
+    EntryGroup,
     EntryHeader,
     LacAnswer,
     LacRequest,
@@ -47,8 +49,19 @@ _WRITE_BACK_BYTES = 8 * MAX_MESSAGE_BYTES
 """Recovered entries on their way back at a time: beyond this, reading on waits."""
 
 
+class EntrySink(Protocol):
+    """Where a recovery puts the entries that it found, in order."""
+
+    def push(self, group: EntryGroup) -> None: ...
+
+    async def wait_below(self, limit_bytes: int) -> None: ...
+
+
 class Recovery:
     """One attempt."""
+
+    fences = True
+    """Its reads keep the writer out."""
 
     def __init__(
         self,
@@ -162,8 +175,8 @@ class Recovery:
 
     # Reading on
 
-    async def _read_on(self, ledger: LedgerMetadata, start: int, write_back: WriteBack) -> int:
-        """Returns the last entry id of the ledger; everything up to it is in the hands of `write_back`."""
+    async def _read_on(self, ledger: LedgerMetadata, start: int, sink: EntrySink) -> int:
+        """Returns the last entry id of the ledger; everything up to it is in the hands of `sink`."""
         ensemble = ledger.last_fragment.ensemble
         reads = RecoveryReads(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum, start)
         async with BookieCalls() as calls:
@@ -172,23 +185,27 @@ class Recovery:
                     if position not in calls and not reads.is_heard(position):
                         calls.start(position, self._read(reads, ledger, position))
                 if not calls:
-                    if self._all_damage and self._despite_damage:
-                        log.error("ledger.cut_off", extra={"ledger_id": self._ledger_id, "entry_id": reads.next_entry_id})
-                        return reads.next_entry_id - 1
-                    error = TailDamagedError if self._all_damage else RecoveryFailedError
-                    raise self._failed(f"nobody knows whether entry {reads.next_entry_id} was confirmed", error)
+                    return self._end_undecided(reads, ledger)
                 await calls.wait_next()
                 for group in reads.take_present():
-                    write_back.push(group)
-                await write_back.wait_below(_WRITE_BACK_BYTES)
+                    sink.push(group)
+                await sink.wait_below(_WRITE_BACK_BYTES)
         return reads.last_entry_id
+
+    def _end_undecided(self, reads: RecoveryReads, ledger: LedgerMetadata) -> int:
+        """Return where the ledger ends although the answers do not decide it, or raise RecoveryFailedError."""
+        if self._all_damage and self._despite_damage:
+            log.error("ledger.cut_off", extra={"ledger_id": self._ledger_id, "entry_id": reads.next_entry_id})
+            return reads.next_entry_id - 1
+        error = TailDamagedError if self._all_damage else RecoveryFailedError
+        raise self._failed(f"nobody knows whether entry {reads.next_entry_id} was confirmed", error)
 
     async def _read(self, reads: RecoveryReads, ledger: LedgerMetadata, position: int) -> None:
         """Asks one bookie for the next batch, and tells `reads` of every id it was asked for, as far as the answer goes."""
         first = reads.next_entry_id
         last = first + self._settings.recovery_batch_entries - 1
         bookie = ledger.last_fragment.ensemble[position]
-        request = ReadRequest(self._ledger_id, first, last, MAX_MESSAGE_BYTES, fence=True, master_key=master_key_of(ledger))
+        request = ReadRequest(self._ledger_id, first, last, MAX_MESSAGE_BYTES, fence=self.fences, master_key=master_key_of(ledger))
         reached = first
         try:
             async with (
@@ -227,7 +244,7 @@ class Recovery:
             if missing.status.certain_no:
                 reads.on_no(position, missing.first_entry_id, missing.last_entry_id)
             else:
-                self._note_unknown(bookie, missing.status.name, is_damage=missing.status is Status.BAD_DIGEST)
+                self._note_unknown(bookie, missing.status.name, missing.status)
                 reads.on_unknown(position, missing.first_entry_id, missing.last_entry_id)
 
     # Closing
@@ -243,10 +260,11 @@ class Recovery:
         group = await read_entry(ledger, last_entry_id, self._connection_of, self._settings)
         return group.header(last_entry_id).length
 
-    def _note_unknown(self, bookie: str, why: str, *, is_damage: bool = False) -> None:
-        """`is_damage`: of its own disk, as it says. What is damaged when it arrives may be well where it came from."""
+    def _note_unknown(self, bookie: str, why: str, status: Status | None = None) -> None:
+        """`status`: what it says itself of an entry; BAD_DIGEST means damage on its own disk. What is damaged when it arrives may
+        be well where it came from."""
         self._unknown[bookie] = why
-        self._all_damage = self._all_damage and is_damage
+        self._all_damage = self._all_damage and status is Status.BAD_DIGEST
 
     def _failed(self, what: str, error: type[RecoveryFailedError] = RecoveryFailedError) -> RecoveryFailedError:
         unknown = ", ".join(f"{bookie}: {why}" for bookie, why in self._unknown.items())

@@ -107,6 +107,10 @@ class RecoveryReads:
             return True
         return _covers(self._noes[position], entry_id) or _covers(self._unknowns[position], entry_id)
 
+    def has_said_no(self, position: int) -> bool:
+        """This bookie said with certainty that it never acknowledged the next undecided entry."""
+        return _covers(self._noes[position], self.next_entry_id)
+
     def take_present(self) -> list[EntryGroup]:
         """Entries decided to be present since the last call, in order."""
         present, self._present = self._present, []

@@ -95,9 +95,8 @@ async def _end_ledgers(topic: TopicName, ledger_ids: Sequence[int], client: Ledg
         try:
             await client.end_for_deletion(ledger_id)
         except (LedgerError, CorruptRecordError, NewerFormatError, TimeoutError) as error:
-            message = (
-                f"nothing of topic {topic} was deleted: its ledger {ledger_id} cannot be closed now: {error or 'no answer in time'}"
-            )
+            why = error.args[0] if error.args else "no answer in time"
+            message = f"nothing of topic {topic} was deleted: its ledger {ledger_id} cannot be closed now: {why}"
             raise ChainNotDeletableError(message, topic=str(topic), ledger_id=ledger_id) from error
 
     for start in range(0, len(ledger_ids), _LEDGERS_AT_ONCE):

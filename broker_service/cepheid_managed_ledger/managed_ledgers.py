@@ -70,6 +70,11 @@ class ManagedLedgers:
         return self._open
 
     @property
+    def client(self) -> LedgerClient:
+        """What reaches single ledgers, for operators."""
+        return self._shared.client
+
+    @property
     def catch_up(self) -> CatchUpBudget:
         return self._shared.catch_up
 

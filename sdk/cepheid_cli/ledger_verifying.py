@@ -122,7 +122,7 @@ def _print(report: LedgerReport) -> None:
         print(f"  {entries} at {finding.bookie}: {finding.ailment.name.lower()} ({finding.reason})")
         print(f"      {cure(finding, report.ack_quorum)}")
     if report.end_unknown_for:
-        print(f"  its end is not known: {', '.join(report.end_unknown_for)} told nothing, and may have entries behind that")
+        print(f"  its end is not known: {', '.join(report.end_unknown_for)} did not answer, and may have entries after that")
         print("      start them or look into their logs, then verify again")
     sys.stdout.flush()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
 from cepheid_cli.admin.units import shown_time
 from cepheid_cli.ledger_source import LedgerSource, ledger_source
 
@@ -135,6 +136,47 @@ def verify(
 
     if verdict := asyncio.run(main()):
         raise typer.Exit(verdict)
+
+
+@app.command("recover-from")
+def recover_from(
+    ledger: Ledger,
+    bookie: Annotated[str, typer.Option(help="The bookie whose copy decides where the ledger ends.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what is lost by this is accepted.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Close a ledger at what one bookie holds, when the other copies of its end are lost for good (docs/operations.md).
+
+    Shows what would be lost, and asks. A ledger that can be recovered without loss is recovered so.
+    """
+    admin, path = AdminClient(admin_url), f"/cepheid/v1/ledgers/{ledger}/recover_from/{quote(bookie, safe='')}"
+    preview = admin.get(path)
+    print_lines(preview_lines(preview))
+    if preview["state"] == "CLOSED":
+        return
+    if not yes:
+        typer.confirm(f"Close ledger {ledger} there?", abort=True)
+    end = admin.post(path, last_entry=preview["last_entry_id"])
+    done(f"ledger {ledger} is closed at entry {end['last_entry_id']} ({end['length_bytes']} bytes)")
+
+
+def preview_lines(preview: dict[str, Any]) -> list[str]:
+    """What closing a ledger by one bookie's word would do, for the one who decides."""
+    ledger, last = preview["ledger_id"], preview["last_entry_id"]
+    if preview["state"] == "CLOSED":
+        return [f"ledger {ledger} is closed already, at entry {last}: nothing is to be decided"]
+    lines = [f"ledger {ledger} ({preview['state']}), from entry {preview['first_entry_id']} on at:"]
+    lines += [f"  {bookie}: {answer}" for bookie, answer in preview["answers"].items()]
+    end = f"closed at entry {last}" if last >= 0 else "closed without any entry"
+    if not preview["needs_decision"]:
+        return [*lines, f"An ordinary recovery is possible, and nothing would be lost: it would be {end}."]
+    unheard = ", ".join(preview["unheard"]) or "other bookies"
+    return [
+        *lines,
+        f"By the word of {preview['bookie']} alone it would be {end}.",
+        f"Lost for good: whatever was acknowledged above that and is, or was, only at {unheard}.",
+        "Do this only if their disks do not come back. A broker that still writes the ledger is shut out.",
+    ]
 
 
 @app.command()

@@ -9,6 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
+from cepheid_cli.ledgers import preview_lines
 from cepheid_metadata import keys
 from tests.admin.admin_world import NAMESPACE, AdminWorld
 
@@ -80,6 +81,48 @@ def test_a_damaged_record_is_listed_as_that_and_hides_no_other_ledger(admin: Adm
         assert json.loads(as_json.stdout)[-1]["damaged"]["ledger_id"] == before[-2]
     finally:
         admin.run(store.put(key, found.value, None))
+
+
+def test_a_ledger_that_needs_no_decision_is_closed_without_loss_and_its_topic_goes_on(admin: AdminWorld) -> None:
+    admin.put(f"{NAMESPACE}/decided")
+    admin.put(f"{NAMESPACE}/decided/subscription/s")
+    admin.publish("decided", [b"1", b"2"])
+    ledger = all_ids(admin, 1000)[-1]
+    path = f"{LEDGERS}/{ledger}/recover_from/bookie-1"
+    preview = admin.get(path).json()
+    assert (preview["state"], preview["last_entry_id"], preview["needs_decision"]) == ("OPEN", 1, False)
+    assert admin.post(path).status_code == 400, "who decides says what was shown"
+    assert admin.get(f"{LEDGERS}/{ledger}/recover_from/bookie-9").status_code == 503
+    assert admin.get(f"{LEDGERS}/77777/recover_from/bookie-1").status_code == 404
+
+    def command(*words: str) -> Result:
+        return CliRunner().invoke(app, ["ledgers", "recover-from", str(ledger), "--bookie", "bookie-1", *words, *url], input="n\n")
+
+    url = ["--admin-url", admin.standalone.admin_url]
+    refused = admin.in_thread(command)
+    assert refused.exit_code == 1
+    assert "nothing would be lost: it would be closed at entry 1." in refused.stdout
+    assert admin.get(path).json()["state"] == "OPEN"
+    assert admin.in_thread(lambda: command("--yes")).exit_code == 0
+    assert admin.get(path).json()["state"] == "CLOSED"
+    assert "is closed already, at entry 1" in admin.in_thread(command).stdout
+    assert admin.publish("decided", [b"3"])[0][0] > ledger
+
+
+def test_what_is_lost_is_said_before_it_is_asked_for() -> None:
+    preview = {
+        "ledger_id": 5,
+        "state": "IN_RECOVERY",
+        "bookie": "b3",
+        "first_entry_id": 7,
+        "last_entry_id": 119,
+        "needs_decision": True,
+        "answers": {"b1": "not known: UNKNOWN", "b2": "not known: UNKNOWN", "b3": "highest entry 119"},
+        "unheard": ["b1", "b2"],
+    }
+    text = "\n".join(preview_lines(preview))
+    assert "By the word of b3 alone it would be closed at entry 119." in text
+    assert "only at b1, b2" in text
 
 
 def test_bookies_are_listed_with_their_state(admin: AdminWorld) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import logging
+from collections.abc import Awaitable
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError
+from cepheid_ledger import NoSuchLedgerError
 from cepheid_metadata import DeletedLedgers, keys
 from cepheid_metadata.ledger_views import bookie_views, ledger_page, ledger_view
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_LISTED = 1000
 
@@ -45,6 +53,27 @@ def ledgers(context: AdminContext) -> APIRouter:
             raise NotFoundError(f"Ledger {ledger} cannot be brought back: it was not deleted, or its time of grace is over")
         return {"ledger": back.model_dump(mode="json")}
 
+    @router.get("/ledgers/{ledger}/recover_from/{bookie}")
+    async def preview_recovery(ledger: LedgerPath, bookie: str) -> dict[str, Any]:
+        """What closing it by the word of this bookie alone would keep, and what its bookies say now. Changes nothing"""
+        return asdict(await _known(ledger, context.broker.managed_ledgers.client.preview_recovery_from(ledger, bookie)))
+
+    @router.post("/ledgers/{ledger}/recover_from/{bookie}")
+    async def recover_from(
+        ledger: LedgerPath,
+        bookie: str,
+        request: Request,
+        last_entry: Annotated[int, Query(ge=-1, le=keys.MAX_LEDGER_ID)],
+    ) -> dict[str, Any]:
+        """Fences it and closes it, by the word of this bookie alone where no other way is left. What others acknowledged above its
+        end is lost. `last_entry`: as the preview said; it is not closed below that"""
+        client = context.broker.managed_ledgers.client
+        asker = "" if request.client is None else request.client.host
+        extra = {"ledger_id": ledger, "bookie": bookie, "last_entry": last_entry, "asked_by": asker}
+        log.warning("admin.recover_from", extra=extra)
+        end = await _known(ledger, client.recover_from(ledger, bookie, at_least=last_entry))
+        return {"ledger_id": ledger, "last_entry_id": end.last_entry_id, "length_bytes": end.length}
+
     @router.get("/bookies")
     async def list_bookies() -> dict[str, Any]:
         """Those that run (writable, readonly) and those that should (down, damaged), with their addresses by protocol"""
@@ -56,3 +85,11 @@ def ledgers(context: AdminContext) -> APIRouter:
         return {"bookies": views}
 
     return router
+
+
+async def _known(ledger_id: int, work: Awaitable[T]) -> T:
+    """Raises NotFoundError where the ledger does not exist."""
+    try:
+        return await work
+    except NoSuchLedgerError:
+        raise NotFoundError(f"Ledger {ledger_id} does not exist, or was deleted") from None
