@@ -4,6 +4,7 @@ from cepheid_ledger.bookie_channel import ChannelStatistics
 from cepheid_ledger.chain_end import check_end, readable_end
 from cepheid_ledger.change_slots import EnsembleChangeStatistics
 from cepheid_ledger.client import BookieConnections, BookieStates, LedgerClient
+from cepheid_ledger.ensemble_names import bookies_of
 from cepheid_ledger.errors import (
     BookieProtocolError,
     EntryBeyondEndError,
@@ -66,6 +67,7 @@ __all__ = [
     "UnauthorizedLedgerError",
     "WriterPhase",
     "assert_legal_change",
+    "bookies_of",
     "check_end",
     "is_entry_gone",
     "master_key_of",

@@ -32,6 +32,7 @@ from cepheid_metadata import (
     Watch,
     available_bookies,
     keys,
+    list_names,
     list_records,
     readonly_bookies,
 )
@@ -81,6 +82,7 @@ class BookieDirectory:
         self._settings = settings or LedgerSettings()
         self._connect = connect
         self._known: dict[str, KnownBookie] = {}
+        self._cookies: list[str] = []
         self._connections: dict[str, tuple[KnownBookie, OpenedConnection]] = {}
         self._tasks = TaskOwner("bookie-directory")
         self._due = asyncio.Event()
@@ -130,15 +132,16 @@ class BookieDirectory:
         """Ids of the bookies that run, writable or not."""
         return [name for name, bookie in self._known.items() if bookie.registered]
 
+    def expected(self) -> list[str]:
+        """Ids of the bookies that should run: those with a cookie in metadata, and those that run. No restart forgets them."""
+        return sorted({*self._cookies, *self.registered()})
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
-        return [
-            f"{name} is read-only: its disk is full, its log and /ready say which"
-            if bookie.registered
-            else f"{name} is not registered"
-            for name, bookie in self._known.items()
-            if not bookie.writable
-        ]
+        states = dict.fromkeys(self.expected(), "not registered: start it, or look into its log")
+        states |= dict.fromkeys(self.registered(), "read-only: its disk is full, its /ready and its log say which")
+        writable = set(self.writable())
+        return [f"{name} is {state}" for name, state in states.items() if name not in writable]
 
     def known(self) -> Mapping[str, KnownBookie]:
         """By id; those that were registered once are kept."""
@@ -211,6 +214,7 @@ class BookieDirectory:
         readonly, unreadable = await list_records(store, keys.READONLY_BOOKIES_KEY, readonly_bookies(store))
         # Read last, and it wins: a bookie that changes its place is in both for a moment.
         available, more = await list_records(store, keys.AVAILABLE_BOOKIES_KEY, available_bookies(store))
+        self._cookies = await list_names(store, keys.BOOKIE_COOKIES_KEY)
         kept = self._known if self._settled is not None else dict.fromkeys([*unreadable, *more])  # rule 6
         known = {name: bookie if name in kept else _gone(bookie) for name, bookie in self._known.items()}
         for registrations, writable in ((readonly, False), (available, True)):

@@ -68,6 +68,9 @@ class BookieStates(Protocol):
     def registered(self) -> Collection[str]:
         """Ids of the bookies that run, writable or not."""
 
+    def expected(self) -> Collection[str]:
+        """Ids of the bookies that should run: those with a cookie in metadata, and those that run."""
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
 
@@ -203,6 +206,14 @@ class LedgerClient:
         self._check_open()
         found = await read_ledger(self._records, ledger_id)
         return LedgerReader(found.record, self._records, self._connections.get, self._writers.get(ledger_id), self._settings)
+
+    def open_writer(self, ledger_id: int) -> LedgerWriter | None:
+        """The writer of a ledger that this process writes."""
+        return self._writers.get(ledger_id)
+
+    async def metadata_of(self, ledger_id: int) -> LedgerMetadata:
+        """Its record. Raises NoSuchLedgerError."""
+        return (await read_ledger(self._records, ledger_id)).record
 
     async def delete(self, ledger_id: int, *, spare_undeleted: bool = False) -> None:
         """Recovers first when it is not closed, so that no writer can add to what is gone. Raises NoSuchLedgerError.

@@ -19,6 +19,7 @@ from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.change_slots import ChangeSlots
 from cepheid_ledger.ensemble_change import EnsembleChanger
+from cepheid_ledger.ensemble_names import bookies_of
 from cepheid_ledger.errors import LedgerClosedError, LedgerError, LedgerFencedError, LedgerWriteError, NoSuchLedgerError
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.master_key import master_key_of
@@ -71,6 +72,7 @@ class LedgerWriter:
         self._end: ClosedLedger | None = None  # set when closing begins
         self._closing: asyncio.Task[ClosedLedger | CepheidError | TimeoutError] | None = None
         self._record = WriterRecord(found, records, settings)
+        self._bookies: tuple[LedgerMetadata, tuple[str, ...]] | None = None  # found in the record when they are asked for
         self._placement = placement
         self._slots = slots
         self._settings = settings
@@ -98,6 +100,13 @@ class LedgerWriter:
     @property
     def last_add_confirmed(self) -> int:
         return self._core.last_add_confirmed
+
+    @property
+    def bookies(self) -> tuple[str, ...]:
+        """Those that metadata names, for any of its entries; sorted."""
+        if self._bookies is None or self._bookies[0] is not self._record.ledger:
+            self._bookies = self._record.ledger, bookies_of(self._record.ledger)
+        return self._bookies[1]
 
     @property
     def last_add_pushed(self) -> int:

@@ -138,5 +138,3 @@ class BrokerRole(Role):
         connected = self._store.session_state is SessionState.CONNECTED
         yield gauge("cepheid_broker_ready", "1: serving and registered.", self.ready)
         yield gauge("cepheid_metadata_connected", "1: the metadata store answers.", connected)
-        yield gauge("cepheid_bookies_writable", "Bookies that take new ledgers.", len(self._bookies.writable()))
-        yield gauge("cepheid_bookies_known", "Bookies that were ever seen registered.", len(self._bookies.known()))

@@ -30,6 +30,8 @@ from cepheid_metadata import (
     BookieRegistration,
     MetadataStore,
     available_bookies,
+    keys,
+    list_names,
 )
 from cepheid_ports import Ports
 from cepheid_rpc import BookieConnection
@@ -49,6 +51,7 @@ class LocalBookies:
         self._registrations = available_bookies(store)
         self._bookies = {bookie.bookie_id: bookie for bookie in bookies}
         self._connections: dict[str, BookieConnection] = {name: bookie.connection() for name, bookie in self._bookies.items()}
+        self._expected = list(self._bookies)
         self._servers: list[BookieServer] = []
         self._collectors = [GarbageCollector(bookie, MetadataLedgers(store, ports)) for bookie in bookies]
 
@@ -83,6 +86,7 @@ class LocalBookies:
             collector.start()
         for bookie in bookies:
             await local._registrations.create(bookie.bookie_id, local._registration(bookie, {}), ephemeral=True)
+        local._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)
         return local
 
     def __repr__(self) -> str:
@@ -105,9 +109,17 @@ class LocalBookies:
         """Ids of the bookies of this process."""
         return list(self._bookies)
 
+    def expected(self) -> list[str]:
+        """Ids of the bookies that ever ran in this data directory, and whose data ledgers may need."""
+        return self._expected
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
-        return [f"{name} is read-only: {reason}" for name, bookie in self._bookies.items() if (reason := bookie.read_only_reason)]
+        left_out = [name for name in self._expected if name not in self._bookies]
+        return [
+            *(f"{name} is read-only: {reason}" for name, bookie in self._bookies.items() if (reason := bookie.read_only_reason)),
+            *(f"{name} is not started: the setting `bookies` is {len(self._bookies)}" for name in left_out),
+        ]
 
     def bookies(self) -> list[Bookie]:
         return list(self._bookies.values())

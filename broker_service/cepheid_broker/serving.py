@@ -55,7 +55,9 @@ class Serving:
         self.ledger_client = LedgerClient(bookies, ledger_records(store), self._ledger_ids, placement, settings.ledger, ports)
         opened.push_async_callback(self.ledger_client.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)
-        self.managed_ledgers = ManagedLedgers(self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports)
+        self.managed_ledgers = ManagedLedgers(
+            self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports, bookies=bookies
+        )
         opened.push_async_callback(self.managed_ledgers.aclose)
         self.broker = Broker(
             settings, cluster, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership
@@ -78,7 +80,8 @@ class Serving:
         """Sentences for people about what is wrong while clients are served."""
         state = self._store.session_state
         away = [] if state is SessionState.CONNECTED else [f"the session with the metadata store is {state.value}"]
-        return [*away, *self._bookies.problems()]
+        ledgers = _lack_of_copies(self.managed_ledgers.under_replicated().ledgers)
+        return [*away, *self._bookies.problems(), *ledgers]
 
     def listen(self) -> None:
         """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""
@@ -105,13 +108,24 @@ class Serving:
         """What is counted beside the broker."""
         from cepheid_broker.admin.broker_metrics import (
             admin_server_families,
+            bookie_state_families,
             ensemble_change_families,
             ledger_client_families,
             tail_cache_families,
+            under_replicated_families,
         )
 
         yield from admin_server_families(self._admin.statistics())
         yield from tail_cache_families(self._tail_cache.statistics())
         yield from ledger_client_families(self.ledger_client.statistics())
         yield from ensemble_change_families(self.ledger_client.ensemble_change_statistics())
+        yield from bookie_state_families(self._bookies)
+        yield from under_replicated_families(self.managed_ledgers.under_replicated())
         yield from self._more_families()
+
+
+def _lack_of_copies(ledgers: int) -> list[str]:
+    if not ledgers:
+        return []
+    lack = "1 ledger of topics that are open here lacks" if ledgers == 1 else f"{ledgers} ledgers of topics that are open here lack"
+    return [f"{lack} a copy: bring the bookies back; `cepheid ledgers verify --all` names the ledgers"]

@@ -29,6 +29,7 @@ from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSe
 from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
 from cepheid_managed_ledger.tail_cache import TailCache, TailCacheStatistics
 from cepheid_managed_ledger.trim import Retention
+from cepheid_managed_ledger.under_replicated import UnderReplicatedFigures
 
 __all__ = [
     "MAX_BATCH_MESSAGES",
@@ -63,5 +64,6 @@ __all__ = [
     "TooManyAppendsError",
     "TooManyCursorsError",
     "TopicTerminatedError",
+    "UnderReplicatedFigures",
     "finish",
 ]

@@ -313,6 +313,11 @@ class ManagedLedger:
     def ledgers(self) -> LedgerList:
         return self._ledgers
 
+    def stored_ledger_ids(self) -> list[int]:
+        """The ledgers that hold entries of the topic, or states of its cursors."""
+        stored = [ledger_id for ledger_id, entries, _ in self._ledgers.from_ledger(-1) if entries]
+        return [*stored, *dict.fromkeys(self._cursors.ledger_ids.values())]
+
     @property
     def chain(self) -> Chain:
         """The record as last committed."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from cepheid_ledger import LedgerClient
+from cepheid_ledger import BookieStates, LedgerClient
 from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_managed_ledger.chain_deletion import delete_chain
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
@@ -22,6 +22,7 @@ from cepheid_managed_ledger.orphans import OrphanScan
 from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_managed_ledger.surroundings import Surroundings
 from cepheid_managed_ledger.tail_cache import TailCache
+from cepheid_managed_ledger.under_replicated import UnderReplicated, UnderReplicatedFigures
 from cepheid_metadata import MetadataStore, SessionState
 from cepheid_ports import Ports, SingleFlight, TaskOwner
 from cepheid_wire import TopicName
@@ -41,6 +42,8 @@ class ManagedLedgers:
         tail_cache: TailCache,
         settings: ManagedLedgerSettings,
         ports: Ports,
+        *,
+        bookies: BookieStates | None = None,
     ) -> None:
         self._tasks = TaskOwner("managed-ledgers")
         self._settings = settings
@@ -57,6 +60,7 @@ class ManagedLedgers:
         )
         self._open: dict[TopicName, ManagedLedger] = {}
         self.orphans = OrphanScan(store, self._open)
+        self._under_replicated = None if bookies is None else UnderReplicated(client, self._open, bookies)
         self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
         self._unsubscribe = store.subscribe(self.on_session)
         self._ticking: asyncio.Task[None] | None = None
@@ -81,6 +85,10 @@ class ManagedLedgers:
     @property
     def counts(self) -> CountBudget:
         return self._shared.counts
+
+    def under_replicated(self) -> UnderReplicatedFigures:
+        """Ledgers of open topics that lack a copy, as far as `bookies` tells which bookies run."""
+        return UnderReplicatedFigures(0, 0) if self._under_replicated is None else self._under_replicated.statistics()
 
     async def open(self, topic: TopicName, config: ManagedLedgerConfig | None = None) -> ManagedLedger:
         """The topic's managed ledger: recovered, its previous owner fenced. Concurrent callers share one opening.
@@ -129,6 +137,8 @@ class ManagedLedgers:
         if self._ticking is None:
             self._ticking = self._tasks.start(self._tick(), name="tick")
             self._tasks.start(self._scan(), name="orphans")
+            if self._under_replicated is not None:
+                self._tasks.start(self._under_replicated.run(), name="under-replicated")
         managed_ledger = ManagedLedger(topic, config, self._shared, self._forget)
         await managed_ledger.open()
         self._open[topic] = managed_ledger

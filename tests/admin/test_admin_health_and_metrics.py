@@ -11,12 +11,11 @@ import pytest
 from cepheid_bookie import RealDisk
 from cepheid_ports.prometheus import Family, Sample, counter, encode, gauge, histogram
 from tests.admin.admin_world import NAMESPACE, AdminWorld, running_admin
+from tests.support import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
 IN_A_CLUSTER = (  # tests of the roles (tests/bookie, tests/cli) and tests/broker/test_two_brokers_admin.py see them
     "cepheid_bookie_ready",
-    "cepheid_bookies_known",
-    "cepheid_bookies_writable",
     "cepheid_broker_brokers_known",
     "cepheid_broker_bundles_acquired_total",
     "cepheid_broker_bundles_lost_total",
@@ -243,3 +242,25 @@ def test_a_bookie_that_takes_no_entries_is_called_read_only_everywhere(tmp_path:
         assert answer.status_code == 500
         assert reason in answer.text
         assert "start more bookies" not in answer.text
+
+
+@pytest.mark.slow
+def test_ledgers_whose_bookie_is_not_started_any_more_are_counted_and_said(tmp_path: Path) -> None:
+    topic = "persistent://public/kept/t"
+    with running_admin(tmp_path / "data", bookies=2) as admin:
+        admin.keep_everything("kept")
+        admin.publish(topic, [b"stored", b"twice"])
+    with running_admin(tmp_path / "data", bookies=1) as admin:
+        assert admin.get("/ready").text == "ok\nbookie-2 is not started: the setting `bookies` is 1"
+        values = metrics_of(admin)
+        assert (values["cepheid_bookies_known"], values["cepheid_bookies_registered"]) == (2, 1)
+        assert values["cepheid_ledger_under_replicated"] == 0, "no topic is open yet"
+        admin.publish(topic, [b"stored once"])
+        admin.run(_wait_for_a_round(admin))
+        assert metrics_of(admin)["cepheid_ledger_under_replicated"] == 1
+        assert admin.get("/ready").text.splitlines()[-1].startswith("1 ledger of topics that are open here lacks a copy")
+
+
+async def _wait_for_a_round(admin: AdminWorld) -> None:
+    managed_ledgers = admin.standalone._serving.managed_ledgers
+    await wait_until(lambda: managed_ledgers.under_replicated().ledgers > 0, what="the next round")

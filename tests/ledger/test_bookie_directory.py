@@ -11,12 +11,14 @@ import pytest
 
 from cepheid_ledger.bookie_directory import BookieDirectory, KnownBookie
 from cepheid_metadata import (
+    BookieCookie,
     BookieRegistration,
     MemoryStore,
     MemoryTree,
     Records,
     StoreUnavailableError,
     available_bookies,
+    bookie_cookies,
     readonly_bookies,
 )
 from cepheid_ports import Ports
@@ -108,7 +110,7 @@ async def test_asking_for_unknown_bookies_in_a_loop_lists_them_once_in_a_while(m
             return await children(key)
 
         world.store.children = counted  # type: ignore[method-assign]
-        for retry_s, expected in ((60.0, 0), (0.0, 2)):  # both kinds of registration are listed
+        for retry_s, expected in ((60.0, 0), (0.0, 3)):  # both kinds of registration are listed, and cookies
             monkeypatch.setattr("cepheid_ledger.bookie_directory.RETRY_S", retry_s)
             for _ in range(3):
                 with pytest.raises(BookieUnavailableError):
@@ -182,11 +184,27 @@ async def test_a_bookie_whose_disk_fills_takes_no_new_ledgers_and_comes_back() -
 async def test_it_says_what_is_wrong_with_each_bookie() -> None:
     async with started("b1", "b2") as (world, sessions):
         await world.bookie("b3", writable=False)
+        cookie = BookieCookie(layout_version=1, bookie_id="b1", incarnation="i", cluster_id="c", directories={})
+        await bookie_cookies(world.store).create("b1", cookie)
         sessions["b1"].expire_session()
         await wait_until(lambda: len(world.directory.problems()) == 2, what="both known")
         gone, read_only = world.directory.problems()
-        assert (gone, read_only.partition(":")[0]) == ("b1 is not registered", "b3 is read-only")
+        assert (gone.partition(":")[0], read_only.partition(":")[0]) == ("b1 is not registered", "b3 is read-only")
         assert world.directory.registered() == ["b2", "b3"]
+
+
+async def test_a_bookie_that_was_down_before_this_process_began_is_expected_all_the_same() -> None:
+    world = World()
+    for name in ("b1", "b2"):
+        cookie = BookieCookie(layout_version=1, bookie_id=name, incarnation="i", cluster_id="c", directories={})
+        await bookie_cookies(world.store).create(name, cookie)
+    session = await world.bookie("b2")
+    await world.directory.start()
+    assert (world.directory.expected(), world.directory.registered()) == (["b1", "b2"], ["b2"])
+    assert [problem.partition(":")[0] for problem in world.directory.problems()] == ["b1 is not registered"]
+    await world.register(session, "b1")
+    await wait_until(lambda: world.directory.problems() == [], what="both run")
+    await world.directory.aclose()
 
 
 async def test_an_outage_changes_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from cepheid_ports.prometheus import Family, Sample, counter, gauge
 if TYPE_CHECKING:
     from cepheid_broker.admin.connection_limits import AdminServerStatistics
     from cepheid_broker.broker import Broker
-    from cepheid_ledger import ChannelStatistics, EnsembleChangeStatistics
-    from cepheid_managed_ledger import TailCacheStatistics
+    from cepheid_ledger import BookieStates, ChannelStatistics, EnsembleChangeStatistics
+    from cepheid_managed_ledger import TailCacheStatistics, UnderReplicatedFigures
 
 
 def broker_families(broker: Broker) -> Iterator[Family]:
@@ -131,14 +131,28 @@ def ensemble_change_families(changes: EnsembleChangeStatistics) -> Iterator[Fami
         "Changes for which there was no spare bookie, or no metadata; they are tried again.",
         changes.refused,
     )
-    yield gauge(
-        "cepheid_ledger_under_replicated",
-        "Open ledgers that go on without a bookie until there is a spare.",
-        changes.ledgers_waiting,
-    )
     yield gauge("cepheid_ledger_newcomer_kept_bytes", "Confirmed bytes that wait for newcomers to ensembles.", changes.kept_bytes)
     yield counter(
         "cepheid_ledger_newcomer_overflows_total",
         "Newcomers that were let go because too much waited for them.",
         changes.kept_overflows,
+    )
+
+
+def bookie_state_families(bookies: BookieStates) -> Iterator[Family]:
+    yield gauge("cepheid_bookies_known", "Bookies that should run: those with a cookie in metadata.", len(bookies.expected()))
+    yield gauge("cepheid_bookies_registered", "Bookies that run, writable or not.", len(bookies.registered()))
+    yield gauge("cepheid_bookies_writable", "Bookies that take new ledgers.", len(bookies.writable()))
+
+
+def under_replicated_families(ledgers: UnderReplicatedFigures) -> Iterator[Family]:
+    yield gauge(
+        "cepheid_ledger_under_replicated",
+        "Ledgers of open topics that name a bookie which is not registered, or go on without one until there is a spare.",
+        ledgers.ledgers,
+    )
+    yield gauge(
+        "cepheid_ledger_bookies_unknown",
+        "Ledgers of open topics whose bookies were not looked up yet, while a bookie is not registered.",
+        ledgers.not_looked_up,
     )
